@@ -211,6 +211,8 @@ AdvantageConfig = Annotated[GrpoConfig | SupervisedConfig, Field(discriminator="
 class PackingConfig(Section):
     tokens_per_row: int = Field(2048, ge=2)
     """Token budget of a packed row; no sample may be longer."""
+    updates_per_step: int = Field(1, ge=1)
+    """Optimizer steps made of one batch, in turn: its samples are split into that many mini-batches."""
     data_parallel: int = Field(1, ge=1)
     """Ranks that share the batch; rows are dealt to them by estimated cost."""
 

@@ -198,6 +198,7 @@ BATCHES = Table(
     ("row",),
     (
         Column("row", pa.int32(), "the row's number in the batch; 0-based"),
+        Column("update", pa.int32(), "the optimizer step within the batch that it belongs to; 0-based"),
         Column("rank", pa.int32(), "the data-parallel rank that trains it"),
         Column("micro_step", pa.int32(), "the micro-batch within the rank; rows of one micro-step run side by side"),
         Column("sample_ids", NAMES, "the samples in the row, in order; empty in a padding row"),
@@ -209,7 +210,7 @@ BATCHES = Table(
         Column("rl_weights", FLOATS, "per token; 0 at the first token of every segment"),
         Column("ce_weights", FLOATS, "per token; 0 at the first token of every segment"),
         Column("ref_kl_weights", FLOATS, "per token; 0 at the first token of every segment"),
-        Column("rl_tokens", pa.int64(), "tokens of the whole batch with a non-zero rl weight: the component's denominator"),
+        Column("rl_tokens", pa.int64(), "tokens of the whole update with a non-zero rl weight: the component's denominator"),
         Column("ce_tokens", pa.int64(), "the same for cross-entropy"),
         Column("ref_kl_tokens", pa.int64(), "the same for reference KL"),
     ),
@@ -217,9 +218,10 @@ BATCHES = Table(
 UPDATES = Table(
     "updates",
     "one optimizer step: from which policy to which, and what it measured",
-    ("version",),
+    ("version", "update"),
     (
         Column("version", pa.int64(), "the policy version made: its step plus one"),
+        Column("update", pa.int32(), "the optimizer step within the batch; 0-based"),
         Column("policy_key_in", pa.string(), "the policy trained from"),
         Column("weights_sha256_in", pa.string(), "digest of the weights trained from"),
         Column("weights_sha256", pa.string(), "digest of the weights made, over names, types, shapes and bytes"),
@@ -262,7 +264,6 @@ POLICIES = Table(
         Column("parent_key", pa.string(), "the policy it was trained from; null for an import", True),
         Column("weights_sha256", pa.string(), "digest of the weights, over names, types, shapes and bytes"),
         Column("has_optimizer", pa.bool_(), "whether optimizer state lies beside the weights"),
-        Column("files", pa.list_(pa.field("element", FILE, nullable=False)), "the directory's files, paths relative to it"),
         Column("probe_token_ids", TOKENS, "a fixed token sequence"),
         Column("probe_logprobs", FLOATS, "the learner's log-prob of each of its tokens given those before; first is 0"),
     ),

@@ -1,9 +1,24 @@
-"""What a stage is: a pure function of tables, with what it reads, writes and depends on declared beside it."""
+"""What a stage is, and the one adapter that runs it: key, ledger, inputs, compute, commit.
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+A stage is a pure function of tables with what it reads, writes and depends on declared beside it. It never mentions
+run, path, Prefect or Delta Lake. `perform` gives it all of that, and `as_task` makes a Prefect task of it.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
 
 import pyarrow as pa
+
+from configs.run import RunConfig, View
+from storage.keys import canonical_json, work_key
+from storage.refs import Entry, Slice
+from storage.store import Store
+from tasks.parts import Parts, count_tokens
 
 Tables = Mapping[str, pa.Table]
 
@@ -29,4 +44,240 @@ class Stage:
     function: Callable[..., Tables]
     """The pure function."""
     needs: tuple[str, ...] = ()
-    """Keywords that the function takes beside tables and config."""
+    """Keywords that the function takes beside tables and config: step, key, policy, directory, parts, or a service."""
+
+
+@dataclass(frozen=True)
+class Ref:
+    """What travels between tasks: the key of finished work and how many rows it made."""
+
+    stage: str
+    step: int
+    key: str
+    rows: tuple[tuple[str, int], ...]
+    """Rows by table."""
+    tokens: int
+    seconds: float
+    """Wall-clock that the work took when it was computed."""
+    computed: bool
+    """False when the ledger already had it."""
+
+    def num_rows(self, table: str) -> int:
+        """Return how many rows of `table` this work made."""
+        return dict(self.rows)[table]
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A version of the weights, by the key of the work that made it."""
+
+    key: str
+    version: int
+
+
+class Place:
+    """Where a run works: its store, its name, its config and the versions of what computes."""
+
+    def __init__(self, store: Store, run: str, config: RunConfig, versions: Mapping[str, str]) -> None:
+        self.store = store
+        self.run = run
+        self.config = config
+        self.versions = canonical_json(versions)
+
+    def key(self, stage: Stage, step: int, inputs: Mapping[str, str]) -> str:
+        """Return the key of `stage` at `step` over the keys of its inputs."""
+        return work_key(stage.name, stage.version, step, View(self.config, stage.sections, stage.name).content(), inputs)
+
+    def find(self, key: str) -> Entry | None:
+        """Return the finished work of `key`, this run's own row before another's, or None."""
+        return self.store.ledger.find(key, run=self.run)
+
+    def adopt(self, entry: Entry, step: int) -> Entry:
+        """Make finished work of another run part of this one: a ledger row that points at the other's slices."""
+        if entry.run == self.run:
+            return entry
+        return self.store.ledger.commit(entry.replace(run=self.run, step=step))
+
+    def table(self, name: str, refs: Sequence[Ref], columns: Sequence[str] | None = None) -> pa.Table:
+        """Read table `name` from whichever of the finished works `refs` made it."""
+        for ref in refs:
+            if name in dict(ref.rows):
+                return self.store.read(self._slices(name, ref), columns)
+        raise AssertionError(f"no finished work among {[ref.stage for ref in refs]} makes table {name!r}")
+
+    def _slices(self, name: str, ref: Ref) -> list[Slice]:
+        entry = self.find(ref.key)
+        assert entry is not None, f"{ref.stage} {ref.key} is referred to but not in the ledger"
+        return [piece for piece in entry.outputs if piece.table == name]
+
+
+def inputs_of(refs: Sequence[Ref], policy: Policy | None = None) -> dict[str, str]:
+    """Return the keys that go into a stage's key, by the name of what made them."""
+    return {ref.stage: ref.key for ref in refs} | ({"policy": policy.key} if policy else {})
+
+
+def perform(
+    stage: Stage,
+    place: Place,
+    step: int,
+    refs: Sequence[Ref] = (),
+    policy: Policy | None = None,
+    services: Mapping[str, Any] | None = None,
+    extra_inputs: Mapping[str, str] | None = None,
+) -> Ref:
+    """Run one stage, or find that it has run: the only way in which work is done.
+
+    `extra_inputs` are digests of inputs that are no tables (a file, a batch attempt). Raises what the stage raises,
+    with a note that says which run, step and stage it was and that nothing of the attempt is visible.
+    """
+    inputs = inputs_of(refs, policy) | dict(extra_inputs or {})
+    key = place.key(stage, step, inputs)
+    entry = place.find(key)
+    if entry is not None:
+        return ref_of(place.adopt(entry, step), computed=False)
+    attempt = _Attempt(stage, place, step, key, inputs, policy)
+    try:
+        return ref_of(attempt.finish(attempt.compute(refs, services or {})), computed=True)
+    except Exception as error:
+        error.add_note(
+            f"Run {place.run}, step {step}, stage {stage.name}. Nothing of this attempt is visible; all earlier stages "
+            f"are safe in the ledger. Call the same run again to go on from here."
+        )
+        raise
+
+
+def ref_of(entry: Entry, computed: bool) -> Ref:
+    """Return the reference to a finished piece of work."""
+    rows: dict[str, int] = {}
+    for piece in entry.outputs:
+        rows[piece.table] = rows.get(piece.table, 0) + piece.rows
+    seconds = (entry.finished_at - entry.started_at).total_seconds()
+    return Ref(entry.stage, entry.step, entry.key, tuple(rows.items()), entry.tokens, seconds, computed)
+
+
+@dataclass
+class _Attempt:
+    """One attempt at one key."""
+
+    stage: Stage
+    place: Place
+    step: int
+    key: str
+    inputs: dict[str, str]
+    policy: Policy | None
+    name: str = field(default_factory=lambda: uuid4().hex)
+    started_at: datetime = field(default_factory=lambda: datetime.now(UTC))
+
+    @cached_property
+    def view(self) -> View:
+        return View(self.place.config, self.stage.sections, self.stage.name)
+
+    @cached_property
+    def directory(self) -> Path:
+        """An empty directory for the weights that the stage makes, on the policies' own file system."""
+        return self.place.store.policies.scratch(self.key)
+
+    @cached_property
+    def parts(self) -> Parts:
+        return Parts(self.place.store, self.entry)
+
+    def compute(self, refs: Sequence[Ref], services: Mapping[str, Any]) -> list[Slice]:
+        """Read the inputs, call the function, write what it made; return the slices."""
+        tables = {name: self.place.table(name, refs) for name in self.stage.reads}
+        if "parts" in self.stage.needs:
+            return self._compute_in_parts(tables, services)
+        outputs = self.stage.function(tables, self.view, **self._needs(services))
+        self.tokens = count_tokens(outputs)
+        if "policies" in self.stage.writes:
+            self.place.store.policies.publish(self.directory, self.key)
+        return [self._append(name, outputs[name]) for name in self.stage.writes]
+
+    def _compute_in_parts(self, tables: Tables, services: Mapping[str, Any]) -> list[Slice]:
+        try:
+            self.stage.function(tables, self.view, **self._needs(services))
+        finally:
+            self.parts.stop()  # what is finished is kept, also when the stage fails
+        return self.parts.close()
+
+    def finish(self, outputs: Sequence[Slice]) -> Entry:
+        """Write the one ledger row that makes the work exist; return the row that won."""
+        tokens = self.parts.tokens if "parts" in self.stage.needs else self.tokens
+        return self.place.store.ledger.commit(self.entry("", outputs, tokens))
+
+    def entry(self, part: str, outputs: Sequence[Slice], tokens: int) -> Entry:
+        """Return the ledger row for the whole (part empty) or for one part."""
+        return Entry(
+            run=self.place.run,
+            step=self.step,
+            stage=self.stage.name,
+            stage_version=self.stage.version,
+            key=self.key,
+            part=part,
+            attempt=self.name,
+            section=canonical_json(self.view.content()),
+            inputs=self.inputs,
+            outputs=tuple(outputs),
+            started_at=self.started_at,
+            finished_at=datetime.now(UTC),
+            tokens=tokens,
+            versions=self.place.versions,
+        )
+
+    def _append(self, table: str, rows: pa.Table) -> Slice:
+        return self.place.store.append(
+            table, rows, run=self.place.run, step=self.step, key=self.key, attempt=self.name
+        )
+
+    def _needs(self, services: Mapping[str, Any]) -> dict[str, Any]:
+        own = {"step", "key", "policy", "directory", "parts"}
+        return {name: getattr(self, name) if name in own else services[name] for name in self.stage.needs}
+
+
+class StageTask:
+    """A stage as a Prefect task, made when it is first called so that stage files import without Prefect."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+
+    @cached_property
+    def task(self) -> Any:
+        """The Prefect task: named after stage and step, no result cache and no result storage of Prefect's own."""
+        from prefect import task
+        from prefect.cache_policies import NO_CACHE
+
+        @task(
+            name=self.stage.name,
+            description=self.stage.function.__doc__,
+            task_run_name=f"{self.stage.name}-{{step}}",
+            cache_policy=NO_CACHE,
+            persist_result=False,
+        )
+        def run(place: Place, step: int, refs: Sequence[Ref], policy: Policy | None, bag: Any) -> Ref:
+            return perform(self.stage, place, step, refs, policy, bag.services, bag.extra_inputs)
+
+        return run
+
+    def __call__(
+        self,
+        place: Place,
+        step: int,
+        refs: Sequence[Ref] = (),
+        policy: Policy | None = None,
+        services: Mapping[str, Any] | None = None,
+        extra_inputs: Mapping[str, str] | None = None,
+    ) -> Ref:
+        """Run the stage as a task of the current flow; arguments as in `perform`."""
+        return self.task(place, step, tuple(refs), policy, _Bag(services or {}, extra_inputs or {}))
+
+
+class _Bag:
+    """Carries arguments past Prefect, which walks every collection it is given in search of futures."""
+
+    def __init__(self, services: Mapping[str, Any], extra_inputs: Mapping[str, str]) -> None:
+        self.services = services
+        self.extra_inputs = extra_inputs
+
+
+def as_task(stage: Stage) -> StageTask:
+    """Return `stage` as a Prefect task."""
+    return StageTask(stage)

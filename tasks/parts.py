@@ -1,0 +1,109 @@
+"""Parts: how a long stage commits what is finished while the rest is still under way."""
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+from uuid import uuid4
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from storage.refs import Entry, Slice
+from storage.store import Store
+
+
+class MakeEntry(Protocol):
+    """Makes the ledger row of a part, or of the whole, out of its slices."""
+
+    def __call__(self, part: str, outputs: Sequence[Slice], tokens: int) -> Entry: ...
+
+
+class Parts:
+    """Commits finished pieces of one key as they come, and knows those that an earlier attempt committed.
+
+    `put` returns at once; one thread commits everything that has come since its last commit, so that the caller's
+    event loop never waits for the disk and a slow disk means larger parts, not a queue.
+    """
+
+    def __init__(self, store: Store, make_entry: MakeEntry) -> None:
+        self._store = store
+        self._make_entry = make_entry
+        first = make_entry("", (), 0)
+        self._identity = {"run": first.run, "step": first.step, "key": first.key, "attempt": first.attempt}
+        self._earlier = store.ledger.parts(first.key)
+        self._committed: list[Entry] = list(self._earlier)
+        self._waiting: list[Mapping[str, pa.Table]] = []
+        self._handed_over: list[Mapping[str, pa.Table]] = []
+        self._wake = threading.Condition()
+        self._closing = False
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="parts", daemon=True)
+        self._thread.start()
+
+    @property
+    def tokens(self) -> int:
+        """Tokens over all committed parts."""
+        return sum(entry.tokens for entry in self._committed)
+
+    def done(self, table: str, column: str) -> set[str]:
+        """Return the values of `column` in everything handed over to `table`, by earlier attempts or this one."""
+        slices = [piece for entry in self._earlier for piece in entry.outputs if piece.table == table]
+        earlier = set(self._store.read(slices, [column])[column].to_pylist()) if slices else set()
+        with self._wake:
+            self._raise()
+            return earlier.union(*(piece[table][column].to_pylist() for piece in self._handed_over))
+
+    def put(self, tables: Mapping[str, pa.Table]) -> None:
+        """Hand over a finished piece; raises what an earlier commit raised."""
+        with self._wake:
+            self._raise()
+            self._waiting.append(tables)
+            self._handed_over.append(tables)
+            self._wake.notify()
+
+    def close(self) -> list[Slice]:
+        """Commit what is waiting and return the slices of every part, in the order of their commits."""
+        self.stop()
+        self._raise()
+        return [piece for entry in self._committed for piece in entry.outputs]
+
+    def stop(self) -> None:
+        """Commit what is waiting and end the thread."""
+        with self._wake:
+            self._closing = True
+            self._wake.notify()
+        self._thread.join()
+
+    def _raise(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def _run(self) -> None:
+        try:
+            while (pieces := self._take()) is not None:
+                self._commit(pieces)
+        except BaseException as failure:  # handed to the caller at its next put or close
+            self._failure = failure
+
+    def _take(self) -> list[Mapping[str, pa.Table]] | None:
+        with self._wake:
+            self._wake.wait_for(lambda: self._waiting or self._closing)
+            pieces, self._waiting = self._waiting, []
+            return pieces or None
+
+    def _commit(self, pieces: Sequence[Mapping[str, pa.Table]]) -> None:
+        tables = {name: pa.concat_tables([piece[name] for piece in pieces]) for name in pieces[0]}
+        slices = [self._store.append(name, rows, **self._identity) for name, rows in tables.items()]
+        self._committed.append(self._store.ledger.commit(self._make_entry(uuid4().hex, slices, count_tokens(tables))))
+
+
+def count_tokens(tables: Mapping[str, pa.Table]) -> int:
+    """Return how many tokens `tables` speak of: trained, packed, or sampled and fed in; 0 where that means nothing."""
+    if "updates" in tables:
+        return int(pc.sum(tables["updates"]["num_tokens"]).as_py() or 0)
+    if "batches" in tables:
+        return int(pc.sum(pc.list_value_length(tables["batches"]["token_ids"])).as_py() or 0)
+    if "traces" in tables:
+        traces = tables["traces"]
+        return int(pc.sum(pc.add(traces["num_input_tokens"], traces["num_output_tokens"])).as_py() or 0)
+    return 0
