@@ -1,0 +1,105 @@
+"""Which processes belong to which flow, and the sweep of those whose flow is gone.
+
+Every process of a service carries `STAGECOACH_OWNER=<pid>:<start time of that pid>` in its environment. A process id
+alone would not do: ids recur. Linux only.
+"""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+
+from flows.guardian import send
+
+OWNER = "STAGECOACH_OWNER"
+SERVICE = "STAGECOACH_SERVICE"
+SWEEP_SECONDS = 10.0
+
+
+def start_time(process: int) -> str | None:
+    """Return when a process started, in clock ticks since boot, or None when it is gone or dead and not collected."""
+    try:
+        with open(f"/proc/{process}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return None if fields[0] in (b"Z", b"X") else fields[19].decode()
+
+
+def identity(process: int | None = None) -> str:
+    """Return `<pid>:<start time>` of a living process, this one by default."""
+    process = os.getpid() if process is None else process
+    started = start_time(process)
+    assert started is not None, f"process {process} is not alive"
+    return f"{process}:{started}"
+
+
+def is_alive(owner: str) -> bool:
+    """Tell whether the very process that an identity names is still there."""
+    process, _, started = owner.partition(":")
+    return process.isdigit() and start_time(int(process)) == started
+
+
+def _environment(process: int) -> dict[str, str]:
+    """Return the environment a process was started with; empty when it is gone or not ours to read."""
+    try:
+        with open(f"/proc/{process}/environ", "rb") as file:
+            entries = file.read().split(b"\0")
+    except OSError:
+        return {}
+    pairs = (entry.decode(errors="replace").partition("=") for entry in entries)
+    return {name: value for name, _, value in pairs if name in (OWNER, SERVICE)}
+
+
+def _namespace(process: int | str) -> str | None:
+    try:
+        return os.readlink(f"/proc/{process}/ns/pid")
+    except OSError:
+        return None
+
+
+def marked() -> Iterator[tuple[int, str, str]]:
+    """Yield process id, owner and service of every living marked process of this user and process-id namespace.
+
+    Process ids inside a container mean nothing outside it, so another namespace's processes are left alone.
+    """
+    here = _namespace("self")
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        found = _environment(int(name))
+        if OWNER in found and _namespace(name) == here and start_time(int(name)) is not None:
+            yield int(name), found[OWNER], found.get(SERVICE, "")
+
+
+def owned(owner: str, service: str | None = None) -> list[int]:
+    """Return the living processes of an owner's services, or of one of them, guardians included.
+
+    The owner itself is left out, although a flow that is a service of another flow is marked too.
+    """
+    return [
+        process
+        for process, of, name in marked()
+        if of == owner and process != os.getpid() and service in (None, name)
+    ]
+
+
+def kill_owned(owner: str, service: str | None = None) -> list[int]:
+    """Kill an owner's processes, or those of one service, until none is left; return their ids."""
+    killed: dict[int, None] = {}
+    deadline = time.monotonic() + SWEEP_SECONDS
+    while (left := owned(owner, service)) and time.monotonic() < deadline:
+        send(signal.SIGKILL, left)
+        killed.update(dict.fromkeys(left))
+        time.sleep(0.02)
+    return list(killed)
+
+
+def sweep() -> list[int]:
+    """Kill every process whose flow is gone, and wait until it is; return the ids.
+
+    There is nothing to lose in them: what a flow wants to keep is in its store. Run before services are started, it
+    also frees the memory of an engine whose guardian was killed.
+    """
+    gone = {owner for _, owner, _ in marked() if not is_alive(owner)}
+    return [process for owner in sorted(gone) for process in kill_owned(owner)]

@@ -1,0 +1,256 @@
+"""One service of a run behind its guardian: started, watched, started again, asked whether it is ready."""
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from flows import guardian
+from flows.lifeline import Lifeline
+from flows.logs import last_lines, secrets
+from flows.ownership import OWNER, SERVICE, identity, kill_owned
+
+EXTERNAL_SECONDS = 10.0
+GRACE_SECONDS = 10.0
+LOOK_SECONDS = 0.05
+_numbers = itertools.count(1)
+
+
+class ServiceFailed(ValueError):
+    """A service did not start, or died more often than allowed: says what, where its log is and what to do."""
+
+
+@dataclass(frozen=True)
+class ServiceSpec:
+    """How to start one service, or where to find one that someone else runs."""
+
+    name: str
+    """Name in logs and messages; also the name of its process mark."""
+    argv: Sequence[str]
+    """Command line; secrets never: they go through `env`."""
+    env: Mapping[str, str]
+    """Variables added to this process's environment."""
+    report: Path | None
+    """JSON file that the service writes once it knows its address; None where there is nothing to report."""
+    log: Path
+    """File that standard output and error are appended to."""
+    ready: Callable[[dict[str, Any]], bool]
+    """Asks the service, by its report, whether it is ready; what it raises counts as "not yet"."""
+    startup_seconds: float = 180.0
+    """Longest wait until it is ready."""
+    max_restarts: int = 3
+    """Restarts before the service counts as failed."""
+    external: str = ""
+    """URL of a service that someone else runs; the report is then {"url": URL, "address": URL}."""
+    grace_seconds: float = field(default=GRACE_SECONDS, kw_only=True)
+    """Time between the polite signal and the other one."""
+
+
+class Handle:
+    """One service of a supervisor: wait for it, ask for its report, see which generation it is in."""
+
+    def __init__(self, spec: ServiceSpec) -> None:
+        self.spec = spec
+        self.generation = 0
+        self.report: dict[str, Any] = {}
+        self.status: int | None = None
+        """Exit status of the last generation that died; 128 plus the signal's number after a signal."""
+        self.mark = f"{spec.name}#{next(_numbers)}"
+        """What the service's processes carry, unique within this process."""
+        self._changed = threading.Condition()
+        self._ready_generation = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lifeline: Lifeline | None = None
+        self._watcher: threading.Thread | None = None
+        self._stopping = False
+        self._failure = ""
+        if not spec.external:
+            self._assert_no_secret_in_argv()
+            self._launch()
+            self._watcher = threading.Thread(target=self._watch, name=f"watch {spec.name}", daemon=True)
+            self._watcher.start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the present generation's process runs; always true of an external service."""
+        process = self._process
+        return bool(self.spec.external) or (process is not None and process.poll() is None)
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the service itself (not of its guardian); None while there is none."""
+        if self._process is None or not self.alive:
+            return None
+        children = [child for child, parent in guardian.parents().items() if parent == self._process.pid]
+        return min(children, default=None)
+
+    def wait(self) -> dict[str, Any]:
+        """Return the report once the service is ready; raise ServiceFailed when it failed or took too long."""
+        seconds = min(EXTERNAL_SECONDS, self.spec.startup_seconds) if self.spec.external else self.spec.startup_seconds
+        deadline = time.monotonic() + seconds
+        refusal: BaseException | None = None
+        pause = LOOK_SECONDS
+        while True:
+            with self._changed:
+                generation, failure = self.generation, self._failure
+            if failure or self._stopping:
+                raise ServiceFailed(failure or f"service {self.spec.name!r} was stopped")
+            if (report := self._read_report()) is not None:
+                answer, refusal = self._ask(report)
+                if answer and self._accept(report, generation):
+                    return report
+            if time.monotonic() >= deadline:
+                raise ServiceFailed(self._too_late(seconds, refusal)) from refusal
+            self._await_change(generation, pause)
+            pause = min(pause * 1.3, 0.5)
+
+    def _await_change(self, generation: int, seconds: float) -> None:
+        """Sleep for a while, or until the watcher has something to say about this generation."""
+        with self._changed:
+            self._changed.wait_for(lambda: generation != self.generation or self._failure or self._stopping, seconds)
+
+    def restart(self) -> None:
+        """End the present generation so that the watcher starts another; counts as a restart."""
+        assert self._lifeline is not None, "an external service is not ours to restart"
+        self._lifeline.close()
+
+    def ask_to_stop(self) -> None:
+        """Begin to end the service for good; returns at once."""
+        with self._changed:
+            self._stopping = True
+            if self._lifeline is not None:
+                self._lifeline.close()
+            self._changed.notify_all()
+
+    def stopped(self) -> None:
+        """Wait until no process of the service is left; needs `ask_to_stop` before."""
+        if self._process is None:
+            return
+        try:
+            self._process.wait(self.spec.grace_seconds + 5.0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        kill_owned(identity(), self.mark)  # what a killed guardian left
+        if self._watcher is not None:
+            self._watcher.join()
+
+    def _assert_no_secret_in_argv(self) -> None:
+        for secret in secrets(self.spec.env):
+            assert not any(secret in word for word in self.spec.argv), f"{self.spec.name}: a secret in the command line"
+
+    def _launch(self) -> None:
+        """Start the next generation behind a guardian, with a fresh report; returns at once."""
+        spec = self.spec
+        for path in (spec.log, *([spec.report] if spec.report else [])):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        if spec.report:
+            spec.report.unlink(missing_ok=True)
+        marks = {OWNER: identity(), SERVICE: self.mark, "SPT_NOENV": "1"}  # process titles must not overwrite marks
+        lifeline = Lifeline()
+        command = [sys.executable, "-I", "-S", guardian.__file__, str(lifeline.read), str(spec.grace_seconds)]
+        with spec.log.open("ab") as log:
+            log.write(f"--- {spec.name}, generation {self.generation + 1}\n".encode())
+            log.flush()
+            self._process = subprocess.Popen(
+                [*command, *spec.argv],
+                env={**os.environ, **spec.env, **marks},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=[lifeline.read],
+                start_new_session=True,
+            )
+        os.close(lifeline.read)
+        self._lifeline = lifeline
+        self.generation += 1
+
+    def _watch(self) -> None:
+        """Sleep until the guardian ends; then start again, or give up; until stopped."""
+        while True:
+            assert self._process is not None
+            status = self._process.wait()
+            with self._changed:
+                self.status = status
+                if self._lifeline is not None:
+                    self._lifeline.close()
+                if self._stopping:
+                    return
+                kill_owned(identity(), self.mark)  # when it was the guardian that was killed
+                self._failure = self._why_no_restart(status)
+                if not self._failure:
+                    self._launch()
+                self._changed.notify_all()
+                if self._failure:
+                    return
+
+    def _why_no_restart(self, status: int) -> str:
+        """Return the message of failure, or nothing when the service may start again.
+
+        A service that ends by itself before it was ever ready would do so again: a wrong path, a broken install.
+        """
+        ended = f"service {self.spec.name!r} {_how(status)}"
+        if self._ready_generation == 0 and 0 <= status < 128:
+            return self._describe(f"{ended} before it was ready", "correct what the log says and run the same again")
+        if self.generation > self.spec.max_restarts:
+            return self._describe(
+                f"{ended} in generation {self.generation}: no restart of {self.spec.max_restarts} is left",
+                "see the log for the cause (memory is a common one), then resume the run",
+            )
+        return ""
+
+    def _read_report(self) -> dict[str, Any] | None:
+        """Return what the service reported, or None when it has not yet (a half-written file included)."""
+        if self.spec.external:
+            return {"url": self.spec.external, "address": self.spec.external}
+        if self.spec.report is None:
+            return {}
+        try:
+            report = json.loads(self.spec.report.read_bytes())
+        except (FileNotFoundError, json.JSONDecodeError, UnicodeDecodeError):
+            return None
+        return report if isinstance(report, dict) else None
+
+    def _ask(self, report: dict[str, Any]) -> tuple[bool, BaseException | None]:
+        """Ask the service whether it is ready; the border at which any refusal of a starting service is "not yet"."""
+        try:
+            return self.spec.ready(report), None
+        except Exception as refusal:
+            return False, refusal
+
+    def _accept(self, report: dict[str, Any], generation: int) -> bool:
+        """Keep the report if it is still of the present, living generation."""
+        with self._changed:
+            if not self.alive or generation != self.generation:
+                return False
+            self.report, self._ready_generation = report, generation
+            return True
+
+    def _too_late(self, seconds: float, refusal: BaseException | None) -> str:
+        said = f"; it last said: {type(refusal).__name__}: {refusal}" if refusal else ""
+        if self.spec.external:
+            return (
+                f"service {self.spec.name!r} at {self.spec.external} is not ready after {seconds:g} s{said}. "
+                "Nothing was started and nothing is lost: check that it runs and can be reached from here, "
+                "or leave its address empty to have one started"
+            )
+        what = f"service {self.spec.name!r} was not ready after {seconds:g} s{said}"
+        return self._describe(what, "see the log; on a slow or busy machine raise its startup_seconds")
+
+    def _describe(self, what: str, advice: str) -> str:
+        """Put together a message for people: what, the end of the log without secrets, what is safe, what to do."""
+        tail = "".join(f"\n  | {line}" for line in last_lines(self.spec.log, self.spec.env)) or "\n  | (empty)"
+        return f"{what}. What is in the store is safe: {advice}. Log: {self.spec.log}, which ends with{tail}"
+
+
+def _how(status: int) -> str:
+    if status < 0:
+        return f"lost its guardian, which was killed by signal {-status}"
+    return f"was killed by signal {status - 128}" if status > 128 else f"ended with status {status}"
