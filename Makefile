@@ -1,0 +1,61 @@
+# Everything runs in .venv, made from one of the two locks the first time and left alone while nothing changes.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+
+# The lock to install: gpu where a CUDA device answers, else cpu. STAGECOACH_LOCK=gpu|cpu decides otherwise.
+STAGECOACH_LOCK ?= $(shell nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu)
+ENVIRONMENTS := $(patsubst %/pyproject.toml,%,$(wildcard environments/*/pyproject.toml))
+SOURCES := requirements/$(STAGECOACH_LOCK).txt pyproject.toml $(wildcard environments/*/pyproject.toml)
+STAMP := .venv/installed-$(STAGECOACH_LOCK)-$(shell cat $(SOURCES) | cksum | cut -d ' ' -f 1)
+
+# Idle OpenMP threads that spin starve everything else on a small machine.
+RUN := OMP_WAIT_POLICY=PASSIVE .venv/bin/
+COMPILE := .venv/bin/uv pip compile pyproject.toml --extra dev --python-version 3.11 \
+	--python-platform x86_64-manylinux_2_28 --no-annotate --no-header --quiet
+
+.PHONY: help install demo test test-all check format bench lock clean
+
+help: ## show this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+install: $(STAMP) ## install the lock and this checkout into .venv; does nothing when that is done
+
+$(STAMP):
+	@requirements/install.sh $(STAGECOACH_LOCK) $(STAMP) $(ENVIRONMENTS)
+
+demo: $(STAMP) ## train a small model from nothing to good, in a few minutes on two cores
+	@$(RUN)stagecoach demo $(ARGS)
+
+test: $(STAMP) ## the pure tests, then those that start engines
+	@$(RUN)python -m pytest -q -m "not engine and not acceptance and not slow and not gpu" $(ARGS)
+	@$(RUN)python -m pytest -q -m "(engine or acceptance) and not slow and not gpu" $(ARGS)
+
+test-all: $(STAMP) ## every test; those that need a GPU are skipped without one
+	@$(RUN)python -m pytest -q $(ARGS)
+
+check: $(STAMP) ## format, lint, types, import rules, and the commands in the docs
+	@$(RUN)ruff format --check .
+	@$(RUN)ruff check .
+	@$(RUN)mypy
+	@$(RUN)lint-imports
+	@$(RUN)python -m pytest -q tests/docs
+
+format: $(STAMP) ## format the code and mend what the linter can
+	@$(RUN)ruff format .
+	@$(RUN)ruff check --fix .
+
+bench: $(STAMP) ## the benchmarks; figures go to benchmarks/
+	@set -e; for file in benchmarks/*.py; do echo "== $$file"; $(RUN)python $$file $(ARGS); done
+
+# The gpu lock first, then the cpu lock within its versions: packages in both have the same. Versions stay as they are
+# while they fit; `make lock ARGS=--upgrade` takes the newest, `ARGS="--upgrade-package NAME"` those of one package.
+lock: $(STAMP) ## make both locks from pyproject.toml
+	@.venv/bin/python -m pip install --quiet uv
+	@$(COMPILE) --extra gpu $(ARGS) --output-file requirements/gpu.txt
+	@$(COMPILE) --extra cpu $(ARGS) --override requirements/overrides.txt --constraint requirements/gpu.txt \
+		--output-file requirements/cpu.txt
+	@wc -l requirements/*.txt
+
+clean: ## remove the environment and caches; stores of runs stay
+	rm -rf .venv build *.egg-info environments/*/*.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache \
+		.hypothesis
