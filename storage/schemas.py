@@ -52,12 +52,21 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """One table: its name, what a row is, the columns that name a row within a slice, and its columns."""
+    """One table: its name, what a row is, the columns that name a row within a slice, and its columns.
+
+    What else must hold of every row is data as well: `aligned` names list columns of equal length, `aligned_or_empty`
+    those that have that length or none, `logprobs` list columns whose values are at most 0, and `only_where` pairs a
+    list of flags with the boolean column without which none of them may be set. Per-token floats are always finite.
+    """
 
     name: str
     row: str
     row_id: tuple[str, ...]
     columns: tuple[Column, ...]
+    aligned: tuple[str, ...] = ()
+    aligned_or_empty: tuple[str, ...] = ()
+    logprobs: tuple[str, ...] = ()
+    only_where: tuple[tuple[str, str], ...] = ()
 
     @property
     def arrow(self) -> pa.Schema:
@@ -158,6 +167,10 @@ MESSAGES = Table(
         Column("is_content", FLAGS, "per token: body rather than template; empty where unknown"),
         Column("logprobs", FLOATS, "per token: the engine's log-prob, natural log, temperature applied; 0 where not sampled"),
     ),
+    aligned=("token_ids", "mask", "logprobs"),
+    aligned_or_empty=("is_content",),
+    logprobs=("logprobs",),
+    only_where=(("mask", "sampled"),),
 )
 VERDICTS = Table(
     "verdicts",
@@ -191,6 +204,7 @@ CREDITS = Table(
         Column("ce_weights", FLOATS, "per token: weight in the cross-entropy component; 0 is not a member"),
         Column("ref_kl_weights", FLOATS, "per token: weight in the reference-KL component; 0 is not a member"),
     ),
+    aligned=("advantages", "rl_weights", "ce_weights", "ref_kl_weights"),
 )
 BATCHES = Table(
     "batches",
@@ -214,6 +228,8 @@ BATCHES = Table(
         Column("ce_tokens", pa.int64(), "the same for cross-entropy"),
         Column("ref_kl_tokens", pa.int64(), "the same for reference KL"),
     ),
+    aligned=("token_ids", "logprobs", "temperatures", "advantages", "rl_weights", "ce_weights", "ref_kl_weights"),
+    logprobs=("logprobs",),
 )
 UPDATES = Table(
     "updates",
@@ -253,6 +269,8 @@ TOKEN_STATISTICS = Table(
         Column("logprobs", FLOATS, "per token: the learner's log-prob before the update; 0 where no component has weight"),
         Column("entropies", FLOATS, "per token: the learner's entropy in nats; 0 where no component has weight"),
     ),
+    aligned=("logprobs", "entropies"),
+    logprobs=("logprobs",),
 )
 POLICIES = Table(
     "policies",
@@ -267,6 +285,8 @@ POLICIES = Table(
         Column("probe_token_ids", TOKENS, "a fixed token sequence"),
         Column("probe_logprobs", FLOATS, "the learner's log-prob of each of its tokens given those before; first is 0"),
     ),
+    aligned=("probe_token_ids", "probe_logprobs"),
+    logprobs=("probe_logprobs",),
 )
 
 STAGE_TABLES = (
