@@ -1,0 +1,94 @@
+"""What can go wrong in a store, each saying what happened, where, what is safe and what to do.
+
+Foreign errors (operating system, Arrow, Delta) become one of these at a named border and keep their cause.
+"""
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+FULL_WORDS = ("No space left", "os error 28", "Disk quota exceeded", "os error 122", "File too large", "os error 27")
+
+
+class StoreError(ValueError):
+    """Something about the store that its user can act on."""
+
+    def __init__(self, what: str, where: str = "", safe: str = "", do: str = "") -> None:
+        super().__init__(what, where, safe, do)
+        self.what, self.where, self.safe, self.do = what, where, safe, do
+
+    def __str__(self) -> str:
+        told = (("Where", self.where), ("Safe", self.safe), ("To do", self.do))
+        return "\n".join([self.what, *(f"  {label}: {text}" for label, text in told if text)])
+
+
+class LayoutError(StoreError):
+    """The root is not a store, or is one of another layout version."""
+
+
+class SchemaError(StoreError):
+    """Columns differ from the contract: name, order, type, nullability, or a null where none may be."""
+
+
+class InvariantBreach(StoreError):
+    """Rows contradict each other or the contract's meaning, though their columns have the right types."""
+
+
+class KeyContentError(StoreError):
+    """A value that has no single canonical spelling was to become part of a key."""
+
+
+class DamagedSlice(StoreError):
+    """Bytes on disk are not those that the ledger names."""
+
+
+class PolicyConflict(StoreError):
+    """Two different sets of weights claim one policy key."""
+
+
+class PolicyAbsent(StoreError):
+    """No complete policy of that key is in the store."""
+
+
+class RunUnknown(StoreError):
+    """No run of that name is in the store."""
+
+
+class StoreUnavailable(StoreError):
+    """The store cannot be read or written at the moment, or its log is damaged."""
+
+
+class NoSpace(StoreError):
+    """The disk, the quota or the file-size limit is used up."""
+
+
+def is_full(error: BaseException) -> bool:
+    """Say whether an error of any library means that there is no space left."""
+    return getattr(error, "errno", None) in FULL or any(word in str(error) for word in FULL_WORDS)
+
+
+def is_foreign(error: BaseException) -> bool:
+    """Say whether an error comes from a storage library: a Rust panic is a BaseException, which `Exception` misses."""
+    modules = ("pyarrow", "deltalake", "_internal", "pyo3_runtime")
+    return isinstance(error, OSError) or type(error).__module__.split(".")[0] in modules
+
+
+@contextmanager
+def border(what: str, where: str, safe: str = "everything that the ledger names") -> Iterator[None]:
+    """Convert what the operating system, Arrow or Delta raise inside the block into a StoreError, once.
+
+    Raises NoSpace where space ran out, StoreUnavailable for every other error of those libraries; errors of our own
+    and of the language pass untouched.
+    """
+    try:
+        yield
+    except StoreError:
+        raise
+    except BaseException as error:
+        if not is_foreign(error):
+            raise
+        if is_full(error):
+            raise NoSpace(f"{what}: no space left", where, safe, "free some space, then run the same again") from error
+        advice = "check that the place can be reached and written, then run the same again"
+        raise StoreUnavailable(f"{what}: {type(error).__name__}: {error}", where, safe, advice) from error

@@ -1,0 +1,89 @@
+"""The ledger: which work is finished and which slices are its output. Its row is the only commit point of a stage."""
+
+import pyarrow as pa
+
+from storage.errors import StoreUnavailable
+from storage.refs import Entry
+from storage.roots import Root
+from storage.schemas import LEDGER
+from storage.tables import Raced, StoredTable
+
+APPLICATION = "ledger"
+MAX_RACES = 200
+
+
+class Ledger:
+    """Finished work by key, held in memory and moved forward by what was added since; safe to share between threads."""
+
+    def __init__(self, root: Root) -> None:
+        self.table = StoredTable(root, LEDGER.name, LEDGER.arrow)
+        self._lock = self.table.lock  # one lock: nobody may move the handle between a look and the append
+        self._version: int | None = None
+        self._known: set[str] = set()
+        self._by_key: dict[str, dict[tuple[str, str], Entry]] = {}
+
+    def find(self, key: str, run: str | None = None) -> Entry | None:
+        """The finished whole of a key: the row of `run` if there is one, else the earliest row of any run."""
+        whole = {row_run: entry for (row_run, part), entry in self._rows(key).items() if part == ""}
+        if run in whole:
+            return whole[run]
+        return min(whole.values(), key=_age, default=None)
+
+    def parts(self, key: str) -> list[Entry]:
+        """The committed parts of a key, in order of part; of a part in several runs, the earliest."""
+        earliest: dict[str, Entry] = {}
+        for entry in sorted((e for e in self._rows(key).values() if e.part != ""), key=_age):
+            earliest.setdefault(entry.part, entry)
+        return [earliest[part] for part in sorted(earliest)]
+
+    def entries(self, run: str | None = None, stage: str | None = None) -> list[Entry]:
+        """All rows, of one run or stage where given, by run, step and time."""
+        with self._lock:
+            self._refresh()
+            every = [entry for rows in self._by_key.values() for entry in rows.values()]
+        wanted = (e for e in every if run in (None, e.run) and stage in (None, e.stage))
+        return sorted(wanted, key=lambda entry: (entry.run, entry.step, *_age(entry)))
+
+    def commit(self, entry: Entry) -> Entry:
+        """Append a row unless one for the same run, key and part is there; return the row that stands.
+
+        Looks before every append. Another commit in between makes the append fail, and it looks again; a commit whose
+        acknowledgement was lost is found the same way, so a row is never there twice.
+        """
+        row = pa.Table.from_pylist([entry.to_row()], LEDGER.arrow)
+        for _ in range(MAX_RACES):
+            with self._lock:
+                self._refresh()
+                standing = self._by_key.get(entry.key, {}).get((entry.run, entry.part))
+                if standing is not None:
+                    return standing
+                number = self.table.transaction_version(APPLICATION) + 1
+                try:
+                    self.table.append(row.drop_columns(["run"]), entry.run, 1, (APPLICATION, number))
+                except Raced:
+                    continue
+        what = f"the ledger is too busy: {MAX_RACES} races lost"
+        raise StoreUnavailable(what, f"run {entry.run!r}, key {entry.key!r}", "everything in the ledger", "run again")
+
+    def _rows(self, key: str) -> dict[tuple[str, str], Entry]:
+        with self._lock:
+            self._refresh()
+            return dict(self._by_key.get(key, {}))
+
+    def _refresh(self) -> None:
+        paths, version = self.table.added(self._version)
+        for path in paths:
+            if path not in self._known:
+                self._index(path)
+        self._version = version
+
+    def _index(self, path: str) -> None:
+        run = path.split("/")[0].removeprefix("run=")
+        for row in self.table.read(path).to_pylist():
+            entry = Entry.from_row({**row, "run": run})
+            self._by_key.setdefault(entry.key, {}).setdefault((entry.run, entry.part), entry)
+        self._known.add(path)
+
+
+def _age(entry: Entry) -> tuple[object, ...]:
+    return entry.finished_at, entry.run, entry.attempt

@@ -1,0 +1,68 @@
+"""Rows to Parquet bytes and back, with checksums on every page.
+
+Written here and not by the table library, because that one can neither write page checksums (a flipped bit then reads
+as data) nor encode list columns by themselves.
+"""
+
+from collections.abc import Collection, Sequence
+from typing import Any, cast
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from storage.checks import Place, check_schema
+from storage.errors import StoreUnavailable
+
+STATISTICS = ("step", "attempt", "seq")
+
+
+def encode(rows: pa.Table, row_group_rows: int) -> bytes:
+    """Write rows as Parquet: zstd level 1, no dictionary on numbers, floats of lists as split byte streams.
+
+    Minima and maxima are kept for the slice columns alone, so that no text of a prompt lands in a footer.
+    """
+    sink = pa.BufferOutputStream()
+    pq.write_table(
+        rows,
+        sink,
+        row_group_size=max(1, row_group_rows),
+        compression="zstd",
+        compression_level=1,
+        use_dictionary=cast(Any, [field.name for field in rows.schema if pa.types.is_string(field.type)]),
+        column_encoding={
+            f"{field.name}.list.element": "BYTE_STREAM_SPLIT"
+            for field in rows.schema
+            if pa.types.is_list(field.type) and pa.types.is_floating(field.type.value_type)
+        },
+        write_statistics=[name for name in STATISTICS if name in rows.schema.names],
+        write_page_checksum=True,
+        store_schema=False,
+    )
+    return sink.getvalue().to_pybytes()
+
+
+def decode(source: pa.NativeFile, schema: pa.Schema, attempts: Collection[str] | None = None) -> pa.Table:
+    """Read the columns of a schema, in its order, checking page checksums; with `attempts`, their rows alone.
+
+    Only row groups that may hold those attempts are read. Raises StoreUnavailable where the bytes are no such file
+    or a checksum fails, SchemaError where types or nullability are others: nothing is cast.
+    """
+    try:
+        with pq.ParquetFile(source, page_checksum_verification=True) as file:
+            groups: Sequence[int] = range(file.num_row_groups)
+            if attempts is not None:
+                groups = [group for group in groups if _may_hold(file, group, attempts)]
+            rows = file.read_row_groups(list(groups), schema.names)
+    except (pa.ArrowException, OSError) as error:
+        raise StoreUnavailable(f"a Parquet file cannot be read: {error}") from error
+    check_schema(rows.schema, schema, Place("a Parquet file"))
+    if attempts is None:
+        return rows
+    return rows.filter(pc.is_in(rows["attempt"], pa.array(sorted(attempts), pa.string())))
+
+
+def _may_hold(file: pq.ParquetFile, group: int, attempts: Collection[str]) -> bool:
+    column = file.schema_arrow.names.index("attempt")
+    bounds: Any = file.metadata.row_group(group).column(column).statistics
+    return bounds is None or any(bounds.min <= attempt <= bounds.max for attempt in attempts)

@@ -1,0 +1,109 @@
+"""References: what travels between stages instead of rows, and what the ledger holds."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from storage.keys import canonical
+
+
+@dataclass(frozen=True)
+class File:
+    """One immutable file: its path relative to its table's (or policy's) root, its size in bytes, its digest."""
+
+    path: str
+    size: int
+    sha256: str
+
+    def to_row(self) -> dict[str, Any]:
+        """The file as a value of the `FILE` struct."""
+        return {"path": self.path, "size": self.size, "sha256": self.sha256}
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> "File":
+        """The file out of a value of the `FILE` struct."""
+        return cls(row["path"], row["size"], row["sha256"])
+
+
+@dataclass(frozen=True)
+class Slice:
+    """The rows of one attempt at one key in one table.
+
+    `digest` is over the rows' values in order and outlives compaction; `files` are the files as first written, none
+    for a slice without rows. `run` is the run that computed the rows.
+    """
+
+    table: str
+    run: str
+    attempt: str
+    rows: int
+    digest: str
+    files: tuple[File, ...]
+
+    def to_row(self) -> dict[str, Any]:
+        """The slice as a value of the `SLICE` struct."""
+        return {**vars(self), "files": [file.to_row() for file in self.files]}
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> "Slice":
+        """The slice out of a value of the `SLICE` struct."""
+        return cls(**{**row, "files": tuple(File.from_row(file) for file in row["files"])})
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One ledger row: a finished piece of work as a run uses it, or (with `part`) a finished part of one.
+
+    `section`, `inputs` and `versions` are plain mappings; times are aware, in UTC, microseconds.
+    """
+
+    run: str
+    step: int
+    stage: str
+    stage_version: int
+    key: str
+    part: str
+    attempt: str
+    section: Mapping[str, Any]
+    inputs: Mapping[str, str]
+    outputs: tuple[Slice, ...]
+    started_at: datetime
+    finished_at: datetime
+    tokens: int = 0
+    versions: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def row_id(self) -> tuple[str, str, str]:
+        """What names the row: run, key, part."""
+        return self.run, self.key, self.part
+
+    def slices(self, table: str) -> tuple[Slice, ...]:
+        """The outputs in one table, in order."""
+        return tuple(output for output in self.outputs if output.table == table)
+
+    def to_row(self) -> dict[str, Any]:
+        """The entry as a row of the ledger table."""
+        return {
+            **vars(self),
+            "section": canonical(self.section),
+            "inputs": [{"name": name, "key": key} for name, key in sorted(self.inputs.items())],
+            "outputs": [output.to_row() for output in self.outputs],
+            "versions": canonical(self.versions),
+        }
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> "Entry":
+        """The entry out of a row of the ledger table."""
+        return cls(
+            **{
+                **row,
+                "section": json.loads(row["section"]),
+                "inputs": {each["name"]: each["key"] for each in row["inputs"]},
+                "outputs": tuple(Slice.from_row(output) for output in row["outputs"]),
+                "started_at": row["started_at"].astimezone(UTC),
+                "finished_at": row["finished_at"].astimezone(UTC),
+                "versions": json.loads(row["versions"]),
+            }
+        )

@@ -1,0 +1,178 @@
+"""Slices: the rows of one attempt, appended once and read back only if they are the rows that were written."""
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from threading import Lock
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from storage.checks import Place, check_rows
+from storage.digests import content_digest
+from storage.errors import DamagedSlice, SchemaError, StoreError, StoreUnavailable
+from storage.parquet import decode
+from storage.refs import File, Slice
+from storage.roots import Root
+from storage.schemas import TABLES
+from storage.tables import StoredTable
+
+RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+SAFE = "nothing was written; everything in the ledger stands"
+
+
+class Slices:
+    """Appends and reads slices of the stage tables; tables are opened when first used and kept."""
+
+    def __init__(self, root: Root) -> None:
+        self._root = root
+        self._tables: dict[str, StoredTable] = {}
+        self._attempts: dict[tuple[str, str], int] = {}
+        self._lock = Lock()
+
+    def table(self, name: str) -> StoredTable:
+        """The kept table of a name; SchemaError if the contract has none."""
+        if name not in TABLES or name in ("ledger", "runs"):
+            raise SchemaError(f"there is no stage table {name!r}", self._root.address, SAFE, "see storage/schemas.py")
+        with self._lock:
+            if name not in self._tables:
+                self._tables[name] = StoredTable(self._root, name, TABLES[name].stored)
+            return self._tables[name]
+
+    def append(self, table: str, rows: pa.Table, *, run: str, step: int, key: str, attempt: str) -> Slice:
+        """Check rows and add them to a table as one slice that nobody sees until the ledger names it.
+
+        `attempt` is an id never used before; where one attempt appends to a table more than once, the slices after
+        the first carry `attempt.1` and so on. No file is made for no rows.
+        Raises SchemaError, InvariantBreach, NoSpace, StoreUnavailable.
+        """
+        check_run_name(run)
+        stored = self.table(table)
+        check_rows(rows, TABLES[table], Place(table, run, step, key))
+        own = self._own_attempt(table, attempt)
+        files: tuple[File, ...] = ()
+        if rows.num_rows:
+            whole = _with_slice_columns(rows, stored.data_schema, step, key, own)
+            files = (stored.append(whole, run, rows.num_rows),)
+        return Slice(table, run, own, rows.num_rows, content_digest(rows), files)
+
+    def read(self, slices: Sequence[Slice], columns: Sequence[str] | None = None) -> pa.Table:
+        """The rows of slices of one table, slice after slice in the order given, each in its own order.
+
+        Listed files are checked by size and SHA-256. Where compaction has moved a slice, its rows are found by attempt
+        and checked by the content digest. Raises DamagedSlice, InvariantBreach, StoreUnavailable.
+        """
+        name = one_table(slices)
+        schema = TABLES[name].arrow
+        moved = self._moved(name, [each for each in slices if not self._listed(each)])
+        pieces = [moved[each] if each in moved else self._read_listed(each) for each in slices]
+        rows = pa.concat_tables(pieces) if pieces else schema.empty_table()
+        return rows if columns is None else rows.select(list(columns))
+
+    def _own_attempt(self, table: str, attempt: str) -> str:
+        with self._lock:
+            count = self._attempts.get((table, attempt), 0)
+            self._attempts[table, attempt] = count + 1
+        return f"{attempt}.{count}" if count else attempt
+
+    def _listed(self, piece: Slice) -> bool:
+        return all(self._root.exists(f"tables/{piece.table}/{file.path}") for file in piece.files)
+
+    def _read_listed(self, piece: Slice) -> pa.Table:
+        schema = self.table(piece.table).data_schema
+        parts = [self._read_file(piece, file, schema) for file in piece.files]
+        return _stage_rows(pa.concat_tables(parts) if parts else schema.empty_table(), piece)
+
+    def _read_file(self, piece: Slice, file: File, schema: pa.Schema) -> pa.Table:
+        path = f"tables/{piece.table}/{file.path}"
+        try:
+            data = self._root.read(path)
+        except OSError as error:
+            raise damaged(piece, f"{path} cannot be read: {error}") from error
+        if len(data) != file.size:
+            raise damaged(piece, f"{path} has {len(data)} bytes instead of {file.size}")
+        if hashlib.sha256(data).hexdigest() != file.sha256:
+            raise damaged(piece, f"{path} is not the file that was written: its SHA-256 differs")
+        return decode(pa.BufferReader(data), schema)
+
+    def _moved(self, name: str, pieces: Sequence[Slice]) -> Mapping[Slice, pa.Table]:
+        """The rows of slices whose files are gone, out of the files that took their place."""
+        if not pieces:
+            return {}
+        table = self.table(name)
+        table.refresh()
+        found: dict[Slice, pa.Table] = {}
+        for run in sorted({piece.run for piece in pieces}):
+            mine = {piece.attempt: piece for piece in pieces if piece.run == run}
+            rows = self._of_attempts(table, run, mine)
+            for attempt, piece in mine.items():
+                found[piece] = _stage_rows(rows.filter(pc.equal(rows["attempt"], pa.scalar(attempt))), piece)
+        return found
+
+    def _of_attempts(self, table: StoredTable, run: str, pieces: Mapping[str, Slice]) -> pa.Table:
+        files = [
+            each
+            for each in table.active()
+            if each.run == run and any(each.first_attempt <= attempt <= each.last_attempt for attempt in pieces)
+        ]
+        try:
+            return pa.concat_tables([table.data_schema.empty_table(), *(table.read(f.path, pieces) for f in files)])
+        except StoreUnavailable as error:
+            raise damaged(next(iter(pieces.values())), f"compacted files of run {run!r}: {error.what}") from error
+
+
+def one_table(slices: Sequence[Slice]) -> str:
+    """The table that all slices are of; at least one slice is needed to know it."""
+    names = sorted({each.table for each in slices})
+    if len(names) != 1:
+        raise SchemaError(f"slices of one table are needed, not of {names or 'none'}", "", SAFE, "read each by itself")
+    return names[0]
+
+
+def check_run_name(run: str) -> None:
+    """Raise StoreError unless a run's name can be a directory's name everywhere."""
+    if not RUN_NAME.fullmatch(run):
+        raise StoreError(f"{run!r} cannot name a run", "", SAFE, "use letters, digits, dot, dash and underscore")
+
+
+def damaged(piece: Slice, what: str, key: str = "") -> DamagedSlice:
+    """The error for a slice whose bytes are not those that were written."""
+    where = f"table {piece.table!r}, run {piece.run!r}, attempt {piece.attempt!r}{f', key {key!r}' if key else ''}"
+    safe = "every other slice; nothing was computed from this one"
+    do = "put the file back from a copy; or change the stage's section, which computes it anew under another key"
+    return DamagedSlice(what, where, safe, do)
+
+
+def _with_slice_columns(rows: pa.Table, schema: pa.Schema, step: int, key: str, attempt: str) -> pa.Table:
+    number = rows.num_rows
+    given = {
+        "step": pa.array(np.full(number, step, np.int64)),
+        "key": pa.repeat(pa.scalar(key), number),
+        "attempt": pa.repeat(pa.scalar(attempt), number),
+        "seq": pa.array(np.arange(number, dtype=np.int32)),
+    }
+    return pa.table([given[n] if n in given else rows[n] for n in schema.names], schema=schema)
+
+
+def _stage_rows(stored: pa.Table, piece: Slice) -> pa.Table:
+    """The slice's rows in order and without slice columns, or DamagedSlice if they are not the rows written."""
+    ordered = stored.sort_by("seq") if not _in_order(stored) else stored
+    rows = ordered.select(TABLES[piece.table].arrow.names)
+    place = _place(stored, piece)
+    if rows.num_rows != piece.rows:
+        raise damaged(piece, f"{rows.num_rows} rows were found instead of {piece.rows}", place.key)
+    if content_digest(rows) != piece.digest:
+        raise damaged(piece, "the rows are not those that were written: their digest differs", place.key)
+    check_rows(rows, TABLES[piece.table], place)
+    return rows
+
+
+def _in_order(stored: pa.Table) -> bool:
+    return bool((stored["seq"].to_numpy() == np.arange(stored.num_rows)).all())
+
+
+def _place(stored: pa.Table, piece: Slice) -> Place:
+    if not stored.num_rows:
+        return Place(piece.table, piece.run)
+    return Place(piece.table, piece.run, stored["step"][0].as_py(), stored["key"][0].as_py())

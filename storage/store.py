@@ -1,0 +1,113 @@
+"""The store: one root that holds many runs. This is the door that stages and flows come through."""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from uuid import uuid4
+
+import polars as pl
+import pyarrow as pa
+
+from storage.errors import LayoutError, border
+from storage.ledger import Ledger
+from storage.policies import Policies
+from storage.refs import Slice
+from storage.roots import Root, make_directory, open_root, synchronise
+from storage.runs import Runs
+from storage.slices import Slices
+
+LAYOUT = 1
+FORMAT = "format.json"
+
+
+class Store:
+    """A root with its ledger, runs, policies and tables; safe to share between threads, not across a fork."""
+
+    def __init__(self, root: Root) -> None:
+        self.root = root
+        self.slices = Slices(root)
+        self.ledger = Ledger(root)
+        self.runs = Runs(root)
+        self.policies = Policies(root)
+
+    def append(self, table: str, rows: pa.Table, *, run: str, step: int, key: str, attempt: str) -> Slice:
+        """Add rows to a table as one slice, durable but unseen until the ledger names it; see Slices.append."""
+        return self.slices.append(table, rows, run=run, step=step, key=key, attempt=attempt)
+
+    def read(self, slices: Sequence[Slice], columns: Sequence[str] | None = None) -> pa.Table:
+        """The verified rows of slices of one table, in the order given; see Slices.read."""
+        return self.slices.read(slices, columns)
+
+    def scan(self, table: str) -> pl.LazyFrame:
+        """The rows of a table that the ledger names, of all runs, with run, step, key, attempt and seq.
+
+        For looking around: filters and columns are pushed into the files. Digests are not checked; stages use `read`.
+        """
+        named = {(s.run, s.attempt) for entry in self.ledger.entries() for s in entry.slices(table)}
+        stored = self.slices.table(table)
+        stored.refresh()
+        frame = pl.DataFrame(sorted(named), schema={"run": pl.String, "attempt": pl.String}, orient="row").lazy()
+        wanted = stored.schema.names
+        if not stored.active():
+            empty = stored.data_schema.empty_table()
+            return pl.LazyFrame(pl.from_arrow(empty)).join(frame, on="attempt").select(wanted)
+        places = [self.root.child(f"{stored.place}/{each.path}") for each in stored.active()]
+        rows = pl.scan_parquet(
+            places, glob=False, hive_partitioning=False, storage_options=dict(self.root.options) or None
+        )
+        return rows.join(frame, on="attempt").select(wanted)
+
+
+def open_store(root: str | Path, options: Mapping[str, str] | None = None) -> Store:
+    """Open the store at a directory or URL, making it where there is nothing yet.
+
+    Raises LayoutError where something else, or a store of another layout version, is there; nothing is then touched.
+    """
+    place = open_root(str(root), options)
+    with border("opening the store", place.address):
+        _check_layout(place)
+    return Store(place)
+
+
+def _check_layout(root: Root) -> None:
+    if not root.exists(FORMAT):
+        others = [name for name in root.names("") if not name.startswith(f".{FORMAT}")]
+        if others:
+            raise LayoutError(
+                f"this is not a store: there is no {FORMAT}, but there are {', '.join(others[:3])}",
+                root.address,
+                "nothing was touched",
+                "name an empty or new directory, or an existing store",
+            )
+        _found(root)
+    text = root.read(FORMAT)
+    try:
+        layout = json.loads(text)["layout"]
+    except (ValueError, KeyError, TypeError) as error:
+        what = f"{FORMAT} cannot be read: {text[:80]!r}"
+        raise LayoutError(what, root.address, "nothing was touched", _DO) from error
+    if layout != LAYOUT:
+        what = f"the store has layout {layout}, this version of the program reads layout {LAYOUT}"
+        raise LayoutError(what, root.address, "nothing was touched", _DO)
+
+
+_DO = "use the version of the program that made the store, or another root"
+
+
+def _found(root: Root) -> None:
+    """Write the layout version into a new root: whole or not at all, by whoever comes first."""
+    text = json.dumps({"layout": LAYOUT}).encode()
+    if root.directory is None:
+        root.write(FORMAT, text)
+        return
+    make_directory(root.directory)
+    draft = f".{FORMAT}.{uuid4().hex}"
+    root.write(draft, text)
+    try:
+        os.link(root.directory / draft, root.directory / FORMAT)
+    except FileExistsError:
+        pass  # another process was first; what it wrote is checked like any other
+    finally:
+        (root.directory / draft).unlink()
+    synchronise(root.directory)

@@ -1,0 +1,239 @@
+"""One table of the store on Delta Lake: the only file that knows it.
+
+Data files are written here, durably and with digests, before Delta's log names them: the log commit alone is left to
+the library. A handle is kept open and moved forward, so that a commit costs the same after a year as on the first day.
+"""
+
+import json
+import random
+import time
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from threading import RLock
+from typing import Any, cast
+from uuid import uuid4
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake.exceptions import CommitFailedError, TableNotFoundError
+from deltalake.transaction import AddAction, RemoveAction
+
+from storage.checks import Place, check_schema
+from storage.errors import StoreUnavailable, border
+from storage.parquet import decode, encode
+from storage.refs import File
+from storage.roots import Root
+
+CHECKPOINT_INTERVAL = 10
+PARTITION = "run"
+PROPERTIES = {
+    "delta.appendOnly": "true",
+    "delta.checkpointInterval": str(CHECKPOINT_INTERVAL),
+    "delta.dataSkippingStatsColumns": "step,attempt",
+    "delta.logRetentionDuration": "interval 30 days",
+    "delta.deletedFileRetentionDuration": "interval 7 days",
+}
+ATTEMPTS_TO_COMMIT = 50
+
+
+class Raced(Exception):
+    """Another writer committed under the same application id since this handle last looked; for storage's own use."""
+
+
+@dataclass(frozen=True)
+class Active:
+    """One file that the table holds now: its path, size, run, and the least and greatest attempt in it."""
+
+    path: str
+    size: int
+    run: str
+    first_attempt: str
+    last_attempt: str
+
+
+class StoredTable:
+    """An append-only table, partitioned by run, with a kept handle; safe to share between threads."""
+
+    def __init__(self, root: Root, name: str, schema: pa.Schema) -> None:
+        self.name = name
+        self.place = f"tables/{name}"
+        self.schema = schema
+        self.data_schema = pa.schema([field for field in schema if field.name != PARTITION])
+        self._root = root
+        self.lock = RLock()
+        self._stats = [name for name in ("step", "attempt") if name in schema.names]
+        with border(f"opening table {name!r}", root.child(self.place)):
+            self._delta = self._open()
+        self._active: tuple[int, list[Active]] = (-1, [])
+
+    @property
+    def version(self) -> int:
+        """The version that the kept handle has seen."""
+        return int(self._delta.version())
+
+    def append(self, rows: pa.Table, run: str, row_group_rows: int, transaction: tuple[str, int] | None = None) -> File:
+        """Add rows of one run as one durable file, then one durable commit.
+
+        With a `transaction` (application id, number) the commit fails with Raced if any other commit under that id
+        came since the handle last moved. An error after which the commit turns out to be there is no error.
+        """
+        file = self._write(rows, run, row_group_rows)
+        try:
+            self._commit([self._addition(file, rows, run, new=True)], file.path, transaction)
+        except Raced:
+            self._root.files.delete_file(f"{self.place}/{file.path}")
+            raise
+        return file
+
+    def replace(self, old: Sequence[Active], rows: Sequence[pa.Table], run: str, row_group_rows: int) -> None:
+        """Swap files for others that hold the same rows, in one commit that no other swap can cross (Raced)."""
+        transaction = ("compaction", self.transaction_version("compaction") + 1)
+        files = [self._write(each, run, row_group_rows) for each in rows]
+        actions: list[AddAction | RemoveAction] = [
+            RemoveAction(each.path, False, int(time.time() * 1000), each.size, {PARTITION: run}) for each in old
+        ]
+        added = zip(files, rows, strict=True)
+        actions.extend(self._addition(file, each, run, new=False) for file, each in added)
+        self._commit(actions, files[0].path, transaction)
+
+    def refresh(self) -> int:
+        """Move the handle to the newest version and return it."""
+        with self.lock, border(f"looking at table {self.name!r}", self._root.child(self.place)):
+            self._delta.update_incremental()
+            return self.version
+
+    def added(self, since: int | None) -> tuple[list[str], int]:
+        """The paths of files with new rows after version `since` (None: all files now), and the version seen.
+
+        Costs the number of new commits, not the length of history. Files that merely repeat rows do not count.
+        """
+        with self.lock:
+            version = self.refresh()
+            if since is None:
+                return [each.path for each in self.active()], version
+            try:
+                with border(f"reading the log of table {self.name!r}", self._root.child(self.place)):
+                    return [path for n in range(since + 1, version + 1) for path in self._paths_of(n)], version
+            except StoreUnavailable as error:
+                if not isinstance(error.__cause__, FileNotFoundError):
+                    raise
+                return [each.path for each in self.active()], version
+
+    def transaction_version(self, application: str) -> int:
+        """The number of the last commit under an application id at the version seen; 0 before the first."""
+        return int(self._delta.transaction_version(application) or 0)
+
+    def active(self) -> list[Active]:
+        """The files of the version seen."""
+        with self.lock:
+            if self._active[0] != self.version:
+                found = pa.table(self._delta.get_add_actions(flatten=True)).to_pylist()
+                self._active = (self.version, [_active(row) for row in found])
+            return self._active[1]
+
+    def read(self, path: str, attempts: Collection[str] | None = None) -> pa.Table:
+        """Rows of a file that the table holds, by page checksums but without digest; without the run column."""
+        where = self._root.child(f"{self.place}/{path}")
+        with border("reading a file", where), self._root.files.open_input_file(f"{self.place}/{path}") as source:
+            return decode(source, self.data_schema, attempts)
+
+    def vacuum(self, hours: int) -> list[str]:
+        """Delete files that the table no longer names, or never did, older than so many hours; return their paths."""
+        with self.lock, border(f"vacuuming table {self.name!r}", self._root.child(self.place)):
+            self._delta.update_incremental()
+            return list(
+                self._delta.vacuum(retention_hours=hours, dry_run=False, enforce_retention_duration=False, full=True)
+            )
+
+    def _open(self) -> DeltaTable:
+        address, options = self._root.child(self.place), dict(self._root.options) or None
+        try:
+            delta = DeltaTable(address, storage_options=options)
+        except TableNotFoundError:
+            delta = self._create(address, options)
+        found = pa.schema(cast(Any, delta.schema().to_arrow()))
+        check_schema(found, self.schema, Place(self.name))
+        return delta
+
+    def _create(self, address: str, options: dict[str, str] | None) -> DeltaTable:
+        with suppress(CommitFailedError):  # another process was first; what it made is checked like any other
+            DeltaTable.create(
+                address,
+                self.schema,
+                mode="ignore",
+                partition_by=[PARTITION],
+                configuration=PROPERTIES,
+                storage_options=options,
+            )
+        delta = DeltaTable(address, storage_options=options)
+        self._root.make_durable(f"{self.place}/_delta_log/{0:020d}.json", self.place)
+        return delta
+
+    def _write(self, rows: pa.Table, run: str, row_group_rows: int) -> File:
+        check_schema(rows.schema, self.data_schema, Place(self.name, run))
+        path = f"{PARTITION}={run}/{uuid4().hex}.parquet"
+        written = self._root.write(f"{self.place}/{path}", encode(rows, row_group_rows))
+        return File(path, written.size, written.sha256)
+
+    def _addition(self, file: File, rows: pa.Table, run: str, new: bool) -> AddAction:
+        bounds = {name: cast(Any, pc.min_max(rows[name])).as_py() for name in self._stats}
+        stats = {
+            "numRecords": rows.num_rows,
+            "minValues": {name: bound["min"] for name, bound in bounds.items()},
+            "maxValues": {name: bound["max"] for name, bound in bounds.items()},
+            "nullCount": {name: 0 for name in bounds},
+        }
+        return AddAction(file.path, file.size, {PARTITION: run}, int(time.time() * 1000), new, json.dumps(stats))
+
+    def _commit(self, actions: list[Any], witness: str, transaction: tuple[str, int] | None) -> None:
+        """Commit, and after any error look whether the commit is there: `witness` is a path that only it adds."""
+        properties = CommitProperties(app_transactions=[Transaction(*transaction)] if transaction else None)
+        with self.lock, border(f"committing to table {self.name!r}", self._root.child(self.place)):
+            for attempt in range(ATTEMPTS_TO_COMMIT):
+                before = self.version
+                try:
+                    self._push(actions, properties)
+                except BaseException as error:
+                    if self._settle(before, witness):
+                        return
+                    if not isinstance(error, CommitFailedError):
+                        raise
+                    if transaction is not None:
+                        raise Raced(self.name) from error
+                    time.sleep(random.uniform(0, 0.02 * (attempt + 1)))
+                else:
+                    self._settle(before, witness)
+                    return
+        what = f"table {self.name!r} is too busy: {ATTEMPTS_TO_COMMIT} commits lost their race"
+        raise StoreUnavailable(what, self._root.child(self.place), "everything in the ledger", "run the same again")
+
+    def _push(self, actions: list[Any], properties: CommitProperties) -> None:
+        self._delta.create_write_transaction(
+            actions, "append", self.schema, partition_by=[PARTITION], commit_properties=properties
+        )
+
+    def _settle(self, before: int, witness: str) -> bool:
+        """Move the handle on; if one of the new versions adds `witness`, force its log to the disk and say so."""
+        self._delta.update_incremental()
+        for version in range(before + 1, self.version + 1):
+            if witness in self._paths_of(version, copies=True):
+                log = f"{self.place}/_delta_log"
+                written = [f"{log}/{version:020d}.json"]
+                if (version + 1) % CHECKPOINT_INTERVAL == 0:
+                    written += [f"{log}/{version:020d}.checkpoint.parquet", f"{log}/_last_checkpoint"]
+                self._root.make_durable(*written)
+                return True
+        return False
+
+    def _paths_of(self, version: int, copies: bool = False) -> list[str]:
+        """The paths that one version adds; with `copies`, also those that only repeat rows."""
+        text = self._root.read(f"{self.place}/_delta_log/{version:020d}.json").decode()
+        additions = [action["add"] for line in text.splitlines() if "add" in (action := json.loads(line))]
+        return [each["path"] for each in additions if copies or each["dataChange"]]
+
+
+def _active(row: Mapping[str, Any]) -> Active:
+    first, last = row.get("min.attempt"), row.get("max.attempt")
+    return Active(row["path"], row["size_bytes"], row["partition.run"], first or "", last or "\U0010ffff")
