@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import BaseModel, Field, field_validator
+from pydantic.fields import FieldInfo
 
 from configs.sections import (
     AdvantageConfig,
@@ -59,7 +60,9 @@ class RunConfig(Section):
     @classmethod
     def _slug(cls, name: str) -> str:
         if name and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
-            raise ValueError(f"{name!r}: use letters, digits, dot, dash and underscore, starting with a letter or digit")
+            raise ValueError(
+                f"{name!r}: use letters, digits, dot, dash and underscore, starting with a letter or digit"
+            )
         return name
 
 
@@ -75,23 +78,29 @@ class View:
             return self._sections[name]
         except KeyError:
             raise AttributeError(
-                f"stage {self._stage!r} reads config section {name!r}, which it does not declare: its key would not change"
+                f"stage {self._stage!r} reads config section {name!r}, which it does not declare: "
+                "its key would not change"
             ) from None
 
     def content(self) -> dict[str, Any]:
         """What goes into the key: the declared sections without operational fields, as plain JSON values."""
-        return {name: content(value) for name, value in self._sections.items()}
+        return {
+            name: content(value)
+            for name, value in self._sections.items()
+            if not is_operational(RunConfig.model_fields[name])
+        }
+
+
+def is_operational(field: FieldInfo) -> bool:
+    """Tell whether a field is marked as one that cannot change rows."""
+    return isinstance(field.json_schema_extra, dict) and bool(field.json_schema_extra.get("operational"))
 
 
 def content(value: Any) -> Any:
     """Return `value` as plain JSON values, leaving out operational fields at every depth."""
     if isinstance(value, BaseModel):
         fields = type(value).model_fields
-        return {
-            name: content(getattr(value, name))
-            for name, field in fields.items()
-            if not (isinstance(field.json_schema_extra, dict) and field.json_schema_extra.get("operational"))
-        }
+        return {name: content(getattr(value, name)) for name, field in fields.items() if not is_operational(field)}
     if isinstance(value, Mapping):
         return {str(name): content(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-OPERATIONAL = {"operational": True}
+OPERATIONAL: dict[str, Any] = {"operational": True}
 
 
 def operational(default: Any = ..., **constraints: Any) -> Any:

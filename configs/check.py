@@ -1,0 +1,132 @@
+"""What must hold between the sections of a config, so that a run fails before it starts anything and not after."""
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from configs.errors import ConfigError
+from configs.run import RunConfig
+
+
+def problems(config: RunConfig) -> list[str]:
+    """Return one line for each thing in `config` that cannot work, whatever the machine."""
+    checks = [_training(config), _filters(config)]
+    if config.kind in ("train", "evaluate"):
+        checks += [_environments(config), _sampling(config), _evaluation(config)]
+    checks += {"train": [_reinforcement(config)], "sft": [_supervised(config)], "evaluate": []}[config.kind]
+    return [line for check in checks for line in check]
+
+
+def require(config: RunConfig) -> RunConfig:
+    """Return `config`, or raise ConfigError with all its problems."""
+    found = problems(config)
+    if found:
+        raise ConfigError(found)
+    return config
+
+
+def missing(config: RunConfig, policy: str = "") -> list[str]:
+    """Return one line for each file that `config` names and this machine does not have; `policy` stands for a model."""
+    lines = []
+    if not config.model.path and not policy:
+        lines.append("model.path: say which directory (or hub id) holds the starting weights")
+    elif _is_local(config.model.path) and not Path(config.model.path).expanduser().is_dir():
+        lines.append(f"model.path: there is no directory {config.model.path}")
+    data = config.data.path
+    if config.kind == "sft" and data and "://" not in data and not Path(data).expanduser().is_file():
+        lines.append(f"data.path: there is no file {data}")
+    return lines
+
+
+def require_files(config: RunConfig, policy: str = "") -> None:
+    """Raise ConfigError where a file that `config` names is missing. Meant to be called before anything starts."""
+    found = missing(config, policy)
+    if found:
+        raise ConfigError(found)
+
+
+def _is_local(path: str) -> bool:
+    # A hub id is `owner/name`: relative, of two parts, with nothing of that name here.
+    return path.startswith(("/", ".", "~")) or path.count("/") > 1
+
+
+def _environments(config: RunConfig) -> Iterator[str]:
+    if not config.environments:
+        yield f"environments: a run of kind {config.kind} needs at least one"
+    names = Counter(environment.name for environment in config.environments)
+    for name, count in names.items():
+        if count > 1:
+            yield f"environments: {count} of them are named {name!r}; the tables tell them apart by name"
+    for index, environment in enumerate(config.environments):
+        if not isinstance(environment.taskset.get("id"), str) or not environment.taskset["id"]:
+            yield f"environments.{index}.taskset.id: say which installed verifiers taskset it is"
+
+
+def _sampling(config: RunConfig) -> Iterator[str]:
+    longest = config.engine.max_model_len
+    if config.rollout.max_tokens >= longest:
+        yield (
+            f"rollout.max_tokens: {config.rollout.max_tokens} leaves no room for a prompt within "
+            f"engine.max_model_len {longest}"
+        )
+
+
+def _evaluation(config: RunConfig) -> Iterator[str]:
+    attempts = config.evaluation.attempts
+    for k in config.evaluation.pass_at:
+        if not 1 <= k <= attempts:
+            yield f"evaluation.pass_at: pass@{k} needs k from 1 to evaluation.attempts, which is {attempts}"
+
+
+def _training(config: RunConfig) -> Iterator[str]:
+    training = config.training
+    if training.decay_steps and training.decay_steps <= training.warmup_steps:
+        yield (
+            f"training.decay_steps: the rate reaches zero at step {training.decay_steps}, "
+            f"before training.warmup_steps {training.warmup_steps} is over"
+        )
+    if any(not 0 <= beta < 1 for beta in training.betas):
+        yield f"training.betas: {training.betas}: each is at least 0 and below 1"
+    if config.packing.data_parallel != config.learner.processes:
+        yield (
+            f"packing.data_parallel: rows are dealt to {config.packing.data_parallel} ranks, but learner.processes is "
+            f"{config.learner.processes}"
+        )
+
+
+def _filters(config: RunConfig) -> Iterator[str]:
+    counts = Counter(item.type for item in config.filtering.filters)
+    for name, count in counts.items():
+        if count > 1:
+            yield f"filtering.filters: {name!r} is there {count} times"
+    if "errored" not in counts:
+        yield "filtering.filters: 'errored' may not be left out; errored traces must be in no baseline"
+
+
+def _reinforcement(config: RunConfig) -> Iterator[str]:
+    if config.packing.tokens_per_row < config.engine.max_model_len:
+        yield (
+            f"packing.tokens_per_row: a row of {config.packing.tokens_per_row} tokens cannot hold the longest sample, "
+            f"engine.max_model_len {config.engine.max_model_len}"
+        )
+    if config.advantage.type == "grpo" and config.assignment.group_size == 1:
+        yield "assignment.group_size: grpo compares the rollouts of a group; with 1 every advantage is zero"
+    if config.rollout.temperature == 0:
+        yield "rollout.temperature: training needs a temperature above 0; at 0 the rollouts of a group are all the same"
+    for index, environment in enumerate(config.environments):
+        if environment.temperature == 0:
+            yield f"environments.{index}.temperature: training needs a temperature above 0"
+
+
+def _supervised(config: RunConfig) -> Iterator[str]:
+    if not config.data.path:
+        yield "data.path: a run of kind sft needs a JSONL or Parquet file"
+    if config.packing.tokens_per_row < config.data.max_length:
+        yield (
+            f"packing.tokens_per_row: a row of {config.packing.tokens_per_row} tokens cannot hold the longest sample, "
+            f"data.max_length {config.data.max_length}"
+        )
+    if config.advantage.type != "supervised":
+        yield f"advantage.type: a run of kind sft needs 'supervised'; it is {config.advantage.type!r}"
+    if any(item.type == "zero_advantage" and item.enforce for item in config.filtering.filters):
+        yield "filtering.filters: 'zero_advantage' would leave out every demonstration; none of them has an advantage"

@@ -1,0 +1,151 @@
+"""A config while it is put together: plain values, and for each of them the file or override that it came from."""
+
+import tomllib
+from collections.abc import Mapping
+from copy import deepcopy
+from datetime import date, time
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from configs.errors import ConfigError
+
+PRESETS = Path(__file__).parent / "presets"
+Location = tuple[str | int, ...]
+
+
+class Draft:
+    """Plain values merged from left to right."""
+
+    def __init__(self, tree: Mapping[str, Any]) -> None:
+        self.tree: dict[str, Any] = deepcopy(dict(tree))
+        self._sources: dict[Location, str] = {}
+
+    def source(self, location: Location) -> str:
+        """Return where the value at `location`, or else what is nearest to it, came from; empty for a default."""
+        for length in range(len(location), 0, -1):
+            if location[:length] in self._sources:
+                return self._sources[location[:length]]
+        return next((self._sources[deeper] for deeper in self._inside(location)), "")
+
+    def merge(self, tree: Mapping[str, Any], source: str) -> None:
+        """Lay `tree` over what is there: tables are merged, lists and values replaced."""
+        self._merge(self.tree, tree, (), source)
+
+    def override(self, text: str) -> None:
+        """Set one value from `dotted.key=value`; the value is TOML, `null`, or else a bare string.
+
+        Raises ConfigError where the text has no `=`, or leads into a list or value that is not there.
+        """
+        dotted, equals, value = text.partition("=")
+        keys = dotted.strip().split(".")
+        if not equals or not all(keys):
+            raise ConfigError([f"{text}: an override is written dotted.key=value"])
+        source = f"override {text}"
+        node: Any = self.tree
+        location: Location = ()
+        for key in keys[:-1]:
+            item, location = self._enter(node, key, location, source)
+            node = node[item]
+        self._set(node, self._index(node, keys[-1], location, source), parse(value.strip()), location, source)
+
+    def _merge(self, old: dict[str, Any], new: Mapping[str, Any], location: Location, source: str) -> None:
+        for key, value in new.items():
+            self._set(old, key, value, location, source)
+
+    def _set(self, node: Any, key: str | int, value: Any, location: Location, source: str) -> None:
+        here = (*location, key)
+        current = node.get(key) if isinstance(node, dict) else node[key]
+        if isinstance(value, Mapping) and isinstance(current, dict) and not _switches(current, value):
+            self._merge(current, value, here, source)
+            return
+        if key == "type" and isinstance(node, dict) and current not in (None, value):
+            # Another kind of thing: the fields of the old kind mean nothing to it.
+            node.clear()
+        node[key] = deepcopy(value)
+        self._sources[here] = source
+        for deeper in self._inside(here):
+            del self._sources[deeper]
+
+    def _inside(self, location: Location) -> list[Location]:
+        depth = len(location)
+        return [known for known in self._sources if len(known) > depth and known[:depth] == location]
+
+    def _enter(self, node: Any, key: str, location: Location, source: str) -> tuple[str | int, Location]:
+        item = self._index(node, key, location, source)
+        if isinstance(node, dict) and node.get(key) is None:
+            node[key] = {}
+        return item, (*location, item)
+
+    def _index(self, node: Any, key: str, location: Location, source: str) -> str | int:
+        if isinstance(node, dict):
+            return key
+        where = dotted(location)
+        if not isinstance(node, list):
+            raise ConfigError([f"{where}.{key}: {where} is a value and has no keys ({source})"])
+        if key.isdecimal() and int(key) < len(node):
+            return int(key)
+        entries = f"{len(node)} of them, numbered from 0" if node else "no entries"
+        raise ConfigError([f"{where}.{key}: {where} has {entries} ({source})"])
+
+
+def _switches(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    return "type" in new and "type" in old and new["type"] != old["type"]
+
+
+def dotted(location: Location) -> str:
+    """Return a location as one writes it in an override."""
+    return ".".join(str(part) for part in location)
+
+
+def parse(text: str) -> Any:
+    """Return the value that an override's text stands for: TOML, `null`, or else the text itself."""
+    if text == "null":
+        return None
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def read(file: Path | str) -> tuple[dict[str, Any], str]:
+    """Return the tables of a TOML file, or of a preset by its bare name, and what to call it in messages.
+
+    Raises ConfigError where there is no such file or preset, or where it is not TOML.
+    """
+    path = find(file)
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8")), str(file)
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError([f"{path}: not TOML: {error}"]) from error
+    except OSError as error:
+        raise ConfigError([f"{path}: cannot be read: {error.strerror}"]) from error
+
+
+def find(file: Path | str) -> Path:
+    """Return the path of a config file: `file` itself, or the preset of that bare name. Raises ConfigError."""
+    path = Path(file).expanduser()
+    if path.is_file():
+        return path
+    preset = PRESETS / f"{file}.toml"
+    if path.name == str(file) and preset.is_file():
+        return preset
+    raise ConfigError([f"{file}: no such file, and no such preset; the presets are {', '.join(presets())}"])
+
+
+def presets() -> list[str]:
+    """Return the names of the presets."""
+    return sorted(path.stem for path in PRESETS.glob("*.toml"))
+
+
+def unwritable(value: Any, location: Location = ()) -> list[str]:
+    """Return a line for each value that JSON has no form for, so that it could not be recorded and read back."""
+    if isinstance(value, Mapping):
+        return [line for key, item in value.items() for line in unwritable(item, (*location, key))]
+    if isinstance(value, list):
+        return [line for index, item in enumerate(value) for line in unwritable(item, (*location, index))]
+    if isinstance(value, float) and not isfinite(value):
+        return [f"{dotted(location)}: {value} is not a finite number"]
+    if isinstance(value, (date, time)):
+        return [f"{dotted(location)}: {value} is read as a date or time; put it in quotes"]
+    return []

@@ -1,0 +1,85 @@
+"""What must hold between sections: each fault planted alone, and found alone."""
+
+from pathlib import Path
+
+import pytest
+
+from configs.check import missing, problems, require_files
+from configs.errors import ConfigError
+from configs.load import load
+from configs.run import RunConfig
+
+TWICE = '[{name="a", taskset={id="x"}}, {name="a", taskset={id="y"}}]'
+NO_ID = '[{name="a", taskset={}}]'
+
+FAULTS = [
+    ("demo", "packing.tokens_per_row=255", "packing.tokens_per_row: a row of 255 tokens cannot hold"),
+    ("demo", "rollout.max_tokens=256", "rollout.max_tokens: 256 leaves no room"),
+    ("demo", "evaluation.pass_at=[1, 2]", "evaluation.pass_at: pass@2 needs"),
+    ("demo", "evaluation.pass_at=[0]", "evaluation.pass_at: pass@0 needs"),
+    ("demo", "environments=[]", "environments: a run of kind train needs"),
+    ("demo", f"environments={TWICE}", "environments: 2 of them are named 'a'"),
+    ("demo", f"environments={NO_ID}", "environments.0.taskset.id: say which"),
+    ("demo", "assignment.group_size=1", "assignment.group_size: grpo compares"),
+    ("demo", "training={warmup_steps=5, decay_steps=5}", "training.decay_steps: the rate reaches zero at step 5"),
+    ("demo", "training.betas=[0.9, 1.0]", "training.betas: "),
+    ("demo", "packing.data_parallel=2", "packing.data_parallel: rows are dealt to 2 ranks"),
+    ("demo", "rollout.temperature=0", "rollout.temperature: training needs"),
+    ("demo", "environments.0.temperature=0", "environments.0.temperature: training needs"),
+    ("demo", 'filtering.filters=[{type="truncated"}]', "filtering.filters: 'errored' may not be left out"),
+    ("demo", 'filtering.filters=[{type="errored"}, {type="errored"}]', "filtering.filters: 'errored' is there 2"),
+    ("sft_demo", "data.path=''", "data.path: a run of kind sft needs"),
+    ("sft_demo", "data.max_length=2049", "packing.tokens_per_row: a row of 2048 tokens cannot hold"),
+    ("sft_demo", "advantage.type=grpo", "advantage.type: a run of kind sft needs"),
+    ("sft_demo", 'filtering.filters=[{type="errored"}, {type="zero_advantage"}]', "filtering.filters: 'zero_adv"),
+]
+
+
+@pytest.mark.parametrize(("preset", "override", "expected"), FAULTS, ids=[fault[1] for fault in FAULTS])
+def test_a_fault_is_found_and_nothing_else(preset: str, override: str, expected: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load([preset], [override])
+    assert [line[: len(expected)] for line in caught.value.problems] == [expected]
+
+
+@pytest.mark.parametrize(
+    ("preset", "override"),
+    [
+        ("demo", "packing.tokens_per_row=256"),
+        ("demo", "rollout.max_tokens=255"),
+        ("demo", "evaluation={attempts=2, pass_at=[1, 2]}"),
+        ("demo", "training={warmup_steps=5, decay_steps=6}"),
+        ("sft_demo", "data.max_length=2048"),
+        ("sft_demo", "environments=[]"),
+    ],
+)
+def test_the_bounds_themselves_are_allowed(preset: str, override: str) -> None:
+    assert problems(load([preset], [override])) == []
+
+
+def test_an_evaluation_asks_for_nothing_of_training() -> None:
+    config = load(["demo"], ["kind=evaluate", "packing.tokens_per_row=2", "assignment.group_size=1"])
+    assert problems(config) == []
+
+
+def test_files_that_are_missing_here(tmp_path: Path) -> None:
+    config = load(["sft_demo"], [f"data.path={tmp_path}/none.jsonl", f"model.path={tmp_path}/none"])
+    assert missing(config) == [
+        f"model.path: there is no directory {tmp_path}/none",
+        f"data.path: there is no file {tmp_path}/none.jsonl",
+    ]
+    with pytest.raises(ConfigError, match=r"data\.path: there is no file"):
+        require_files(config)
+    (tmp_path / "none").mkdir()
+    (tmp_path / "none.jsonl").touch()
+    require_files(config)
+
+
+def test_a_model_is_needed_unless_a_policy_stands_for_it() -> None:
+    config = RunConfig(kind="evaluate")
+    assert missing(config) == ["model.path: say which directory (or hub id) holds the starting weights"]
+    assert missing(config, policy="latest") == []
+
+
+def test_a_hub_id_is_not_taken_for_a_directory() -> None:
+    assert missing(load(["qwen3_gpu"])) == []

@@ -1,0 +1,194 @@
+"""Putting a config together, and everything that can be wrong with one."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from configs.draft import presets
+from configs.errors import ConfigError
+from configs.load import dump, from_json, load
+from configs.run import RunConfig
+from configs.sections import ElasticPool, GrpoConfig, SupervisedConfig
+
+
+def problems(*overrides: str, files: tuple[str | Path, ...] = ("demo",)) -> tuple[str, ...]:
+    """Return what is wrong with the config of these overrides."""
+    with pytest.raises(ConfigError) as caught:
+        load(files, overrides)
+    return caught.value.problems
+
+
+def toml(directory: Path, name: str, text: str) -> Path:
+    """Write a TOML file."""
+    path = directory / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("preset", presets())
+def test_every_preset_loads(preset: str) -> None:
+    assert load([preset]).kind in ("train", "sft", "evaluate")
+
+
+def test_later_files_win_and_overrides_last(tmp_path: Path) -> None:
+    first = toml(tmp_path, "first.toml", "steps = 5\n[training]\nlearning_rate = 1e-3\nwarmup_steps = 2\n")
+    second = toml(tmp_path, "second.toml", "[training]\nlearning_rate = 2e-3\n")
+    config = load(["demo", first, second], ["training.warmup_steps=4"])
+    assert (config.steps, config.training.learning_rate, config.training.warmup_steps) == (5, 2e-3, 4)
+    assert config.assignment.groups_per_step == 8
+
+
+def test_lists_are_replaced_not_joined(tmp_path: Path) -> None:
+    file = toml(tmp_path, "filters.toml", '[filtering]\nfilters = [{ type = "errored" }]\n')
+    assert [item.type for item in load(["demo", file]).filtering.filters] == ["errored"]
+
+
+@pytest.mark.parametrize(
+    ("override", "path", "expected"),
+    [
+        ("training.learning_rate=1e-5", ("training", "learning_rate"), 1e-5),
+        ("environments.0.max_turns=3", ("environments", 0, "max_turns"), 3),
+        ("environments.0.max_turns=null", ("environments", 0, "max_turns"), None),
+        ("filtering.filters.1.enforce=true", ("filtering", "filters", 1, "enforce"), True),
+        ("filtering.filters.2.enforce=false", ("filtering", "filters", 2, "enforce"), False),
+        ("model.path=some/where", ("model", "path"), "some/where"),
+        ("model.path = '12'", ("model", "path"), "12"),
+        ("environments.0.taskset.min_length=2", ("environments", 0, "taskset", "min_length"), 2),
+        ("evaluation.pass_at=[1]", ("evaluation", "pass_at"), (1,)),
+        ("seed=7", ("seed",), 7),
+    ],
+)
+def test_overrides(override: str, path: tuple[str | int, ...], expected: object) -> None:
+    def at(config: RunConfig) -> object:
+        value: object = config
+        for part in path:
+            value = value[part] if isinstance(value, (tuple, dict)) else getattr(value, str(part))  # type: ignore[index]
+        return value
+
+    assert at(load(["demo"], [override])) == expected
+
+
+def test_another_type_takes_nothing_over_from_the_old_one(tmp_path: Path) -> None:
+    file = toml(tmp_path, "std.toml", '[advantage]\ntype = "grpo"\nnormalise_std = true\n')
+    assert load(["demo", file]).advantage == GrpoConfig(normalise_std=True)
+    assert load(["demo", file], ["advantage.type=supervised"]).advantage == SupervisedConfig()
+    assert load(["demo", file], ['advantage={type="supervised"}']).advantage == SupervisedConfig()
+
+
+def test_base_is_what_a_recorded_run_had() -> None:
+    recorded = json.loads(dump(load(["demo"], ["seed=3", "training.learning_rate=1e-2"])))
+    config = load((), ["training.warmup_steps=1"], base=recorded)
+    assert (config.seed, config.training.learning_rate, config.training.warmup_steps) == (3, 1e-2, 1)
+
+
+def test_unknown_keys_name_path_source_and_nearest_name(tmp_path: Path) -> None:
+    file = toml(tmp_path, "mine.toml", "[training]\nlearning_rat = 1\n")
+    assert problems(files=("demo", file)) == (
+        f"training.learning_rat: unknown key ({file}); did you mean training.learning_rate?",
+    )
+    assert problems("learning_rate=1") == (
+        "learning_rate: unknown key (override learning_rate=1); did you mean training.learning_rate?",
+    )
+    assert problems("trainng.learning_rate=1") == (
+        "trainng: unknown key (override trainng.learning_rate=1); did you mean training?",
+    )
+    assert problems("filtering.filters.2.enforc=false") == (
+        "filtering.filters.2.enforc: unknown key (override filtering.filters.2.enforc=false); "
+        "did you mean filtering.filters.2.enforce?",
+    )
+    assert problems("qqq=1") == ("qqq: unknown key (override qqq=1)",)
+
+
+def test_removed_keys_say_what_became_of_them() -> None:
+    (line,) = problems("environments.0.args={}")
+    assert line.startswith("environments.0.args: no longer a key (override")
+    assert "`taskset`" in line
+
+
+def test_wrong_types_are_told_all_at_once() -> None:
+    lines = problems("rollout.max_tokens=many", "training.learning_rate=-1", "steps.x=1", "environments.9.name=a")
+    assert lines == (
+        "steps.x: steps is a value and has no keys (override steps.x=1)",
+        "environments.9: environments has 1 of them, numbered from 0 (override environments.9.name=a)",
+        "rollout.max_tokens: should be a valid integer, unable to parse string as an integer; it is 'many' "
+        "(override rollout.max_tokens=many)",
+        "training.learning_rate: should be greater than 0; it is -1 (override training.learning_rate=-1)",
+    )
+
+
+def test_an_unknown_type_names_the_known_ones() -> None:
+    (line,) = problems("advantage.type=grop")
+    assert line.startswith("advantage: tag 'grop'") and "'grpo', 'supervised'" in line
+
+
+def test_a_pool_without_type_is_refused_plainly() -> None:
+    (line,) = problems("environments.0.pool.num_workers=2")
+    assert line.startswith("environments.0.pool: say of which `type` it is")
+
+
+@pytest.mark.parametrize("value", ["inf", "nan", "2020-01-01"])
+def test_values_that_json_cannot_hold_are_refused(value: str) -> None:
+    (line,) = problems(f"environments.0.taskset.limit={value}")
+    assert line.startswith("environments.0.taskset.limit: ")
+
+
+def test_an_override_needs_a_key_and_a_value() -> None:
+    assert problems("steps") == ("steps: an override is written dotted.key=value",)
+    assert problems("a..b=1") == ("a..b=1: an override is written dotted.key=value",)
+
+
+def test_files_that_are_not_there_or_not_toml(tmp_path: Path) -> None:
+    assert problems(files=("dmo",)) == (
+        f"dmo: no such file, and no such preset; the presets are {', '.join(presets())}",
+    )
+    broken = toml(tmp_path, "broken.toml", "steps = = 3\n")
+    (line,) = problems(files=(broken,))
+    assert line.startswith(f"{broken}: not TOML: ") and "line 1" in line
+
+
+def test_num_workers_of_old_configs_becomes_a_pool_with_a_warning() -> None:
+    with pytest.warns(FutureWarning, match=r"environments\.0\.num_workers is deprecated"):
+        assert load(["demo"], ["environments.0.num_workers=auto"]).environments[0].pool == ElasticPool()
+    with pytest.warns(FutureWarning, match="num_workers"):
+        config = load(["demo"], ['environments.0.pool={type="elastic", multiplex=4}', "environments.0.num_workers=3"])
+    assert config.environments[0].pool == ElasticPool(multiplex=4)
+
+
+def test_presets_hold_no_deprecated_keys(recwarn: pytest.WarningsRecorder) -> None:
+    for preset in presets():
+        load([preset])
+    assert not recwarn.list
+
+
+@given(
+    seed=st.none() | st.integers(0, 2**31),
+    rate=st.floats(1e-12, 1e3, allow_nan=False),
+    taskset=st.dictionaries(st.text(max_size=8), st.integers() | st.text(max_size=8) | st.booleans(), max_size=4),
+    name=st.text(max_size=8),
+    pass_at=st.lists(st.integers(1, 9), max_size=3),
+)
+def test_recorded_configs_come_back_as_they_were(
+    seed: int | None, rate: float, taskset: dict[str, object], name: str, pass_at: list[int]
+) -> None:
+    config = RunConfig.model_validate(
+        {
+            "seed": seed,
+            "training": {"learning_rate": rate},
+            "environments": [{"name": name, "taskset": taskset, "pool": {"type": "elastic"}}],
+            "evaluation": {"pass_at": pass_at},
+        }
+    )
+    assert from_json(dump(config)) == config
+    assert dump(from_json(dump(config))) == dump(config)
+
+
+def test_recorded_configs_of_another_layout_are_refused() -> None:
+    tree = json.loads(dump(RunConfig()))
+    tree["rollout"]["speed"] = 3
+    with pytest.raises(ConfigError, match=r"rollout\.speed: unknown key \(recorded config\)"):
+        from_json(json.dumps(tree))
+    with pytest.raises(ConfigError, match="not JSON"):
+        from_json("{")

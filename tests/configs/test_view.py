@@ -1,0 +1,75 @@
+"""Keys hold every field that may change rows, and none that may not: checked for all fields there are."""
+
+from collections.abc import Iterator
+from typing import Any, get_args, get_origin
+
+import pytest
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from configs.explain import members
+from configs.run import RunConfig, View, content, is_operational
+from configs.sections import EnvironmentConfig
+
+Path = tuple[str, ...]
+
+LITERALS = {bool: lambda value: not value, int: lambda value: value + 1, float: lambda value: (value or 0.25) / 2}
+
+
+def example(model: type[BaseModel]) -> BaseModel:
+    """Return an instance of `model`, with values for the fields that have no default."""
+    return model(name="a", taskset={"id": "x"}) if model is EnvironmentConfig else model()
+
+
+def other(value: Any, field: FieldInfo) -> Any:
+    """Return a value of the field that differs from `value`; it need not be a sensible one."""
+    if get_origin(field.annotation) is not None and type(None) in get_args(field.annotation):
+        return 3 if value is None else None
+    if type(value) in LITERALS:
+        return LITERALS[type(value)](value)
+    if isinstance(value, dict):
+        return {**value, "another": 1}
+    return (*value, 1) if isinstance(value, tuple) else f"{value}-other"
+
+
+def leaves(model: type[BaseModel], operational: bool = False) -> Iterator[tuple[type[BaseModel], str, bool]]:
+    """Yield (model, field, operational) for every field of `model` and of all that it may hold."""
+    for name, field in model.model_fields.items():
+        hidden = operational or is_operational(field)
+        inner = members(field.annotation)
+        if not inner or get_origin(field.annotation) is tuple:
+            yield model, name, is_operational(field)
+        for member in inner:
+            yield from leaves(member, hidden)
+
+
+ALL = sorted({(m, n, o) for m, n, o in leaves(RunConfig)}, key=lambda leaf: (leaf[0].__name__, leaf[1]))
+IDS = [f"{model.__name__}.{name}" for model, name, _ in ALL]
+
+
+@pytest.mark.parametrize(("model", "name", "operational"), ALL, ids=IDS)
+def test_a_field_is_in_keys_unless_it_is_operational(model: type[BaseModel], name: str, operational: bool) -> None:
+    before = example(model)
+    value = getattr(before, name)
+    after = before.model_copy(update={name: other(value, model.model_fields[name])})
+    assert getattr(after, name) != value
+    assert (content(after) == content(before)) == operational
+
+
+def test_the_walk_reaches_every_section() -> None:
+    reached = {model for model, _, _ in ALL}
+    assert {member for field in RunConfig.model_fields.values() for member in members(field.annotation)} <= reached
+    assert {operational for _, _, operational in ALL} == {True, False}
+
+
+@pytest.mark.parametrize("name", RunConfig.model_fields)
+def test_a_view_of_one_section_holds_it_unless_it_is_operational(name: str) -> None:
+    view = View(RunConfig(), (name,), "some stage")
+    assert list(view.content()) == ([] if is_operational(RunConfig.model_fields[name]) else [name])
+    assert getattr(view, name) == getattr(RunConfig(), name)
+
+
+def test_a_view_hides_what_the_stage_did_not_declare() -> None:
+    view = View(RunConfig(), ("rollout",), "packing")
+    with pytest.raises(AttributeError, match="stage 'packing' reads config section 'training'"):
+        _ = view.training
