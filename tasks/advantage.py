@@ -1,0 +1,112 @@
+"""Advantage: what every kept trace, and every token of its branches, is worth.
+
+Reads traces, messages, verdicts; writes credits.
+"""
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from configs.run import View
+from storage.schemas import CREDITS, FLOATS, INDICES
+from tasks.algorithms import ALGORITHMS, AdvantageBreach, Credit, Kept
+from tasks.branches import Branches, find_branches, owners
+from tasks.columns import codes, texts
+from tasks.ragged import Ragged
+from tasks.stage import Stage, Tables, as_task
+
+
+def advantage(tables: Tables, config: View) -> Tables:
+    """Return one credit per branch of every kept trace, with per-token streams laid along the branch.
+
+    A token that several branches share has its weight in the first of them only, so it is trained exactly once. Raises
+    AdvantageBreach if verdicts and traces do not match, an errored trace is kept, a reward is not finite, a kept trace
+    has no messages, or a group's advantages do not add up to zero where the algorithm says so.
+    """
+    algorithm = ALGORITHMS[config.advantage.type]
+    kept = _kept(tables)
+    credit = algorithm.credit(kept, config.advantage)
+    if algorithm.zero_sum:
+        check_zero_sum(kept.traces, credit)
+    return {"credits": _credits(kept, credit, find_branches(kept.messages, kept.owner))}
+
+
+def check_zero_sum(traces: pa.Table, credit: Credit) -> None:
+    """Raise AdvantageBreach if the advantages of a group's traces do not add up to zero, up to rounding."""
+    code, names = codes(traces["group_id"])
+    values = np.nan_to_num(credit.advantage)
+    total, scale = np.bincount(code, values, len(names)), np.bincount(code, np.abs(values), len(names))
+    wrong = np.flatnonzero(~(np.abs(total) <= 1e-9 * (1 + scale)))
+    if len(wrong):
+        raise AdvantageBreach(
+            f"table credits, column advantage: group {names[wrong[0]]} adds up to {total[wrong[0]]:.3g}, not to zero "
+            f"({len(wrong)} groups). Nothing was trained. A trace outside the baseline was given an advantage."
+        )
+
+
+def _kept(tables: Tables) -> Kept:
+    """Return the kept traces and their messages, in table order; raise AdvantageBreach if the tables do not match."""
+    traces, messages, verdicts = tables["traces"], tables["messages"], tables["verdicts"]
+    if sorted(texts(traces["trace_id"])) != sorted(texts(verdicts["trace_id"])):
+        raise _breach("verdicts", "trace_id", "there is not exactly one verdict for every trace")
+    keep = verdicts.filter(verdicts["keep"])["trace_id"].combine_chunks()
+    chosen = traces.filter(pc.is_in(traces["trace_id"], value_set=keep))
+    if (errored := chosen.filter(pc.is_valid(chosen["error_class"]))).num_rows:
+        raise _breach("verdicts", "keep", f"errored trace {errored['trace_id'][0]} is kept and would enter a baseline")
+    if not np.isfinite(chosen["reward"].drop_null().to_numpy()).all():
+        raise _breach("traces", "reward", "a kept trace has a reward that is not finite")
+    own = messages.filter(pc.is_in(messages["trace_id"], value_set=keep))
+    owner = owners(own, chosen, "messages")
+    empty = np.setdiff1d(np.arange(chosen.num_rows), owner)
+    if len(empty):
+        raise _breach("messages", "trace_id", f"kept trace {chosen['trace_id'][int(empty[0])]} has no messages")
+    return Kept(chosen, own, owner, Ragged.of(own["mask"]))
+
+
+def _breach(table: str, column: str, what: str) -> AdvantageBreach:
+    return AdvantageBreach(
+        f"table {table}, column {column}: {what}. Nothing was trained on these rows; all that was sampled is safe. "
+        "Run the stage that wrote the table again."
+    )
+
+
+def _credits(kept: Kept, credit: Credit, branches: Branches) -> pa.Table:
+    tokens = kept.mask.take(branches.path.values)
+    counts = branches.path.lengths
+    once = np.repeat(branches.first, tokens.lengths)
+
+    def along(stream: np.ndarray[tuple[int], np.dtype[np.float32]]) -> Ragged:
+        taken = Ragged(stream, kept.mask.offsets).take(branches.path.values)
+        return Ragged(np.where(once, taken.values, np.float32(0)), taken.offsets).merge(counts)
+
+    rl = along(credit.rl)
+    worth = np.nan_to_num(credit.advantage)[branches.owner][rl.row_of_value].astype(np.float32)
+    traces = kept.traces.take(branches.owner)
+    numbers = kept.messages["message"].to_numpy()
+    columns = {
+        "sample_id": [f"{i}/{n}" for i, n in zip(texts(traces["trace_id"]), branches.number, strict=True)],
+        "trace_id": traces["trace_id"],
+        "branch": pa.array(branches.number, pa.int32()),
+        "group_id": traces["group_id"],
+        "path": Ragged(numbers[branches.path.values], branches.path.offsets).arrow(INDICES),
+        "reward": traces["reward"],
+        "baseline": pa.array(credit.baseline[branches.owner], from_pandas=True),
+        "advantage": pa.array(credit.advantage[branches.owner], from_pandas=True),
+        "num_tokens": pa.array(rl.lengths),
+        "advantages": Ragged(np.where(rl.values != 0, worth, np.float32(0)), rl.offsets).arrow(FLOATS),
+        "rl_weights": rl.arrow(FLOATS),
+        "ce_weights": along(credit.ce).arrow(FLOATS),
+        "ref_kl_weights": along(credit.ref_kl).arrow(FLOATS),
+    }
+    return pa.table(columns, schema=CREDITS.arrow)
+
+
+STAGE = Stage(
+    name="advantage",
+    version=1,
+    reads=("traces", "messages", "verdicts"),
+    writes=("credits",),
+    sections=("advantage",),
+    function=advantage,
+)
+task = as_task(STAGE)

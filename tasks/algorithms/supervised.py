@@ -1,0 +1,13 @@
+"""Supervised: raise the likelihood of the tokens that the mask names, whatever reward they brought."""
+
+import numpy as np
+
+from configs.sections import SupervisedConfig
+from tasks.algorithms.credit import Credit, Kept
+
+
+def supervised(kept: Kept, settings: SupervisedConfig) -> Credit:
+    """Return weight 1 in the cross-entropy component on masked tokens; there is no advantage and no baseline."""
+    none = np.full(kept.traces.num_rows, np.nan)
+    zero = np.zeros(len(kept.mask.values), np.float32)
+    return Credit(baseline=none, advantage=none, rl=zero, ce=kept.mask.values.astype(np.float32), ref_kl=zero)

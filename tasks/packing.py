@@ -1,0 +1,124 @@
+"""Packing: which samples share a row, on which rank, at which micro-step, in the layout that the learner maps.
+
+Reads credits, messages, traces; writes batches.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from configs.run import View
+from storage.schemas import BATCHES, FLOATS, INDICES, NAMES, TOKENS
+from tasks.bins import Rows, pack
+from tasks.ragged import Ragged, borders
+from tasks.samples import COMPONENTS, PackingBreach, Samples, weighted_samples
+from tasks.stage import Stage, Tables, as_task
+from tasks.walk import digest
+
+PADDING_TOKENS = 2
+"""Length of a padding row: the shortest with a token to predict, so that an idle rank costs next to nothing."""
+
+
+class BudgetTooSmall(ValueError):
+    """A sample is longer than a packed row may be."""
+
+
+def packing(tables: Tables, config: View) -> Tables:
+    """Return the packed rows of one batch, split into `updates_per_step` updates; no rows if no sample has weight.
+
+    Weights are zero at the first token of every segment, whose prediction would come from the sample before it. Samples
+    without any weight left are not packed: they would cost compute and change nothing. The denominators count non-zero
+    weights of the whole update and stand in each of its rows. Raises BudgetTooSmall for a sample longer than a row,
+    PackingBreach if the tables do not fit together or a sample is not in exactly one row.
+    """
+    samples = weighted_samples(tables["credits"], tables["messages"], tables["traces"])
+    settings = config.packing
+    _check_budget(samples, settings.tokens_per_row)
+    batches = [BATCHES.arrow.empty_table()]
+    for number, update in enumerate(updates(samples, settings.updates_per_step)):
+        rows = pack(update.lengths.tolist(), settings.tokens_per_row, settings.data_parallel)
+        check_once(rows, update.ids)
+        first = sum(batch.num_rows for batch in batches)
+        batches.append(_batch(update, rows, number, first, settings.data_parallel))
+    return {"batches": pa.concat_tables(batches)}
+
+
+def updates(samples: Samples, num_updates: int) -> Iterator[Samples]:
+    """Yield the samples of each update: equal numbers, up to one, of neighbours in the hash order of their groups.
+
+    So a group is split only where the border falls, and updates do not follow the order in which groups finished,
+    which would give the first one the short rollouts. With fewer samples than updates, there are fewer updates.
+    """
+    order = sorted(range(len(samples.ids)), key=lambda i: (digest("update", samples.groups[i]), i))
+    for part in np.array_split(np.array(order, np.int64), num_updates):
+        if len(part):
+            yield samples.take(part)
+
+
+def check_once(rows: Rows, sample_ids: list[str]) -> None:
+    """Raise PackingBreach unless every sample is in exactly one row."""
+    placed = np.array([sample for row in rows for sample in row], np.int64)
+    times = np.bincount(placed, minlength=len(sample_ids))
+    if (times != 1).any():
+        wrong = int(np.argmax(times != 1))
+        raise PackingBreach(
+            f"table batches, column sample_ids: sample {sample_ids[wrong]} is in {times[wrong]} rows, not in one. "
+            "Nothing was trained; the samples are safe in table credits."
+        )
+
+
+def _check_budget(samples: Samples, budget: int) -> None:
+    if samples.lengths.max(initial=0) > budget:
+        longest = int(np.argmax(samples.lengths))
+        raise BudgetTooSmall(
+            f"sample {samples.ids[longest]} has {samples.lengths[longest]} tokens, but packing.tokens_per_row is "
+            f"{budget} ({int((samples.lengths > budget).sum())} of {len(samples.ids)} samples are too long). Nothing "
+            "was trained; traces and credits are safe. Set packing.tokens_per_row to "
+            f"{samples.lengths[longest]} or more, or shorten the rollouts: engine.max_model_len bounds prompt and "
+            "completion, max_turns the number of turns."
+        )
+
+
+def _batch(samples: Samples, rows: Rows, update: int, first_row: int, num_ranks: int) -> pa.Table:
+    """Return the rows of one update; row `i` goes to rank `i % num_ranks` at micro-step `i // num_ranks`."""
+    names = np.array(samples.ids, object)
+    segments = [borders(samples.lengths[row] if row else [PADDING_TOKENS]) for row in rows]
+    numbers = np.arange(len(rows))
+    columns = {
+        "row": pa.array(first_row + numbers, pa.int32()),
+        "update": pa.array(np.full(len(rows), update), pa.int32()),
+        "rank": pa.array(numbers % num_ranks, pa.int32()),
+        "micro_step": pa.array(numbers // num_ranks, pa.int32()),
+        "sample_ids": pa.array([names[row].tolist() if row else [] for row in rows], NAMES),
+        "cu_seqlens": Ragged.from_lengths(np.concatenate(segments), [len(each) for each in segments]).arrow(INDICES),
+    }
+    for component in COMPONENTS:
+        counted = np.count_nonzero(samples.streams[f"{component}_weights"].values)
+        columns[f"{component}_tokens"] = pa.array(np.full(len(rows), counted, np.int64))
+    columns |= _streams(samples, rows, [int(each[-1]) for each in segments])
+    return pa.table({name: columns[name] for name in BATCHES.arrow.names}, schema=BATCHES.arrow)
+
+
+def _streams(samples: Samples, rows: Rows, tokens_in_row: list[int]) -> dict[str, "pa.Array[Any]"]:
+    """Return the per-token columns; rows without samples come last, as `pack` leaves them."""
+    order = np.array([sample for row in rows for sample in row], np.int64)
+    num_padding = sum(tokens_in_row) - int(samples.lengths.sum())
+    columns: dict[str, pa.Array[Any]] = {}
+    for name, stream in samples.streams.items():
+        padding = np.full(num_padding, 1 if name == "temperatures" else 0, stream.values.dtype)
+        values = np.concatenate((stream.take(order).values, padding))
+        columns[name] = Ragged.from_lengths(values, tokens_in_row).arrow(TOKENS if name == "token_ids" else FLOATS)
+    return columns
+
+
+STAGE = Stage(
+    name="packing",
+    version=1,
+    reads=("credits", "messages", "traces"),
+    writes=("batches",),
+    sections=("packing",),
+    function=packing,
+)
+task = as_task(STAGE)

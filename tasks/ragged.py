@@ -1,0 +1,79 @@
+"""Ragged columns: the lists of an Arrow column as one flat numpy array and the borders of its rows.
+
+A step holds millions of tokens in thousands of lists; everything that touches tokens works on the flat array, never on
+one Python object per token.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+Integers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """Rows of different lengths: row `i` is `values[offsets[i]:offsets[i + 1]]`."""
+
+    values: npt.NDArray[Any]
+    """All rows, one after the other; shape [total]."""
+    offsets: Integers
+    """Borders of the rows; shape [rows + 1], first 0, last `total`."""
+
+    @classmethod
+    def of(cls, column: "pa.ChunkedArray[Any]") -> "Ragged":
+        """Return a list column without nulls as flat values and borders."""
+        array = cast("pa.ListArray[Any]", column.combine_chunks())
+        offsets = np.asarray(array.offsets.to_numpy(zero_copy_only=False), np.int64)
+        return cls(array.flatten().to_numpy(zero_copy_only=False), offsets - offsets[0])
+
+    @classmethod
+    def from_lengths(cls, values: npt.NDArray[Any], lengths: npt.ArrayLike) -> "Ragged":
+        """Return `values` cut into rows of these lengths, which must add up to its size."""
+        offsets = borders(lengths)
+        assert offsets[-1] == len(values), f"lengths add up to {offsets[-1]}, but there are {len(values)} values"
+        return cls(values, offsets)
+
+    @property
+    def lengths(self) -> Integers:
+        """Length of each row; shape [rows]."""
+        return np.diff(self.offsets)
+
+    @property
+    def row_of_value(self) -> Integers:
+        """The row that each value belongs to; shape [total]."""
+        return np.repeat(np.arange(len(self.offsets) - 1), self.lengths)
+
+    def take(self, rows: npt.ArrayLike) -> "Ragged":
+        """Return these rows in this order; a row may be taken more than once."""
+        chosen = np.asarray(rows, np.int64)
+        lengths = self.lengths[chosen]
+        offsets = borders(lengths)
+        where = np.repeat(self.offsets[:-1][chosen] - offsets[:-1], lengths) + np.arange(offsets[-1])
+        return Ragged(self.values[where], offsets)
+
+    def merge(self, counts: npt.ArrayLike) -> "Ragged":
+        """Return longer rows: each joins the next `counts[i]` rows; the counts add up to the number of rows."""
+        return Ragged(self.values, self.offsets[borders(counts)])
+
+    def arrow(self, kind: "pa.ListType[Any]") -> "pa.ListArray[Any]":
+        """Return the rows as an Arrow list array of exactly this type."""
+        values: Any = pa.array(self.values, type=kind.value_type)
+        offsets: Any = pa.array(self.offsets, pa.int32())
+        return cast("pa.ListArray[Any]", pa.ListArray.from_arrays(offsets, values, type=kind))
+
+
+def borders(lengths: npt.ArrayLike) -> Integers:
+    """Return 0 and the running sum of `lengths`; shape [rows + 1]."""
+    sums: Integers = np.concatenate(([0], np.cumsum(np.asarray(lengths, np.int64), dtype=np.int64)))
+    return sums
+
+
+def lists(rows: Sequence[Sequence[int]]) -> Ragged:
+    """Return a list of lists of integers as a ragged array."""
+    flat = np.fromiter((value for row in rows for value in row), np.int64)
+    return Ragged.from_lengths(flat, [len(row) for row in rows])
