@@ -6,10 +6,22 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tasks.columns import texts
 
 TRAINED, FILTERED, ERRORED, NO_WEIGHT = "trained", "filtered", "errored", "no weight"
+
+COLUMNS = [
+    "trace_id",
+    "episode_id",
+    "assignment_id",
+    "agent",
+    "error_class",
+    "num_input_tokens",
+    "num_output_tokens",
+]
+"""What accounting reads of a trace."""
 
 
 class AccountBreach(ValueError):
@@ -37,7 +49,7 @@ def account(
     Raises AccountBreach if an assignment has no trace, a trace no assignment, an assignment two episodes or two traces
     of one agent; if verdicts are not one per trace; if a trace is trained without being kept, or a sample twice.
     """
-    rows = traces.to_pylist()
+    rows = traces.select(COLUMNS).to_pylist()
     _check_assignments(texts(assignments["assignment_id"]), rows)
     reasons = _reasons(verdicts, rows)
     trained = _trained(credits, batches)
@@ -87,15 +99,14 @@ def _reasons(verdicts: pa.Table, rows: list[dict[str, Any]]) -> dict[str, str | 
     _once(texts(verdicts["trace_id"]), "verdicts", "trace_id", "trace")
     reasons = dict(zip(texts(verdicts["trace_id"]), verdicts["reason"].to_pylist(), strict=True))
     if differing := reasons.keys() ^ {row["trace_id"] for row in rows}:
-        raise _breach(
-            "verdicts", "trace_id", f"{len(differing)} traces lack a verdict or the reverse: {min(differing)}"
-        )
+        what = f"{len(differing)} traces lack a verdict, or verdicts a trace, first {min(differing)}"
+        raise _breach("verdicts", "trace_id", what)
     return reasons
 
 
 def _trained(credits: pa.Table, batches: pa.Table) -> set[str]:
     """Return the traces that have a sample in the batches."""
-    packed = [sample for row in batches["sample_ids"].to_pylist() for sample in row]
+    packed = [str(sample) for sample in pc.list_flatten(batches["sample_ids"]).to_pylist()]
     _once(packed, "batches", "sample_ids", "sample")
     trace_of = dict(zip(texts(credits["sample_id"]), texts(credits["trace_id"]), strict=True))
     if unknown := set(packed) - trace_of.keys():
