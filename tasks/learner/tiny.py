@@ -90,8 +90,8 @@ def tiny_qwen3(
 def byte_tokenizer(vocab_size: int, max_length: int) -> Any:
     """Return a tokenizer whose first 256 ids are the byte values, then Qwen3's control and markup tokens.
 
-    Ids up to `vocab_size` are reserved tokens, so that every id the model can sample has a token. Raises ValueError when
-    `vocab_size` has no room for the tokens.
+    Ids up to `vocab_size` are reserved tokens, so that every id the model can sample has a token. Raises ValueError
+    when `vocab_size` has no room for the tokens.
     """
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast

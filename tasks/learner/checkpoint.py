@@ -1,0 +1,117 @@
+"""A policy on disk: a Hugging Face directory, optimizer state beside the weights, all of it synced.
+
+Weights are always stored in float32, as they are trained: rounding them would make a resumed run another run. An engine
+casts them when it loads.
+"""
+
+import json
+import os
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from tasks.learner.digest import OPTIMIZER_FILE, tensors_sha256, weights_sha256
+from tasks.learner.distributed import World, like, whole
+from tasks.learner.errors import LearnerError, NoOptimizerState
+from tasks.learner.model import Policy
+
+COMPANION_SUFFIXES = {".json", ".txt", ".model", ".jinja", ".tiktoken"}
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+def companions(directory: Path) -> dict[str, bytes]:
+    """Return the files that a policy hands down to its descendants: config, tokenizer, chat template.
+
+    Held in memory, because a published directory may be moved or evicted. The config's dtype becomes float32.
+    """
+    files = {
+        path.name: path.read_bytes()
+        for path in sorted(directory.iterdir())
+        if path.is_file() and path.suffix in COMPANION_SUFFIXES and not path.name.endswith(".index.json")
+    }
+    config = json.loads(files["config.json"])
+    config.pop("torch_dtype", None)
+    config["dtype"] = "float32"
+    files["config.json"] = (json.dumps(config, indent=2, sort_keys=True) + "\n").encode()
+    return files
+
+
+def save_policy(
+    policy: Policy, optimizer: torch.optim.AdamW | None, files: dict[str, bytes], directory: Path, world: World
+) -> str:
+    """Write the policy into `directory`, with optimizer state if `optimizer` is given; return the weights' digest.
+
+    All ranks call this together and rank 0 writes. Everything is synced to disk before it returns.
+    """
+    from safetensors.torch import save_file
+
+    weights = _gather(dict(policy.causal.state_dict()), world)
+    moments = None if optimizer is None else _gather(_moments(policy, optimizer), world)
+    digest = None
+    if world.rank == 0:
+        directory.mkdir(parents=True, exist_ok=True)
+        policy.causal.save_pretrained(directory, state_dict=weights)
+        if moments is not None:
+            save_file(moments, directory / OPTIMIZER_FILE)
+        for name, content in files.items():
+            (directory / name).write_bytes(content)
+        _sync(directory)
+        digest = weights_sha256(directory)
+    return str(world.broadcast(digest))
+
+
+def memory_sha256(policy: Policy, world: World) -> str:
+    """Return the digest that `save_policy` would, without writing: for weights between two updates of one batch."""
+    tied = set(policy.causal.state_dict()) - {name for name, _ in policy.causal.named_parameters()}
+    weights = _gather({name: tensor for name, tensor in policy.causal.state_dict().items() if name not in tied}, world)
+    digest = tensors_sha256({name: tensor.numpy() for name, tensor in weights.items()}) if world.rank == 0 else None
+    return str(world.broadcast(digest))
+
+
+def load_optimizer(policy: Policy, optimizer: torch.optim.AdamW, directory: Path) -> None:
+    """Fill a new optimizer with the state beside the weights.
+
+    Raises NoOptimizerState when there is none, LearnerError when it does not fit the model.
+    """
+    from safetensors import safe_open
+
+    path = directory / OPTIMIZER_FILE
+    if not path.is_file():
+        raise NoOptimizerState(
+            f"{directory} holds no {OPTIMIZER_FILE}: load the last policy that has it and train the recorded batches "
+            "again, or ask for a fresh optimizer"
+        )
+    parameters = dict(policy.causal.named_parameters())
+    with safe_open(path, "pt") as stored:
+        found, wanted = set(stored.keys()), {f"{moment}.{name}" for moment in MOMENTS for name in parameters}
+        if found != wanted | {"step"}:
+            raise LearnerError(f"{path} does not fit the model: differs in {sorted(found ^ (wanted | {'step'}))[:4]}")
+        for name, parameter in parameters.items():
+            state = {moment: like(stored.get_tensor(f"{moment}.{name}"), parameter) for moment in MOMENTS}
+            optimizer.state[parameter] = {"step": stored.get_tensor("step").to(parameter.device), **state}
+
+
+def _moments(policy: Policy, optimizer: torch.optim.AdamW) -> dict[str, Tensor]:
+    states = {name: optimizer.state[parameter] for name, parameter in policy.causal.named_parameters()}
+    moments = {f"{moment}.{name}": state[moment] for moment in MOMENTS for name, state in states.items()}
+    return moments | {"step": next(iter(states.values()))["step"]}
+
+
+def _gather(tensors: dict[str, Tensor], world: World) -> dict[str, Tensor]:
+    """Return whole tensors on the CPU, on rank 0; nothing elsewhere, so that no other rank holds the model."""
+    gathered = {}
+    for name, tensor in tensors.items():
+        full = whole(tensor.detach())
+        if world.rank == 0:
+            gathered[name] = full.cpu()
+    return gathered
+
+
+def _sync(directory: Path) -> None:
+    for path in (*directory.iterdir(), directory, directory.parent):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,90 @@
+"""The learner's ranks: one process or many under torchrun, by the same code.
+
+Parameters are sharded with FSDP2 also when there is one rank, which is bit-identical to no sharding. FSDP2 averages
+gradients over ranks, and gloo refuses another divisor, so the loss is multiplied by the number of ranks instead.
+"""
+
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+# Ranks wait for the next request in a broadcast, as long as rollouts take. The death of a rank closes its connections
+# and is seen at once, so nothing is lost by waiting long.
+PATIENCE = timedelta(days=30)
+BACKEND = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+
+
+@dataclass(frozen=True)
+class World:
+    """The ranks that train together, seen from one of them."""
+
+    rank: int
+    size: int
+    local_rank: int
+
+    def broadcast(self, message: Any) -> Any:
+        """Return rank 0's `message` on every rank."""
+        if self.size == 1:
+            return message
+        box = [message]
+        dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
+        return box[0]
+
+    def gather(self, part: Any) -> list[Any]:
+        """Return every rank's `part`, in rank order, on every rank."""
+        if self.size == 1:
+            return [part]
+        parts: list[Any] = [None] * self.size
+        dist.all_gather_object(parts, part)
+        return parts
+
+
+def start_world() -> World:
+    """Join the ranks that torchrun started, or make a world of one that needs no port. Once per process."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        dist.init_process_group(BACKEND, timeout=PATIENCE)
+        return World(dist.get_rank(), dist.get_world_size(), int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group(BACKEND, store=dist.HashStore(), rank=0, world_size=1, timeout=PATIENCE)
+    return World(0, 1, 0)
+
+
+def shard(policy: nn.Module, layers: nn.ModuleList, device: torch.device, half: bool) -> None:
+    """Shard `policy` over all ranks, layer by layer, in place; `half` computes in bfloat16 from float32 weights."""
+    mesh: DeviceMesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    # Inputs keep their type: temperatures would lose digits in bfloat16.
+    precision = (
+        MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False)
+        if half
+        else MixedPrecisionPolicy()
+    )
+    for layer in layers:
+        fully_shard(layer, mesh=mesh, mp_policy=precision)
+    fully_shard(policy, mesh=mesh, mp_policy=precision)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Return a parameter's or a norm's full value on every rank; all ranks must call this together."""
+    full = getattr(tensor, "full_tensor", None)
+    return tensor if full is None else full()
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return this rank's shard of a gradient, sharing its memory."""
+    shard_of = getattr(tensor, "to_local", None)
+    return tensor if shard_of is None else shard_of()
+
+
+def like(full: Tensor, parameter: Tensor) -> Tensor:
+    """Return `full` laid out over the ranks as `parameter` is."""
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    if isinstance(parameter, DTensor):
+        return distribute_tensor(full.to(parameter.device), parameter.device_mesh, parameter.placements)
+    return full.to(parameter.device)

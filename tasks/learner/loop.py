@@ -1,0 +1,82 @@
+"""One optimizer step's gradients: forward, loss and backward over the rank's packed rows."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from configs.sections import DppoLoss
+from tasks.learner.distributed import World
+from tasks.learner.loss import Measured, Tokens, token_loss
+from tasks.learner.model import Policy, run_row
+from tasks.learner.rows import Array, Batch, Row
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Measured sums and maxima of the whole batch, the same on every rank."""
+
+    sums: dict[str, float]
+    maxima: dict[str, float]
+
+
+@dataclass(frozen=True)
+class RowStatistics:
+    """Learner log-probs and entropies of a row's tokens, float32 (T,); 0 where a token has no weight."""
+
+    row: Row
+    logprobs: Array
+    entropies: Array
+
+
+def accumulate_gradients(
+    policy: Policy, batch: Batch, settings: DppoLoss, world: World, device: torch.device
+) -> tuple[Totals, list[RowStatistics]]:
+    """Add the batch's gradient to the policy's parameters; return what was measured and every row's statistics.
+
+    The denominators are those of the whole batch, so the gradient does not depend on how samples fall on rows, rows on
+    micro-steps, or micro-steps on ranks.
+    """
+    measured, statistics = [], []
+    for row in batch.on_rank(world.rank):
+        row_measured, row_statistics = _train_row(policy, row, batch.denominators, settings, world, device)
+        measured.append(row_measured)
+        statistics.append(row_statistics)
+    gathered = world.gather((_add_up(measured), [entry for entry in statistics if entry.row.row >= 0]))
+    totals = [part for part, _ in gathered]
+    rows = sorted((entry for _, part in gathered for entry in part), key=lambda entry: entry.row.row)
+    return _combine(totals), rows
+
+
+def _train_row(
+    policy: Policy, row: Row, denominators: dict[str, int], settings: DppoLoss, world: World, device: torch.device
+) -> tuple[Measured, RowStatistics]:
+    logprobs, entropies = run_row(policy, row, device)
+    loss, measured = token_loss(logprobs, entropies, _tokens(row, device), denominators, settings)
+    # Sharded gradients are averaged over ranks; the denominators already make them a sum.
+    (loss * world.size).backward()
+    return measured, RowStatistics(row, _spread(row, logprobs), _spread(row, entropies))
+
+
+def _tokens(row: Row, device: torch.device) -> Tokens:
+    names = ("logprobs", "advantages", "rl_weights", "ce_weights", "ref_kl_weights")
+    return Tokens(*(torch.from_numpy(row.streams[name][row.weighted]).to(device) for name in names))
+
+
+def _spread(row: Row, values: torch.Tensor) -> Array:
+    spread = np.zeros(len(row.token_ids), np.float32)
+    spread[row.weighted] = values.detach().float().cpu().numpy()
+    return spread
+
+
+def _add_up(measured: list[Measured]) -> Totals:
+    sums = {name: float(sum(row.sums[name].item() for row in measured)) for name in measured[0].sums}
+    maxima = {name: float(max(row.maxima[name].item() for row in measured)) for name in measured[0].maxima}
+    return Totals(sums, maxima)
+
+
+def _combine(parts: list[Totals]) -> Totals:
+    return Totals(
+        {name: sum(part.sums[name] for part in parts) for name in parts[0].sums},
+        {name: max(part.maxima[name] for part in parts) for name in parts[0].maxima},
+    )

@@ -1,0 +1,138 @@
+"""Load a causal language model as a policy: weights in, log-probs and entropies of chosen tokens out."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from configs.sections import TrainingConfig
+from tasks.learner import attention
+from tasks.learner.attention import Segments
+from tasks.learner.distributed import shard
+from tasks.learner.errors import LearnerError
+from tasks.learner.logprob import token_logprobs
+from tasks.learner.rows import Row
+
+HEAD_TOLERANCE = 1e-3
+
+
+class Policy(nn.Module):
+    """A causal model whose output head is applied to chosen tokens only.
+
+    The head is used inside `forward`, where a sharded weight is whole; tied and untied heads are alike here.
+    """
+
+    def __init__(self, causal: Any, chunk: int) -> None:
+        super().__init__()
+        self.causal = causal
+        self.chunk = chunk
+
+    def forward(
+        self, token_ids: Tensor, positions: Tensor, segments: Segments, chosen: Tensor, temperatures: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return log-probs and entropies (N,) of the tokens at `chosen` (N,), given those before them.
+
+        `token_ids` and `positions` are one packed row (T,); `temperatures` (N,) belong to the chosen tokens. No chosen
+        token may be the first of its segment.
+        """
+        hidden = self.causal.get_decoder()(
+            input_ids=token_ids[None], position_ids=positions[None], use_cache=False, segments=segments
+        ).last_hidden_state[0]
+        weight = self.causal.get_output_embeddings().weight
+        return token_logprobs(hidden[chosen - 1], weight, token_ids[chosen], temperatures, self.chunk)
+
+
+def load_policy(directory: Path, settings: TrainingConfig, device: torch.device) -> Policy:
+    """Return the policy in `directory`, float32 master weights, sharded over the ranks.
+
+    Raises LearnerError when the directory is no complete model or the model's head is more than a linear map.
+    """
+    causal = _load_causal(directory)
+    policy = Policy(causal.to(device), settings.logprob_chunk)
+    _check_head(policy, device)
+    if settings.gradient_checkpointing:
+        causal.gradient_checkpointing_enable({"use_reentrant": False})
+    _switch_off_dropout(policy)
+    policy.train()
+    shard(policy, _layers(causal), device, half=computes_in_half(settings, device))
+    return policy
+
+
+def computes_in_half(settings: TrainingConfig, device: torch.device) -> bool:
+    """Whether forward and backward run in bfloat16; "auto" does on CUDA only."""
+    return settings.dtype == "bfloat16" or (settings.dtype == "auto" and device.type == "cuda")
+
+
+def run_row(policy: Policy, row: Row, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return log-probs and entropies (N,) of the row's weighted tokens at the row's temperatures."""
+    segments = Segments(row.borders, torch.tensor(row.borders, dtype=torch.int32, device=device))
+    token_ids, positions, chosen, temperatures = (
+        torch.from_numpy(array).to(device)
+        for array in (row.token_ids, row.positions(), row.weighted, row.streams["temperatures"][row.weighted])
+    )
+    logprobs, entropies = policy(token_ids, positions, segments, chosen, temperatures)
+    return logprobs, entropies
+
+
+def _load_causal(directory: Path) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    attention.register()
+    if not (directory / "config.json").is_file() or not any(directory.glob("*.safetensors")):
+        raise LearnerError(
+            f"{directory} is not a model directory: it needs config.json and *.safetensors; nothing was loaded"
+        )
+    try:
+        causal, report = AutoModelForCausalLM.from_pretrained(
+            directory,
+            dtype=torch.float32,
+            attn_implementation=attention.NAME,
+            local_files_only=True,
+            output_loading_info=True,
+        )
+    # What transformers, safetensors and the json parser raise for a damaged or unknown model.
+    except Exception as error:
+        raise LearnerError(
+            f"{directory} cannot be loaded ({type(error).__name__}: {error}); nothing was loaded"
+        ) from error
+    wrong = {name: sorted(map(str, report[name])) for name in ("missing_keys", "unexpected_keys") if report.get(name)}
+    if wrong:
+        raise LearnerError(f"{directory} does not hold the model that its config.json describes: {wrong}")
+    causal.config.use_cache = False
+    return causal
+
+
+@torch.no_grad()
+def _check_head(policy: Policy, device: torch.device) -> None:
+    """Compare with the model's own logits: some families scale or cap them, or have a bias, after the head."""
+    size = min(8, policy.causal.config.get_text_config().vocab_size)
+    token_ids = torch.arange(size, device=device)
+    segments = Segments((0, size), torch.tensor((0, size), dtype=torch.int32, device=device))
+    chosen = torch.arange(1, size, device=device)
+    ours, _ = policy(token_ids, token_ids, segments, chosen, torch.ones(size - 1, device=device))
+    logits = policy.causal(
+        input_ids=token_ids[None], position_ids=token_ids[None], use_cache=False, segments=segments
+    ).logits[0, :-1]
+    theirs = logits.float().log_softmax(-1).gather(1, chosen[:, None]).squeeze(1)
+    difference = float((ours - theirs).abs().max())
+    if not difference < HEAD_TOLERANCE:
+        raise LearnerError(
+            f"{type(policy.causal).__name__} changes its logits after the output head (log-probs differ by "
+            f"{difference:.3g}): this family cannot be trained here"
+        )
+
+
+def _layers(causal: Any) -> nn.ModuleList:
+    stacks = [child for child in causal.get_decoder().children() if isinstance(child, nn.ModuleList)]
+    assert stacks, f"{type(causal).__name__} has no stack of layers"
+    return max(stacks, key=len)
+
+
+def _switch_off_dropout(policy: nn.Module) -> None:
+    """The log-probs of the update must be those of the policy that is published."""
+    for module in policy.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        if hasattr(module, "attention_dropout"):
+            module.attention_dropout = 0.0

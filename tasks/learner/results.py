@@ -1,0 +1,94 @@
+"""What the optimizer steps report: rows of `updates` and the table `token_statistics`."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from storage.schemas import TOKEN_STATISTICS
+from tasks.learner.loop import RowStatistics, Totals
+from tasks.learner.rows import COMPONENTS, Array, Batch
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """What one optimizer step measured; `grad_norm` is before clipping."""
+
+    learning_rate: float
+    grad_norm: float
+    clipped: bool
+    totals: Totals
+    statistics: list[RowStatistics]
+
+
+def update_rows(
+    known: dict[str, Any], batches: list[Batch], measured: list[Measurements], digests: list[str], save_optimizer: bool
+) -> list[dict[str, Any]]:
+    """Return the rows of `updates`, one for each optimizer step, with `metrics` as a dictionary.
+
+    `digests` are those of the weights before each step and after the last. Optimizer state belongs to the last only.
+    """
+    last = len(batches) - 1
+    return [
+        {
+            **known,
+            "update": number,
+            "weights_sha256_in": digests[number],
+            "weights_sha256": digests[number + 1],
+            "has_optimizer": save_optimizer and number == last,
+            **_update_row(batches[number], measured[number]),
+        }
+        for number in range(len(batches))
+    ]
+
+
+def _update_row(batch: Batch, measured: Measurements) -> dict[str, Any]:
+    """Means are over rl tokens, and null when there are none."""
+    totals, counts = measured.totals, batch.denominators
+    losses = {f"{name}_loss": totals.sums[f"{name}_loss"] for name in COMPONENTS}
+    samples = [row for row in batch.rows if row.sample_ids]
+    return {
+        "learning_rate": measured.learning_rate,
+        "loss": sum(losses.values()),
+        **losses,
+        "grad_norm": measured.grad_norm,
+        "entropy": _share(totals.sums["entropy"], counts["rl"]),
+        "mismatch_kl": _share(totals.sums["mismatch_kl"], counts["rl"]),
+        "mismatch_kl_max": totals.maxima["mismatch_kl"] if counts["rl"] else None,
+        "masked_fraction": _share(totals.sums["masked_positive"] + totals.sums["masked_negative"], counts["rl"]),
+        "num_rows": len(samples),
+        "num_tokens": sum(len(row.token_ids) for row in samples),
+        **{f"{name}_tokens": counts[name] for name in COMPONENTS},
+        "metrics": _further(measured, counts),
+    }
+
+
+def statistics_table(statistics: list[RowStatistics]) -> pa.Table:
+    """Return one row for each sample, in the order of rows and of samples in them; padding rows give none."""
+    ids: list[str] = []
+    logprobs: list[Array] = []
+    entropies: list[Array] = []
+    for entry in statistics:
+        borders = entry.row.borders
+        for sample_id, start, end in zip(entry.row.sample_ids, borders, borders[1:], strict=False):
+            ids.append(sample_id)
+            logprobs.append(entry.logprobs[start:end])
+            entropies.append(entry.entropies[start:end])
+    columns = {"sample_id": ids, "logprobs": logprobs, "entropies": entropies}
+    schema = TOKEN_STATISTICS.arrow
+    return pa.table([pa.array(columns[field.name], field.type) for field in schema], schema=schema)
+
+
+def _further(measured: Measurements, counts: dict[str, int]) -> dict[str, Any]:
+    sums = measured.totals.sums
+    return {
+        "clipped": measured.clipped,
+        "masked_fraction_positive": _share(sums["masked_positive"], sums["positive"]),
+        "masked_fraction_negative": _share(sums["masked_negative"], sums["negative"]),
+        "ce_nll_mean": _share(sums["ce_nll"], counts["ce"]),
+        "ce_nll_max": measured.totals.maxima["ce_nll"] if counts["ce"] else None,
+    }
+
+
+def _share(total: float, count: float) -> float | None:
+    return total / count if count else None

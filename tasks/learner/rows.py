@@ -1,0 +1,155 @@
+"""Packed rows as arrays, out of the table `batches`, with the checks that no gradient survives without."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tasks.learner.errors import LearnerError
+
+COMPONENTS = ("rl", "ce", "ref_kl")
+STREAMS = ("logprobs", "temperatures", "advantages", "rl_weights", "ce_weights", "ref_kl_weights")
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One packed row of T tokens; every stream is a float32 array (T,)."""
+
+    row: int
+    rank: int
+    micro_step: int
+    sample_ids: tuple[str, ...]
+    borders: tuple[int, ...]
+    """Segment borders: 0, then the running sum of segment lengths up to T."""
+    token_ids: Array
+    streams: dict[str, Array]
+    weighted: Array = field(init=False)
+    """Positions of the tokens with weight in any component, int64 (N,); never the first of a segment."""
+
+    def __post_init__(self) -> None:
+        member = np.logical_or.reduce([self.streams[f"{name}_weights"] != 0 for name in COMPONENTS])
+        object.__setattr__(self, "weighted", np.flatnonzero(member))
+
+    def positions(self) -> Array:
+        """Return position ids that restart at every segment, int64 (T,)."""
+        return np.concatenate(
+            [np.arange(end - start) for start, end in zip(self.borders, self.borders[1:], strict=False)]
+        )
+
+
+@dataclass(frozen=True)
+class Batch:
+    """All rows of one optimizer step with the global denominators of the three components."""
+
+    rows: tuple[Row, ...]
+    denominators: dict[str, int]
+
+    def on_rank(self, rank: int) -> list[Row]:
+        """Return the rank's rows, one for each micro-step of the batch; two tokens without weight where it has none."""
+        mine = {row.micro_step: row for row in self.rows if row.rank == rank}
+        return [mine.get(step) or idle_row(rank, step) for step in sorted({row.micro_step for row in self.rows})]
+
+
+def idle_row(rank: int, micro_step: int) -> Row:
+    """Return two tokens without weight: a rank with nothing to do still takes part in every collective."""
+    streams = {name: np.zeros(2, np.float32) for name in STREAMS} | {"temperatures": np.ones(2, np.float32)}
+    return Row(-1, rank, micro_step, (), (0, 2), np.zeros(2, np.int64), streams)
+
+
+def batches_from_table(table: pa.Table, num_ranks: int) -> list[Batch]:
+    """Return the rows of the table `batches`, checked: one Batch for each optimizer step, in order.
+
+    Raises LearnerError naming row and column when streams differ in length, borders do not span the row, a value is not
+    finite, a temperature is not positive, the first token of a segment has weight, a token has both rl and ref_kl
+    weight, a rank does not exist, or a denominator is not the number of weighted tokens.
+    """
+    if not table.num_rows:
+        raise LearnerError("batches: no rows; nothing was trained")
+    updates = sorted(set(table["update"].to_pylist()))
+    if updates != list(range(len(updates))):
+        raise LearnerError(f"batches: updates {updates} are not numbered from 0 without gaps")
+    return [_batch(table.filter(pc.equal(table["update"], update)), num_ranks) for update in updates]
+
+
+def _batch(table: pa.Table, num_ranks: int) -> Batch:
+    rows = tuple(_row(record) for record in _records(table))
+    for row in rows:
+        _check_row(row)
+    _check_places(rows, num_ranks)
+    return Batch(rows, _denominators(table, rows))
+
+
+def _records(table: pa.Table) -> list[dict[str, Any]]:
+    lists = {name: table[name].combine_chunks() for name in ("token_ids", *STREAMS)}
+    plain = table.select(["row", "rank", "micro_step", "sample_ids", "cu_seqlens"]).to_pylist()
+    for index, record in enumerate(plain):
+        record["arrays"] = {name: column[index].values.to_numpy() for name, column in lists.items()}
+    return plain
+
+
+def _row(record: dict[str, Any]) -> Row:
+    arrays = record.pop("arrays")
+    lengths = {name: len(array) for name, array in arrays.items()}
+    if len(set(lengths.values())) != 1:
+        raise LearnerError(f"batches row {record['row']}: per-token columns differ in length: {lengths}")
+    borders = tuple(record["cu_seqlens"])
+    if len(borders) < 2 or borders[0] != 0 or borders[-1] != lengths["token_ids"] or (np.diff(borders) <= 0).any():
+        raise LearnerError(
+            f"batches row {record['row']}: cu_seqlens {borders} does not rise from 0 to {lengths['token_ids']} tokens"
+        )
+    return Row(
+        record["row"],
+        record["rank"],
+        record["micro_step"],
+        tuple(record["sample_ids"]),
+        borders,
+        arrays["token_ids"].astype(np.int64),
+        {name: arrays[name].astype(np.float32) for name in STREAMS},
+    )
+
+
+def _check_row(row: Row) -> None:
+    where = f"batches row {row.row}"
+    for name, stream in row.streams.items():
+        if not np.isfinite(stream[row.weighted]).all():
+            raise LearnerError(f"{where}: {name} is not finite on a weighted token")
+    if (row.streams["temperatures"][row.weighted] <= 0).any():
+        raise LearnerError(
+            f"{where}: temperatures must be positive on weighted tokens; greedy samples cannot be trained"
+        )
+    if np.isin(row.weighted, row.borders[:-1]).any():
+        raise LearnerError(f"{where}: the first token of a segment has weight, but nothing in its segment predicts it")
+    if (row.streams["rl_weights"] * row.streams["ref_kl_weights"] != 0).any():
+        raise LearnerError(f"{where}: a token has rl and ref_kl weight, but the advantages column carries one signal")
+    if row.sample_ids and len(row.sample_ids) != len(row.borders) - 1:
+        raise LearnerError(f"{where}: {len(row.sample_ids)} sample_ids for {len(row.borders) - 1} segments")
+    if not row.sample_ids and row.weighted.size:
+        raise LearnerError(f"{where}: a padding row (no sample_ids) has weighted tokens")
+
+
+def _check_places(rows: tuple[Row, ...], num_ranks: int) -> None:
+    places = [(row.rank, row.micro_step) for row in rows]
+    if len(set(places)) != len(places):
+        raise LearnerError("batches: two rows of an update share a rank and a micro_step")
+    if not all(0 <= row.rank < num_ranks for row in rows):
+        ranks = sorted({row.rank for row in rows})
+        raise LearnerError(
+            f"batches: rows for ranks {ranks}, but the learner has {num_ranks}: packing.data_parallel must not exceed "
+            "learner.processes"
+        )
+
+
+def _denominators(table: pa.Table, rows: tuple[Row, ...]) -> dict[str, int]:
+    counted = {name: sum(int(np.count_nonzero(row.streams[f"{name}_weights"])) for row in rows) for name in COMPONENTS}
+    for name, count in counted.items():
+        stated = set(table[f"{name}_tokens"].to_pylist())
+        if stated != {count}:
+            raise LearnerError(f"batches: {name}_tokens says {sorted(stated)}, but {count} tokens have {name} weight")
+    if not any(counted.values()):
+        raise LearnerError("batches: no token has weight in any component; nothing was trained")
+    return counted

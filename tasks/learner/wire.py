@@ -1,0 +1,49 @@
+"""Messages between the client and the worker: a JSON header and, where there is one, an Arrow table.
+
+On the wire: header length (4 bytes), payload length (8 bytes), both big-endian, then the header as UTF-8 JSON, then the
+table as an Arrow IPC stream. A payload length of zero means no table.
+"""
+
+import json
+import socket
+import struct
+from typing import Any
+
+import pyarrow as pa
+
+LENGTHS = struct.Struct("!IQ")
+
+
+def send(connection: socket.socket, header: dict[str, Any], table: pa.Table | None = None) -> None:
+    """Send one message. Raises OSError when the other end is gone."""
+    text = json.dumps(header).encode()
+    payload = b"" if table is None else _pack(table)
+    connection.sendall(LENGTHS.pack(len(text), len(payload)) + text)
+    connection.sendall(payload)
+
+
+def receive(connection: socket.socket) -> tuple[dict[str, Any], pa.Table | None]:
+    """Return the next message. Raises EOFError when the other end closed, also in the middle of a message."""
+    num_text, num_payload = LENGTHS.unpack(_read(connection, LENGTHS.size))
+    header = json.loads(_read(connection, num_text))
+    if not num_payload:
+        return header, None
+    return header, pa.ipc.open_stream(pa.py_buffer(_read(connection, num_payload))).read_all()
+
+
+def _pack(table: pa.Table) -> pa.Buffer:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue()
+
+
+def _read(connection: socket.socket, size: int) -> bytearray:
+    data = bytearray(size)
+    view, filled = memoryview(data), 0
+    while filled < size:
+        count = connection.recv_into(view[filled:])
+        if count == 0:
+            raise EOFError(f"the connection closed after {filled} of {size} bytes")
+        filled += count
+    return data
