@@ -102,7 +102,7 @@ class Handle:
                 generation, failure = self.generation, self._failure
             if failure or self._stopping:
                 raise ServiceFailed(failure or f"service {self.spec.name!r} was stopped")
-            if (report := self._read_report()) is not None:
+            if (report := self.reported()) is not None:
                 answer, refusal = self._ask(report)
                 if answer and self._accept(report, generation):
                     return report
@@ -206,7 +206,7 @@ class Handle:
             )
         return ""
 
-    def _read_report(self) -> dict[str, Any] | None:
+    def reported(self) -> dict[str, Any] | None:
         """Return what the service reported, or None when it has not yet (a half-written file included)."""
         if self.spec.external:
             return {"url": self.spec.external, "address": self.spec.external}

@@ -139,7 +139,7 @@ def test_a_half_written_report_is_not_a_report(supervisor: Supervisor, tmp_path:
     handle.wait()
     for text in ('{"pid": 1', "[1]", ""):
         (tmp_path / "engine.json").write_text(text)
-        assert handle._read_report() is None
+        assert handle.reported() is None
 
 
 def test_an_external_service_is_adopted_and_left_alone(supervisor: Supervisor, tmp_path: Path) -> None:

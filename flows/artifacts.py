@@ -1,0 +1,152 @@
+"""What a run shows of itself in Prefect: the reward curve with the last steps, a table of stages, its progress.
+
+Made from plain data, one mapping for a step: `step`, `reward`, `reward_std`, `entropy`, `mismatch_kl`, `grad_norm`, and
+`seconds`, `rows`, `tokens`, each by stage. What is absent or None is shown as a dash: it is not zero.
+"""
+
+import base64
+import logging
+import math
+import re
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from flows.curve import Point, curve_svg
+
+Steps = Sequence[Mapping[str, Any]]
+SHOWN_STEPS = 10
+SHOWN_STAGE_STEPS = 200
+RETRY_SECONDS = 60.0
+_COLUMNS = ("reward", "reward_std", "entropy", "mismatch_kl", "grad_norm")
+_log = logging.getLogger("stagecoach")
+
+
+def reward_curve(steps: Steps, title: str) -> str:
+    """Return the reward curve as SVG text; steps without a reward are left out."""
+    points = [
+        Point(step["step"], step["reward"], step.get("reward_std") or 0.0)
+        for step in steps
+        if step.get("reward") is not None
+    ]
+    return curve_svg(points, title)
+
+
+def report(run_name: str, store: str, steps: Steps) -> str:
+    """Return the run's page as markdown: the curve as a data URI, the last steps, where the tables are.
+
+    The image is inline because Prefect's pages show no raw SVG and no local file.
+    """
+    image = base64.b64encode(reward_curve(steps, f"{run_name}: mean reward by step").encode()).decode()
+    lines = [
+        f"# {escaped(run_name)}",
+        "",
+        f"![reward curve](data:image/svg+xml;base64,{image})",
+        "",
+        "| step | " + " | ".join(name.replace("_", " ") for name in _COLUMNS) + " | seconds | tokens |",
+        "|---:" * (len(_COLUMNS) + 3) + "|",
+    ]
+    for step in list(steps)[-SHOWN_STEPS:]:
+        cells = [number(step.get(name)) for name in _COLUMNS]
+        totals = [number(_total(step.get(name))) for name in ("seconds", "tokens")]
+        lines.append(f"| {step['step']} | " + " | ".join([*cells, *totals]) + " |")
+    lines += ["", f"Tables: {link(store)}", "", f"At a glance: `stagecoach show {escaped(run_name)}`"]
+    return "\n".join(lines)
+
+
+def stage_table(steps: Steps) -> list[dict[str, Any]]:
+    """Return one row for each stage of the last steps: step, stage, rows, tokens, seconds; newest first."""
+    return [
+        {
+            "step": step["step"],
+            "stage": stage,
+            "rows": _of(step, "rows", stage),
+            "tokens": _of(step, "tokens", stage),
+            "seconds": round(seconds, 3),
+        }
+        for step in reversed(list(steps)[-SHOWN_STAGE_STEPS:])
+        for stage, seconds in dict(step.get("seconds") or {}).items()
+    ]
+
+
+def artifact_key(kind: str, run_name: str) -> str:
+    """Return a key as Prefect wants it: lower-case letters, digits and single dashes."""
+    return re.sub(r"[^a-z0-9]+", "-", f"{kind}-{run_name}".lower()).strip("-")
+
+
+def escaped(text: str) -> str:
+    """Return text that markdown and HTML show as it is, on one line."""
+    plain = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return re.sub(r"([\\`*_{}\[\]()#!|~])", r"\\\1", " ".join(plain.split()))
+
+
+def link(place: str) -> str:
+    """Return a link to a place that a browser can open, its name otherwise."""
+    if re.fullmatch(r"https?://[^\s()<>\"\\]+", place):
+        return f"[{escaped(place)}]({place})"
+    return escaped(place)
+
+
+def number(value: Any) -> str:
+    """Return a number in few characters; a dash for None."""
+    if value is None:
+        return "-"
+    if isinstance(value, int) or (math.isfinite(value) and value == int(value) and abs(value) >= 1000):
+        return f"{int(value):,}"
+    return f"{value:.3g}"
+
+
+class RunArtifacts:
+    """Keeps a run's artifacts up to date; call it in the flow, where Prefect knows the run."""
+
+    def __init__(self, run_name: str, store: str, num_steps: int, enabled: bool = True) -> None:
+        self.run_name, self.store, self.num_steps = run_name, store, num_steps
+        self._enabled = enabled
+        self._progress: Any = None
+        self._quiet_until = 0.0
+        self._told = False
+
+    def publish(self, steps: Steps) -> bool:
+        """Update all artifacts; return whether that worked.
+
+        The border at which a dead API is only told of, once: a run's data do not depend on it, so the run must not.
+        """
+        if not self._enabled or time.monotonic() < self._quiet_until:
+            return False
+        try:
+            self._publish(steps)
+        except Exception as problem:
+            self._quiet_until = time.monotonic() + RETRY_SECONDS  # each attempt may wait for the API
+            if not self._told:
+                _log.warning("artifacts are not shown in Prefect for now, the run goes on: %s", problem)
+            self._told = True
+            return False
+        return True
+
+    def _publish(self, steps: Steps) -> None:
+        from prefect.artifacts import (
+            create_markdown_artifact,
+            create_progress_artifact,
+            create_table_artifact,
+            update_progress_artifact,
+        )
+
+        name = self.run_name
+        page, rows = report(name, self.store, steps), stage_table(steps)
+        create_markdown_artifact(page, key=artifact_key("run", name), description=f"Run {escaped(name)}")
+        create_table_artifact(rows, key=artifact_key("stages", name), description="Rows, tokens and seconds by stage")
+        percent = min(100.0, 100.0 * len(steps) / max(1, self.num_steps))
+        if self._progress is None:
+            self._progress = create_progress_artifact(percent, key=artifact_key("progress", name))
+        else:
+            update_progress_artifact(self._progress, percent)
+
+
+def _total(values: Any) -> Any:
+    """Return the sum over stages; a plain number is its own."""
+    return sum(values.values()) if isinstance(values, Mapping) else values
+
+
+def _of(step: Mapping[str, Any], name: str, stage: str) -> Any:
+    values = step.get(name)
+    return values.get(stage) if isinstance(values, Mapping) else None

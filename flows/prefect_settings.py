@@ -1,0 +1,99 @@
+"""Which Prefect API a run reports to, found without importing Prefect: its settings are read when it is imported."""
+
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+URL = "PREFECT_API_URL"
+
+
+def configured_url() -> str:
+    """Return the API URL that the user has configured, or an empty string.
+
+    The order is Prefect's own: environment, `.env`, `prefect.toml`, `[tool.prefect]` of `pyproject.toml`, profile.
+    """
+    return (
+        os.environ.get(URL, "")
+        or _dotenv(Path(".env")).get(URL, "")
+        or _nested(_toml(Path("prefect.toml")), "api", "url")
+        or _nested(_toml(Path("pyproject.toml")), "tool", "prefect", "api", "url")
+        or _profile_url()
+    )
+
+
+def embedded_settings(home: Path, url: str) -> dict[str, str]:
+    """Return the environment of a flow and its embedded server: all state below `home`, nothing sent elsewhere."""
+    off = (
+        "PREFECT_SERVER_ANALYTICS_ENABLED",
+        "PREFECT_UI_SHOW_PROMOTIONAL_CONTENT",
+        "PREFECT_SERVER_EPHEMERAL_ENABLED",
+        "PREFECT_CLIENT_SERVER_VERSION_CHECK_ENABLED",
+        "PREFECT_RESULTS_PERSIST_BY_DEFAULT",  # the ledger remembers; two memories would drift
+    )
+    return {
+        "PREFECT_HOME": str(home),
+        "PREFECT_PROFILES_PATH": str(home / "profiles.toml"),
+        "PREFECT_LOCAL_STORAGE_PATH": str(home / "storage"),  # by default outside PREFECT_HOME, like the next
+        "PREFECT_MEMO_STORE_PATH": str(home / "memo_store.toml"),
+        "DO_NOT_TRACK": "1",
+        **dict.fromkeys(off, "false"),
+        **({URL: url} if url else {}),
+    }
+
+
+def server_settings() -> dict[str, str]:
+    """Return what the embedded server leaves out: services for schedules, workers, leases and automations.
+
+    The recorder of task runs and the persister of events stay: without them a run has no task runs.
+    """
+    unused = (
+        "SCHEDULER",
+        "LATE_RUNS",
+        "FOREMAN",
+        "TRIGGERS",
+        "PAUSE_EXPIRATIONS",
+        "CANCELLATION_CLEANUP",
+        "REPOSSESSOR",
+        "CLEANUP_RECONCILER",
+    )
+    return {
+        **{f"PREFECT_SERVER_SERVICES_{name}_ENABLED": "false" for name in unused},
+        "PREFECT_API_BLOCKS_REGISTER_ON_START": "false",
+        "PREFECT_SERVER_LOGGING_LEVEL": "WARNING",
+    }
+
+
+def _profile_url() -> str:
+    """Return the URL of the active profile, if there is a profile file that names one."""
+    home = Path(os.environ.get("PREFECT_HOME") or Path.home() / ".prefect").expanduser()
+    profiles = _toml(Path(os.environ.get("PREFECT_PROFILES_PATH") or home / "profiles.toml"))
+    active = os.environ.get("PREFECT_PROFILE") or profiles.get("active", "")
+    return _nested(profiles, "profiles", active, URL)
+
+
+def _toml(path: Path) -> dict[str, Any]:
+    """Return a TOML file's content; empty where there is none. A broken one is the user's to know of."""
+    try:
+        return tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        return {}
+    except tomllib.TOMLDecodeError as problem:
+        raise ValueError(f"{path.absolute()} is not valid TOML: {problem}. Correct or remove it") from problem
+
+
+def _dotenv(path: Path) -> dict[str, str]:
+    """Return the plain `NAME=value` lines of a file, quotes taken off."""
+    if not path.is_file():
+        return {}
+    pairs = (line.strip().removeprefix("export ").partition("=") for line in path.read_text().splitlines())
+    return {name.strip(): value.strip().strip("'\"") for name, sign, value in pairs if sign and name[:1] != "#"}
+
+
+def _nested(values: Mapping[str, Any], *names: str) -> str:
+    """Return the string at a path of keys, or an empty string where the path ends early."""
+    found: Any = values
+    for name in names:
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return found if isinstance(found, str) else ""

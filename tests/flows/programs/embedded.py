@@ -1,0 +1,55 @@
+"""A process with an embedded Prefect API that runs a flow of three tasks and says, as JSON lines, what it sees."""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from flows import prefect_api
+from flows.ownership import identity, owned
+
+
+def say(**values: object) -> None:
+    print(json.dumps(values), flush=True)
+
+
+def main(directory: str, ending: str) -> None:
+    begun = time.monotonic()
+    api = prefect_api.begin(Path(directory))
+    say(begun=time.monotonic() - begun, url=api.url, embedded=api.embedded)
+    api.wait()
+    say(ready=time.monotonic() - begun, owner=identity())
+    from prefect import flow, tags, task
+    from prefect.runtime import flow_run
+
+    from flows import artifacts
+
+    @task
+    def stage(number: int) -> int:
+        return number
+
+    @flow
+    def train() -> None:
+        for number in range(3):
+            stage.with_options(task_run_name=f"rollout-{number}")(number)
+        say(flow_run=str(flow_run.id), cancelled=prefect_api.cancelled(flow_run.id))
+        shown = artifacts.RunArtifacts("Demo_1", "/store", num_steps=2)
+        steps = [{"step": k, "reward": 0.1 + k, "seconds": {"rollout": 1.5}, "rows": {"rollout": 8}} for k in range(2)]
+        say(published=[shown.publish(steps[:1]), shown.publish(steps)])
+        if ending == "crash":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if ending == "wait":
+            time.sleep(600)
+        if ending == "server":
+            for process in owned(identity()):
+                os.kill(process, signal.SIGKILL)
+            stage.with_options(task_run_name="rollout-3")(3)
+
+    with prefect_api.termination_reported(), tags(*prefect_api.run_tags("demo")):
+        train()
+    say(ended=True)
+
+
+main(*sys.argv[1:])
