@@ -59,7 +59,7 @@ class Ledger:
                     return standing
                 number = self.table.transaction_version(APPLICATION) + 1
                 try:
-                    self.table.append(row.drop_columns(["run"]), entry.run, 1, (APPLICATION, number))
+                    self.table.append(row.drop_columns(["run"]), entry.run, (APPLICATION, number))
                 except Raced:
                     continue
         what = f"the ledger is too busy: {MAX_RACES} races lost"

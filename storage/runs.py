@@ -81,7 +81,7 @@ class Runs:
             pid=os.getpid() if pid is None else pid,
         )
         row = pa.Table.from_pylist([{**vars(noted), "config": canonical(noted.config)}], RUNS.arrow)
-        self.table.append(row.drop_columns(["run"]), run, 1)
+        self.table.append(row.drop_columns(["run"]), run)
         return noted
 
     def events(self, run: str) -> list[Event]:

@@ -54,7 +54,7 @@ class Slices:
         files: tuple[File, ...] = ()
         if rows.num_rows:
             whole = _with_slice_columns(rows, stored.data_schema, step, key, own)
-            files = (stored.append(whole, run, rows.num_rows),)
+            files = (stored.append(whole, run),)
         return Slice(table, run, own, rows.num_rows, content_digest(rows), files)
 
     def read(self, slices: Sequence[Slice], columns: Sequence[str] | None = None) -> pa.Table:
@@ -70,6 +70,21 @@ class Slices:
         rows = pa.concat_tables(pieces) if pieces else schema.empty_table()
         return rows if columns is None else rows.select(list(columns))
 
+    def stored(self, piece: Slice) -> pa.Table:
+        """The verified rows of a slice as they are stored, out of its listed files; without the run column."""
+        schema = self.table(piece.table).data_schema
+        rows = pa.concat_tables([schema.empty_table(), *(self._read_file(piece, file, schema) for file in piece.files)])
+        _stage_rows(rows, piece)
+        return rows
+
+    def moved(self, piece: Slice) -> bool:
+        """Say whether the slice can be read, whole and verified, without its listed files."""
+        try:
+            self._moved(piece.table, [piece])
+        except DamagedSlice:
+            return False
+        return True
+
     def _own_attempt(self, table: str, attempt: str) -> str:
         with self._lock:
             count = self._attempts.get((table, attempt), 0)
@@ -80,9 +95,7 @@ class Slices:
         return all(self._root.exists(f"tables/{piece.table}/{file.path}") for file in piece.files)
 
     def _read_listed(self, piece: Slice) -> pa.Table:
-        schema = self.table(piece.table).data_schema
-        parts = [self._read_file(piece, file, schema) for file in piece.files]
-        return _stage_rows(pa.concat_tables(parts) if parts else schema.empty_table(), piece)
+        return _stage_rows(self.stored(piece), piece)
 
     def _read_file(self, piece: Slice, file: File, schema: pa.Schema) -> pa.Table:
         path = f"tables/{piece.table}/{file.path}"

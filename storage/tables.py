@@ -17,11 +17,12 @@ from uuid import uuid4
 import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import CommitProperties, DeltaTable, Transaction
-from deltalake.exceptions import CommitFailedError, TableNotFoundError
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 
 from storage.checks import Place, check_schema
 from storage.errors import StoreUnavailable, border
+from storage.mending import set_aside_torn
 from storage.parquet import decode, encode
 from storage.refs import File
 from storage.roots import Root
@@ -73,13 +74,13 @@ class StoredTable:
         """The version that the kept handle has seen."""
         return int(self._delta.version())
 
-    def append(self, rows: pa.Table, run: str, row_group_rows: int, transaction: tuple[str, int] | None = None) -> File:
-        """Add rows of one run as one durable file, then one durable commit.
+    def append(self, rows: pa.Table, run: str, transaction: tuple[str, int] | None = None) -> File:
+        """Add rows of one run, at least one row, as one durable file, then one durable commit.
 
         With a `transaction` (application id, number) the commit fails with Raced if any other commit under that id
         came since the handle last moved. An error after which the commit turns out to be there is no error.
         """
-        file = self._write(rows, run, row_group_rows)
+        file = self._write([rows], run)
         try:
             self._commit([self._addition(file, rows, run, new=True)], file.path, transaction)
         except Raced:
@@ -87,16 +88,21 @@ class StoredTable:
             raise
         return file
 
-    def replace(self, old: Sequence[Active], rows: Sequence[pa.Table], run: str, row_group_rows: int) -> None:
-        """Swap files for others that hold the same rows, in one commit that no other swap can cross (Raced)."""
-        transaction = ("compaction", self.transaction_version("compaction") + 1)
-        files = [self._write(each, run, row_group_rows) for each in rows]
-        actions: list[AddAction | RemoveAction] = [
+    def replace(self, old: Sequence[Active], groups: Sequence[pa.Table], run: str) -> None:
+        """Swap files for one that holds the same rows, a row group for each of `groups`, in one commit.
+
+        Raises Raced, with nothing changed, where another swap came since the handle last moved.
+        """
+        file = self._write(groups, run)
+        swap: list[AddAction | RemoveAction] = [
             RemoveAction(each.path, False, int(time.time() * 1000), each.size, {PARTITION: run}) for each in old
         ]
-        added = zip(files, rows, strict=True)
-        actions.extend(self._addition(file, each, run, new=False) for file, each in added)
-        self._commit(actions, files[0].path, transaction)
+        swap.append(self._addition(file, pa.concat_tables(groups), run, new=False))
+        try:
+            self._commit(swap, file.path, ("compaction", self.transaction_version("compaction") + 1))
+        except Raced:
+            self._root.files.delete_file(f"{self.place}/{file.path}")
+            raise
 
     def refresh(self) -> int:
         """Move the handle to the newest version and return it."""
@@ -139,20 +145,16 @@ class StoredTable:
         with border("reading a file", where), self._root.files.open_input_file(f"{self.place}/{path}") as source:
             return decode(source, self.data_schema, attempts)
 
-    def vacuum(self, hours: int) -> list[str]:
-        """Delete files that the table no longer names, or never did, older than so many hours; return their paths."""
-        with self.lock, border(f"vacuuming table {self.name!r}", self._root.child(self.place)):
-            self._delta.update_incremental()
-            return list(
-                self._delta.vacuum(retention_hours=hours, dry_run=False, enforce_retention_duration=False, full=True)
-            )
-
     def _open(self) -> DeltaTable:
         address, options = self._root.child(self.place), dict(self._root.options) or None
         try:
             delta = DeltaTable(address, storage_options=options)
         except TableNotFoundError:
             delta = self._create(address, options)
+        except DeltaError:
+            if not set_aside_torn(self._root, self.place):
+                raise
+            delta = DeltaTable(address, storage_options=options)
         found = pa.schema(cast(Any, delta.schema().to_arrow()))
         check_schema(found, self.schema, Place(self.name))
         return delta
@@ -171,10 +173,10 @@ class StoredTable:
         self._root.make_durable(f"{self.place}/_delta_log/{0:020d}.json", self.place)
         return delta
 
-    def _write(self, rows: pa.Table, run: str, row_group_rows: int) -> File:
-        check_schema(rows.schema, self.data_schema, Place(self.name, run))
+    def _write(self, groups: Sequence[pa.Table], run: str) -> File:
+        check_schema(groups[0].schema, self.data_schema, Place(self.name, run))
         path = f"{PARTITION}={run}/{uuid4().hex}.parquet"
-        written = self._root.write(f"{self.place}/{path}", encode(rows, row_group_rows))
+        written = self._root.write(f"{self.place}/{path}", encode(groups))
         return File(path, written.size, written.sha256)
 
     def _addition(self, file: File, rows: pa.Table, run: str, new: bool) -> AddAction:
