@@ -78,9 +78,7 @@ def owned(owner: str, service: str | None = None) -> list[int]:
     The owner itself is left out, although a flow that is a service of another flow is marked too.
     """
     return [
-        process
-        for process, of, name in marked()
-        if of == owner and process != os.getpid() and service in (None, name)
+        process for process, of, name in marked() if of == owner and process != os.getpid() and service in (None, name)
     ]
 
 

@@ -12,6 +12,7 @@ import atexit
 import os
 import signal
 import socket
+import ssl
 import sys
 import threading
 import time
@@ -177,7 +178,7 @@ def probe(url: str, seconds: float = PROBE_SECONDS) -> None:
     api = get_current_settings().api
     headers = {"Authorization": f"Bearer {api.key.get_secret_value()}"} if api.key else {}
     login = api.auth_string.get_secret_value().partition(":") if api.auth_string else None
-    verify: Any = False if api.tls_insecure_skip_verify else (api.ssl_cert_file or True)
+    verify = False if api.tls_insecure_skip_verify else ssl.create_default_context(cafile=api.ssl_cert_file or None)
     advice = (
         "Nothing was started and nothing is lost: start that server or correct the URL (it ends in /api), "
         "or unset PREFECT_API_URL to have one started for the run"

@@ -1,0 +1,183 @@
+"""What a person sees of a run while it runs: one live panel on a terminal, plain lines anywhere else.
+
+Driven by small events, none of which can fail the run or carry markup: text of models is shown as it is, without the
+control sequences that could move a cursor or colour a screen.
+"""
+
+import os
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import TextIO
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel as Frame
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+BLOCKS = "▁▂▃▄▅▆▇█"
+PLOT_ROWS = 5
+KEPT_NOTES = 3
+LONGEST_NOTE = 400
+REFRESHES_PER_SECOND = 4
+_CONTROL = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.?)|[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+class Panel:
+    """One run's panel: `with Panel("demo", num_steps=20) as panel: panel.stage(0, "rollout") ...`.
+
+    It is live on a terminal, unless `plain` is asked for or the environment says CI; plain lines go to `stream`.
+    """
+
+    def __init__(
+        self,
+        title: str,
+        num_steps: int,
+        ui_url: str = "",
+        plain: bool = False,
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.title, self.num_steps, self.ui_url = printable(title), num_steps, ui_url
+        self._stream = stream or sys.stdout
+        self._clock = clock
+        self._lock = threading.RLock()
+        self._begun = clock()
+        self._now = ""
+        self._rewards: list[float | None] = []
+        self._seconds: list[float] = []
+        self._tokens_per_second: float | None = None
+        self._notes: list[str] = []
+        self._live = None if plain or not is_terminal(self._stream) else self._start_live()
+        if self._live is None:
+            self._line(f"{self.title}: {num_steps} steps" + (f", {ui_url}" if ui_url else ""))
+
+    def __enter__(self) -> "Panel":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def stage(self, step: int, stage: str) -> None:
+        """A stage begins."""
+        with self._lock:
+            self._now = f"step {step + 1}/{self.num_steps}  {printable(stage)}"
+
+    def step(self, step: int, reward: float | None, tokens: int, seconds: float) -> None:
+        """A step is done: its mean reward (None where nothing was scored), tokens handled, wall-clock."""
+        with self._lock:
+            self._rewards.append(reward)
+            self._seconds.append(seconds)
+            self._tokens_per_second = tokens / seconds if seconds > 0 else None
+            if self._live is None:
+                self._line(
+                    f"step {step + 1:>{len(str(self.num_steps))}}/{self.num_steps}  reward {shown(reward)}"
+                    f"  {self._speed()}  {seconds:.1f} s  left {duration(self._left())}"
+                )
+
+    def note(self, text: str) -> None:
+        """Say something in one line."""
+        line = printable(text)[:LONGEST_NOTE]
+        with self._lock:
+            self._notes = [*self._notes, line][-KEPT_NOTES:]
+            if self._live is None:
+                self._line(line)
+
+    def close(self) -> None:
+        """Leave the last state on the terminal and let go of it; calling it again does nothing."""
+        with self._lock:
+            live, self._live = self._live, None
+            self._now = ""
+        if live is not None:
+            live.stop()
+
+    def __rich__(self) -> Frame:
+        """Draw the panel; rich calls this some times a second."""
+        with self._lock:
+            done = len(self._rewards)
+            head = Table.grid(expand=True)
+            head.add_column()
+            head.add_column(justify="right")
+            head.add_row(Text(self._now or f"{done}/{self.num_steps} steps"), Text(self._figures()))
+            parts: list[RenderableType] = [head, ProgressBar(total=self.num_steps, completed=done), self._curve()]
+            parts += [Text(line, no_wrap=True, overflow="ellipsis") for line in self._notes]
+            subtitle = Text(self.ui_url) if self.ui_url else None
+            return Frame(Group(*parts), title=Text(self.title), subtitle=subtitle, padding=(0, 1))
+
+    def _start_live(self) -> Live:
+        console = Console(file=self._stream)
+        live = Live(self, console=console, refresh_per_second=REFRESHES_PER_SECOND, redirect_stderr=True)
+        live.start()
+        return live
+
+    def _figures(self) -> str:
+        elapsed = duration(self._clock() - self._begun)
+        return f"{self._speed()}  {elapsed} gone  {duration(self._left())} left"
+
+    def _speed(self) -> str:
+        return "- tokens/s" if self._tokens_per_second is None else f"{self._tokens_per_second:,.0f} tokens/s"
+
+    def _left(self) -> float | None:
+        """Seconds to the end at the pace of the last steps; None before the first."""
+        recent = self._seconds[-5:]
+        return sum(recent) / len(recent) * max(0, self.num_steps - len(self._seconds)) if recent else None
+
+    def _curve(self) -> Text:
+        last = next((reward for reward in reversed(self._rewards) if reward is not None), None)
+        lines = plot(self._rewards, 60, PLOT_ROWS)
+        return Text("\n".join([f"reward {shown(last)}", *lines]), no_wrap=True)
+
+    def _line(self, text: str) -> None:
+        with suppress(BrokenPipeError):  # nobody reads any more; the run goes on
+            print(text, file=self._stream, flush=True)
+
+
+def is_terminal(stream: TextIO) -> bool:
+    """Tell whether a live panel would be seen there: a terminal that can draw, and no CI."""
+    return stream.isatty() and os.environ.get("TERM") != "dumb" and not os.environ.get("CI")
+
+
+def printable(text: str) -> str:
+    """Return text on one line without control sequences; nothing in it can act on a terminal."""
+    return " ".join(_CONTROL.sub("", text).split())
+
+
+def shown(value: float | None) -> str:
+    """Return a reward in three digits; a dash where there is none."""
+    return "-" if value is None else f"{value:.3f}"
+
+
+def duration(seconds: float | None) -> str:
+    """Return a time as 0:07, 12:30 or 1:02:03; a dash where it is not known."""
+    if seconds is None:
+        return "-"
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
+
+
+def plot(values: Sequence[float | None], width: int, rows: int) -> list[str]:
+    """Return a plot of the last `width` values, `rows` lines of block eighths, from 0 to 1 or as far as values go."""
+    recent = list(values)[-width:]
+    known = [value for value in recent if value is not None]
+    low, high = min([0.0, *known]), max([1.0, *known])
+    heights = [None if value is None else 1 + round((value - low) / (high - low) * (rows * 8 - 1)) for value in recent]
+
+    def cell(height: int | None, row: int) -> str:
+        eighths = 0 if height is None else min(8, max(0, height - 8 * row))
+        return BLOCKS[eighths - 1] if eighths else " "
+
+    return ["".join(cell(height, row) for height in heights) for row in reversed(range(rows))]
+
+
+def summary(rewards: Mapping[str, float | None]) -> str:
+    """Return named rewards on one line, for a note."""
+    return ", ".join(f"{printable(name)} {shown(value)}" for name, value in rewards.items())
