@@ -1,0 +1,87 @@
+"""The harness: one model call per turn, made from the environment server's own event loop."""
+
+import asyncio
+import re
+import uuid
+from typing import Any
+
+import aiohttp
+from pydantic import Field
+from verifiers.v1.clients import ModelContext
+from verifiers.v1.configs.harness import HarnessConfig
+from verifiers.v1.dialects.chat import message_to_wire
+from verifiers.v1.errors import HarnessError, InterceptionError
+from verifiers.v1.harness import Harness
+from verifiers.v1.runtimes import ProgramResult, Runtime
+from verifiers.v1.task import TaskData
+from verifiers.v1.trace import Trace
+from verifiers.v1.types import Messages
+
+RETRIED = frozenset({429, 500, 502, 503, 504})
+CONTEXT_OVERFLOW = re.compile(r"maximum (context|model) length|max_model_len|context length", re.IGNORECASE)
+
+
+class ChatLoopConfig(HarnessConfig):
+    """How often a model call is tried."""
+
+    attempts: int = Field(2, ge=1)
+    """Tries at one model call that failed with 429 or 5xx."""
+    backoff_seconds: float = Field(0.5, ge=0)
+    """Wait before the second try; doubles."""
+
+
+class ChatLoopHarness(Harness[ChatLoopConfig]):
+    """Answers the conversation with one model call; a later turn comes through `resume`, as Messages."""
+
+    APPENDS_SYSTEM_PROMPT = True
+    SUPPORTS_RESUME = True
+    EXECUTES_CODE = False
+    NEEDS_CONTAINER = False
+
+    async def launch(
+        self,
+        ctx: ModelContext,
+        trace: Trace,
+        runtime: Runtime,
+        endpoint: str,
+        secret: str,
+        mcp_urls: dict[str, str],
+        data: TaskData,
+    ) -> ProgramResult:
+        """Ask the model once, through the interception endpoint, and return a made-up successful exit.
+
+        Raises HarnessError on a refusal of the endpoint and InterceptionError where it cannot be reached.
+        """
+        system, prompt = self.resolve_prompt(data)
+        body = {"model": ctx.model, "messages": conversation(system, prompt)}
+        status, answer = await self._ask(f"{endpoint}/chat/completions", secret, body)
+        if status == 200 or trace.stop_condition is not None:
+            return ProgramResult(exit_code=0, stdout="", stderr="")
+        if status == 400 and CONTEXT_OVERFLOW.search(answer):
+            # The framework's own name for it: the trace then counts as truncated.
+            trace.stop("max_total_tokens")
+            return ProgramResult(exit_code=0, stdout="", stderr="")
+        raise HarnessError(f"model call answered {status}: {answer[-2000:]}")
+
+    async def _ask(self, url: str, secret: str, body: dict[str, Any]) -> tuple[int, str]:
+        # One key for all tries: the endpoint then records the turn at most once.
+        headers = {"Authorization": f"Bearer {secret}", "Idempotency-Key": uuid.uuid4().hex}
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None, sock_connect=30)) as session:
+            for attempt in range(self.config.attempts):
+                try:
+                    async with session.post(url, json=body, headers=headers) as response:
+                        status, answer = response.status, await response.text()
+                except aiohttp.ClientError as error:
+                    raise InterceptionError(f"no answer from {url}: {error}") from error
+                if status not in RETRIED or attempt + 1 == self.config.attempts:
+                    break
+                await asyncio.sleep(self.config.backoff_seconds * 2**attempt)
+        return status, answer
+
+
+def conversation(system: str | None, prompt: str | Messages | None) -> list[dict[str, Any]]:
+    """The chat messages of a system prompt and a prompt, in the form of the chat completions API."""
+    messages = [{"role": "system", "content": system}] if system is not None else []
+    if isinstance(prompt, str):
+        return [*messages, {"role": "user", "content": prompt}]
+    return [*messages, *(message_to_wire(message) for message in prompt or [])]

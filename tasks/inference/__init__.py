@@ -1,0 +1,1 @@
+"""The room for sampling: engines, environment servers, and traces turned into rows."""

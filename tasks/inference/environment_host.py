@@ -1,0 +1,176 @@
+"""The process of one environment: serves it, or writes its examples.
+
+`python -m tasks.inference.environment_host --config JSON --report PATH` serves it on a loopback port of the system's
+choosing and writes `{"address": ...}` to the report file once it takes requests. With `--examples PATH` it loads the
+taskset, writes its examples as an Arrow file and ends; a taskset that cannot be loaded leaves `{"error": ...}` in the
+report file. Only this process imports the environment's package.
+"""
+
+import argparse
+import hashlib
+import itertools
+import json
+import logging
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from storage.schemas import EXAMPLES
+from tasks.inference.engine_host import write_report
+
+if TYPE_CHECKING:
+    from verifiers.v1.configs.env import EnvConfig
+    from verifiers.v1.task import Task
+
+WORK_VARIABLE = "STAGECOACH_RUNTIMES"
+LOG_FORMAT = "%(asctime)s %(levelname)s %(process)d %(name)s: %(message)s"
+
+
+def set_up_process() -> None:
+    """Log to standard error and keep runtimes' directories in ours. Runs in the server and in every worker of its pool.
+
+    A spawned worker starts without log handlers, and what it logs would be lost.
+    """
+    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stderr, force=True)
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    if directory := os.environ.get(WORK_VARIABLE):
+        import verifiers.v1.runtimes.subprocess as runtime
+
+        runtime.CACHE_DIR = Path(directory)
+
+
+class Report:
+    """Takes the server's address where verifiers would put it into a queue, and writes it to the report file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def put(self, address: str) -> None:
+        """Write the address."""
+        write_report(self.path, {"address": address, "pid": os.getpid()})
+
+
+def resolved(environment: Mapping[str, Any]) -> "EnvConfig":
+    """The verifiers config of an environment: our harness, runtime and turn limit on every seat that it declares."""
+    from verifiers.v1.configs.agent import AgentConfig
+    from verifiers.v1.utils.loaders import env_config_type, resolve_env_config
+
+    seat = {"harness": environment["harness"], "runtime": environment["runtime"]}
+    if environment.get("max_turns") is not None:
+        seat["max_turns"] = environment["max_turns"]
+    fields = env_config_type(environment["taskset"]["id"]).model_fields
+    seats = [name for name, field in fields.items() if isinstance(field.default, AgentConfig)]
+    return resolve_env_config({"taskset": environment["taskset"], **{name: dict(seat) for name in seats}})
+
+
+def serve(environment: Mapping[str, Any], report: Path) -> None:
+    """Serve until told to end."""
+    from verifiers.v1.serve.pool import env_config_data, serve_env
+
+    work = report.with_name(f"{report.name}.runtimes")
+    shutil.rmtree(work, ignore_errors=True)
+    os.environ[WORK_VARIABLE] = str(work)
+    pool = environment["pool"]
+    elastic = pool["type"] == "elastic"
+    try:
+        serve_env(
+            max_workers=pool["max_workers"] if elastic else pool["num_workers"],
+            elastic=elastic,
+            multiplex=pool.get("multiplex", 128),
+            address="tcp://127.0.0.1:0",
+            address_queue=Report(report),
+            log_setup=set_up_process,
+            config_data=env_config_data(resolved(environment)),
+        )
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def content_of(task: "Task[Any]") -> dict[str, Any]:
+    """A task's data as JSON values without defaults and without its place in the list, which moves as data grows."""
+    data: dict[str, Any] = task.data.model_dump(mode="json", exclude_defaults=True)
+    data.pop("idx", None)
+    return data
+
+
+def canonical(value: Any) -> str:
+    """JSON with sorted keys and no spaces."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+def example_id(task: "Task[Any]", content: Mapping[str, Any]) -> str:
+    """A durable id: the source's own, the task's own key, or a digest of the content."""
+    from verifiers.v1.task import Task
+
+    if task.data.id:
+        return task.data.id
+    if type(task).key is not Task.key:
+        return task.key
+    return hashlib.sha256(canonical(content).encode()).hexdigest()[:24]
+
+
+def split_of(content: Mapping[str, Any], fraction: float, seed: int) -> str:
+    """`eval` for a share of the contents, chosen by hash; the choice for one content never depends on the others."""
+    digest = hashlib.sha256(f"{seed}:{canonical(content)}".encode()).digest()
+    return "eval" if int.from_bytes(digest[:8], "big") < fraction * 2**64 else "train"
+
+
+def rows(environment: Mapping[str, Any], tasks: Iterator["Task[Any]"]) -> Iterator[dict[str, str]]:
+    """Yield one examples row for each task; a repeated one is left out, two contents under one id are an error."""
+    seen: dict[str, str] = {}
+    for task in itertools.islice(tasks, environment["max_examples"]):
+        content = content_of(task)
+        name, text = example_id(task, content), canonical(content)
+        if name in seen:
+            if seen[name] != text:
+                raise ValueError(f"two different examples have the id {name!r}: ids and keys of tasks must be unique")
+            continue
+        seen[name] = text
+        yield {
+            "environment": environment["name"],
+            "example_id": name,
+            "split": split_of(content, environment["holdout_fraction"], environment["holdout_seed"]),
+            "task": canonical({"idx": task.data.idx, **content}),
+        }
+
+
+def write_examples(environment: Mapping[str, Any], target: Path) -> None:
+    """Load the taskset and write its examples to `target` as an Arrow file."""
+    from verifiers.v1.utils.loaders import load_taskset
+
+    taskset = load_taskset(resolved(environment).taskset)
+    table = pa.Table.from_pylist(list(rows(environment, iter(taskset))), schema=EXAMPLES.arrow)
+    with pa.OSFile(str(target), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Serve, or write examples; 3 where the environment cannot be loaded."""
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("--config", required=True, help="the environment's section of the config, as JSON")
+    parser.add_argument("--report", type=Path, required=True)
+    parser.add_argument("--examples", type=Path)
+    own = parser.parse_args(argv)
+    set_up_process()
+    environment = json.loads(own.config)
+    try:
+        if own.examples is None:
+            serve(environment, own.report)
+        else:
+            write_examples(environment, own.examples)
+    except Exception as error:
+        # The border of this process: whoever started it reads the reason in the report.
+        logging.exception("environment %s cannot be loaded", environment["name"])
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        write_report(own.report, {"error": type(error).__name__, "message": str(error), "missing": missing})
+        return 3
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

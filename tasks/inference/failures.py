@@ -1,0 +1,77 @@
+"""What went wrong with a rollout: a class that says whose fault it was, and whether to try again."""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+INFRASTRUCTURE = frozenset({"SandboxError", "TunnelError", "InterceptionError", "ServerError"})
+RETRIED = frozenset({"infrastructure", "model", "timeout"})
+TRANSPORT_STATUS = frozenset({408, 425, 429})
+MALFORMED = re.compile(r"Engine response|MalformedGenerateResponse")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One failed rollout: whose fault, the exception's type and text, and its traceback where there is one."""
+
+    kind: str
+    """infrastructure, timeout, model, environment, cancelled or incomplete."""
+    type: str
+    message: str
+    traceback: str | None = None
+
+    @property
+    def retryable(self) -> bool:
+        """Whether another attempt may go better: not where the environment's own code failed."""
+        return self.kind in RETRIED
+
+
+def kind_of(error: Mapping[str, Any]) -> str:
+    """The class of an error that verifiers recorded as type, message and status_code."""
+    name, status = error["type"], error.get("status_code")
+    if name == "TimeoutError":
+        return "timeout"
+    if MALFORMED.search(error["message"]):
+        return "model"
+    if name == "ProviderError":
+        transport = status is None or status >= 500 or status in TRANSPORT_STATUS
+        return "infrastructure" if transport else "model"
+    return "infrastructure" if name in INFRASTRUCTURE else "environment"
+
+
+def from_error(error: Mapping[str, Any]) -> Failure:
+    """The failure that verifiers recorded as type, message, status_code and traceback."""
+    return Failure(kind_of(error), error["type"], error["message"], error.get("traceback"))
+
+
+def of_trace(trace: Mapping[str, Any]) -> Failure | None:
+    """What is wrong with a finished trace, as dumped to JSON values; None where it can be trained on.
+
+    The recorded error is looked at before everything else: a rollout that died before its first model call would
+    otherwise only be known as empty.
+    """
+    if not trace["ok"]:
+        if trace["errors"]:
+            return from_error(trace["errors"][-1])
+        return Failure("incomplete", "Incomplete", "the rollout ended without a result and without an error")
+    if trace["is_timeout"]:
+        return Failure("timeout", "TimeoutError", f"a stage of the rollout took too long: {trace['stop_condition']}")
+    sampled = [node for node in trace["nodes"] if node["sampled"]]
+    if not sampled:
+        return Failure("incomplete", "NothingSampled", f"no model call was made: {trace['stop_condition']}")
+    if not any(any(node["mask"]) for node in sampled):
+        return Failure("model", "EmptyResponse", "the model's responses hold no tokens")
+    return _of_rewards(trace["rewards"])
+
+
+def _of_rewards(rewards: Mapping[str, Any]) -> Failure | None:
+    """A failure where a reward is missing or is no number: neither may reach a baseline."""
+    for name, reward in rewards.items():
+        if reward is None:
+            return Failure("incomplete", "NotScored", f"reward {name!r} was not computed")
+        if not math.isfinite(reward["score"] * reward["weight"]):
+            text = f"reward {name!r} is {reward['score']} with weight {reward['weight']}: no finite number"
+            return Failure("environment", "NonFiniteReward", text)
+    return None

