@@ -88,7 +88,7 @@ def _flash(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scalin
     from torch.nn.attention.varlen import varlen_attn
 
     # Torch 2.13 wants to be told about grouped heads, 2.11 has no such argument and finds out by itself.
-    grouped = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
+    grouped: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
     q, k, v = (states[0].transpose(0, 1).contiguous() for states in (query, key, value))
     borders, longest = segments.on_device, segments.longest
     # The window (-1, 0) is what makes the kernel causal.

@@ -84,7 +84,7 @@ def _load_causal(directory: Path) -> Any:
             f"{directory} is not a model directory: it needs config.json and *.safetensors; nothing was loaded"
         )
     try:
-        causal, report = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             directory,
             dtype=torch.float32,
             attn_implementation=attention.NAME,
@@ -96,6 +96,7 @@ def _load_causal(directory: Path) -> Any:
         raise LearnerError(
             f"{directory} cannot be loaded ({type(error).__name__}: {error}); nothing was loaded"
         ) from error
+    causal, report = loaded
     wrong = {name: sorted(map(str, report[name])) for name in ("missing_keys", "unexpected_keys") if report.get(name)}
     if wrong:
         raise LearnerError(f"{directory} does not hold the model that its config.json describes: {wrong}")
@@ -135,4 +136,4 @@ def _switch_off_dropout(policy: nn.Module) -> None:
         if isinstance(module, nn.Dropout):
             module.p = 0.0
         if hasattr(module, "attention_dropout"):
-            module.attention_dropout = 0.0
+            module.attention_dropout = 0.0  # type: ignore[assignment]

@@ -75,8 +75,7 @@ def statistics_table(statistics: list[RowStatistics]) -> pa.Table:
             logprobs.append(entry.logprobs[start:end])
             entropies.append(entry.entropies[start:end])
     columns = {"sample_id": ids, "logprobs": logprobs, "entropies": entropies}
-    schema = TOKEN_STATISTICS.arrow
-    return pa.table([pa.array(columns[field.name], field.type) for field in schema], schema=schema)
+    return pa.table(columns, schema=TOKEN_STATISTICS.arrow)
 
 
 def _further(measured: Measurements, counts: dict[str, int]) -> dict[str, Any]:

@@ -70,7 +70,7 @@ def batches_from_table(table: pa.Table, num_ranks: int) -> list[Batch]:
     """
     if not table.num_rows:
         raise LearnerError("batches: no rows; nothing was trained")
-    updates = sorted(set(table["update"].to_pylist()))
+    updates = np.unique(table["update"].to_numpy()).tolist()
     if updates != list(range(len(updates))):
         raise LearnerError(f"batches: updates {updates} are not numbered from 0 without gaps")
     return [_batch(table.filter(pc.equal(table["update"], update)), num_ranks) for update in updates]
@@ -147,9 +147,9 @@ def _check_places(rows: tuple[Row, ...], num_ranks: int) -> None:
 def _denominators(table: pa.Table, rows: tuple[Row, ...]) -> dict[str, int]:
     counted = {name: sum(int(np.count_nonzero(row.streams[f"{name}_weights"])) for row in rows) for name in COMPONENTS}
     for name, count in counted.items():
-        stated = set(table[f"{name}_tokens"].to_pylist())
-        if stated != {count}:
-            raise LearnerError(f"batches: {name}_tokens says {sorted(stated)}, but {count} tokens have {name} weight")
+        stated = np.unique(table[f"{name}_tokens"].to_numpy()).tolist()
+        if stated != [count]:
+            raise LearnerError(f"batches: {name}_tokens says {stated}, but {count} tokens have {name} weight")
     if not any(counted.values()):
         raise LearnerError("batches: no token has weight in any component; nothing was trained")
     return counted

@@ -1,0 +1,90 @@
+"""Chunked log-probs: gradients by finite differences, values against plain logits, size of what exists at once."""
+
+import pytest
+import torch
+from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tasks.learner.logprob import token_logprobs
+
+TEMPERATURES = torch.tensor([1.0, 0.7, 1.3, 1.0, 2.0], dtype=torch.float64)
+
+
+def problem(size=5, width=6, vocabulary=11, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(size, width, generator=generator, dtype=dtype, requires_grad=True)
+    weight = torch.randn(vocabulary, width, generator=generator, dtype=dtype, requires_grad=True)
+    return hidden, weight, torch.randint(0, vocabulary, (size,), generator=generator)
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 5, 100])
+def test_gradients_of_logprob_and_entropy(chunk):
+    hidden, weight, targets = problem()
+    assert torch.autograd.gradcheck(
+        lambda h, w: token_logprobs(h, w, targets, TEMPERATURES, chunk), (hidden, weight), atol=1e-8
+    )
+
+
+@pytest.mark.parametrize("chunk", [2, 100])
+def test_equals_plain_logits(chunk):
+    hidden, weight, targets = problem()
+    plain = (hidden @ weight.T / TEMPERATURES[:, None]).log_softmax(-1)
+    logprobs, entropies = token_logprobs(hidden, weight, targets, TEMPERATURES, chunk)
+    torch.testing.assert_close(logprobs, plain.gather(1, targets[:, None]).squeeze(1), rtol=0, atol=1e-14)
+    torch.testing.assert_close(entropies, -(plain.exp() * plain).sum(-1), rtol=0, atol=1e-14)
+
+
+def test_equals_linear_cross_entropy():
+    hidden, weight, targets = problem(dtype=torch.float32)
+    logprobs, _ = token_logprobs(hidden, weight, targets, torch.ones(5), 2)
+    ours = torch.autograd.grad(logprobs.sum(), (hidden, weight))
+    nll = functional.linear_cross_entropy(hidden, weight, targets, reduction="none")
+    theirs = torch.autograd.grad(-nll.sum(), (hidden, weight))
+    torch.testing.assert_close(logprobs, -nll, rtol=0, atol=1e-6)
+    for mine, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-6)
+
+
+def test_half_precision_is_rounded_once_not_in_every_product():
+    hidden, weight, targets = (tensor.detach() for tensor in problem(64, 32, 50))
+    hidden, weight = hidden.bfloat16(), weight.bfloat16()
+    logprobs, entropies = token_logprobs(hidden, weight, targets, torch.ones(64), 16)
+    exact, _ = token_logprobs(hidden.double(), weight.double(), targets, torch.ones(64), 64)
+    assert logprobs.dtype == entropies.dtype == torch.float32
+    torch.testing.assert_close(logprobs.double(), exact, rtol=0, atol=1e-4)
+    rounded = (hidden @ weight.T).float().log_softmax(-1).gather(1, targets[:, None]).squeeze(1)
+    assert (rounded.double() - exact).abs().max() > 1e-3
+
+
+class Largest(TorchDispatchMode):
+    """Records the number of elements of the largest tensor that any operation makes."""
+
+    def __init__(self):
+        super().__init__()
+        self.size = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, (tuple, list)) else (result,):
+            if isinstance(tensor, torch.Tensor):
+                self.size = max(self.size, tensor.numel())
+        return result
+
+
+def test_full_logits_never_exist():
+    size, width, vocabulary, chunk = 64, 4, 300, 8
+    hidden, weight, targets = problem(size, width, vocabulary, torch.float32)
+    with Largest() as ours:
+        logprobs, entropies = token_logprobs(hidden, weight, targets, torch.ones(size), chunk)
+        (logprobs.sum() + entropies.sum()).backward()
+    with Largest() as plain:
+        (hidden @ weight.T).log_softmax(-1)
+    assert ours.size == chunk * vocabulary
+    assert plain.size == size * vocabulary
+
+
+def test_no_tokens():
+    hidden, weight, targets = problem()
+    logprobs, _ = token_logprobs(hidden[:0], weight, targets[:0], TEMPERATURES[:0], 4)
+    logprobs.sum().backward()
+    assert (logprobs.shape, weight.grad.abs().max().item()) == ((0,), 0.0)
