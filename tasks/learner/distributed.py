@@ -51,7 +51,7 @@ def start_world() -> World:
     if "TORCHELASTIC_RUN_ID" in os.environ:
         dist.init_process_group(BACKEND, timeout=PATIENCE)
         return World(dist.get_rank(), dist.get_world_size(), int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group(BACKEND, store=HashStore(), rank=0, world_size=1, timeout=PATIENCE)
+    dist.init_process_group(BACKEND, store=dist.HashStore(), rank=0, world_size=1, timeout=PATIENCE)
     return World(0, 1, 0)
 
 

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+
 from tasks.learner.tiny import byte_tokenizer, tiny_qwen3
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Reverse: Grüße, 世界"}]

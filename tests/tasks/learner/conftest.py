@@ -1,0 +1,40 @@
+"""A small model on disk, a world of one rank, and the model in float64 where exactness is the question."""
+
+import pytest
+
+from tasks.learner.tiny import tiny_qwen3
+
+
+@pytest.fixture(scope="session")
+def model_directory(tmp_path_factory):
+    """A two-layer Qwen3 with weights large enough that attention matters."""
+    return tiny_qwen3(tmp_path_factory.mktemp("model") / "policy", hidden=32, layers=2, intermediate=64, seed=3)
+
+
+@pytest.fixture(scope="session")
+def world():
+    """The process group that sharding needs, in this process."""
+    import torch
+    import torch.distributed as dist
+
+    from tasks.learner.distributed import start_world
+
+    torch.set_num_threads(1)
+    yield start_world()
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def exact_policy(model_directory):
+    """The same model in float64 and not sharded."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from tasks.learner import attention
+    from tasks.learner.model import Policy
+
+    attention.register()
+    causal = AutoModelForCausalLM.from_pretrained(
+        model_directory, dtype=torch.float64, attn_implementation=attention.NAME
+    )
+    return Policy(causal, chunk=8).train()

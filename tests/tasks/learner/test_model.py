@@ -1,0 +1,178 @@
+"""Samples of a packed row do not see each other, heads of other families are refused, bad directories say why."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+from configs.sections import TrainingConfig
+from tasks.learner.errors import LearnerError
+from tasks.learner.model import load_policy, run_row
+from tasks.learner.rows import batches_from_table
+from tasks.learner.tiny import tiny_qwen3
+from tests.tasks.learner.packed import batches, sample
+
+CPU = torch.device("cpu")
+SAMPLES = [sample("a", 9, 1), sample("b", 5, 2, temperature=0.7), sample("c", 14, 3)]
+
+
+def rows_of(samples):
+    (batch,) = batches_from_table(batches([samples]), 1)
+    return batch.rows[0]
+
+
+def logprobs(policy, samples):
+    with torch.no_grad():
+        values, entropies = run_row(policy, rows_of(samples), CPU)
+    return values, entropies
+
+
+def test_packed_equals_alone(exact_policy):
+    together, entropies = logprobs(exact_policy, SAMPLES)
+    alone = [logprobs(exact_policy, [each]) for each in SAMPLES]
+    torch.testing.assert_close(together, torch.cat([values for values, _ in alone]), rtol=0, atol=1e-12)
+    torch.testing.assert_close(entropies, torch.cat([values for _, values in alone]), rtol=0, atol=1e-12)
+
+
+def test_the_leak_that_this_guards_against_is_large(exact_policy):
+    """Without segment borders transformers makes a cache and lets every sample see those before it."""
+    from transformers import AutoModelForCausalLM
+
+    row = rows_of(SAMPLES)
+    leaky = AutoModelForCausalLM.from_pretrained(exact_policy.causal.name_or_path, dtype=torch.float64)
+    with torch.no_grad():
+        logits = leaky(torch.from_numpy(row.token_ids)[None], position_ids=torch.from_numpy(row.positions())[None]).logits
+    temperatures = torch.from_numpy(row.streams["temperatures"][row.weighted])[:, None]
+    wrong = (logits[0, row.weighted - 1] / temperatures).log_softmax(-1)
+    wrong = wrong.gather(1, torch.from_numpy(row.token_ids[row.weighted])[:, None]).squeeze(1)
+    difference = (wrong - logprobs(exact_policy, SAMPLES)[0]).abs()
+    first = int(np.searchsorted(row.weighted, row.borders[1]))
+    assert difference[:first].max() < 1e-6 < 1e-3 < difference[first:].max()
+
+
+def test_gradient_of_a_packed_row_is_the_sum_over_samples(exact_policy):
+    def gradient(rows):
+        exact_policy.zero_grad()
+        for samples in rows:
+            values, entropies = run_row(exact_policy, rows_of(samples), CPU)
+            (values.sum() + 0.3 * entropies.sum()).backward()
+        return torch.cat([p.grad.flatten() for p in exact_policy.parameters()])
+
+    torch.testing.assert_close(gradient([SAMPLES]), gradient([[each] for each in SAMPLES]), rtol=0, atol=1e-11)
+
+
+def test_logprobs_equal_the_model_s_own(world, model_directory):
+    from transformers import AutoModelForCausalLM
+
+    policy = load_policy(model_directory, TrainingConfig(logprob_chunk=3), CPU)
+    plain = AutoModelForCausalLM.from_pretrained(model_directory)
+    row = rows_of(SAMPLES[1:2])
+    with torch.no_grad():
+        logits = plain(torch.from_numpy(row.token_ids)[None]).logits[0, row.weighted - 1] / 0.7
+    expected = logits.log_softmax(-1).gather(1, torch.from_numpy(row.token_ids[row.weighted])[:, None]).squeeze(1)
+    torch.testing.assert_close(logprobs(policy, SAMPLES[1:2])[0], expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("settings", [{"gradient_checkpointing": True}, {"logprob_chunk": 1}])
+def test_settings_that_must_not_change_numbers(world, model_directory, settings):
+    gradients = []
+    for chosen in ({}, settings):
+        policy = load_policy(model_directory, TrainingConfig(**chosen), CPU)
+        values, _ = run_row(policy, rows_of(SAMPLES), CPU)
+        values.sum().backward()
+        gradients.append(torch.cat([p.grad.to_local().flatten() for p in policy.parameters()]))
+    torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-5, atol=1e-6)
+
+
+def test_bfloat16_computes_in_half_from_float32_masters(world, model_directory):
+    policy = load_policy(model_directory, TrainingConfig(dtype="bfloat16"), CPU)
+    exact = load_policy(model_directory, TrainingConfig(dtype="float32"), CPU)
+    assert {p.dtype for p in policy.parameters()} == {torch.float32}
+    difference = (logprobs(policy, SAMPLES)[0] - logprobs(exact, SAMPLES)[0]).abs().max()
+    assert 1e-6 < difference < 0.1
+
+
+def test_tied_head(world, tmp_path):
+    directory = tiny_qwen3(tmp_path / "tied", hidden=32, layers=1, tied=True)
+    policy = load_policy(directory, TrainingConfig(), CPU)
+    values, _ = run_row(policy, rows_of(SAMPLES), CPU)
+    values.sum().backward()
+    names = [name for name, _ in policy.causal.named_parameters()]
+    assert "lm_head.weight" not in names
+    # Rows of tokens that are in no sample get gradient only through the head.
+    embedding = policy.causal.get_input_embeddings().weight.grad.to_local()
+    assert embedding[300:].abs().max() > 0
+
+
+def save(causal_class, config, directory):
+    torch.manual_seed(0)
+    causal_class(config).save_pretrained(directory)
+    return directory
+
+
+def test_another_family(world, tmp_path):
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=300, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4
+    )
+    policy = load_policy(save(LlamaForCausalLM, config, tmp_path / "llama"), TrainingConfig(), CPU)
+    alone = torch.cat([logprobs(policy, [each])[0] for each in SAMPLES])
+    torch.testing.assert_close(logprobs(policy, SAMPLES)[0], alone, rtol=0, atol=1e-5)
+
+
+def test_a_family_that_scales_its_logits_is_refused(world, tmp_path):
+    from transformers import GraniteConfig, GraniteForCausalLM
+
+    config = GraniteConfig(
+        vocab_size=300,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        initializer_range=0.3,
+        logits_scaling=8.0,
+    )
+    with pytest.raises(LearnerError, match="changes its logits after the output head"):
+        load_policy(save(GraniteForCausalLM, config, tmp_path / "granite"), TrainingConfig(), CPU)
+
+
+def without_a_tensor(directory):
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(directory / "model.safetensors")
+    del weights["model.layers.0.mlp.up_proj.weight"]
+    save_file(weights, directory / "model.safetensors", {"format": "pt"})
+
+
+def cut_off(directory):
+    path = directory / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def of_no_family(directory):
+    (directory / "config.json").write_text(json.dumps({"model_type": "no-such-family"}))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (shutil.rmtree, "is not a model directory"),
+        (lambda directory: (directory / "model.safetensors").unlink(), "is not a model directory"),
+        (lambda directory: (directory / "config.json").unlink(), "is not a model directory"),
+        (lambda directory: (directory / "config.json").write_text("{"), "cannot be loaded"),
+        (of_no_family, "cannot be loaded"),
+        (cut_off, "cannot be loaded"),
+        (without_a_tensor, "up_proj"),
+    ],
+)
+def test_a_bad_directory_says_why(world, model_directory, tmp_path, damage, message):
+    directory = tmp_path / "policy"
+    shutil.copytree(model_directory, directory)
+    load_policy(directory, TrainingConfig(), CPU)
+    damage(directory)
+    with pytest.raises(LearnerError, match=message) as caught:
+        load_policy(directory, TrainingConfig(), CPU)
+    assert str(directory) in str(caught.value)
