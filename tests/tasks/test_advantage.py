@@ -46,9 +46,9 @@ def advantages(rows):
 
 
 def test_every_algorithm_of_the_config_is_there():
-    assert {get_args(kind.model_fields["type"].annotation)[0] for kind in get_args(get_args(AdvantageConfig)[0])} == set(
-        ALGORITHMS
-    )
+    assert {
+        get_args(kind.model_fields["type"].annotation)[0] for kind in get_args(get_args(AdvantageConfig)[0])
+    } == set(ALGORITHMS)
 
 
 def test_grpo_by_hand():

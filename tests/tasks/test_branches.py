@@ -1,5 +1,7 @@
 """Message graphs: the branches of forks, and graphs that are none."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -16,7 +18,7 @@ def branches_of(*graphs):
 
 def paths(branches):
     borders = branches.path.offsets
-    return [branches.path.values[a:b].tolist() for a, b in zip(borders[:-1], borders[1:], strict=True)]
+    return [branches.path.values[a:b].tolist() for a, b in itertools.pairwise(borders)]
 
 
 def test_a_line_is_one_branch():

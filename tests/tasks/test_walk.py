@@ -13,7 +13,7 @@ SHARES = st.lists(st.integers(1, 9), min_size=1, max_size=5)
 
 def test_the_hash_is_blake2b_of_the_parts_with_separators():
     # printf 'order\x1f7\x1freverse\x1f0\x1f0' | b2sum -l 64
-    assert digest("order", 7, "reverse", 0, 0) == 0x230e6d124ace12d1
+    assert digest("order", 7, "reverse", 0, 0) == 0x230E6D124ACE12D1
 
 
 def split_mix(seed, number):

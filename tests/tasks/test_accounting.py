@@ -1,0 +1,110 @@
+"""Accounting: every rollout of a step through the real stages, and what happens when one is lost or doubled."""
+
+import pytest
+
+from tasks.accounting import AccountBreach, Share, account
+from tasks.advantage import STAGE as ADVANTAGE
+from tasks.advantage import advantage
+from tasks.filtering import STAGE as FILTERING
+from tasks.filtering import filtering
+from tasks.packing import STAGE as PACKING
+from tasks.packing import packing
+from tests.builders import exchange, failed, table, trace, view
+
+TRACES = [
+    trace("a"),
+    trace("b", reward=0.0),
+    failed("c"),
+    failed("d", error_class="infrastructure"),
+    trace("e", is_truncated=True, num_output_tokens=9),
+    trace("f", group_id="g1"),
+    trace("g", group_id="g1", reward=None),
+    trace("h", group_id="g2", trainable=False, agent="judge"),
+]
+
+
+def assignment(trace_row):
+    return {
+        "assignment_id": trace_row["assignment_id"],
+        "group_id": trace_row["group_id"],
+        "member": 0,
+        "environment": trace_row["environment"],
+        "example_id": trace_row["example_id"],
+        "seed": 1,
+    }
+
+
+@pytest.fixture(scope="module")
+def step():
+    """All tables of one step."""
+    messages = [row for one in TRACES for row in exchange(one["trace_id"])]
+    tables = {
+        "assignments": table("assignments", [assignment(row) for row in TRACES]),
+        "traces": table("traces", TRACES),
+        "messages": table("messages", messages),
+    }
+    filters = [{"type": "truncated", "enforce": True}, {"type": "zero_advantage"}]
+    tables |= filtering(tables, view(FILTERING, filtering={"filters": filters}))
+    tables |= advantage(tables, view(ADVANTAGE))
+    return tables | packing(tables, view(PACKING))
+
+
+def shares(tables):
+    return account(*(tables[name] for name in ("assignments", "traces", "verdicts", "credits", "batches")))
+
+
+def test_every_rollout_has_one_fate(step):
+    assert shares(step) == [
+        Share("errored", "infrastructure", 1, 3, 2),
+        Share("errored", "timeout", 1, 3, 2),
+        Share("filtered", "truncated", 1, 3, 9),
+        Share("filtered", "untrainable", 1, 3, 2),
+        Share("filtered", "zero_advantage", 1, 3, 2),
+        Share("no weight", "", 1, 3, 2),
+        Share("trained", "", 2, 6, 4),
+    ]
+    assert sum(share.num_traces for share in shares(step)) == len(TRACES)
+
+
+def doubled(rows):
+    return rows.take([*range(rows.num_rows), 0])
+
+
+def swapped(rows, column, value):
+    """The rows with `value` in the first row of a column."""
+    place = rows.schema.get_field_index(column)
+    return rows.set_column(place, rows.schema.field(place), [[value, *rows[column].to_pylist()[1:]]])
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("traces", lambda rows: rows.slice(1), "1 assignments left no trace, first g0/a"),
+        ("assignments", lambda rows: rows.slice(1), "g0/a was never assigned"),
+        ("assignments", doubled, "assignment g0/a is there 2 times"),
+        ("traces", doubled, "trace a is there 2 times"),
+        ("traces", lambda rows: swapped(doubled(rows), "trace_id", "other"), "is there 2 times"),
+        (
+            "traces",
+            lambda rows: swapped(swapped(swapped(doubled(rows), "trace_id", "z"), "agent", "z"), "episode_id", "z"),
+            "own episode g0/a is there 2 times",
+        ),
+        ("verdicts", lambda rows: rows.slice(1), "1 traces lack a verdict, or verdicts a trace, first a"),
+        ("verdicts", doubled, "trace a is there 2 times"),
+        ("verdicts", lambda rows: swapped(rows, "reason", "truncated"), "trace a is trained although it was not kept"),
+        ("traces", lambda rows: swapped(rows, "error_class", "timeout"), "trace a is trained although it was not kept"),
+        ("credits", lambda rows: rows.slice(1), "sample a/0 is packed but is not in table credits"),
+        ("credits", lambda rows: swapped(rows, "trace_id", "z"), "trace z is trained but is not in table traces"),
+        ("batches", doubled, "is there 2 times"),
+    ],
+)
+def test_a_rollout_lost_or_doubled_is_a_breach(step, name, change, message):
+    with pytest.raises(AccountBreach, match=message):
+        shares(step | {name: change(step[name])})
+
+
+def test_a_step_that_trains_nothing_is_accounted_for(step):
+    empty = {name: step[name].slice(0, 0) for name in ("credits", "batches")}
+    assert {(s.fate, s.num_traces) for s in shares(step | empty) if s.fate not in ("filtered", "errored")} == {
+        ("no weight", 3)
+    }

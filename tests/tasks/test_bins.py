@@ -1,0 +1,109 @@
+"""Bins: no row over budget, no sample lost, rows full, ranks even."""
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tasks.bins import CROSSOVER_TOKENS, MOST_BALANCED_SAMPLES, balanced, best_fit, estimated_costs, pack
+
+CAPACITY = 64
+LENGTHS = st.lists(st.integers(1, CAPACITY), max_size=80)
+
+
+def lognormal(count, mean=600.0, sigma=0.9, longest=4096, seed=0):
+    """Lengths as rollouts have them: most short, a few near the limit."""
+    drawn = np.random.default_rng(seed).lognormal(np.log(mean) - sigma**2 / 2, sigma, count)
+    return np.clip(drawn, 16, longest).astype(int).tolist()
+
+
+def check(rows, lengths, capacity):
+    assert sorted(sample for row in rows for sample in row) == list(range(len(lengths)))
+    assert all(sum(lengths[sample] for sample in row) <= capacity for row in rows)
+
+
+def idle_share(rows, lengths, num_ranks):
+    """Share of the ranks' time spent waiting for the slowest row of each micro-step."""
+    costs = estimated_costs(lengths)
+    by_step = np.array([costs[row].sum() for row in rows]).reshape(-1, num_ranks)
+    return 1 - by_step.sum() / (by_step.max(axis=1).sum() * num_ranks)
+
+
+def test_best_fit_by_hand():
+    # 5 and 3 fill a row; 4 opens the next; 2 fits it; the last 2 still does.
+    assert best_fit([2, 5, 4, 3, 2], 8) == [[1, 3], [2, 0, 4]]
+    assert best_fit([], 8) == []
+    assert best_fit([8, 8], 8) == [[0], [1]]
+
+
+def test_best_fit_takes_the_tightest_row():
+    # After 7 and 6 there is room for 3 and 4: the 3 goes where nothing is left over.
+    assert best_fit([7, 6, 3], 10) == [[0, 2], [1]]
+
+
+def test_costs_are_linear_then_quadratic():
+    assert estimated_costs([CROSSOVER_TOKENS]).tolist() == [2 * CROSSOVER_TOKENS]
+    assert estimated_costs([10, 0])[1] == 0 and estimated_costs([10])[0] < 10.01
+
+
+@given(lengths=LENGTHS)
+def test_best_fit_places_every_sample_once(lengths):
+    rows = best_fit(lengths, CAPACITY)
+    check(rows, lengths, CAPACITY)
+    assert all(rows)
+
+
+@settings(deadline=None)
+@given(lengths=LENGTHS, num_ranks=st.integers(1, 9))
+def test_pack_places_every_sample_once_in_a_multiple_of_the_ranks(lengths, num_ranks):
+    rows = pack(lengths, CAPACITY, num_ranks)
+    check(rows, lengths, CAPACITY)
+    assert len(rows) % num_ranks == 0
+    costs = [estimated_costs([lengths[sample] for sample in row]).sum() for row in rows]
+    assert costs == sorted(costs, reverse=True)
+
+
+@settings(deadline=None)
+@given(lengths=LENGTHS, num_ranks=st.integers(2, 9))
+def test_balanced_needs_hardly_more_rows_than_best_fit(lengths, num_ranks):
+    fewest = -(-len(best_fit(lengths, CAPACITY)) // num_ranks) * num_ranks
+    assert len(balanced(lengths, CAPACITY, num_ranks)) in (fewest, fewest + num_ranks, fewest + 2 * num_ranks)
+
+
+def test_realistic_rows_are_more_than_97_percent_full():
+    for mean, sigma, capacity in ((600, 0.9, 4096), (1500, 0.9, 8192), (2500, 0.5, 4096)):
+        lengths = lognormal(10_000, mean, sigma, capacity)
+        rows = best_fit(lengths, capacity)
+        check(rows, lengths, capacity)
+        assert sum(lengths) / (len(rows) * capacity) > 0.97
+    # Not vacuous: one sample after another, as they come, falls short of it.
+    assert sum(lengths) / (capacity * len(next_fit(lengths, capacity))) < 0.97
+
+
+def next_fit(lengths, capacity):
+    rows, room = [], 0
+    for sample, length in enumerate(lengths):
+        if length > room:
+            rows.append([])
+            room = capacity
+        rows[-1].append(sample)
+        room -= length
+    return rows
+
+
+def test_ranks_wait_less_than_with_rows_that_are_only_full():
+    lengths = lognormal(512)
+    even, full = pack(lengths, 4096, 8), best_fit(lengths, 4096)
+    full += [[] for _ in range(-len(full) % 8)]
+    assert idle_share(even, lengths, 8) < 0.02 < idle_share(full, lengths, 8)
+
+
+def test_many_samples_fall_back_to_full_rows():
+    lengths = lognormal(MOST_BALANCED_SAMPLES + 1, mean=60, longest=400)
+    rows = pack(lengths, 4096, 8)
+    check(rows, lengths, 4096)
+    assert len(rows) - len(best_fit(lengths, 4096)) in range(8)
+    assert sorted(map(sorted, filter(None, rows))) == sorted(map(sorted, best_fit(lengths, 4096)))
+
+
+def test_fewer_samples_than_ranks_leave_empty_rows_at_the_end():
+    assert pack([5, 9], 16, 4) == [[1], [0], [], []]
