@@ -1,0 +1,55 @@
+"""What the documents tell people to type exists: make targets, commands, presets, settings and files."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from configs.draft import presets
+from configs.load import load
+from flows import cli
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BLOCK = re.compile(r"```(?:bash|sh)\n(.*?)```", re.DOTALL)
+
+
+def typed(document: Path) -> list[str]:
+    """Return the command lines of a document's shell blocks, without comments."""
+    text = "".join(BLOCK.findall(document.read_text(encoding="utf-8")))
+    return [line.partition(" #")[0].strip() for line in text.splitlines() if line.strip() and line[0] != "#"]
+
+
+LINES = [(document, line) for document in DOCUMENTS for line in typed(document)]
+COMMANDS = [line.split()[1:] for _, line in LINES if line.split()[0] == "stagecoach"]
+TARGETS = sorted({line.split()[1] for _, line in LINES if line.startswith("make ")})
+LINKS = [
+    (document, target)
+    for document in DOCUMENTS
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", document.read_text(encoding="utf-8"))
+]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_make_targets_exist(target: str) -> None:
+    done = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
+def test_commands_are_understood(arguments: list[str]) -> None:
+    parsed = cli.parse([word.strip("'\"") for word in arguments])
+    files = [file for file in getattr(parsed, "files", []) if arguments[0] in ("run", "sft", "eval", "check")]
+    load([file for file in files if file in presets()] or ["demo"], getattr(parsed, "overrides", []))
+
+
+@pytest.mark.parametrize(("document", "target"), LINKS, ids=lambda value: str(value).removeprefix(f"{ROOT}/"))
+def test_links_lead_somewhere(document: Path, target: str) -> None:
+    assert (document.parent / target).exists()
+
+
+def test_there_is_something_to_look_at() -> None:
+    assert {"demo", "test"} <= set(TARGETS)
+    assert {"run", "show", "check", "doctor"} <= {arguments[0] for arguments in COMMANDS}
+    assert LINKS
