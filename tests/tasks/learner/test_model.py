@@ -43,7 +43,8 @@ def test_the_leak_that_this_guards_against_is_large(exact_policy):
     row = rows_of(SAMPLES)
     leaky = AutoModelForCausalLM.from_pretrained(exact_policy.causal.name_or_path, dtype=torch.float64)
     with torch.no_grad():
-        logits = leaky(torch.from_numpy(row.token_ids)[None], position_ids=torch.from_numpy(row.positions())[None]).logits
+        token_ids, positions = torch.from_numpy(row.token_ids)[None], torch.from_numpy(row.positions())[None]
+        logits = leaky(token_ids, position_ids=positions).logits
     temperatures = torch.from_numpy(row.streams["temperatures"][row.weighted])[:, None]
     wrong = (logits[0, row.weighted - 1] / temperatures).log_softmax(-1)
     wrong = wrong.gather(1, torch.from_numpy(row.token_ids[row.weighted])[:, None]).squeeze(1)

@@ -1,0 +1,116 @@
+"""The gradient of a batch does not depend on how samples fall on rows, micro-steps or padding."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from configs.sections import DppoLoss
+from tasks.learner.distributed import World
+from tasks.learner.loop import accumulate_gradients
+from tasks.learner.rows import batches_from_table
+from tests.tasks.learner.packed import batches, padding, sample
+
+CPU = torch.device("cpu")
+ALONE = World(rank=0, size=1, local_rank=0)
+SAMPLES = [
+    sample("a", 9, 1),
+    sample("b", 5, 2, "ce"),
+    sample("c", 12, 3),
+    sample("d", 7, 4, "ref_kl"),
+    sample("e", 3, 5),
+]
+
+
+def gradient(policy, rows, config=None):
+    """Return the flat gradient, what was measured and the statistics by sample."""
+    policy.zero_grad()
+    (batch,) = batches_from_table(batches(rows), 1)
+    totals, statistics = accumulate_gradients(policy, batch, config or DppoLoss(), ALONE, CPU)
+    by_sample = {}
+    for entry in statistics:
+        for name, start, end in zip(entry.row.sample_ids, entry.row.borders, entry.row.borders[1:], strict=False):
+            by_sample[name] = (entry.logprobs[start:end], entry.entropies[start:end])
+    return torch.cat([p.grad.flatten() for p in policy.parameters()]), totals, by_sample
+
+
+def assert_same(one, other):
+    scale = one[0].abs().max()
+    assert scale > 1e-3
+    torch.testing.assert_close(one[0] / scale, other[0] / scale, rtol=0, atol=1e-11)
+    assert one[1].sums == pytest.approx(other[1].sums, rel=1e-11, abs=1e-13)
+    assert one[1].maxima == pytest.approx(other[1].maxima, rel=1e-11)
+    assert one[2].keys() == other[2].keys()
+    for name in one[2]:
+        for mine, theirs in zip(one[2][name], other[2][name], strict=True):
+            np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-6)
+
+
+@pytest.fixture
+def split(exact_policy):
+    """The gradient with every sample in a row of its own."""
+    return gradient(exact_policy, [[each] for each in SAMPLES])
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [SAMPLES],
+        [SAMPLES[:2], SAMPLES[2:]],
+        [SAMPLES[::-1]],
+        [SAMPLES, [padding(6)]],
+        [[padding(2)], SAMPLES[3:], [padding(9)], SAMPLES[:3]],
+    ],
+    ids=["one row", "two rows", "reversed", "padding after", "padding between"],
+)
+def test_rows_micro_steps_and_padding_do_not_matter(exact_policy, split, rows):
+    assert_same(split, gradient(exact_policy, rows))
+
+
+def test_dropping_a_sample_does_matter(exact_policy, split):
+    with pytest.raises(AssertionError):
+        assert_same(split, gradient(exact_policy, [SAMPLES[:-1]]))
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.permutations(range(len(SAMPLES))), st.lists(st.integers(1, 4), max_size=3, unique=True))
+def test_any_order_and_any_cut(policy_and_split, order, cuts):
+    policy, split = policy_and_split
+    edges = [0, *sorted(cuts), len(SAMPLES)]
+    rows = [[SAMPLES[i] for i in order[start:end]] for start, end in zip(edges, edges[1:], strict=False)]
+    assert_same(split, gradient(policy, rows))
+
+
+@pytest.fixture(scope="module")
+def policy_and_split(model_directory):
+    from transformers import AutoModelForCausalLM
+
+    from tasks.learner import attention
+    from tasks.learner.model import Policy
+
+    attention.register()
+    causal = AutoModelForCausalLM.from_pretrained(
+        model_directory, dtype=torch.float64, attn_implementation=attention.NAME
+    )
+    policy = Policy(causal, chunk=8)
+    return policy, gradient(policy, [[each] for each in SAMPLES])
+
+
+def test_a_component_s_denominator_is_not_diluted_by_the_others(exact_policy):
+    """Adding ce samples must not change the rl part of the gradient."""
+    rl, ce = sample("a", 9, 1), sample("b", 5, 2, "ce")
+    both, only_rl, only_ce = (gradient(exact_policy, [row])[0] for row in ([rl, ce], [rl], [ce]))
+    torch.testing.assert_close(both, only_rl + only_ce, rtol=0, atol=1e-12)
+
+
+def test_engine_and_learner_agreeing_gives_zero_mismatch(exact_policy):
+    before = gradient(exact_policy, [[SAMPLES[0]]])
+    logprobs = before[2]["a"][0].tolist()
+    same = sample("a", 9, 1)
+    same.streams["logprobs"][:] = logprobs
+    _, totals, _ = gradient(exact_policy, [[same]])
+    assert before[1].sums["mismatch_kl"] > 1e-3
+    assert totals.sums["mismatch_kl"] == pytest.approx(0.0, abs=1e-10)
+    num_tokens, advantages = 5, same.streams["advantages"]
+    assert totals.sums["rl_loss"] == pytest.approx(-sum(advantages) / num_tokens, rel=1e-5)
