@@ -32,9 +32,9 @@ def examples(tables: Tables, config: View, *, environments: ExampleSource) -> Ta
     return {"examples": environments.examples()}
 
 
-def demonstration_examples(tables: Tables, config: View, *, source: Path) -> Tables:
+def demonstration_examples(tables: Tables, config: View, *, source: str) -> Tables:
     """List the rows of a demonstrations file, each as messages."""
-    return {"examples": read_demonstrations(source)}
+    return {"examples": read_demonstrations(Path(source))}
 
 
 def read_demonstrations(path: Path) -> pa.Table:

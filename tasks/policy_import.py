@@ -8,12 +8,12 @@ from pathlib import Path
 
 from configs.run import View
 from tasks.learner.client import LearnerLost
+from tasks.policy import LearnerRoom, policy_row
 from tasks.stage import Policy, Stage, Tables, as_task
-from tasks.training import LearnerRoom, policy_row
 
 
 def policy_import(
-    tables: Tables, config: View, *, key: str, source: Path, directory: Path, learner: LearnerRoom
+    tables: Tables, config: View, *, key: str, source: str, directory: Path, learner: LearnerRoom
 ) -> Tables:
     """Copy the weights directory `source` and have the learner measure the probe on it.
 

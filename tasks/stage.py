@@ -5,7 +5,7 @@ run, path, Prefect or Delta Lake. `perform` gives it all of that, and `as_task` 
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +15,7 @@ from uuid import uuid4
 import pyarrow as pa
 
 from configs.run import RunConfig, View
-from storage.keys import canonical_json, work_key
+from storage.keys import work_key
 from storage.refs import Entry, Slice
 from storage.store import Store
 from tasks.parts import Parts, count_tokens
@@ -82,7 +82,7 @@ class Place:
         self.store = store
         self.run = run
         self.config = config
-        self.versions = canonical_json(versions)
+        self.versions = dict(versions)
 
     def key(self, stage: Stage, step: int, inputs: Mapping[str, str]) -> str:
         """Return the key of `stage` at `step` over the keys of its inputs."""
@@ -96,7 +96,7 @@ class Place:
         """Make finished work of another run part of this one: a ledger row that points at the other's slices."""
         if entry.run == self.run:
             return entry
-        return self.store.ledger.commit(entry.replace(run=self.run, step=step))
+        return self.store.ledger.commit(replace(entry, run=self.run, step=step))
 
     def table(self, name: str, refs: Sequence[Ref], columns: Sequence[str] | None = None) -> pa.Table:
         """Read table `name` from whichever of the finished works `refs` made it."""
@@ -108,7 +108,7 @@ class Place:
     def _slices(self, name: str, ref: Ref) -> list[Slice]:
         entry = self.find(ref.key)
         assert entry is not None, f"{ref.stage} {ref.key} is referred to but not in the ledger"
-        return [piece for piece in entry.outputs if piece.table == name]
+        return list(entry.slices(name))
 
 
 def inputs_of(refs: Sequence[Ref], policy: Policy | None = None) -> dict[str, str]:
@@ -214,7 +214,7 @@ class _Attempt:
             key=self.key,
             part=part,
             attempt=self.name,
-            section=canonical_json(self.view.content()),
+            section=self.view.content(),
             inputs=self.inputs,
             outputs=tuple(outputs),
             started_at=self.started_at,

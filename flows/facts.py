@@ -1,0 +1,98 @@
+"""Facts: what a config leaves to the machine, found without importing an engine."""
+
+import hashlib
+import os
+import platform
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from configs.errors import ConfigError
+from configs.run import RunConfig
+from storage.keys import content_key
+from tasks.inference import environments as environment_service
+from tasks.inference import model_info
+
+PACKAGES = ("stagecoach", "torch", "transformers", "verifiers", "renderers", "prefect", "deltalake", "pyarrow")
+# What a policy is made of; optimizer state and manifests are not.
+WEIGHT_FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")
+
+
+def facts(config: RunConfig) -> dict[str, Any]:
+    """Return what `configs.resolve.resolve` fills into `config`: versions, precision, device and the model's shape.
+
+    Raises ConfigError for a model that is not there, EnvironmentUnavailable for an environment that is not installed.
+    """
+    cuda = has_cuda()
+    precision = "bfloat16" if cuda else "float32"
+    found: dict[str, Any] = {
+        "engine": {"version": model_info.engine_version(), "dtype": precision},
+        "training": {
+            "version": f"torch {installed('torch')}, transformers {installed('transformers')}",
+            "dtype": precision,
+            "device": "cuda" if cuda else "cpu",
+        },
+        "environments": {each.name: {"version": environment_service.package_version(each)} for each in config.environments},
+    }
+    if config.model.path:
+        info = model_info.read(model_directory(config.model.path))
+        renderer = config.model.renderer or model_info.renderer_name("", config.model.path)
+        found["model"] = {"vocab_size": info.vocab_size, "renderer": renderer}
+    return found
+
+
+def has_cuda() -> bool:
+    """Return whether this machine has an NVIDIA device that processes may see."""
+    return Path("/dev/nvidiactl").exists() and os.environ.get("CUDA_VISIBLE_DEVICES") != ""
+
+
+def installed(package: str) -> str:
+    """Return the version of an installed package; empty when it is not installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def versions(config: RunConfig) -> Mapping[str, str]:
+    """Return the versions of everything that computes rows, for the ledger."""
+    found = {name: installed(name) for name in PACKAGES}
+    environments = {f"environment {each.name}": each.version for each in config.environments}
+    return {**found, **environments, "engine": config.engine.version, "python": platform.python_version()}
+
+
+def model_directory(path: str) -> Path:
+    """Return the local directory of a model: `path` itself, or the cached download of a hub id.
+
+    Raises ConfigError when there is neither.
+    """
+    directory = Path(path).expanduser()
+    if directory.is_dir():
+        return directory.resolve()
+    return Path(_download(path))
+
+
+def _download(hub_id: str) -> str:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        return snapshot_download(hub_id, allow_patterns=list(WEIGHT_FILES))
+    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise ConfigError(
+            [f"model.path: {hub_id} is no directory, and no model of that name could be had from the hub: {error}"]
+        ) from error
+
+
+def directory_digest(directory: Path) -> str:
+    """Return the digest of a model directory's weights, config and tokenizer files, by name and content."""
+    files = sorted({file for pattern in WEIGHT_FILES for file in directory.glob(pattern)})
+    kept = [file for file in files if not file.name.startswith(("optimizer", "manifest"))]
+    return content_key({file.name: file_digest(file) for file in kept})
+
+
+def file_digest(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,88 @@
+"""Outcome: what a run made, step by step, as plain data for panels, artifacts, monitors and programs."""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from flows.pipeline import Drawn
+from flows.session import Session
+from tasks.accounting import Share, account
+from tasks.stage import Policy, Ref
+
+
+@dataclass
+class Outcome:
+    """A run so far."""
+
+    run: str
+    num_steps: int
+    steps: list[dict[str, Any]] = field(default_factory=list)
+    evaluations: list[dict[str, Any]] = field(default_factory=list)
+    policy: Policy | None = None
+    num_computed: int = 0
+    """Pieces of work that were computed now."""
+    num_found: int = 0
+    """Pieces of work that the ledger already had."""
+
+    def add(self, step: dict[str, Any]) -> None:
+        """Add a finished step."""
+        self.steps.append(step)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the outcome as plain JSON values."""
+        return asdict(self)
+
+
+TRACE_COLUMNS = (
+    *("trace_id", "assignment_id", "episode_id", "agent", "environment", "reward", "error_class", "is_truncated"),
+    *("num_input_tokens", "num_output_tokens", "staleness"),
+)
+
+
+def check_account(session: Session, drawn: Drawn) -> list[Share]:
+    """Return what became of every rollout of a step. Raises AccountBreach where one is lost or counted twice."""
+    place = session.place
+    return account(
+        place.table("assignments", [drawn.assignment], ["assignment_id"]),
+        place.table("traces", [drawn.traces], TRACE_COLUMNS),
+        place.table("verdicts", [drawn.filtering], ["trace_id", "keep", "reason"]),
+        place.table("credits", [drawn.advantage], ["sample_id", "trace_id"]),
+        place.table("batches", [drawn.packing], ["sample_ids"]),
+    )
+
+
+def finish_step(session: Session, step: int, drawn: Drawn, trained: Ref) -> dict[str, Any]:
+    """Describe a finished step and tell the watchers."""
+    described = describe_step(session, step, drawn, trained)
+    session.tell("step", **described)
+    return described
+
+
+def describe_step(session: Session, step: int, drawn: Drawn, trained: Ref) -> dict[str, Any]:
+    """Return a step as plain values: reward, tokens, seconds and rows by stage, fates of rollouts, the update."""
+    refs = (*drawn.refs, trained)
+    traces = session.place.table("traces", [drawn.traces], TRACE_COLUMNS)
+    return {
+        "step": step,
+        "computed": any(ref.computed for ref in refs),
+        **rewards(traces),
+        "fates": [asdict(share) for share in check_account(session, drawn)],
+        "tokens": pc.sum(pc.add(traces["num_input_tokens"], traces["num_output_tokens"])).as_py() or 0,
+        "seconds": {ref.stage: ref.seconds for ref in refs},
+        "rows": {ref.stage: dict(ref.rows) for ref in refs},
+        "stage_tokens": {ref.stage: ref.tokens for ref in refs},
+        "update": session.place.table("updates", [trained]).to_pylist()[-1],
+    }
+
+
+def rewards(traces: pa.Table) -> dict[str, Any]:
+    """Return mean and spread of the rewards that there are; None where there is none, which is not zero."""
+    scored = traces["reward"].drop_null()
+    return {
+        "reward": pc.mean(scored).as_py(),
+        "reward_std": pc.stddev(scored).as_py() if len(scored) else None,
+        "num_traces": traces.num_rows,
+        "num_errored": traces.num_rows - traces["error_class"].null_count,
+    }

@@ -1,0 +1,217 @@
+"""The rooms: who keeps the engine, the environment servers and the learner alive, and at the policy that is asked for.
+
+A room starts its service early and waits for it late. It puts a restarted service back to where it was, and never
+hands out an engine whose log-probs differ from the learner's, nor a learner whose weights are not the recorded ones.
+"""
+
+import os
+import secrets
+import threading
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from configs.run import RunConfig
+from configs.sections import EnvironmentConfig
+from flows.recovery import ancestry, check_same_weights, policy_row, recorded_batches
+from flows.services import Handle, ServiceSpec, Supervisor
+from tasks.inference import environments as environment_service
+from tasks.inference.engine import Engine, EngineLost, check_serving
+from tasks.inference.engine import command as engine_command
+from tasks.learner import launch as learner_service
+from tasks.learner.client import Learner, LearnerLost
+from tasks.stage import Place, Policy
+
+
+class EngineRoom:
+    """The inference engine, started with the run's first weights and brought to any policy of the store."""
+
+    def __init__(self, supervisor: Supervisor, place: Place, source: Path) -> None:
+        self._supervisor = supervisor
+        self._place = place
+        self._source = source
+        self._lock = threading.Lock()
+        self._handle: Handle | None = None
+        config = place.config.engine
+        self.key = os.environ.get(config.api_key_variable, "") if config.url else secrets.token_hex(16)
+        """What the engine, and whoever calls it, must know; made anew for an engine of our own."""
+
+    def begin(self) -> None:
+        """Start the engine, or adopt an external one; returns at once."""
+        with self._lock:
+            if self._handle is None:
+                self._handle = self._supervisor.start(self._spec())
+
+    def at(self, policy: Policy) -> tuple[str, str]:
+        """Return URL and API key of an engine that serves `policy`, proven on the learner's probe.
+
+        Raises ServiceFailed when no restart is left, EngineMismatch when the engine serves other weights than it says.
+        """
+        self.begin()
+        assert self._handle is not None
+        while True:
+            url = self._handle.wait()["url"]  # returns after a restart, or raises when none is left
+            try:
+                self._bring(policy, url)
+                return url, self.key
+            except EngineLost:
+                continue
+
+    def _bring(self, policy: Policy, url: str) -> None:
+        engine = Engine(url, self.key)
+        if engine.served() != policy.key:
+            engine.serve(policy.key, self._place.store.policies.directory(policy.key))
+            check_serving(engine, policy_row(self._place, policy.key), self._place.config.engine)
+
+    def _spec(self) -> ServiceSpec:
+        config = self._place.config
+        report = self._supervisor.directory / "engine.json"
+        argv, environment = engine_command(config.engine, config.model, self._source, report)
+        return ServiceSpec(
+            name="engine",
+            argv=argv,
+            env={**environment, config.engine.api_key_variable: self.key},
+            report=report,
+            log=self._supervisor.directory / "engine.log",
+            ready=lambda found: Engine(found["url"], self.key).healthy(),
+            startup_seconds=config.engine.startup_seconds,
+            max_restarts=config.engine.max_restarts,
+            external=config.engine.url,
+        )
+
+
+class EnvironmentRoom:
+    """One environment server for each environment of the run, or the addresses of those that others run."""
+
+    def __init__(self, supervisor: Supervisor, config: RunConfig, engine_key: str) -> None:
+        self._supervisor = supervisor
+        self._environments = config.environments
+        self._engine_key = {config.engine.api_key_variable: engine_key}
+        self._lock = threading.Lock()
+        self._handles: dict[str, Handle] = {}
+
+    def begin(self) -> None:
+        """Start the servers side by side, or adopt external ones; returns at once."""
+        with self._lock:
+            if not self._handles:
+                self._handles = {each.name: self._supervisor.start(self._spec(each)) for each in self._environments}
+
+    def addresses(self) -> dict[str, str]:
+        """Return the address of every environment's server, all of them answering."""
+        self.begin()
+        return {name: handle.wait()["address"] for name, handle in self._handles.items()}
+
+    def examples(self) -> pa.Table:
+        """Return the examples of all environments, loaded in processes of their own."""
+        return pa.concat_tables([environment_service.examples(each) for each in self._environments])
+
+    def _spec(self, environment: EnvironmentConfig) -> ServiceSpec:
+        report = self._supervisor.directory / f"environment-{environment.name}.json"
+        argv, variables = environment_service.command(environment, report)
+        return ServiceSpec(
+            name=f"environment {environment.name}",
+            argv=argv,
+            env={**variables, **self._engine_key},
+            report=report,
+            log=self._supervisor.directory / f"environment-{environment.name}.log",
+            ready=lambda found: environment_service.answers(found["address"]),
+            external=environment.address,
+        )
+
+
+class LearnerRoom:
+    """The learner's process, brought to any recorded policy, its optimizer state included."""
+
+    def __init__(self, supervisor: Supervisor, place: Place) -> None:
+        self._supervisor = supervisor
+        self._place = place
+        self._lock = threading.Lock()
+        self._handle: Handle | None = None
+        self._learner: tuple[int, Learner] | None = None
+
+    def begin(self) -> None:
+        """Start the learner; returns at once."""
+        with self._lock:
+            if self._handle is None:
+                self._handle = self._supervisor.start(self._spec())
+
+    def at(self, policy: Policy) -> Learner:
+        """Return a learner that holds the weights and the optimizer state of `policy`.
+
+        Where no optimizer state was saved, the recorded batches since the last one that was are trained again.
+        Raises LearnerLost when it dies on the way, ServiceFailed when no restart is left, and WeightsDiffer when
+        training again does not give the recorded weights.
+        """
+        learner = self._connected()
+        held = learner.state()["policy_key"]
+        if held == policy.key:
+            return learner
+        way = ancestry(self._place, policy)
+        start = next((i for i, row in enumerate(way) if row["policy_key"] == held), 0)
+        if way[start]["policy_key"] != held:
+            directory = self._place.store.policies.directory(way[0]["policy_key"])
+            learner.load(way[0]["policy_key"], str(directory), fresh_optimizer=not way[0]["has_optimizer"])
+        for row in way[start + 1 :]:
+            self._train_again(learner, row)
+        return learner
+
+    def fresh(self, policy: Policy, directory: Path) -> Learner:
+        """Return a learner that holds the weights in `directory` as `policy`, with no optimizer state."""
+        learner = self._connected()
+        learner.load(policy.key, str(directory), fresh_optimizer=True)
+        return learner
+
+    def _train_again(self, learner: Learner, row: dict[str, Any]) -> None:
+        """Train the recorded batches that made the policy of `row`; the weights must come out as recorded."""
+        step, batches = recorded_batches(self._place, row["policy_key"])
+        scratch = self._place.store.policies.scratch(f"again-{row['policy_key']}")
+        learner.train(
+            batches,
+            step=step,
+            policy_key_in=row["parent_key"],
+            policy_key_out=row["policy_key"],
+            directory_out=str(scratch),
+            save_optimizer=False,
+        )
+        self._place.store.policies.discard(scratch)
+        check_same_weights(row, learner.state()["weights_sha256"])
+
+    def _connected(self) -> Learner:
+        self.begin()
+        assert self._handle is not None
+        while True:
+            report = self._handle.wait()  # returns after a restart, or raises when none is left
+            try:
+                if self._learner is None or self._learner[0] != self._handle.generation:
+                    self._learner = (self._handle.generation, self._configured(report["address"]))
+                self._learner[1].state()
+                return self._learner[1]
+            except LearnerLost:
+                self._learner = None
+
+    def _configured(self, address: str) -> Learner:
+        learner = Learner(address)
+        config = self._place.config
+        learner.configure(config.training.model_dump(mode="json"), config.learner.model_dump(mode="json"))
+        return learner
+
+    def _spec(self) -> ServiceSpec:
+        config = self._place.config.learner
+        report = self._supervisor.directory / "learner.json"
+        argv, environment = learner_service.command(config, str(report))
+        return ServiceSpec(
+            name="learner",
+            argv=argv,
+            env=environment,
+            report=report,
+            log=self._supervisor.directory / "learner.log",
+            ready=_learner_answers,
+            startup_seconds=config.startup_seconds,
+            max_restarts=config.max_restarts,
+        )
+
+
+def _learner_answers(report: dict[str, Any]) -> bool:
+    with Learner(report["address"], connect_seconds=1.0) as learner:
+        return bool(learner.state()["pid"])

@@ -1,0 +1,192 @@
+"""A session: everything that lives as long as one run, and the events that others want to see.
+
+`open_session` makes one for a config. A flow uses the session that is open around it, or opens its own when a worker
+called it. Services start early, side by side, and only those that the missing work needs.
+"""
+
+import os
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any
+
+from configs.run import RunConfig
+from flows import pipeline
+from flows.facts import directory_digest, file_digest, model_directory, versions
+from flows.foretell import foretell
+from flows.prepare import prepare
+from flows.rooms import EngineRoom, EnvironmentRoom, LearnerRoom
+from flows.services import Supervisor
+from storage.store import Store, open_store
+from tasks.stage import Place, Policy, Ref
+
+Watcher = Callable[[str, Mapping[str, Any]], None]
+NEEDS = {
+    "rollout": ("engine", "environments"),
+    "training": ("learner",),
+    "policy_import": ("learner",),
+}
+"""Services by the stage that needs them."""
+
+_current: ContextVar["Session | None"] = ContextVar("session", default=None)
+
+
+class Session:
+    """One run at work: its place in a store, where it starts from, its rooms, and whoever watches."""
+
+    def __init__(
+        self,
+        place: Place,
+        source: pipeline.Source,
+        supervisor: Supervisor,
+        watchers: tuple[Watcher, ...] = (),
+        engine: EngineRoom | None = None,
+        policy: Policy | None = None,
+    ) -> None:
+        self.place = place
+        self.source = source
+        self.policy = policy
+        """The policy to evaluate, where one of the store was named."""
+        self.watchers = watchers
+        self.engine = engine or EngineRoom(supervisor, place, Path(source.weights))
+        self.environments = EnvironmentRoom(supervisor, place.config, self.engine.key)
+        self.learner = LearnerRoom(supervisor, place)
+
+    @property
+    def config(self) -> RunConfig:
+        """The run's resolved config."""
+        return self.place.config
+
+    @property
+    def services(self) -> dict[str, Any]:
+        """The rooms by the name under which stages ask for them."""
+        from tasks.inference.rendering import renderer
+
+        rooms: dict[str, Any] = {"engine": self.engine, "environments": self.environments, "learner": self.learner}
+        if self.config.kind == "sft":
+            rooms["render"] = renderer(self.source.weights, self.config.model.renderer)
+        return rooms
+
+    def begin(self, missing: Sequence[Ref]) -> None:
+        """Start the services that the missing work needs, side by side; returns at once."""
+        for name in dict.fromkeys(need for piece in missing for need in NEEDS.get(piece.stage, ())):
+            getattr(self, name).begin()
+
+    def missing(self) -> list[Ref]:
+        """Return the work that the run consists of and the ledger does not have."""
+        pieces = foretell(self.place, self.source, self.evaluation_place(), self.policy)
+        return [piece for piece in pieces if piece.computed]
+
+    def evaluation_place(self) -> Place:
+        """The same place with the sampling settings of the evaluation section."""
+        config = self.config
+        environments = tuple(each.model_copy(update={"temperature": None}) for each in config.environments)
+        rollout = config.rollout.model_copy(update={"temperature": config.evaluation.temperature})
+        sampling = config.model_copy(update={"rollout": rollout, "environments": environments})
+        return Place(self.place.store, self.place.run, sampling, self.place.versions)
+
+    def tell(self, event: str, **facts: Any) -> None:
+        """Let the watchers (panel, artifacts, monitor) see an event."""
+        for watch in self.watchers:
+            watch(event, facts)
+
+    def record(self, event: str, step: int = 0, message: str = "") -> None:
+        """Write an event in the life of the run."""
+        self.place.store.runs.record(
+            run=self.place.run,
+            event=event,
+            kind=self.config.kind,
+            config=self.config.model_dump(mode="json"),
+            step=step,
+            message=message,
+            flow_run=_flow_run(),
+            host=socket.gethostname(),
+            pid=os.getpid(),
+        )
+
+
+@contextmanager
+def open_session(
+    config: RunConfig, watchers: tuple[Watcher, ...] = (), engine: EngineRoom | None = None, policy: str = ""
+) -> Iterator[Session]:
+    """Open a session for a resolved config; its services are gone when the block ends, in whatever way."""
+    store = open_store(config.store)
+    place = Place(store, config.name, config, versions(config))
+    with Supervisor(config.name, log_directory(config)) as supervisor:
+        session = Session(place, source_of(config), supervisor, watchers, engine, find_policy(store, policy))
+        token = _current.set(session)
+        try:
+            yield session
+        finally:
+            _current.reset(token)
+
+
+@contextmanager
+def session_for(kind: str, files: list[str] | None, overrides: list[str] | None, **settings: Any) -> Iterator[Session]:
+    """Yield the session that is open around the flow, or a new one; write down how the run went."""
+    session = _current.get()
+    if session is not None:
+        with recorded(session):
+            yield session
+        return
+    config = prepare(kind, files or [], overrides or [], **settings)
+    with open_session(config, policy=settings.get("policy", "")) as opened, recorded(opened):
+        opened.begin(opened.missing())
+        yield opened
+
+
+@contextmanager
+def recorded(session: Session) -> Iterator[None]:
+    """Write how a run began and ended into its events; what went wrong is passed on."""
+    known = session.place.run in session.place.store.runs.names()
+    session.record("resumed" if known else "started")
+    try:
+        yield
+    except pipeline.Evicted as error:
+        session.record("evicted", message=str(error))
+        raise
+    except BaseException as error:
+        session.record("failed", message=f"{type(error).__name__}: {error}")
+        raise
+    session.record("finished")
+
+
+def source_of(config: RunConfig) -> pipeline.Source:
+    """Return where a run starts from, with digests."""
+    if not config.model.path:
+        return pipeline.Source("", "")
+    weights = model_directory(config.model.path)
+    data = Path(config.data.path).expanduser() if config.kind == "sft" else None
+    return pipeline.Source(
+        str(weights), directory_digest(weights), str(data or ""), file_digest(data) if data is not None else ""
+    )
+
+
+def find_policy(store: Store, name: str) -> Policy | None:
+    """Return the policy that `name` names: RUN for a run's last one, RUN:VERSION for an earlier one; None for none.
+
+    Raises ValueError when the run has no such policy.
+    """
+    if not name:
+        return None
+    run, _, wanted = name.partition(":")
+    made = {entry.step + 1: entry.key for entry in store.ledger.entries(run=run, stage="training")}
+    made |= {0: entry.key for entry in store.ledger.entries(run=run, stage="policy_import")}
+    number = int(wanted) if wanted.isdigit() else max(made, default=0)
+    if number not in made:
+        raise ValueError(f"policy {name!r}: run {run!r} has the versions {sorted(made)}; nothing was started")
+    return Policy(made[number], number)
+
+
+def log_directory(config: RunConfig) -> Path:
+    """Return the local directory for the logs of a run's services: in the store where that is local."""
+    root = Path(".stagecoach") if "://" in config.store else Path(config.store).expanduser()
+    return (root / "logs" / config.name).resolve()
+
+
+def _flow_run() -> str | None:
+    from prefect.runtime import flow_run
+
+    return str(flow_run.id) if flow_run.id else None

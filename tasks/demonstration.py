@@ -1,0 +1,86 @@
+"""Demonstration: turn assigned rows of a demonstrations file into traces, as if they had been rolled out.
+
+Reads assignments and examples; writes traces and messages.
+"""
+
+import json
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from configs.run import View
+from storage.schemas import MESSAGES, TRACES
+from tasks.stage import Stage, Tables, as_task
+
+EPOCH = datetime.fromtimestamp(0, UTC)  # nothing was measured, and equal inputs shall give equal rows
+
+
+class Renderer(Protocol):
+    """What the stage asks of whoever turns messages into the model's tokens."""
+
+    def __call__(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return one MESSAGES row, without its trace's id, for each message."""
+        ...
+
+
+def demonstration(tables: Tables, config: View, *, step: int, render: Renderer) -> Tables:
+    """Render every assigned demonstration; one that is too long is an error row, not a silent cut."""
+    tasks = dict(zip(*(tables["examples"][name].to_pylist() for name in ("example_id", "task")), strict=True))
+    traces, messages = [], []
+    for row in tables["assignments"].to_pylist():
+        nodes = render(json.loads(tasks[row["example_id"]])["messages"])
+        num_tokens = sum(len(node["token_ids"]) for node in nodes)
+        too_long = num_tokens > config.data.max_length
+        trace = _trace(row, step, nodes, num_tokens, config.data.max_length if too_long else None)
+        traces.append(trace)
+        messages += [{**node, "trace_id": trace["trace_id"]} for node in nodes]
+    return {
+        "traces": pa.Table.from_pylist(traces, schema=TRACES.arrow),
+        "messages": pa.Table.from_pylist(messages, schema=MESSAGES.arrow),
+    }
+
+
+def _trace(
+    row: dict[str, Any], step: int, nodes: Iterable[dict[str, Any]], num_tokens: int, limit: int | None
+) -> dict[str, Any]:
+    num_output = sum(sum(node["mask"]) for node in nodes)
+    error = f"{num_tokens} tokens, data.max_length is {limit}" if limit else None
+    return {
+        "trace_id": f"{step}-{row['assignment_id']}",
+        "episode_id": f"{step}-{row['assignment_id']}",
+        **{name: row[name] for name in ("assignment_id", "group_id", "environment", "example_id")},
+        "agent": "demonstrator",
+        "trainable": True,
+        "policy_key": "",
+        "policy_version": step,
+        "staleness": 0,
+        "temperature": 1.0,
+        "rewards": "{}",
+        "metrics": "{}",
+        "info": "{}",
+        "is_truncated": False,
+        "num_turns": sum(1 for node in nodes if node["sampled"]),
+        "num_branches": 1,
+        "num_input_tokens": num_tokens - num_output,
+        "num_output_tokens": num_output,
+        "error_class": "environment" if error else None,
+        "error_type": "TooLong" if error else None,
+        "error_message": error,
+        "started_at": EPOCH,
+        **dict.fromkeys(("setup_seconds", "generation_seconds", "model_seconds", "scoring_seconds"), 0.0),
+        "record": "{}",
+    }
+
+
+STAGE = Stage(
+    name="demonstration",
+    version=1,
+    reads=("assignments", "examples"),
+    writes=("traces", "messages"),
+    sections=("data", "model"),
+    function=demonstration,
+    needs=("step", "render"),
+)
+task = as_task(STAGE)

@@ -1,0 +1,47 @@
+"""What is recorded of a policy: its weights' digest, and the learner's log-probs on a fixed token sequence."""
+
+from pathlib import Path
+from typing import Protocol
+
+import pyarrow as pa
+
+from storage.schemas import POLICIES
+from tasks.learner.client import Learner
+from tasks.stage import Policy
+
+# Long enough to fill cache blocks of an engine, so that a stale prefix cache shows; engines use as much as fits.
+PROBE_LENGTH = 160
+
+
+class LearnerRoom(Protocol):
+    """What the stage asks of whoever keeps the learner alive."""
+
+    def at(self, policy: Policy) -> Learner:
+        """Return a learner that holds the weights and the optimizer state of `policy`."""
+        ...
+
+    def fresh(self, policy: Policy, directory: Path) -> Learner:
+        """Return a learner that holds the weights in `directory` as `policy`, with no optimizer state."""
+        ...
+
+
+def policy_row(
+    learner: Learner, key: str, version: int, parent: str | None, vocab_size: int, has_optimizer: bool
+) -> pa.Table:
+    """Return the row of the policy that the learner holds, with its log-probs of a fixed token sequence."""
+    probe = probe_token_ids(vocab_size)
+    row = {
+        "policy_key": key,
+        "version": version,
+        "parent_key": parent,
+        "weights_sha256": learner.state()["weights_sha256"],
+        "has_optimizer": has_optimizer,
+        "probe_token_ids": probe,
+        "probe_logprobs": learner.probe(probe),
+    }
+    return pa.Table.from_pylist([row], schema=POLICIES.arrow)
+
+
+def probe_token_ids(vocab_size: int) -> list[int]:
+    """Return the fixed token sequence on which engine and learner are compared; scattered over the vocabulary."""
+    return [(7919 * position + 104_729) % vocab_size for position in range(PROBE_LENGTH)]
