@@ -1,7 +1,8 @@
 """What a run shows of itself in Prefect: the reward curve with the last steps, a table of stages, its progress.
 
-Made from plain data, one mapping for a step: `step`, `reward`, `reward_std`, `entropy`, `mismatch_kl`, `grad_norm`, and
-`seconds`, `rows`, `tokens`, each by stage. What is absent or None is shown as a dash: it is not zero.
+Made from plain data, one mapping for a step: `step`, `reward`, `reward_std`, `tokens`; `seconds`, `rows` (numbers, or
+numbers by table) and `stage_tokens`, each by stage; `update`, the step's row of `updates`. What is absent or None is
+shown as a dash: it is not zero.
 """
 
 import base64
@@ -47,10 +48,11 @@ def report(run_name: str, store: str, steps: Steps) -> str:
         "|---:" * (len(_COLUMNS) + 3) + "|",
     ]
     for step in list(steps)[-SHOWN_STEPS:]:
-        cells = [number(step.get(name)) for name in _COLUMNS]
+        measured = {**(step.get("update") or {}), **step}
+        cells = [number(measured.get(name)) for name in _COLUMNS]
         totals = [number(_total(step.get(name))) for name in ("seconds", "tokens")]
         lines.append(f"| {step['step']} | " + " | ".join([*cells, *totals]) + " |")
-    lines += ["", f"Tables: {link(store)}", "", f"At a glance: `stagecoach show {escaped(run_name)}`"]
+    lines += ["", f"Tables: {link(store)}", "", f"At a glance: stagecoach show {escaped(run_name)}"]
     return "\n".join(lines)
 
 
@@ -61,7 +63,7 @@ def stage_table(steps: Steps) -> list[dict[str, Any]]:
             "step": step["step"],
             "stage": stage,
             "rows": _of(step, "rows", stage),
-            "tokens": _of(step, "tokens", stage),
+            "tokens": _of(step, "stage_tokens", stage),
             "seconds": round(seconds, 3),
         }
         for step in reversed(list(steps)[-SHOWN_STAGE_STEPS:])
@@ -143,10 +145,9 @@ class RunArtifacts:
 
 
 def _total(values: Any) -> Any:
-    """Return the sum over stages; a plain number is its own."""
+    """Return the sum of numbers by name; a plain number is its own, None stays None."""
     return sum(values.values()) if isinstance(values, Mapping) else values
 
 
 def _of(step: Mapping[str, Any], name: str, stage: str) -> Any:
-    values = step.get(name)
-    return values.get(stage) if isinstance(values, Mapping) else None
+    return _total((step.get(name) or {}).get(stage))

@@ -80,7 +80,10 @@ class Monitor:
         """Finish; calling it again does nothing."""
         run, self._run = self._run, None
         if run is not None:
-            run.finish(exit_code=status, quiet=True)
+            import wandb
+
+            run.finish(exit_code=status)
+            wandb.teardown()  # ends wandb's own background process, which would last as long as this one
 
 
 def _init(config: WandbConfig, run_name: str, directory: Path, settings: Mapping[str, Any]) -> Any:

@@ -26,7 +26,11 @@ PLOT_ROWS = 5
 KEPT_NOTES = 3
 LONGEST_NOTE = 400
 REFRESHES_PER_SECOND = 4
-_CONTROL = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.?)|[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+_CONTROL = re.compile(
+    r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.?)"  # escape sequences: CSI, OSC, two bytes
+    r"|[\x00-\x08\x0b-\x1f\x7f-\x9f]"  # other controls, but tab and newline
+    r"|[\u202a-\u202e\u2066-\u2069]"  # reversal of the reading direction
+)
 
 
 class Panel:
@@ -107,7 +111,9 @@ class Panel:
             head.add_column()
             head.add_column(justify="right")
             head.add_row(Text(self._now or f"{done}/{self.num_steps} steps"), Text(self._figures()))
-            parts: list[RenderableType] = [head, ProgressBar(total=self.num_steps, completed=done), self._curve()]
+            bar = Table.grid(expand=True)  # a bar ends no line by itself
+            bar.add_row(ProgressBar(total=self.num_steps, completed=done))
+            parts: list[RenderableType] = [head, bar, self._curve()]
             parts += [Text(line, no_wrap=True, overflow="ellipsis") for line in self._notes]
             subtitle = Text(self.ui_url) if self.ui_url else None
             return Frame(Group(*parts), title=Text(self.title), subtitle=subtitle, padding=(0, 1))

@@ -121,6 +121,8 @@ def test_a_finished_flow_ends_in_order(home: Path) -> None:
     process = Process(home, "none")
     assert process.end() == 0
     assert owned(process.said["owner"]) == []  # at once: the process waits for its server
+    assert "Finished in state Completed()" in (home.parent / "flow.log").read_text()
+    assert "Finished in state Completed()" not in (home.parent / "stderr").read_text()  # nothing tears a panel apart
     assert states(home)[process.said["flow_run"]] == "COMPLETED"
 
 

@@ -25,6 +25,9 @@ def main(directory: str, ending: str) -> None:
     from prefect.runtime import flow_run
 
     from flows import artifacts
+    from flows.quiet import route_prefect_logs
+
+    route_prefect_logs(Path(directory).parent / "flow.log")
 
     @task
     def stage(number: int) -> int:

@@ -1,0 +1,151 @@
+"""What a run shows in Prefect, from plain data."""
+
+import base64
+import logging
+import math
+import re
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flows import artifacts
+from flows.curve import LEFT, MOST_POINTS, RIGHT, WIDTH, Point, curve_svg, thinned, ticks
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def step(number: int, **changes: Any) -> dict[str, Any]:
+    values = {
+        "step": number,
+        "reward": number / 10,
+        "reward_std": 0.1,
+        "tokens": 12_345,
+        "seconds": {"rollout": 1.25, "training": 0.5},
+        "rows": {"rollout": {"traces": 8, "messages": 16}, "training": 1},
+        "stage_tokens": {"rollout": 640},
+        "update": {"entropy": 0.51234, "mismatch_kl": 1.5e-06, "grad_norm": None},
+    }
+    return {**values, **changes}
+
+
+def line(svg: str) -> list[tuple[float, float]]:
+    """The points of the curve in a drawing."""
+    [found] = ElementTree.fromstring(svg).iter(f"{SVG}polyline")
+    return [(float(x), float(y)) for x, y in (pair.split(",") for pair in found.attrib["points"].split())]
+
+
+def test_the_curve_goes_from_axis_to_axis_and_up() -> None:
+    points = line(curve_svg([Point(0, 0.0), Point(1, 0.5), Point(2, 1.0)], "demo"))
+    assert [x for x, _ in points] == [LEFT, (LEFT + WIDTH - RIGHT) / 2, WIDTH - RIGHT]
+    assert points[0][1] - points[1][1] == pytest.approx(points[1][1] - points[2][1], abs=0.11)
+    assert points[0][1] > points[1][1] > points[2][1]  # the y of SVG grows downwards
+
+
+def test_a_curve_of_nothing_and_of_what_is_not_finite_says_so() -> None:
+    for points in ([], [Point(0, math.nan), Point(1, math.inf), Point(2, 0.5, math.nan)]):
+        svg = curve_svg(points, "demo")
+        assert "no scored step yet" in svg
+        assert "nan" not in svg and "inf" not in svg
+
+
+def test_the_curve_stays_small_and_well_formed() -> None:
+    svg = curve_svg([Point(k, math.sin(k) ** 2, 0.123456) for k in range(20_000)], "a <b> & c")
+    assert len(base64.b64encode(svg.encode())) < 20_000
+    texts = [element.text for element in ElementTree.fromstring(svg).iter(f"{SVG}text")]
+    assert "a <b> & c" in texts
+    assert len(line(svg)) <= MOST_POINTS
+
+
+@given(st.integers(1, 2_000), st.integers(2, 50))
+def test_thinning_keeps_order_the_end_and_the_mean(count: int, most: int) -> None:
+    points = [Point(k, float(k)) for k in range(count)]
+    kept = thinned(points, most)
+    assert len(kept) <= most
+    assert kept[-1] == points[-1]
+    assert [p.step for p in kept] == sorted(p.step for p in kept)
+    assert all(p.step == pytest.approx(p.mean) for p in kept)
+    assert kept == points or count > most
+
+
+@given(st.floats(-1e6, 1e6), st.floats(1e-3, 1e6))
+def test_ticks_are_few_round_and_inside(low: float, width: float) -> None:
+    found = ticks(low, low + width)
+    assert 1 <= len(found) <= 7
+    slack = 1e-6 * max(abs(low), width)
+    assert all(low - slack <= tick <= low + width + slack for tick in found)
+
+
+def test_ticks_of_a_reward_axis() -> None:
+    assert ticks(0.0, 1.0) == [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
+    assert ticks(0.0, 19.0, 9) == [0.0, 5.0, 10.0, 15.0]
+    assert ticks(3.0, 3.0) == [3.0]
+
+
+def test_the_report_has_the_curve_inline_the_last_steps_and_the_store() -> None:
+    page = artifacts.report("my_run", "/data/store", [step(k) for k in range(12)])
+    [image] = re.findall(r"!\[reward curve\]\(data:image/svg\+xml;base64,([A-Za-z0-9+/=]+)\)", page)
+    assert len(line(base64.b64decode(image).decode())) == 12
+    rows = [row for row in page.splitlines() if re.match(r"\| \d", row)]
+    assert len(rows) == artifacts.SHOWN_STEPS
+    assert rows[-1] == "| 11 | 1.1 | 0.1 | 0.512 | 1.5e-06 | - | 1.75 | 12,345 |"
+    assert "Tables: /data/store" in page
+    assert r"stagecoach show my\_run" in page
+    assert r"# my\_run" in page
+
+
+def test_a_step_without_reward_is_not_a_step_of_zero() -> None:
+    page = artifacts.report("run", "/s", [step(0, reward=None, update=None), step(1)])
+    assert "| 0 | - | 0.1 | - | - | - | 1.75 | 12,345 |" in page
+    assert artifacts.reward_curve([step(0, reward=None)], "t").count("no scored step yet") == 1
+
+
+def test_text_is_escaped() -> None:
+    assert artifacts.escaped("a|b `c` <img> [x](y)\n# h") == r"a\|b \`c\` &lt;img&gt; \[x\]\(y\) \# h"
+    assert artifacts.link("https://store.example/run") == "[https://store.example/run](https://store.example/run)"
+    assert artifacts.link("https://a/) [x](javascript:1)") == r"https://a/\) \[x\]\(javascript:1\)"
+    assert artifacts.link("/data/my_store") == r"/data/my\_store"
+
+
+def test_the_stage_table_names_rows_tokens_and_seconds_newest_first() -> None:
+    assert artifacts.stage_table([step(0), step(1)])[:3] == [
+        {"step": 1, "stage": "rollout", "rows": 24, "tokens": 640, "seconds": 1.25},
+        {"step": 1, "stage": "training", "rows": 1, "tokens": None, "seconds": 0.5},
+        {"step": 0, "stage": "rollout", "rows": 24, "tokens": 640, "seconds": 1.25},
+    ]
+
+
+@given(st.text(max_size=40))
+def test_keys_are_as_prefect_wants_them(name: str) -> None:
+    assert re.fullmatch(r"run(-[a-z0-9]+)*", artifacts.artifact_key("run", name))
+
+
+def test_a_dead_api_is_told_of_once_and_stops_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked = []
+
+    def dead(*_: Any) -> None:
+        asked.append(1)
+        raise ConnectionError("connection refused")
+
+    shown = artifacts.RunArtifacts("run", "/s", 2)
+    monkeypatch.setattr(shown, "_publish", dead)
+    with caplog.at_level(logging.WARNING, "stagecoach"):
+        assert shown.publish([step(0)]) is False
+        assert shown.publish([step(0)]) is False
+        assert len(asked) == 1  # not asked again for a while: each attempt may wait
+        shown._quiet_until = 0.0
+        assert shown.publish([step(0)]) is False
+    assert len(asked) == 2
+    assert [record.getMessage() for record in caplog.records] == [
+        "artifacts are not shown in Prefect for now, the run goes on: connection refused"
+    ]
+
+
+def test_artifacts_that_are_switched_off_ask_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = artifacts.RunArtifacts("run", "/s", 2, enabled=False)
+    monkeypatch.setattr(shown, "_publish", lambda _: pytest.fail("asked"))
+    assert shown.publish([]) is False
