@@ -11,8 +11,6 @@ from tasks.inference import model_info
 from tasks.inference.serving_view import serving_view, tied
 
 if TYPE_CHECKING:
-    import httpx
-
     from configs.sections import EngineConfig, ModelConfig
 
 MODEL = "policy"

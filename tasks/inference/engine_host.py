@@ -29,6 +29,8 @@ def bound_socket() -> socket.socket:
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind(("127.0.0.1", 0))
+    # A forked engine process would keep the port open after this one died, and nobody would see that it is gone.
+    os.register_at_fork(after_in_child=listener.close)
     return listener
 
 

@@ -44,7 +44,8 @@ class Watch:
 
         try:
             async with httpx.AsyncClient(timeout=CONNECT_SECONDS, trust_env=False) as client:
-                answer = await client.get(f"{self.engine_url}/health", headers={"Authorization": f"Bearer {self.api_key}"})
+                headers = {"Authorization": f"Bearer {self.api_key}"}
+                answer = await client.get(f"{self.engine_url}/health", headers=headers)
         except httpx.ConnectError as error:
             raise ServiceLost("the engine", self.engine_url, str(error) or type(error).__name__) from error
         except httpx.TransportError:

@@ -1,4 +1,4 @@
-"""Demonstrations as message rows: the tokens that the run's renderer makes of them, and which the policy would sample."""
+"""Demonstrations as message rows: the tokens that the run's renderer makes of them, and what a policy would sample."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -94,9 +94,7 @@ def _starts(rendered: Any, num_messages: int, end: int) -> list[tuple[int, int]]
     return borders
 
 
-def _row(
-    number: int, message: Message, span: slice, tokens: list[int], mask: list[bool], content: list[bool]
-) -> Row:
+def _row(number: int, message: Message, span: slice, tokens: list[int], mask: list[bool], content: list[bool]) -> Row:
     text = message.get("content")
     return {
         "message": number,

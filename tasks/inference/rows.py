@@ -75,9 +75,7 @@ def wire_record(trace: "WireTrace") -> Row:
     return record
 
 
-def _trace_row(
-    trace: "WireTrace", record: Row, attempted: Attempted, episode_id: str, failure: Failure | None
-) -> Row:
+def _trace_row(trace: "WireTrace", record: Row, attempted: Attempted, episode_id: str, failure: Failure | None) -> Row:
     unscored = failure is not None or not record["rewards"]
     timing = trace.timing
     return {

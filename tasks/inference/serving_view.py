@@ -63,7 +63,7 @@ def tied(directory: Path) -> bool:
 
 @contextmanager
 def serving_view(directory: str | Path, *, untie: bool) -> Iterator[Path]:
-    """Yield the directory to load weights from, checked for completeness: the given one, or a short-lived view of it."""
+    """Yield the directory to load weights from, checked for completeness: the given one or a short-lived view of it."""
     directory = Path(directory)
     files = weight_files(directory)
     embedding = None
