@@ -99,6 +99,15 @@ def test_a_killed_guardian_leaves_nothing_and_counts_as_a_restart(supervisor: Su
     assert len(owned(identity())) == 3
 
 
+def test_a_service_that_changes_its_title_keeps_its_mark(supervisor: Supervisor, tmp_path: Path) -> None:
+    pytest.importorskip("setproctitle")
+    handle = supervisor.start(spec(tmp_path, program="titled"))
+    handle.wait()
+    assert handle.pid is not None
+    assert b"Engine::Core" in Path(f"/proc/{handle.pid}/cmdline").read_bytes()
+    assert handle.pid in owned(identity())
+
+
 def test_restart_on_request(supervisor: Supervisor, tmp_path: Path) -> None:
     handle = supervisor.start(spec(tmp_path))
     first = handle.wait()
