@@ -88,8 +88,9 @@ def load_optimizer(policy: Policy, optimizer: torch.optim.AdamW, directory: Path
         if found != wanted | {"step"}:
             raise LearnerError(f"{path} does not fit the model: differs in {sorted(found ^ (wanted | {'step'}))[:4]}")
         for name, parameter in parameters.items():
-            state = {moment: like(stored.get_tensor(f"{moment}.{name}"), parameter) for moment in MOMENTS}
-            optimizer.state[parameter] = {"step": stored.get_tensor("step").to(parameter.device), **state}
+            # Copies: every tensor read is a view of the file, and one step counter for all would count for each.
+            state = {moment: like(stored.get_tensor(f"{moment}.{name}").clone(), parameter) for moment in MOMENTS}
+            optimizer.state[parameter] = {"step": stored.get_tensor("step").clone().to(parameter.device), **state}
 
 
 def _moments(policy: Policy, optimizer: torch.optim.AdamW) -> dict[str, Tensor]:

@@ -50,7 +50,7 @@ def test_missing_damaged_and_doubled(directory, tmp_path_factory):
     with pytest.raises(ValueError, match="no weights"):
         weights_sha256(tmp_path_factory.mktemp("empty"))
     save_file({"a": TENSORS["a"]}, directory / "more.safetensors")
-    with pytest.raises(ValueError, match="'a' is in model.safetensors and more.safetensors"):
+    with pytest.raises(ValueError, match=r"'a' is in model\.safetensors and more\.safetensors"):
         weights_sha256(directory)
     (directory / "more.safetensors").unlink()
     path = directory / "model.safetensors"

@@ -1,5 +1,7 @@
 """The gradient of a batch does not depend on how samples fall on rows, micro-steps or padding."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -78,7 +80,7 @@ def test_dropping_a_sample_does_matter(exact_policy, split):
 def test_any_order_and_any_cut(policy_and_split, order, cuts):
     policy, split = policy_and_split
     edges = [0, *sorted(cuts), len(SAMPLES)]
-    rows = [[SAMPLES[i] for i in order[start:end]] for start, end in zip(edges, edges[1:], strict=False)]
+    rows = [[SAMPLES[i] for i in order[start:end]] for start, end in itertools.pairwise(edges)]
     assert_same(split, gradient(policy, rows))
 
 

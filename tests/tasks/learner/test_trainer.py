@@ -1,0 +1,239 @@
+"""The learner without its process: what it reports, what it writes, what it refuses, and that it repeats itself."""
+
+import json
+import math
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from configs.sections import LearnerConfig, TrainingConfig
+from storage.schemas import TOKEN_STATISTICS, UPDATES
+from tasks.learner.digest import weights_sha256
+from tasks.learner.errors import LearnerError, NoOptimizerState
+from tests.tasks.learner.packed import batches, changed, padding, sample
+
+TRAINING = {"learning_rate": 1e-2, "warmup_steps": 2}
+BATCHES = [
+    batches([[sample(f"{step}a", 9, step), sample(f"{step}b", 6, step + 50)], [sample(f"{step}c", 7, step + 90, "ce")]])
+    for step in range(4)
+]
+
+
+@pytest.fixture
+def trainer(world):
+    from tasks.learner.trainer import Trainer
+
+    made = Trainer(world)
+    made.configure(TrainingConfig(**TRAINING).model_dump(mode="json"), LearnerConfig().model_dump(mode="json"))
+    return made
+
+
+@pytest.fixture
+def loaded(trainer, model_directory):
+    trainer.load("p0", str(model_directory), fresh_optimizer=True)
+    return trainer
+
+
+def train(trainer, step, directory, table=None, save_optimizer=False):
+    return trainer.train(
+        table or BATCHES[step],
+        step=step,
+        policy_key_in=f"p{step}",
+        policy_key_out=f"p{step + 1}",
+        directory_out=str(directory / f"p{step + 1}"),
+        save_optimizer=save_optimizer,
+    )
+
+
+def test_update_and_statistics_are_of_the_contract(loaded, model_directory, tmp_path):
+    (update,), statistics = train(loaded, 0, tmp_path, save_optimizer=True)
+    assert set(update) == set(UPDATES.arrow.names)
+    pa.Table.from_pylist([{**update, "metrics": json.dumps(update["metrics"])}], schema=UPDATES.arrow)
+    assert statistics.schema.equals(TOKEN_STATISTICS.arrow)
+    assert statistics["sample_id"].to_pylist() == ["0a", "0b", "0c"]
+    assert [len(row) for row in statistics["logprobs"].to_pylist()] == [9, 6, 7]
+    known = {name: update[name] for name in ("version", "update", "policy_key_in", "has_optimizer", "learning_rate")}
+    assert known == {"version": 1, "update": 0, "policy_key_in": "p0", "has_optimizer": True, "learning_rate": 5e-3}
+    counts = {name: update[name] for name in ("num_rows", "num_tokens", "rl_tokens", "ce_tokens", "ref_kl_tokens")}
+    assert counts == {"num_rows": 2, "num_tokens": 22, "rl_tokens": 8, "ce_tokens": 4, "ref_kl_tokens": 0}
+    assert update["weights_sha256_in"] == weights_sha256(model_directory)
+    assert update["weights_sha256"] == weights_sha256(tmp_path / "p1") != update["weights_sha256_in"]
+    assert update["loss"] == pytest.approx(update["rl_loss"] + update["ce_loss"] + update["ref_kl_loss"])
+
+
+def test_metrics_follow_from_the_statistics(loaded, tmp_path):
+    (update,), statistics = train(loaded, 0, tmp_path)
+    rows = {row["sample_id"]: row for row in statistics.to_pylist()}
+    ce = -np.array(rows["0c"]["logprobs"])[3:]
+    assert update["metrics"]["ce_nll_mean"] == pytest.approx(ce.mean(), rel=1e-6)
+    assert update["ce_loss"] == pytest.approx(ce.mean(), rel=1e-6)
+    assert update["metrics"]["ce_nll_max"] == pytest.approx(ce.max(), rel=1e-6)
+    engine = np.concatenate(BATCHES[0]["logprobs"].to_pylist()[:1])
+    learner = np.array(rows["0a"]["logprobs"] + rows["0b"]["logprobs"])
+    member = np.array(BATCHES[0]["rl_weights"][0].as_py()) != 0
+    assert (learner[~member] == 0).all()
+    assert (learner[member] < 0).all()
+    d = (learner - engine)[member]
+    kl = np.exp(d) - 1 - d
+    assert (update["mismatch_kl"], update["mismatch_kl_max"]) == pytest.approx((kl.mean(), kl.max()), rel=1e-5)
+    entropies = np.array(rows["0a"]["entropies"] + rows["0b"]["entropies"])[member]
+    assert update["entropy"] == pytest.approx(entropies.mean(), rel=1e-6)
+    assert 0 < update["entropy"] < math.log(512) + 1e-6
+
+
+def test_means_without_tokens_are_null_not_zero(loaded, tmp_path):
+    (update,), _ = train(loaded, 0, tmp_path, batches([[sample("a", 6, 1, "ce")]]))
+    nulls = [update[name] for name in ("entropy", "mismatch_kl", "mismatch_kl_max", "masked_fraction")]
+    assert nulls == [None] * 4
+    assert update["rl_loss"] == 0.0
+    (update,), _ = train(loaded, 1, tmp_path, batches([[sample("a", 6, 1)]]))
+    assert update["metrics"]["ce_nll_mean"] is None
+
+
+def test_training_moves_log_probs_where_the_advantage_points(loaded, tmp_path):
+    good, bad = sample("good", 8, 1), sample("bad", 8, 2)
+    for each, sign in ((good, 1.0), (bad, -1.0)):
+        each.streams["advantages"][:] = [sign * (weight != 0) for weight in each.streams["rl_weights"]]
+    sums = []
+    for step in range(4):
+        _, statistics = train(loaded, step, tmp_path, batches([[good, bad]]))
+        sums.append([sum(row) for row in statistics["logprobs"].to_pylist()])
+    assert sums[3][0] > sums[0][0] + 0.1
+    assert sums[3][1] < sums[0][1] - 0.1
+
+
+def test_padding_rows_are_no_rows(loaded, tmp_path):
+    table = batches([[sample("a", 6, 1)], [padding(4)]])
+    (update,), statistics = train(loaded, 0, tmp_path, table)
+    assert (update["num_rows"], update["num_tokens"], statistics.num_rows) == (1, 6, 1)
+
+
+def test_the_directory_is_a_model_with_its_tokenizer(loaded, model_directory, tmp_path):
+    from renderers.base import load_tokenizer
+    from transformers import AutoModelForCausalLM
+
+    train(loaded, 0, tmp_path, save_optimizer=True)
+    made = tmp_path / "p1"
+    assert {path.name for path in model_directory.iterdir()} | {"optimizer.safetensors"} == {
+        path.name for path in made.iterdir()
+    }
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"):
+        assert (made / name).read_bytes() == (model_directory / name).read_bytes()
+    assert json.loads((made / "config.json").read_text()) == json.loads((model_directory / "config.json").read_text())
+    assert load_tokenizer(str(made)).encode("hi") == [104, 105]
+    _, report = AutoModelForCausalLM.from_pretrained(made, output_loading_info=True)
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+
+
+def test_a_published_policy_gives_the_probe_of_the_one_in_memory(loaded, tmp_path):
+    token_ids = [5, 80, 200, 7, 7, 300]
+    before = loaded.probe(token_ids)
+    train(loaded, 0, tmp_path)
+    after = loaded.probe(token_ids)
+    assert loaded.state()["policy_key"] == "p1"
+    loaded.load("again", str(tmp_path / "p1"), fresh_optimizer=True)
+    assert loaded.probe(token_ids) == after != before
+    assert (after[0], len(after)) == (0.0, 6)
+    assert all(value < 0 for value in after[1:])
+
+
+def shas(trainer, steps, directory, save_optimizer=False):
+    found = []
+    for step in steps:
+        (update,), _ = train(trainer, step, directory, save_optimizer=save_optimizer)
+        found.append(update["weights_sha256"])
+    return found
+
+
+def test_the_same_batches_give_the_same_weights(trainer, model_directory, tmp_path):
+    runs = []
+    for name in ("one", "two"):
+        trainer.load("p0", str(model_directory), fresh_optimizer=True)
+        runs.append(shas(trainer, range(4), tmp_path / name))
+    assert runs[0] == runs[1]
+    assert len(set(runs[0])) == 4
+
+
+def test_saving_and_loading_in_the_middle_changes_nothing(trainer, model_directory, tmp_path):
+    trainer.load("p0", str(model_directory), fresh_optimizer=True)
+    through = shas(trainer, range(4), tmp_path / "through", save_optimizer=True)
+    trainer.load("p2", str(tmp_path / "through" / "p2"), fresh_optimizer=False)
+    assert shas(trainer, range(2, 4), tmp_path / "resumed") == through[2:]
+    trainer.load("p2", str(tmp_path / "through" / "p2"), fresh_optimizer=True)
+    assert shas(trainer, range(2, 4), tmp_path / "fresh") != through[2:]
+
+
+def test_updates_of_one_batch_are_made_in_turn(trainer, model_directory, tmp_path):
+    """Two updates of one batch, one step of warm-up each, equal two steps; and their digests form a chain."""
+    trainer.load("p0", str(model_directory), fresh_optimizer=True)
+    apart = shas(trainer, range(2), tmp_path / "apart")
+    rows = [[sample(f"{step}a", 9, step), sample(f"{step}b", 6, step + 50)] for step in range(2)]
+    tails = [[sample(f"{step}c", 7, step + 90, "ce")] for step in range(2)]
+    table = batches([rows[0], tails[0], rows[1], tails[1]], updates=[0, 0, 1, 1])
+    trainer.load("p0", str(model_directory), fresh_optimizer=True)
+    updates, statistics = train(trainer, 0, tmp_path / "together", table, save_optimizer=True)
+    assert [update["weights_sha256"] for update in updates] == apart
+    assert updates[1]["weights_sha256_in"] == apart[0]
+    assert [(update["version"], update["update"], update["has_optimizer"]) for update in updates] == [
+        (1, 0, False),
+        (1, 1, True),
+    ]
+    assert [update["learning_rate"] for update in updates] == [5e-3, 1e-2]
+    assert statistics["sample_id"].to_pylist() == ["0a", "0b", "0c", "1a", "1b", "1c"]
+
+
+def test_optimizer_state_that_is_absent_or_another_model_s(trainer, model_directory, tmp_path):
+    from tasks.learner.tiny import tiny_qwen3
+
+    with pytest.raises(NoOptimizerState, match="train the recorded batches again"):
+        trainer.load("p0", str(model_directory), fresh_optimizer=False)
+    with pytest.raises(LearnerError, match="holds none"):
+        trainer.probe([1, 2])
+    trainer.load("p0", str(model_directory), fresh_optimizer=True)
+    train(trainer, 0, tmp_path, save_optimizer=True)
+    other = tiny_qwen3(tmp_path / "other", hidden=32, layers=1)
+    (tmp_path / "p1" / "optimizer.safetensors").rename(other / "optimizer.safetensors")
+    with pytest.raises(LearnerError, match="does not fit the model"):
+        trainer.load("other", str(other), fresh_optimizer=False)
+
+
+def test_a_gradient_that_is_not_finite_changes_nothing(loaded, model_directory, tmp_path):
+    weights = BATCHES[0]["rl_weights"].to_pylist()[0]
+    poison = changed(BATCHES[0], "advantages", [-3e38 if weight else 0.0 for weight in weights])
+    with pytest.raises(LearnerError, match="gradient's norm is"):
+        train(loaded, 0, tmp_path, poison)
+    after_refusal = shas(loaded, range(2), tmp_path / "after")
+    loaded.load("p0", str(model_directory), fresh_optimizer=True)
+    assert shas(loaded, range(2), tmp_path / "clean") == after_refusal
+
+
+def test_refusals_before_anything_changes(loaded, model_directory, tmp_path):
+    before = loaded.probe([1, 2, 3])
+    with pytest.raises(LearnerError, match="holds 'p0', not policy 'p1'"):
+        train(loaded, 1, tmp_path)
+    (tmp_path / "p1").mkdir()
+    (tmp_path / "p1" / "left-over").touch()
+    with pytest.raises(LearnerError, match="not empty"):
+        train(loaded, 0, tmp_path)
+    alien = changed(BATCHES[0], "token_ids", [512] * 15)
+    with pytest.raises(LearnerError, match="the model has 512"):
+        train(loaded, 0, tmp_path / "alien", alien)
+    with pytest.raises(LearnerError, match="at least two"):
+        loaded.probe([1])
+    assert (loaded.probe([1, 2, 3]), loaded.state()["policy_key"]) == (before, "p0")
+
+
+def test_config_is_needed_checked_and_kept(world, loaded):
+    from tasks.learner.trainer import Trainer
+
+    with pytest.raises(LearnerError, match="call configure first"):
+        Trainer(world).load("p0", "nowhere", True)
+    same = TrainingConfig(**TRAINING).model_dump(mode="json")
+    loaded.configure(same, LearnerConfig().model_dump(mode="json"))
+    assert loaded.state()["policy_key"] == "p0"
+    with pytest.raises(LearnerError, match="not after warmup_steps"):
+        loaded.configure({**same, "decay_steps": 2}, {})
+    loaded.configure({**same, "learning_rate": 1.0}, {})
+    assert loaded.state()["policy_key"] is None
