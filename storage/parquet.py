@@ -57,7 +57,8 @@ def decode(source: pa.NativeFile, schema: pa.Schema, attempts: Collection[str] |
             if attempts is not None:
                 groups = [group for group in groups if _may_hold(file, group, attempts)]
             rows = file.read_row_groups(list(groups), schema.names)
-    except (pa.ArrowException, OSError) as error:
+        rows.validate(full=True)
+    except (pa.ArrowException, OSError, ValueError) as error:  # damaged names in a footer are a UnicodeDecodeError
         raise StoreUnavailable(f"a Parquet file cannot be read: {error}") from error
     check_schema(rows.schema, schema, Place("a Parquet file"))
     if attempts is None:

@@ -146,7 +146,11 @@ class Policies:
         ours = source
         if source.parent != self._scratches:
             ours = self.scratch(policy_key)
-            shutil.copytree(source, ours, dirs_exist_ok=True)
+            try:
+                shutil.copytree(source, ours, dirs_exist_ok=True)
+            except OSError:
+                self.discard(ours)  # a full disk is not to be kept full
+                raise
         (ours / MANIFEST).write_text(_manifest(weights_sha256, files, ""))
         for path in (*ours.rglob("*"), ours):
             synchronise(path)
@@ -162,7 +166,7 @@ class Policies:
         below = f"/{uuid4().hex[:12]}"
         for file in files:
             place = f"policies/{policy_key}{below}/{file.path}"
-            with open(source / file.path, "rb") as read, self._root.files.open_output_stream(place) as write:
+            with open(source / file.path, "rb") as read, self._root.writer(place) as write:
                 shutil.copyfileobj(read, write, CHUNK)
         self._root.write(f"policies/{policy_key}/{MANIFEST}", _manifest(weights_sha256, files, below).encode())
 

@@ -2,15 +2,19 @@
 
 import hashlib
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import pyarrow as pa
 import pyarrow.fs as pafs
 
 from storage.errors import LayoutError, border
 from storage.refs import File
+
+OBJECT_STORES = ("s3", "gcs", "abfs")
 
 
 @dataclass(frozen=True)
@@ -21,7 +25,7 @@ class Root:
     """
 
     address: str
-    files: pafs.FileSystem
+    files: pafs.SubTreeFileSystem
     directory: Path | None
     options: Mapping[str, str]
 
@@ -51,11 +55,17 @@ class Root:
         """
         with border(f"writing {len(data)} bytes", self.child(path)):
             if self.directory is None:
-                with self.files.open_output_stream(path, compression=None) as stream:
+                with self.writer(path) as stream:
                     stream.write(data)
             else:
                 _write_durably(self.directory / path, data)
         return File(path, len(data), hashlib.sha256(data).hexdigest())
+
+    def writer(self, path: str) -> pa.NativeFile:
+        """A stream into a new file of a file system that is not local; the file is there when it is closed."""
+        if self.files.base_fs.type_name not in OBJECT_STORES:  # those know no directories
+            self.files.create_dir(path.rpartition("/")[0], recursive=True)
+        return self.files.open_output_stream(path, compression=None)
 
     def make_durable(self, *paths: str) -> None:
         """Force files that something else wrote to the disk, and their directories; nothing to do when not local."""
@@ -79,6 +89,9 @@ def open_root(root: str, options: Mapping[str, str] | None = None) -> Root:
     if scheme in ("", "file"):
         directory = Path(root) if not scheme else Path(pafs.FileSystem.from_uri(root)[1])
         directory = directory.expanduser().absolute()
+        if re.search("%[0-9A-Fa-f]{2}", str(directory)):
+            what = "a path with a percent sign before two hex digits is taken apart by the table library"
+            raise LayoutError(what, str(directory), "nothing was touched", "choose another name")
         files = pafs.SubTreeFileSystem(str(directory), pafs.LocalFileSystem())
         return Root(str(directory), files, directory, {})
     given = dict(options or {})

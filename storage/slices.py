@@ -131,7 +131,7 @@ class Slices:
         ]
         try:
             return pa.concat_tables([table.data_schema.empty_table(), *(table.read(f.path, pieces) for f in files)])
-        except StoreUnavailable as error:
+        except (StoreUnavailable, SchemaError) as error:
             raise damaged(next(iter(pieces.values())), f"compacted files of run {run!r}: {error.what}") from error
 
 

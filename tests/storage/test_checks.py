@@ -56,7 +56,7 @@ def test_columns_must_be_exactly_the_contract_s(store: Store, rows: pa.Table, wo
 def test_a_null_where_none_may_be_is_refused(store: Store) -> None:
     with pytest.raises(SchemaError, match="'role' holds a null at 1"):
         append(store, changed(role=["user", None]))
-    with pytest.raises(SchemaError, match="'token_ids.element' holds a null at 4"):
+    with pytest.raises(SchemaError, match=r"'token_ids\.element' holds a null at 4"):
         append(store, changed(token_ids=[[1, 2, 3], [4, None, 6]]))
 
 

@@ -1,0 +1,88 @@
+"""A writer killed at any moment: what it acknowledged is there once, and nothing half done is visible."""
+
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from storage.store import open_store
+from tests.storage.rows import messages
+
+
+def killed(root: Path, seconds: float, *arguments: str) -> list[int]:
+    """Run a writer, kill it with SIGKILL some time after its first acknowledgement, and return what it acknowledged."""
+    command = [sys.executable, "-m", "tests.storage.writer", str(root), *arguments]
+    writer = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert writer.stdout is not None
+        first = writer.stdout.readline()
+        time.sleep(seconds)
+    finally:
+        writer.kill()
+    rest, _ = writer.communicate()
+    assert writer.returncode == -9, "the writer was to die by SIGKILL"
+    lines = (first + rest).splitlines(keepends=True)
+    return [int(line) for line in lines if line.endswith("\n")]
+
+
+def test_steps_of_a_killed_writer_are_whole_and_once(root: Path) -> None:
+    chance = random.Random(6)
+    acknowledged: list[int] = []
+    orphans = 0
+    for attempt in range(10):
+        acknowledged += killed(root, chance.uniform(0.0, 0.25), "steps", f"attempt{attempt}")
+        store = open_store(root)
+        entries = store.ledger.entries()
+        steps = [entry.step for entry in entries]
+        assert steps == list(range(len(steps))), "each step once, none skipped"
+        assert set(acknowledged) <= set(steps), "nothing acknowledged is lost"
+        assert len(steps) - len(acknowledged) <= attempt + 1, "at most one unacknowledged commit for each kill"
+        for entry in entries:
+            assert store.read(entry.outputs).equals(messages(2 + entry.step % 3))
+        rows = sum(2 + step % 3 for step in steps)
+        assert store.scan("messages").collect().height == rows, "no orphan is visible, nothing is doubled"
+        orphans = len(store.slices.table("messages").active()) - len(steps)
+    assert len(acknowledged) == len(set(acknowledged)) > 20
+    assert orphans >= 0
+
+
+def test_policies_of_a_killed_publisher_are_complete_or_absent(root: Path) -> None:
+    chance = random.Random(7)
+    acknowledged: set[int] = set()
+    for attempt in range(8):
+        acknowledged |= set(killed(root, chance.uniform(0.0, 0.1), "policies", f"attempt{attempt}"))
+        store = open_store(root)
+        names = store.policies.names()
+        assert {f"policy-{number}" for number in acknowledged} <= set(names)
+        for name in names:
+            directory = store.policies.directory(name, verify=True)
+            assert sorted(path.name for path in directory.iterdir()) == [
+                "config.json",
+                "manifest.json",
+                "model.safetensors",
+                "tokenizer.json",
+            ]
+    visible = [path.name for path in (root / "policies").iterdir() if not path.name.startswith(".")]
+    assert sorted(visible) == sorted(names)
+
+
+@pytest.mark.slow
+def test_a_reader_s_process_ends_well_every_time(root: Path) -> None:
+    _read_in_processes(root, 20)
+
+
+def test_a_reader_s_process_ends_well(root: Path) -> None:
+    _read_in_processes(root, 3)
+
+
+def _read_in_processes(root: Path, times: int) -> None:
+    killed(root, 0.2, "steps", "attempt")
+    command = [sys.executable, "-m", "tests.storage.writer", str(root), "read"]
+    for _ in range(times):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        counts = [int(line) for line in done.stdout.split()]
+        assert counts[-1] == sum(counts[:-1]) > 0

@@ -1,0 +1,77 @@
+"""A root is a store of this layout, or empty, or refused untouched."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from storage.errors import LayoutError, SchemaError
+from storage.store import LAYOUT, open_store
+from storage.tables import StoredTable
+from tests.storage.rows import entry, messages
+
+
+def contents(root: Path) -> list[str]:
+    return sorted(str(path.relative_to(root)) for path in root.rglob("*"))
+
+
+def test_a_new_root_says_its_layout(tmp_path: Path) -> None:
+    open_store(tmp_path / "deep" / "down")
+    assert json.loads((tmp_path / "deep/down/format.json").read_text()) == {"layout": LAYOUT}
+
+
+@pytest.mark.parametrize("text", ['{"layout": 2}', '{"layout": 0}', "{}", "[]", "not json", ""])
+def test_another_layout_is_refused_and_left_alone(tmp_path: Path, text: str) -> None:
+    (tmp_path / "format.json").write_text(text)
+    with pytest.raises(LayoutError) as caught:
+        open_store(tmp_path)
+    assert str(tmp_path) in caught.value.where
+    assert contents(tmp_path) == ["format.json"]
+
+
+def test_a_directory_of_something_else_is_refused_and_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("...")
+    with pytest.raises(LayoutError, match=r"thesis\.tex"):
+        open_store(tmp_path)
+    assert contents(tmp_path) == ["thesis.tex"]
+
+
+def test_a_path_that_would_be_decoded_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(LayoutError, match="percent"):
+        open_store(tmp_path / "pro%20cent")
+    assert contents(tmp_path) == []
+
+
+def test_a_root_must_be_named() -> None:
+    with pytest.raises(LayoutError, match="empty"):
+        open_store("")
+
+
+def test_a_root_left_by_a_process_that_died_at_its_founding_is_used(tmp_path: Path) -> None:
+    (tmp_path / ".format.json.0123").write_text('{"lay')
+    open_store(tmp_path)
+    assert (tmp_path / "format.json").exists()
+
+
+def test_a_table_with_other_columns_is_refused(root: Path) -> None:
+    store = open_store(root)
+    runs = store.runs.table
+    with pytest.raises(SchemaError, match="missing: more"):
+        StoredTable(store.root, "runs", runs.schema.append(runs.schema.field("run").with_name("more")))
+
+
+@pytest.mark.parametrize("name", ["with space", "100%", "ha#sh", "quest?ion", "brack[et]", "ünï"])
+def test_a_root_may_have_any_name(tmp_path: Path, name: str) -> None:
+    store = open_store(tmp_path / name)
+    for number in range(11):  # beyond the first checkpoint
+        piece = store.append("messages", messages(), run="run", step=0, key="k", attempt=f"a{number}")
+    store.ledger.commit(entry("k", outputs=(piece,)))
+    again = open_store(tmp_path / name)
+    assert again.read(again.ledger.entries()[0].outputs).equals(messages())
+    assert again.scan("messages").collect().height == 4
+    assert sorted(path.name for path in tmp_path.iterdir()) == [name]
+
+
+def test_a_file_url_is_the_same_root(root: Path) -> None:
+    open_store(root).runs.record(run="r", event="started", kind="train", config={})
+    assert open_store(root.as_uri()).runs.names() == ["r"]

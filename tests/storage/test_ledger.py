@@ -1,0 +1,163 @@
+"""The ledger: one row for each piece of work, whoever commits it, however often and whatever is lost on the way."""
+
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from storage.errors import StoreUnavailable
+from storage.ledger import Ledger
+from storage.refs import Entry, File, Slice
+from storage.store import Store, open_store
+from storage.tables import StoredTable
+from tests.storage.rows import entry
+
+LATER = timedelta(seconds=1)
+
+
+def test_an_entry_survives_the_way_through_a_row() -> None:
+    piece = Slice("messages", "run", "attempt", 3, "digest", (File("run=run/x.parquet", 10, "abc"),))
+    full = replace(entry("k", outputs=(piece, piece)), section={"b": [1, None], "a": 0.1}, versions={"torch": "2"})
+    assert Entry.from_row(full.to_row()) == full
+
+
+def test_what_is_committed_is_found_by_everyone(store: Store, root: Path) -> None:
+    elsewhere = open_store(root)
+    assert elsewhere.ledger.find("k") is None
+    mine = entry("k")
+    assert store.ledger.commit(mine) == mine
+    assert elsewhere.ledger.find("k") == mine
+    assert open_store(root).ledger.find("k") == mine
+
+
+def test_the_same_row_again_is_not_appended(store: Store) -> None:
+    first = store.ledger.commit(entry("k", attempt="first"))
+    version = store.ledger.table.version
+    assert store.ledger.commit(entry("k", attempt="second")) == first
+    assert store.ledger.table.version == version
+
+
+def test_find_prefers_the_run_s_own_row_and_else_the_earliest(store: Store) -> None:
+    now = entry().finished_at
+    late = store.ledger.commit(entry("k", run="late", finished_at=now + LATER))
+    early = store.ledger.commit(entry("k", run="early", finished_at=now))
+    part = store.ledger.commit(entry("other", run="late", part="p"))
+    assert store.ledger.find("k") == early
+    assert store.ledger.find("k", run="late") == late
+    assert store.ledger.find("k", run="nobody") == early
+    assert store.ledger.find("other") is None
+    assert store.ledger.parts("other") == [part]
+
+
+def test_parts_and_entries_are_listed(store: Store) -> None:
+    for part in ("b", "a", ""):
+        store.ledger.commit(entry("k", part=part))
+    store.ledger.commit(entry("k", run="branch", part="a", finished_at=entry().finished_at + LATER))
+    store.ledger.commit(entry("l", stage="packing", step=1))
+    assert [(e.part, e.run) for e in store.ledger.parts("k")] == [("a", "run"), ("b", "run")]
+    assert [e.key for e in store.ledger.entries(stage="packing")] == ["l"]
+    assert len(store.ledger.entries(run="run")) == 4
+    assert len(store.ledger.entries()) == 5
+
+
+def test_a_look_reads_only_what_is_new(store: Store, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = open_store(root)
+    for number in range(15):
+        store.ledger.commit(entry(f"key-{number}"))
+    assert elsewhere.ledger.find("key-14") is not None
+    read: list[str] = []
+    original = StoredTable.read
+    monkeypatch.setattr(StoredTable, "read", lambda self, path, *a: (read.append(path), original(self, path, *a))[1])
+    store.ledger.commit(entry("new"))
+    assert elsewhere.ledger.find("new") is not None
+    assert len(read) == 2  # the new file, by the one that wrote it and by the other
+    assert elsewhere.ledger.find("new") is not None
+    assert len(read) == 2
+
+
+def test_an_application_transaction_is_accepted_once_at_a_look(root: Path, store: Store) -> None:
+    """Two handles that looked at the same state: the second append must lose, look again and return the first's row."""
+    other = open_store(root)
+    other.ledger.find("k")
+    stale = other.ledger.table.version
+    first = store.ledger.commit(entry("k", attempt="first"))
+    real = other.ledger.table.added
+    looks: list[int] = []
+
+    def blind(since: int | None) -> tuple[list[str], int]:
+        looks.append(1)
+        return ([], stale) if len(looks) == 1 else real(since)  # the first look is before the other's commit
+
+    other.ledger.table.added = blind  # type: ignore[method-assign]
+    assert other.ledger.commit(entry("k", attempt="second")) == first
+    assert len(looks) == 2
+    assert [e.attempt for e in open_store(root).ledger.entries()] == ["first"]
+    assert len(list((root / "tables/ledger").glob("run=run/*.parquet"))) == 1
+
+
+@pytest.mark.parametrize("error", [RuntimeError("gone"), OSError("connection reset")])
+def test_a_lost_acknowledgement_neither_loses_nor_doubles(
+    store: Store, root: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    original = StoredTable._push
+    lost: list[int] = []
+
+    def push(self: StoredTable, *arguments: Any) -> None:
+        original(self, *arguments)
+        lost.append(1)
+        raise error
+
+    monkeypatch.setattr(StoredTable, "_push", push)
+    assert store.ledger.commit(entry("k")) == entry("k")
+    assert store.ledger.commit(entry("k", attempt="again")) == entry("k")
+    assert lost == [1]
+    assert open_store(root).ledger.entries() == [entry("k")]
+
+
+def test_a_commit_that_failed_is_an_error_and_leaves_nothing(
+    store: Store, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def push(self: StoredTable, *arguments: Any) -> None:
+        raise OSError("the network is down")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StoredTable, "_push", push)
+        with pytest.raises(StoreUnavailable, match="network is down") as caught:
+            store.ledger.commit(entry("k"))
+        assert isinstance(caught.value.__cause__, OSError)
+    assert open_store(root).ledger.entries() == []
+    assert store.ledger.commit(entry("k")) == entry("k")
+
+
+def test_processes_that_race_on_the_same_keys_agree(root: Path, store: Store) -> None:
+    keys, names = 8, ("a", "b", "c")
+    command = [sys.executable, "-m", "tests.storage.writer", str(root), "race"]
+    racers = [
+        subprocess.Popen([*command, name, str(keys)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for name in names
+    ]
+    try:
+        for racer in racers:
+            assert racer.stdout is not None and racer.stdout.readline() == "ready\n"
+        told = [racer.communicate("go\n", timeout=120)[0].split() for racer in racers]
+    finally:
+        for racer in racers:
+            racer.kill()
+            racer.wait()
+    standing = {e.key: e.attempt for e in store.ledger.entries()}
+    assert len(standing) == keys
+    assert told == [[standing[f"key-{number}"] for number in range(keys)]] * len(names)
+    rows = [row for each in store.ledger.table.active() for row in store.ledger.table.read(each.path).to_pylist()]
+    assert len(rows) == keys
+
+
+def test_threads_that_share_a_store_agree(store: Store) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        won = list(pool.map(lambda n: store.ledger.commit(entry("k", attempt=f"attempt-{n}")).attempt, range(8)))
+    assert len(set(won)) == 1
+    assert len(Ledger(store.root).entries()) == 1

@@ -1,0 +1,121 @@
+"""A full disk is one clear error; what was there stays, nothing half written is visible, and space makes it go on."""
+
+import errno
+import resource
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake.exceptions import DeltaError
+
+from storage.errors import NoSpace
+from storage.store import Store, open_store
+from storage.tables import StoredTable
+from tests.storage.rows import entry, messages
+
+
+def full(*_: Any, **__: Any) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("call", ["os.fsync", "storage.roots.make_directory", "storage.tables.StoredTable._push"])
+def test_wherever_space_runs_out(store: Store, root: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    good = store.append("messages", messages(5), run="run", step=0, key="k", attempt="a")
+    store.ledger.commit(entry("k", outputs=(good,)))
+    with monkeypatch.context() as patch:
+        patch.setattr(call, full)
+        with pytest.raises(NoSpace) as caught:
+            store.append("messages", messages(6), run="other", step=1, key="l", attempt="b")
+        assert isinstance(caught.value.__cause__, OSError)
+        assert caught.value.do
+        with pytest.raises(NoSpace):
+            store.ledger.commit(entry("l", run="other"))
+    for reader in (store, open_store(root)):
+        assert reader.read([good]).equals(messages(5))
+        assert [e.key for e in reader.ledger.entries()] == ["k"]
+        assert reader.scan("messages").collect().height == 5
+    again = store.append("messages", messages(6), run="other", step=1, key="l", attempt="c")
+    assert store.ledger.commit(entry("l", run="other", outputs=(again,))).outputs == (again,)
+    assert store.scan("messages").collect().height == 11
+
+
+def test_what_delta_says_of_a_full_disk_is_understood(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def push(*_: Any) -> None:
+        raise DeltaError("Generic LocalFileSystem error: Unable to copy data: No space left on device (os error 28)")
+
+    monkeypatch.setattr(StoredTable, "_push", push)
+    with pytest.raises(NoSpace):
+        store.append("messages", messages(), run="run", step=0, key="k", attempt="a")
+
+
+def test_a_limit_on_file_sizes_is_no_space(tmp_path: Path) -> None:
+    """A real refusal of the system, in a process of its own since the limit cannot be taken back."""
+    script = f"""
+        import resource, signal
+        from storage.errors import NoSpace
+        from storage.store import open_store
+        from tests.storage.rows import messages
+        store = open_store({str(tmp_path / "s")!r})
+        good = store.append("messages", messages(2), run="run", step=0, key="k", attempt="a")
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+        try:
+            store.append("messages", messages(3000, 50), run="run", step=0, key="k", attempt="b")
+        except NoSpace:
+            print("told", store.read([good]).num_rows, len(store.slices.table("messages").active()))
+    """
+    assert resource.getrlimit(resource.RLIMIT_FSIZE)[1] == resource.RLIM_INFINITY
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=120
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "told 2 1\n"), done.stderr
+    assert len(list((tmp_path / "s/tables/messages/run=run").iterdir())) == 1  # what was half written is gone
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 1 MiB of its own; skipped where mounting is not allowed."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip(f"cannot mount a small disk: {mounted.stderr.decode().strip()}")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def until_full(act: Callable[[int], object]) -> int:
+    for number in range(500):
+        try:
+            act(number)
+        except NoSpace:
+            return number
+    raise AssertionError("the disk was to fill up")
+
+
+def test_a_real_disk_that_fills_up_loses_nothing(small_disk: Path) -> None:
+    store = open_store(small_disk / "store")
+    ballast = small_disk / "ballast"
+    ballast.write_bytes(b"x" * 200_000)
+
+    def step(number: int) -> None:
+        made = store.append(
+            "messages", messages(20, 200), run="run", step=number, key=f"k{number}", attempt=f"a{number}"
+        )
+        store.ledger.commit(entry(f"k{number}", outputs=(made,), step=number))
+
+    done = until_full(step)
+    assert done > 3
+    ballast.unlink()
+    store = open_store(small_disk / "store")
+    entries = store.ledger.entries()
+    assert [e.step for e in entries] == list(range(len(entries))) and len(entries) in (done, done + 1)
+    for each in entries:
+        assert store.read(each.outputs).equals(messages(20, 200))
+    for number in range(len(entries), len(entries) + 2):
+        step(number)
+    assert store.scan("messages").collect().height == 20 * (len(entries) + 2)

@@ -1,0 +1,182 @@
+"""A policy is a complete directory or absent, on a local disk and elsewhere."""
+
+import importlib
+import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow.fs as pafs
+import pytest
+
+from storage.errors import DamagedSlice, NoSpace, PolicyAbsent, PolicyConflict, StoreError
+from storage.policies import Policies
+from storage.roots import Root, open_root
+
+FILES = {"config.json": "{}", "model.safetensors": "weights", "sub/tokenizer.json": "tokens"}
+
+
+@pytest.fixture(params=["local", "elsewhere"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Root:
+    """A local root, and the same files seen as a file system that is not local."""
+    root = open_root(str(tmp_path / "a root"))
+    (tmp_path / "a root").mkdir()
+    if request.param == "local":
+        return root
+    return replace(root, directory=None, files=pafs.SubTreeFileSystem(str(tmp_path / "a root"), pafs.LocalFileSystem()))
+
+
+@pytest.fixture
+def policies(place: Root, tmp_path: Path) -> Policies:
+    return Policies(place, cache=tmp_path / "cache")
+
+
+def write(directory: Path, files: Mapping[str, str] = FILES) -> Path:
+    for name, text in files.items():
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / name).write_text(text)
+    return directory
+
+
+def read(directory: Path) -> dict[str, str]:
+    files = (path for path in directory.rglob("*") if path.is_file() and path.name != "manifest.json")
+    return {path.relative_to(directory).as_posix(): path.read_text() for path in files}
+
+
+def test_what_is_published_is_there_for_everyone(policies: Policies, place: Root, tmp_path: Path) -> None:
+    assert policies.find("k") is None
+    scratch = write(policies.scratch("k"))
+    policy = policies.publish(scratch, "k")
+    assert not scratch.exists()
+    assert [file.path for file in policy.files] == sorted(FILES)
+    assert policies.find("k") == policy
+    assert policies.names() == ["k"]
+    again = Policies(place, cache=tmp_path / "another cache")
+    assert read(again.directory("k", verify=True)) == FILES
+
+
+def test_a_directory_from_elsewhere_is_copied(policies: Policies, tmp_path: Path) -> None:
+    source = write(tmp_path / "model")
+    policies.publish(source, "k")
+    assert read(source) == FILES
+    assert read(policies.directory("k")) == FILES
+
+
+def test_equal_weights_again_are_fine_and_others_are_not(policies: Policies) -> None:
+    first = policies.publish(write(policies.scratch("k")), "k")
+    again = policies.publish(write(policies.scratch("k"), {**FILES, "config.json": '{"library": "newer"}'}), "k")
+    assert again == first
+    other = write(policies.scratch("k"), {**FILES, "model.safetensors": "others"})
+    with pytest.raises(PolicyConflict, match=first.weights_sha256) as caught:
+        policies.publish(other, "k")
+    assert caught.value.safe
+    assert read(policies.directory("k", verify=True)) == FILES
+
+
+def test_a_given_digest_decides(policies: Policies) -> None:
+    policies.publish(write(policies.scratch("k")), "k", weights_sha256="one")
+    policies.publish(write(policies.scratch("k"), {"model.safetensors": "same numbers"}), "k", weights_sha256="one")
+    with pytest.raises(PolicyConflict):
+        policies.publish(write(policies.scratch("k")), "k", weights_sha256="two")
+
+
+def test_optimizer_state_that_was_missing_is_added(policies: Policies, place: Root, tmp_path: Path) -> None:
+    policies.publish(write(policies.scratch("k")), "k")
+    more = {**FILES, "optimizer.safetensors": "moments"}
+    policy = policies.publish(write(policies.scratch("k"), more), "k")
+    assert {file.path for file in policy.files} == set(more)
+    assert read(Policies(place, cache=tmp_path / "new cache").directory("k", verify=True)) == more
+    assert {f.path for f in policies.publish(write(policies.scratch("k")), "k").files} == set(more)
+
+
+def test_an_absent_policy_is_an_error(policies: Policies) -> None:
+    with pytest.raises(PolicyAbsent, match="'nothing'"):
+        policies.directory("nothing")
+
+
+def test_nothing_cannot_be_published(policies: Policies) -> None:
+    with pytest.raises(StoreError, match="holds no files"):
+        policies.publish(policies.scratch("k"), "k")
+    assert policies.names() == []
+
+
+@pytest.mark.parametrize("key", ["", "a/b", "..", ".hidden", "a b"])
+def test_a_key_is_a_name(policies: Policies, key: str) -> None:
+    for use in (policies.find, policies.directory, policies.scratch):
+        with pytest.raises(StoreError, match="no policy key"):
+            use(key)
+
+
+def test_damage_is_found(tmp_path: Path) -> None:
+    policies = Policies(open_root(str(tmp_path)))
+    policies.publish(write(policies.scratch("k")), "k")
+    file = policies.directory("k") / "model.safetensors"
+    file.write_text("wEights")
+    policies.directory("k")  # as long as it is: digests on demand alone
+    with pytest.raises(DamagedSlice, match="SHA-256"):
+        policies.directory("k", verify=True)
+    file.write_text("weight")
+    with pytest.raises(DamagedSlice, match="6 bytes instead of 7"):
+        policies.directory("k")
+    file.unlink()
+    with pytest.raises(DamagedSlice, match="missing"):
+        policies.directory("k")
+
+
+def test_dying_anywhere_before_the_end_leaves_it_absent(
+    policies: Policies, place: Root, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Break each call of the publication in turn; afterwards the policy is absent, or complete."""
+    broken = 0
+    for point in range(40):
+        key = f"policy-{point}"
+        source = write(Path(tempfile.mkdtemp()))
+        calls = _Countdown(point)
+        with monkeypatch.context() as patch:
+            for name in ("storage.policies.synchronise", "os.rename", "shutil.copyfileobj"):
+                calls.plant(patch, name)
+            try:
+                policies.publish(source, key)
+            except _Killed:
+                broken += 1
+        found = policies.find(key)
+        if found is not None:
+            assert read(policies.directory(key, verify=True)) == FILES
+        assert policies.publish(source, key).files
+        if calls.left >= 0:
+            break
+    assert broken >= 3
+
+
+class _Killed(BaseException):
+    pass
+
+
+class _Countdown:
+    def __init__(self, left: int) -> None:
+        self.left = left
+
+    def plant(self, patch: pytest.MonkeyPatch, name: str) -> None:
+        module, _, function = name.rpartition(".")
+        original = getattr(importlib.import_module(module), function)
+
+        def counted(*arguments: object, **named: object) -> object:
+            self.left -= 1
+            if self.left == -1:
+                raise _Killed
+            return original(*arguments, **named)
+
+        patch.setattr(name, counted)
+
+
+def test_a_full_disk_leaves_it_absent(policies: Policies, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    scratch = write(policies.scratch("k"))
+    with monkeypatch.context() as patch:
+        patch.setattr("storage.policies._manifest", full)
+        with pytest.raises(NoSpace):
+            policies.publish(scratch, "k")
+    assert policies.find("k") is None
+    assert policies.publish(scratch, "k").files
