@@ -1,5 +1,6 @@
 """What must hold between the sections of a config, so that a run fails before it starts anything and not after."""
 
+import json
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,7 +27,7 @@ def require(config: RunConfig) -> RunConfig:
 
 
 def missing(config: RunConfig, policy: str = "") -> list[str]:
-    """Return one line for each file that `config` names and this machine does not have; `policy` stands for a model."""
+    """Return one line for each file that `config` names and that is absent or does not fit; `policy` stands for a model."""
     lines = []
     if not config.model.path and not policy:
         lines.append("model.path: say which directory (or hub id) holds the starting weights")
@@ -35,7 +36,7 @@ def missing(config: RunConfig, policy: str = "") -> list[str]:
     data = config.data.path
     if config.kind == "sft" and data and "://" not in data and not Path(data).expanduser().is_file():
         lines.append(f"data.path: there is no file {data}")
-    return lines
+    return [*lines, *_too_long(config)]
 
 
 def require_files(config: RunConfig, policy: str = "") -> None:
@@ -43,6 +44,19 @@ def require_files(config: RunConfig, policy: str = "") -> None:
     found = missing(config, policy)
     if found:
         raise ConfigError(found)
+
+
+def _too_long(config: RunConfig) -> Iterator[str]:
+    file = Path(config.model.path or "no model").expanduser() / "config.json"
+    try:
+        positions = json.loads(file.read_text(encoding="utf-8")).get("max_position_embeddings")
+    except (OSError, ValueError, AttributeError):
+        return  # Not there, or not one that we can judge; whoever loads it says so.
+    key, longest = ("data.max_length", config.data.max_length)
+    if config.kind != "sft":
+        key, longest = ("engine.max_model_len", config.engine.max_model_len)
+    if isinstance(positions, int) and longest > positions:
+        yield f"{key}: {longest} is longer than the model's max_position_embeddings, {positions} ({file})"
 
 
 def _is_local(path: str) -> bool:

@@ -36,10 +36,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def explanation(error: BaseException) -> str | None:
-    """Return what to tell a person about `error`, or None where it is a fault of ours that needs its traceback."""
+    """Return what to tell a person about `error`, or None where it needs its traceback: error classes of ours explain."""
     if "No space left on device" in str(error):
         return f"the disk is full: {error}. What is committed is safe: make room, then `stagecoach resume`."
-    if type(error).__module__.partition(".")[0] not in OURS or not isinstance(error, (ValueError, OSError)):
+    if type(error).__module__.partition(".")[0] not in OURS:
         return None
     return "\n".join([str(error), *getattr(error, "__notes__", [])])
 

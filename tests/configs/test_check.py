@@ -75,6 +75,20 @@ def test_files_that_are_missing_here(tmp_path: Path) -> None:
     require_files(config)
 
 
+@pytest.mark.parametrize(
+    ("preset", "key"), [("demo", "engine.max_model_len"), ("sft_demo", "data.max_length")], ids=["train", "sft"]
+)
+def test_samples_longer_than_the_model_are_refused(preset: str, key: str, tmp_path: Path) -> None:
+    data = tmp_path / "rows.jsonl"
+    data.touch()
+    config = load([preset], [f"model.path={tmp_path}", f"data.path={data}"])
+    for positions, expected in ((256, []), (255, [key])):
+        (tmp_path / "config.json").write_text(f'{{"max_position_embeddings": {positions}}}')
+        assert [line.partition(":")[0] for line in missing(config)] == expected
+    (tmp_path / "config.json").write_text("{}")
+    assert missing(config) == []
+
+
 def test_a_model_is_needed_unless_a_policy_stands_for_it() -> None:
     config = RunConfig(kind="evaluate")
     assert missing(config) == ["model.path: say which directory (or hub id) holds the starting weights"]

@@ -13,6 +13,7 @@ import pytest
 from configs.errors import ConfigError
 from flows import cli
 from flows.services import ServiceFailed
+from tasks.inference.engine import EngineError
 
 Calls = list[tuple[str, tuple[Any, ...], dict[str, Any]]]
 
@@ -101,7 +102,9 @@ def run_failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> int:
     return cli.main([])
 
 
-@pytest.mark.parametrize("error", [ConfigError(["a.b: wrong"]), ServiceFailed("the engine did not start")])
+@pytest.mark.parametrize(
+    "error", [ConfigError(["a.b: wrong"]), ServiceFailed("it did not start"), EngineError("no answer")]
+)
 def test_our_errors_are_told_with_their_notes_and_no_traceback(
     error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
