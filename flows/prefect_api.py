@@ -20,6 +20,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from flows.services import Handle, ServiceSpec, Supervisor
 
 PROBE_SECONDS = 5.0
 BIND_SECONDS = 30.0
+TERMINATED = 128 + signal.SIGTERM
 STALE_STATES = ("RUNNING", "CANCELLING")
 
 
@@ -58,6 +60,7 @@ class PrefectApi:
         if self._handle is None:
             probe(self.url)
         else:
+            import_module("prefect.client.orchestration")  # takes a second, and the server needs some more
             self._handle.wait()
         crash_stale_runs(embedded=self.embedded)
         return self
@@ -93,7 +96,7 @@ def prefect_api(directory: Path, startup_seconds: float = 180.0) -> Iterator[Pre
 
 @contextmanager
 def termination_reported() -> Iterator[None]:
-    """Within the block, SIGTERM ends a flow that is called here, and Prefect says so to its API.
+    """Within the block, SIGTERM ends the process in order, with status 143; a flow called here is reported as crashed.
 
     Prefect hands the signal on to the handler that was there before, before it reports the crash: with the default
     handler the process would be dead by then. Does nothing outside the main thread.
@@ -101,11 +104,26 @@ def termination_reported() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    before = signal.signal(signal.SIGTERM, _terminate)
     try:
         yield
+    except BaseException as ended:
+        if _is_termination(ended):
+            raise SystemExit(TERMINATED) from ended
+        raise
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def _terminate(*_: object) -> None:
+    """End the process in order, unless this is Prefect that hands the signal on while it sees to the flow's end."""
+    if not _is_termination(sys.exc_info()[1]):
+        raise SystemExit(TERMINATED)
+
+
+def _is_termination(problem: BaseException | None) -> bool:
+    """Tell whether this is what Prefect raises in a flow at SIGTERM; by name, for it may not be imported."""
+    return type(problem).__name__ == "TerminationSignal"
 
 
 def run_tags(run_name: str) -> list[str]:

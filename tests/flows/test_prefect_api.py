@@ -2,6 +2,7 @@
 
 import http.server
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -129,3 +130,31 @@ def test_a_run_is_gone_only_when_its_process_certainly_is() -> None:
     assert prefect_api.is_gone(changed("boot", "another"), embedded=True)
     assert not prefect_api.is_gone(changed("boot", "another"), embedded=False)
     assert process in "".join(mine)
+
+
+@pytest.mark.parametrize("where", ["outside a flow", "while Prefect hands it on"])
+def test_sigterm_ends_the_process_in_order(where: str) -> None:
+    send = "os.kill(os.getpid(), signal.SIGTERM)"
+    if where == "outside a flow":
+        body = f"    {send}; time.sleep(60)"
+    else:
+        body = (
+            "    try:\n        raise TerminationSignal\n"
+            f"    except TerminationSignal:\n        {send}; time.sleep(0.05); print('reported')\n        raise"
+        )
+    program = (
+        "import os, signal, time\nfrom flows.prefect_api import termination_reported\n"
+        f"class TerminationSignal(BaseException): pass\nwith termination_reported():\n{body}\n"
+    )
+    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert answer.returncode == 143
+    assert answer.stdout == ("" if where == "outside a flow" else "reported\n")
+    assert answer.stderr == ""
+
+
+def test_the_handler_before_is_put_back() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyError), prefect_api.termination_reported():
+        assert signal.getsignal(signal.SIGTERM) is prefect_api._terminate
+        raise KeyError
+    assert signal.getsignal(signal.SIGTERM) is before
