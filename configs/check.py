@@ -27,7 +27,7 @@ def require(config: RunConfig) -> RunConfig:
 
 
 def missing(config: RunConfig, policy: str = "") -> list[str]:
-    """Return one line for each file that `config` names and that is absent or does not fit; `policy` stands for a model."""
+    """Return one line for each file that `config` names and that is absent or does not fit; a policy is a model."""
     lines = []
     if not config.model.path and not policy:
         lines.append("model.path: say which directory (or hub id) holds the starting weights")

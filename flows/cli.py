@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def explanation(error: BaseException) -> str | None:
-    """Return what to tell a person about `error`, or None where it needs its traceback: error classes of ours explain."""
+    """Return what to tell a person about `error`, or None where only a traceback would explain it."""
     if "No space left on device" in str(error):
         return f"the disk is full: {error}. What is committed is safe: make room, then `stagecoach resume`."
     if type(error).__module__.partition(".")[0] not in OURS:
