@@ -4,7 +4,6 @@ Reads credits, messages, traces; writes batches.
 """
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -12,8 +11,8 @@ import pyarrow as pa
 from configs.run import View
 from storage.schemas import BATCHES, FLOATS, INDICES, NAMES, TOKENS
 from tasks.bins import Rows, pack
-from tasks.ragged import Ragged, borders
-from tasks.samples import COMPONENTS, PackingBreach, Samples, weighted_samples
+from tasks.ragged import Integers, Ragged, borders, places
+from tasks.samples import PackingBreach, Samples, gather_samples
 from tasks.stage import Stage, Tables, as_task
 from tasks.walk import digest
 
@@ -33,57 +32,58 @@ def packing(tables: Tables, config: View) -> Tables:
     weights of the whole update and stand in each of its rows. Raises BudgetTooSmall for a sample longer than a row,
     PackingBreach if the tables do not fit together or a sample is not in exactly one row.
     """
-    samples = weighted_samples(tables["credits"], tables["messages"], tables["traces"])
+    samples = gather_samples(tables["credits"], tables["messages"], tables["traces"])
     settings = config.packing
     _check_budget(samples, settings.tokens_per_row)
     batches = [BATCHES.arrow.empty_table()]
-    for number, update in enumerate(updates(samples, settings.updates_per_step)):
-        rows = pack(update.lengths.tolist(), settings.tokens_per_row, settings.data_parallel)
-        check_once(rows, update.ids)
+    for number, members in enumerate(updates(samples, settings.updates_per_step)):
+        lengths = samples.lengths[members].tolist()
+        placed = pack(lengths, settings.tokens_per_row, settings.data_parallel)
+        rows = [members[row].tolist() for row in placed]
+        check_once(rows, members, samples.ids)
         first = sum(batch.num_rows for batch in batches)
-        batches.append(_batch(update, rows, number, first, settings.data_parallel))
+        batches.append(_batch(samples, rows, number, first, settings.data_parallel))
     return {"batches": pa.concat_tables(batches)}
 
 
-def updates(samples: Samples, num_updates: int) -> Iterator[Samples]:
-    """Yield the samples of each update: equal numbers, up to one, of neighbours in the hash order of their groups.
+def updates(samples: Samples, num_updates: int) -> Iterator[Integers]:
+    """Yield the weighted samples of each update: equal numbers, up to one, in the hash order of their groups.
 
     So a group is split only where the border falls, and updates do not follow the order in which groups finished,
     which would give the first one the short rollouts. With fewer samples than updates, there are fewer updates.
     """
-    order = sorted(range(len(samples.ids)), key=lambda i: (digest("update", samples.groups[i]), i))
+    order = sorted(samples.weighted.tolist(), key=lambda sample: (digest("update", samples.groups[sample]), sample))
     for part in np.array_split(np.array(order, np.int64), num_updates):
         if len(part):
-            yield samples.take(part)
+            yield part
 
 
-def check_once(rows: Rows, sample_ids: list[str]) -> None:
-    """Raise PackingBreach unless every sample is in exactly one row."""
+def check_once(rows: Rows, members: Integers, sample_ids: list[str]) -> None:
+    """Raise PackingBreach unless every member is in exactly one row."""
     placed = np.array([sample for row in rows for sample in row], np.int64)
-    times = np.bincount(placed, minlength=len(sample_ids))
+    times = np.bincount(placed, minlength=len(sample_ids))[members]
     if (times != 1).any():
         wrong = int(np.argmax(times != 1))
         raise PackingBreach(
-            f"table batches, column sample_ids: sample {sample_ids[wrong]} is in {times[wrong]} rows, not in one. "
-            "Nothing was trained; the samples are safe in table credits."
+            f"table batches, column sample_ids: sample {sample_ids[members[wrong]]} is in {times[wrong]} rows, not in "
+            "one. Nothing was trained; the samples are safe in table credits."
         )
 
 
 def _check_budget(samples: Samples, budget: int) -> None:
-    if samples.lengths.max(initial=0) > budget:
-        longest = int(np.argmax(samples.lengths))
+    too_long = samples.weighted[samples.lengths[samples.weighted] > budget]
+    if len(too_long):
+        longest = too_long[np.argmax(samples.lengths[too_long])]
         raise BudgetTooSmall(
             f"sample {samples.ids[longest]} has {samples.lengths[longest]} tokens, but packing.tokens_per_row is "
-            f"{budget} ({int((samples.lengths > budget).sum())} of {len(samples.ids)} samples are too long). Nothing "
-            "was trained; traces and credits are safe. Set packing.tokens_per_row to "
-            f"{samples.lengths[longest]} or more, or shorten the rollouts: engine.max_model_len bounds prompt and "
-            "completion, max_turns the number of turns."
+            f"{budget} ({len(too_long)} of {len(samples.weighted)} samples are too long). Nothing was trained; traces "
+            f"and credits are safe. Set packing.tokens_per_row to {samples.lengths[longest]} or more, or shorten the "
+            "rollouts: engine.max_model_len bounds prompt and completion, max_turns the number of turns."
         )
 
 
 def _batch(samples: Samples, rows: Rows, update: int, first_row: int, num_ranks: int) -> pa.Table:
     """Return the rows of one update; row `i` goes to rank `i % num_ranks` at micro-step `i // num_ranks`."""
-    names = np.array(samples.ids, object)
     segments = [borders(samples.lengths[row] if row else [PADDING_TOKENS]) for row in rows]
     numbers = np.arange(len(rows))
     columns = {
@@ -91,26 +91,27 @@ def _batch(samples: Samples, rows: Rows, update: int, first_row: int, num_ranks:
         "update": pa.array(np.full(len(rows), update), pa.int32()),
         "rank": pa.array(numbers % num_ranks, pa.int32()),
         "micro_step": pa.array(numbers // num_ranks, pa.int32()),
-        "sample_ids": pa.array([names[row].tolist() if row else [] for row in rows], NAMES),
+        "sample_ids": pa.array([[samples.ids[sample] for sample in row] for row in rows], NAMES),
         "cu_seqlens": Ragged.from_lengths(np.concatenate(segments), [len(each) for each in segments]).arrow(INDICES),
     }
-    for component in COMPONENTS:
-        counted = np.count_nonzero(samples.streams[f"{component}_weights"].values)
-        columns[f"{component}_tokens"] = pa.array(np.full(len(rows), counted, np.int64))
-    columns |= _streams(samples, rows, [int(each[-1]) for each in segments])
+    for name, stream in _streams(samples, rows).items():
+        columns[name] = stream.arrow(TOKENS if name == "token_ids" else FLOATS)
+        if name.endswith("_weights"):
+            counted = np.full(len(rows), np.count_nonzero(stream.values), np.int64)
+            columns[f"{name.removesuffix('_weights')}_tokens"] = pa.array(counted)
     return pa.table({name: columns[name] for name in BATCHES.arrow.names}, schema=BATCHES.arrow)
 
 
-def _streams(samples: Samples, rows: Rows, tokens_in_row: list[int]) -> dict[str, "pa.Array[Any]"]:
-    """Return the per-token columns; rows without samples come last, as `pack` leaves them."""
-    order = np.array([sample for row in rows for sample in row], np.int64)
-    num_padding = sum(tokens_in_row) - int(samples.lengths.sum())
-    columns: dict[str, pa.Array[Any]] = {}
-    for name, stream in samples.streams.items():
-        padding = np.full(num_padding, 1 if name == "temperatures" else 0, stream.values.dtype)
-        values = np.concatenate((stream.take(order).values, padding))
-        columns[name] = Ragged.from_lengths(values, tokens_in_row).arrow(TOKENS if name == "token_ids" else FLOATS)
-    return columns
+def _streams(samples: Samples, rows: Rows) -> dict[str, Ragged]:
+    """Return the per-token columns, a row after the other; rows without samples come last, as `pack` leaves them."""
+    where, _ = places(samples.offsets, [sample for row in rows for sample in row])
+    tokens_in_row = [int(samples.lengths[row].sum()) if row else PADDING_TOKENS for row in rows]
+    num_padding = sum(tokens_in_row) - len(where)
+    streams = {}
+    for name, values in samples.streams.items():
+        padding = np.full(num_padding, 1 if name == "temperatures" else 0, values.dtype)
+        streams[name] = Ragged.from_lengths(np.concatenate((values[where], padding)), tokens_in_row)
+    return streams
 
 
 STAGE = Stage(

@@ -50,10 +50,7 @@ class Ragged:
 
     def take(self, rows: npt.ArrayLike) -> "Ragged":
         """Return these rows in this order; a row may be taken more than once."""
-        chosen = np.asarray(rows, np.int64)
-        lengths = self.lengths[chosen]
-        offsets = borders(lengths)
-        where = np.repeat(self.offsets[:-1][chosen] - offsets[:-1], lengths) + np.arange(offsets[-1])
+        where, offsets = places(self.offsets, rows)
         return Ragged(self.values[where], offsets)
 
     def merge(self, counts: npt.ArrayLike) -> "Ragged":
@@ -71,6 +68,19 @@ def borders(lengths: npt.ArrayLike) -> Integers:
     """Return 0 and the running sum of `lengths`; shape [rows + 1]."""
     sums: Integers = np.concatenate(([0], np.cumsum(np.asarray(lengths, np.int64), dtype=np.int64)))
     return sums
+
+
+def places(offsets: Integers, rows: npt.ArrayLike) -> tuple[Integers, Integers]:
+    """Return where the values of these rows lie, row after row, and the borders of the rows so taken.
+
+    Streams that share their borders are gathered with one such index.
+    """
+    chosen = np.asarray(rows, np.int64)
+    lengths = np.diff(offsets)[chosen]
+    taken = borders(lengths)
+    where: Integers = np.arange(taken[-1])
+    where += np.repeat(offsets[:-1][chosen] - taken[:-1], lengths)
+    return where, taken
 
 
 def lists(rows: Sequence[Sequence[int]]) -> Ragged:

@@ -1,6 +1,7 @@
-"""Samples: the branches that carry weight, with all per-token streams that a packed row is made of."""
+"""Samples: the branches to be packed, with all per-token streams that a row is made of."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -9,7 +10,7 @@ import pyarrow.compute as pc
 
 from tasks.branches import owners
 from tasks.columns import texts
-from tasks.ragged import Integers, Ragged
+from tasks.ragged import Integers, Ragged, places
 
 COMPONENTS = ("rl", "ce", "ref_kl")
 
@@ -20,46 +21,45 @@ class PackingBreach(ValueError):
 
 @dataclass(frozen=True)
 class Samples:
-    """Samples with their streams, named like the columns of batches."""
+    """All samples of a step, with the streams that become the per-token columns of batches, by column name."""
 
     ids: list[str]
     groups: list[str]
-    streams: dict[str, Ragged]
+    offsets: Integers
+    """Borders of the samples in every stream; shape [samples + 1]."""
+    streams: dict[str, npt.NDArray[Any]]
+    """Each flat; shape [tokens]."""
+    weighted: Integers
+    """The samples that have a non-zero weight beyond their first token."""
 
     @property
     def lengths(self) -> Integers:
         """Tokens of each sample; shape [samples]."""
-        return self.streams["token_ids"].lengths
-
-    def take(self, samples: npt.ArrayLike) -> "Samples":
-        """Return these samples in this order."""
-        chosen = np.asarray(samples, np.int64)
-        streams = {name: stream.take(chosen) for name, stream in self.streams.items()}
-        return Samples([self.ids[i] for i in chosen], [self.groups[i] for i in chosen], streams)
+        return np.diff(self.offsets)
 
 
-def weighted_samples(credits: pa.Table, messages: pa.Table, traces: pa.Table) -> Samples:
-    """Return the samples that have a non-zero weight beyond their first token, in table order.
+def gather_samples(credits: pa.Table, messages: pa.Table, traces: pa.Table) -> Samples:
+    """Return the samples in table order, with all weights and advantages zero at their first token.
 
-    All weights and advantages are zero at the first token. Raises PackingBreach if a path names an unknown message,
-    streams of a sample differ in length, or a weighted token was sampled at temperature zero; BrokenGraph if a sample's
-    trace is missing.
+    Raises PackingBreach if a path names an unknown message, streams of a sample differ in length, or a weighted token
+    was sampled at temperature zero; BrokenGraph if a sample's trace is missing.
     """
     owner = owners(credits, traces, "credits")
     path = _message_rows(credits, messages)
-    streams = {n: Ragged.of(messages[n]).take(path.values).merge(path.lengths) for n in ("token_ids", "logprobs")}
+    tokens = Ragged.of(messages["token_ids"])
+    where, borders_of_messages = places(tokens.offsets, path.values)
+    offsets = borders_of_messages[path.offsets]
+    streams = {"token_ids": tokens.values[where], "logprobs": Ragged.of(messages["logprobs"]).values[where]}
     for name in ("advantages", *(f"{component}_weights" for component in COMPONENTS)):
-        streams[name] = _without_first(Ragged.of(credits[name]))
-    lengths = streams["token_ids"].lengths
-    for name, stream in streams.items():
-        if not np.array_equal(stream.lengths, lengths):
+        stream = Ragged.of(credits[name])
+        if not np.array_equal(stream.offsets, offsets):
             raise _mismatch(name, "is not as long as the tokens on its path")
-    temperatures = np.repeat(traces["temperature"].to_numpy()[owner], lengths).astype(np.float32)
-    streams["temperatures"] = Ragged.from_lengths(temperatures, lengths)
-    samples = Samples(texts(credits["sample_id"]), texts(credits["group_id"]), streams)
-    weighted = np.any([streams[f"{component}_weights"].values != 0 for component in COMPONENTS], axis=0)
-    _check_temperature(samples, weighted)
-    return samples.take(np.unique(streams["token_ids"].row_of_value[weighted]))
+        streams[name] = _without_first(stream)
+    streams["temperatures"] = np.repeat(traces["temperature"].to_numpy()[owner], np.diff(offsets))
+    member = np.any([streams[f"{component}_weights"] != 0 for component in COMPONENTS], axis=0)
+    row = Ragged(member, offsets).row_of_value[member]
+    _check_temperature(credits, row, streams["temperatures"][member])
+    return Samples(texts(credits["sample_id"]), texts(credits["group_id"]), offsets, streams, np.unique(row))
 
 
 def _message_rows(credits: pa.Table, messages: pa.Table) -> Ragged:
@@ -79,11 +79,11 @@ def _message_rows(credits: pa.Table, messages: pa.Table) -> Ragged:
     return Ragged(order[np.searchsorted(have, want, sorter=order)], path.offsets)
 
 
-def _without_first(stream: Ragged) -> Ragged:
-    """Return the stream with a zero at the first token of every row."""
+def _without_first(stream: Ragged) -> npt.NDArray[Any]:
+    """Return the flat stream with a zero at the first token of every row."""
     values = stream.values.copy()
     values[stream.offsets[:-1][stream.lengths > 0]] = 0
-    return Ragged(values, stream.offsets)
+    return values
 
 
 def _mismatch(column: str, what: str) -> PackingBreach:
@@ -93,12 +93,12 @@ def _mismatch(column: str, what: str) -> PackingBreach:
     )
 
 
-def _check_temperature(samples: Samples, weighted: npt.NDArray[np.bool_]) -> None:
-    temperatures = samples.streams["temperatures"]
-    wrong = np.flatnonzero(weighted & ~(temperatures.values > 0))
+def _check_temperature(credits: pa.Table, sample: Integers, temperature: npt.NDArray[Any]) -> None:
+    """Raise PackingBreach if a weighted token, of the sample given for each, was sampled at temperature zero."""
+    wrong = np.flatnonzero(~(temperature > 0))
     if len(wrong):
         raise PackingBreach(
-            f"table traces, column temperature: sample {samples.ids[temperatures.row_of_value[wrong[0]]]} was made at "
-            f"temperature {temperatures.values[wrong[0]]:g}, which leaves no distribution to train on. Nothing was "
-            "trained. Set rollout.temperature, and that of the environment, above zero."
+            f"table traces, column temperature: sample {credits['sample_id'][int(sample[wrong[0]])]} was made at "
+            f"temperature {temperature[wrong[0]]:g}, which leaves no distribution to train on. Nothing was trained. "
+            "Set rollout.temperature, and that of the environment, above zero."
         )

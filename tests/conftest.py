@@ -1,8 +1,13 @@
-"""What holds for all tests: those that need a GPU are skipped where there is none."""
+"""What holds for all tests: those that need a GPU are skipped where there is none, and no property is timed."""
 
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# A busy machine is no fault of the code.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 HAS_GPU = Path("/dev/nvidiactl").exists()
 

@@ -1,7 +1,7 @@
 """Bins: no row over budget, no sample lost, rows full, ranks even."""
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.bins import CROSSOVER_TOKENS, MOST_BALANCED_SAMPLES, balanced, best_fit, estimated_costs, pack
@@ -52,7 +52,6 @@ def test_best_fit_places_every_sample_once(lengths):
     assert all(rows)
 
 
-@settings(deadline=None)
 @given(lengths=LENGTHS, num_ranks=st.integers(1, 9))
 def test_pack_places_every_sample_once_in_a_multiple_of_the_ranks(lengths, num_ranks):
     rows = pack(lengths, CAPACITY, num_ranks)
@@ -62,7 +61,6 @@ def test_pack_places_every_sample_once_in_a_multiple_of_the_ranks(lengths, num_r
     assert costs == sorted(costs, reverse=True)
 
 
-@settings(deadline=None)
 @given(lengths=LENGTHS, num_ranks=st.integers(2, 9))
 def test_balanced_needs_hardly_more_rows_than_best_fit(lengths, num_ranks):
     fewest = -(-len(best_fit(lengths, CAPACITY)) // num_ranks) * num_ranks

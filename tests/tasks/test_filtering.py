@@ -34,9 +34,8 @@ def judged(traces, messages=None, filters=None, vocab_size=VOCABULARY):
 
 
 def test_every_filter_of_the_config_has_a_detector():
-    assert {get_args(kind.model_fields["type"].annotation)[0] for kind in get_args(get_args(FilterConfig)[0])} == set(
-        FILTERS
-    )
+    kinds = get_args(get_args(FilterConfig)[0])
+    assert {get_args(kind.model_fields["type"].annotation)[0] for kind in kinds} == set(FILTERS)
 
 
 def test_a_clean_trace_is_kept():
