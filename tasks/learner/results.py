@@ -19,6 +19,8 @@ class Measurements:
     clipped: bool
     totals: Totals
     statistics: list[RowStatistics]
+    threads: int
+    processes: int
 
 
 def update_rows(
@@ -82,6 +84,9 @@ def _further(measured: Measurements, counts: dict[str, int]) -> dict[str, Any]:
     sums = measured.totals.sums
     return {
         "clipped": measured.clipped,
+        # Sums are rounded in another order with another number of either: weights then agree, but not to the last bit.
+        "threads": measured.threads,
+        "processes": measured.processes,
         "masked_fraction_positive": _share(sums["masked_positive"], sums["positive"]),
         "masked_fraction_negative": _share(sums["masked_negative"], sums["negative"]),
         "ce_nll_mean": _share(sums["ce_nll"], counts["ce"]),

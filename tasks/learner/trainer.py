@@ -108,7 +108,15 @@ class Trainer:
         self._held = None
         rate = learning_rate(optimizer_step, settings)
         apply_gradients(held.optimizer, rate)
-        return Measurements(rate, grad_norm, grad_norm > settings.max_grad_norm, totals, statistics)
+        return Measurements(
+            learning_rate=rate,
+            grad_norm=grad_norm,
+            clipped=grad_norm > settings.max_grad_norm,
+            totals=totals,
+            statistics=statistics,
+            threads=torch.get_num_threads(),
+            processes=self._world.size,
+        )
 
     @torch.no_grad()
     def probe(self, token_ids: list[int]) -> list[float]:

@@ -12,6 +12,8 @@ from typing import Any
 import pyarrow as pa
 
 LENGTHS = struct.Struct("!IQ")
+# Headers are small; a longer one comes from somebody who does not speak this protocol.
+LONGEST_HEADER = 1 << 20
 
 
 def send(connection: socket.socket, header: dict[str, Any], table: pa.Table | None = None) -> None:
@@ -23,8 +25,13 @@ def send(connection: socket.socket, header: dict[str, Any], table: pa.Table | No
 
 
 def receive(connection: socket.socket) -> tuple[dict[str, Any], pa.Table | None]:
-    """Return the next message. Raises EOFError when the other end closed, also in the middle of a message."""
+    """Return the next message.
+
+    Raises EOFError when the other end closed, also in the middle of a message, and ValueError when it sends no message.
+    """
     num_text, num_payload = LENGTHS.unpack(_read(connection, LENGTHS.size))
+    if num_text > LONGEST_HEADER:
+        raise ValueError(f"a header of {num_text} bytes is none of ours")
     header = json.loads(_read(connection, num_text))
     if not num_payload:
         return header, None

@@ -1,0 +1,128 @@
+"""The wire and the client against a scripted other end: no torch, no process."""
+
+import socket
+import struct
+import subprocess
+import sys
+import threading
+
+import pyarrow as pa
+import pytest
+
+from tasks.learner import wire
+from tasks.learner.client import Learner, LearnerError, LearnerLost
+from tasks.learner.errors import NoOptimizerState
+
+TABLE = pa.table({"tokens": pa.array([[1, 2], []], pa.list_(pa.int32()))})
+
+
+@pytest.fixture
+def server():
+    """Serve one connection with a given function; return the address."""
+    listeners, threads = [], []
+
+    def start(behave):
+        listener = socket.create_server(("127.0.0.1", 0))
+        listeners.append(listener)
+
+        def run():
+            connection, _ = listener.accept()
+            with connection:
+                behave(connection)
+
+        threads.append(threading.Thread(target=run))
+        threads[-1].start()
+        return f"127.0.0.1:{listener.getsockname()[1]}"
+
+    yield start
+    for thread in threads:
+        thread.join(10)
+    for listener in listeners:
+        listener.close()
+
+
+def test_messages_come_back_as_they_went():
+    left, right = socket.socketpair()
+    with left, right:
+        for table in (None, TABLE, TABLE.slice(0, 0)):
+            wire.send(left, {"request": "ü", "value": None}, table)
+            header, received = wire.receive(right)
+            assert header == {"request": "ü", "value": None}
+            assert (received is None) == (table is None)
+            assert table is None or received.equals(table)
+
+
+def test_a_message_cut_off_is_an_end_of_file():
+    left, right = socket.socketpair()
+    with right:
+        left.sendall(struct.pack("!IQ", 10, 0) + b"{}")
+        left.close()
+        with pytest.raises(EOFError, match="2 of 10"):
+            wire.receive(right)
+
+
+def test_what_is_no_message_is_refused_before_memory_is_taken():
+    left, right = socket.socketpair()
+    with left, right:
+        left.sendall(b"\xff" * 12)
+        with pytest.raises(ValueError, match="none of ours"):
+            wire.receive(right)
+
+
+def test_request_and_answer(server):
+    seen = []
+
+    def behave(connection):
+        seen.append(wire.receive(connection))
+        wire.send(connection, {"result": [{"loss": 1.0}]}, TABLE)
+
+    with Learner(server(behave)) as learner:
+        updates, statistics = learner.train(
+            TABLE, step=3, policy_key_in="a", policy_key_out="b", directory_out="d", save_optimizer=False
+        )
+    assert (updates, statistics.equals(TABLE)) == ([{"loss": 1.0}], True)
+    header, table = seen[0]
+    assert header["request"] == "train"
+    assert header["arguments"] == {
+        "step": 3,
+        "policy_key_in": "a",
+        "policy_key_out": "b",
+        "directory_out": "d",
+        "save_optimizer": False,
+    }
+    assert table.equals(TABLE)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("LearnerError", LearnerError), ("NoOptimizerState", NoOptimizerState), ("new", LearnerError)]
+)
+def test_the_worker_s_error_comes_back_with_its_message(server, name, kind):
+    def behave(connection):
+        wire.receive(connection)
+        wire.send(connection, {"error": name, "message": "what, where, what to do"})
+
+    with Learner(server(behave)) as learner, pytest.raises(kind, match="what, where, what to do") as caught:
+        learner.state()
+    assert type(caught.value) is kind
+
+
+def test_a_connection_that_ends_before_the_answer_is_a_lost_learner(server):
+    learner = Learner(server(wire.receive))
+    with pytest.raises(LearnerLost, match="during 'probe'"):
+        learner.probe([1, 2])
+    with pytest.raises(LearnerLost):
+        learner.state()
+
+
+def test_nobody_listens():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+    with pytest.raises(LearnerLost, match=address):
+        Learner(address)
+
+
+def test_the_client_and_what_starts_the_worker_import_no_torch():
+    code = "import sys, tasks.learner.client, tasks.learner.launch, tasks.learner.digest, tasks.learner.tiny\n"
+    code += "print([name for name in ('torch', 'transformers', 'safetensors') if name in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert found.stdout.strip() == "[]"

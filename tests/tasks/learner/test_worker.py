@@ -1,0 +1,202 @@
+"""The learner as processes: the same weights from each, and every way to lose one."""
+
+import json
+import os
+import signal
+import subprocess
+import threading
+import time
+from contextlib import contextmanager
+
+import psutil
+import pytest
+
+from configs.sections import LearnerConfig, TrainingConfig
+from tasks.learner.client import Learner, LearnerError, LearnerLost
+from tasks.learner.launch import command
+from tests.tasks.learner.packed import batches, sample
+
+pytestmark = pytest.mark.engine
+
+TRAINING = TrainingConfig(learning_rate=1e-2).model_dump(mode="json")
+SAMPLES = [[sample(f"{step}{name}", 12 + 3 * i, 10 * step + i) for i, name in enumerate("abc")] for step in range(3)]
+
+
+def batch(step, processes=1):
+    """Return three rows; two ranks share them, and one has nothing to do in the second micro-step."""
+    places = [(0, 0), (0, 1), (0, 2)] if processes == 1 else [(0, 0), (1, 0), (0, 1)]
+    return batches([[each] for each in SAMPLES[step]], places=places)
+
+
+@contextmanager
+def process(directory, processes=1, stdin=subprocess.PIPE):
+    """Run the learner's process; on the way out it must be gone, whatever was done to it."""
+    directory.mkdir(parents=True, exist_ok=True)
+    report = directory / "report.json"
+    argv, environment = command(LearnerConfig(processes=processes), str(report))
+    with (directory / "log").open("w") as log:
+        child = subprocess.Popen(argv, env={**os.environ, **environment}, stdin=stdin, stdout=log, stderr=log)
+    try:
+        deadline = time.monotonic() + 120
+        while not report.exists():
+            assert child.poll() is None, (directory / "log").read_text()
+            assert time.monotonic() < deadline, (directory / "log").read_text()
+            time.sleep(0.1)
+        yield child, json.loads(report.read_text())
+    finally:
+        tree = [child, *psutil.Process(child.pid).children(recursive=True)] if child.poll() is None else [child]
+        for each in tree:
+            each.kill()
+        child.wait(30)
+        if child.stdin:
+            child.stdin.close()
+
+
+def connect(report, model_directory, processes=1):
+    learner = Learner(report["address"])
+    learner.configure(TRAINING, LearnerConfig(processes=processes).model_dump(mode="json"))
+    learner.load("p0", str(model_directory), fresh_optimizer=True)
+    return learner
+
+
+def train(learner, step, directory, processes=1, save_optimizer=False):
+    (update,), statistics = learner.train(
+        batch(step, processes),
+        step=step,
+        policy_key_in=f"p{step}",
+        policy_key_out=f"p{step + 1}",
+        directory_out=str(directory / f"p{step + 1}"),
+        save_optimizer=save_optimizer,
+    )
+    return update, statistics
+
+
+def test_two_processes_agree_bit_for_bit_and_a_third_goes_on_from_the_middle(model_directory, tmp_path):
+    runs = []
+    for name in ("one", "two"):
+        with process(tmp_path / name) as (child, report):
+            assert report["pid"] == child.pid
+            with connect(report, model_directory) as learner:
+                runs.append([train(learner, step, tmp_path / name, save_optimizer=True)[0] for step in range(3)])
+                assert learner.state()["weights_sha256"] == runs[-1][-1]["weights_sha256"]
+                probe = learner.probe([1, 2, 3, 4])
+    assert runs[0] == runs[1]
+    with process(tmp_path / "three") as (_, report), Learner(report["address"]) as learner:
+        learner.configure(TRAINING, LearnerConfig().model_dump(mode="json"))
+        learner.load("p1", str(tmp_path / "one" / "p1"), fresh_optimizer=False)
+        resumed = [train(learner, step, tmp_path / "three") for step in (1, 2)]
+        assert learner.probe([1, 2, 3, 4]) == probe
+    assert [update["weights_sha256"] for update, _ in resumed] == [update["weights_sha256"] for update in runs[0][1:]]
+
+
+def test_two_ranks_equal_one(model_directory, tmp_path):
+    found = {}
+    for processes in (1, 2):
+        directory = tmp_path / str(processes)
+        with process(directory, processes) as (_, report), connect(report, model_directory, processes) as learner:
+            assert learner.state()["processes"] == processes
+            with pytest.raises(LearnerError, match="is not a model directory"):
+                learner.load("bad", str(tmp_path / "nowhere"), fresh_optimizer=True)
+            learner.load("p0", str(model_directory), fresh_optimizer=True)
+            found[processes] = [train(learner, step, directory, processes, save_optimizer=True) for step in range(3)]
+    for (one, one_statistics), (two, two_statistics) in zip(found[1], found[2], strict=True):
+        assert two["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-6)
+        assert two["loss"] == pytest.approx(one["loss"], rel=1e-6)
+        assert (two["mismatch_kl"], two["entropy"]) == pytest.approx((one["mismatch_kl"], one["entropy"]), rel=1e-6)
+        assert (two["rl_tokens"], two["num_rows"]) == (one["rl_tokens"], one["num_rows"])
+        assert two_statistics["sample_id"] == one_statistics["sample_id"]
+    with process(tmp_path / "after") as (_, report), Learner(report["address"]) as learner:
+        learner.configure(TRAINING, LearnerConfig().model_dump(mode="json"))
+        probes = []
+        for processes in (1, 2):
+            learner.load("p3", str(tmp_path / str(processes) / "p3"), fresh_optimizer=False)
+            probes.append(learner.probe([1, 2, 3, 4]))
+    assert probes[1] == pytest.approx(probes[0], abs=1e-5)
+
+
+def test_kill_in_the_middle_is_a_lost_learner(model_directory, tmp_path):
+    with process(tmp_path) as (child, report):
+        learner = connect(report, model_directory)
+        # Stopped, it cannot answer: the kill hits a request that is under way.
+        os.kill(child.pid, signal.SIGSTOP)
+        caught = []
+
+        def ask():
+            try:
+                train(learner, 0, tmp_path)
+            except LearnerLost as error:
+                caught.append(error)
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        os.kill(child.pid, signal.SIGKILL)
+        asking.join(30)
+        assert child.wait(30) == -signal.SIGKILL
+        assert "during 'train'" in str(caught[0])
+        assert not (tmp_path / "p1").exists()
+        with pytest.raises(LearnerLost, match="no learner answers"):
+            Learner(report["address"])
+
+
+def test_kill_of_one_rank_ends_all(model_directory, tmp_path):
+    with process(tmp_path, processes=2) as (child, report):
+        learner = connect(report, model_directory, processes=2)
+        ranks = [each for each in psutil.Process(child.pid).children() if "tasks.learner.worker" in each.cmdline()]
+        assert len(ranks) == 2
+        (other,) = [each for each in ranks if each.pid != learner.state()["pid"]]
+        other.kill()
+        with pytest.raises(LearnerLost):
+            train(learner, 0, tmp_path, processes=2)
+        assert child.wait(60) != 0
+        assert not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in ranks)
+
+
+def test_several_clients_and_errors_in_one_life(model_directory, tmp_path):
+    with process(tmp_path) as (_, report), connect(report, model_directory) as first:
+        with Learner(report["address"]) as second:
+            assert second.state() == first.state()
+            assert second.probe([1, 2, 3]) == first.probe([1, 2, 3])
+            with pytest.raises(LearnerError, match="nowhere is not a model directory"):
+                second.load("p9", str(tmp_path / "nowhere"), fresh_optimizer=True)
+        with Learner(report["address"]) as garbled:
+            garbled._socket.sendall(b"\xff" * 4 + b"\x00" * 8)
+        assert first.state()["policy_key"] is None
+        with pytest.raises(LearnerError, match="holds none"):
+            first.probe([1, 2])
+        with pytest.raises(LearnerError, match="unknown request"):
+            first._ask("dance")
+        with pytest.raises(LearnerError, match="its log has the traceback"):
+            first.configure({"no_such_key": 1}, {})
+        assert "no_such_key" in (tmp_path / "log").read_text()
+        first.configure(TRAINING, LearnerConfig().model_dump(mode="json"))
+        first.load("p0", str(model_directory), fresh_optimizer=True)
+        update, _ = train(first, 0, tmp_path)
+        assert first.state()["weights_sha256"] == update["weights_sha256"]
+
+
+def test_a_disk_that_fails_costs_the_memory_not_the_process(model_directory, tmp_path):
+    with process(tmp_path) as (_, report), connect(report, model_directory) as learner:
+        (tmp_path / "file").write_text("in the way")
+        with pytest.raises(LearnerError, match="NotADirectoryError"):
+            train(learner, 0, tmp_path / "file")
+        assert learner.state()["policy_key"] is None
+        learner.load("p0", str(model_directory), fresh_optimizer=True)
+        assert train(learner, 0, tmp_path)[0]["version"] == 1
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_it_ends_when_its_input_closes(tmp_path, processes):
+    with process(tmp_path, processes) as (child, _):
+        family = [psutil.Process(child.pid), *psutil.Process(child.pid).children(recursive=True)]
+        child.stdin.close()
+        child.wait(60)
+        _, alive = psutil.wait_procs(family, timeout=30)
+        assert not alive
+
+
+def test_it_ends_on_sigterm_and_lives_on_without_input(tmp_path):
+    with process(tmp_path, stdin=subprocess.DEVNULL) as (child, report):
+        with Learner(report["address"]) as learner:
+            assert learner.state()["pid"] == child.pid
+        child.terminate()
+        assert child.wait(30) == -signal.SIGTERM
