@@ -7,7 +7,7 @@ from prefect import flow
 
 from flows import pipeline
 from flows.doing import Worker
-from flows.session import Session, session_for
+from flows.session import Session, sampling_for_evaluation, session_for
 from tasks.evaluation import estimates
 from tasks.stage import Policy
 
@@ -45,7 +45,7 @@ def run(session: Session) -> dict[str, Any]:
 
 def scores(session: Session, policy: Policy) -> list[dict[str, Any]]:
     """Sample the held-out examples with `policy`; return one estimate per environment as plain values."""
-    place = session.evaluation_place()
+    place = sampling_for_evaluation(session.place)
     traces = pipeline.attempts(Worker(session, place), policy)
     settings = place.config.evaluation
     return [asdict(each) for each in estimates(place.table("traces", (traces,)), settings.pass_at)]

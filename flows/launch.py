@@ -4,48 +4,93 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
+from configs.errors import ConfigError
 from configs.run import RunConfig
 from flows import prefect_api
+from flows.artifacts import RunArtifacts
+from flows.monitor import Monitor, check_monitor
+from flows.panel import Panel
 from flows.prepare import prepare
+from flows.quiet import route_prefect_logs
 from flows.rooms import EngineRoom
 from flows.session import Session, Watcher, log_directory, open_session, recorded
+from flows.watchers import ArtifactWatcher, MonitorWatcher, PanelWatcher
+from storage.store import open_store
 
 
-def launch(kind: str, files: Sequence[str], overrides: Sequence[str], watchers: tuple[Watcher, ...], **settings: Any) -> Any:
-    """Resolve the config and run the flow of `kind`; return what the flow returns.
+def start(
+    kind: str, files: Sequence[str], overrides: Sequence[str], name: str = "", store: str = "", policy: str = ""
+) -> int:
+    """Resolve a config, run the flow of `kind` and show it; return the exit status."""
+    config = prepare(kind, files, overrides, policy=policy, name=name, store=store)
+    watch(config, policy)
+    print(f"run {config.name} is in {config.store}; look at it with: stagecoach show {config.name} --store {config.store}")
+    return 0
 
-    `settings` are name, store, seed, steps, and for an evaluation policy. Raises ConfigError and what flows raise.
-    """
-    policy = settings.pop("policy", "") or ""
-    return run(prepare(kind, files, overrides, policy=policy, **settings), watchers, policy=policy)
+
+def resume(name: str, overrides: Sequence[str] = (), store: str = "") -> int:
+    """Go on with a run of the store, `latest` for the newest; return the exit status."""
+    settings = dict(item.split("=", 1) for item in overrides)
+    unknown = set(settings) - {"steps"}
+    if unknown:
+        raise ConfigError([f"{key}: a resumed run keeps its config; only steps may change" for key in sorted(unknown)])
+    root = store or RunConfig().store
+    runs = open_store(root).runs
+    chosen = runs.latest() if name == "latest" else name
+    if chosen is None:
+        raise ConfigError([f"store {root} holds no run yet: start one with `stagecoach run`"])
+    kind = runs.events(chosen)[-1].kind
+    watch(prepare(kind, (), (), name=chosen, store=root, steps=settings.get("steps")))
+    return 0
+
+
+def watch(config: RunConfig, policy: str = "", engine: EngineRoom | None = None) -> dict[str, Any]:
+    """Run the flow of a resolved config with a panel, artifacts and the monitor; return what the flow returns."""
+    check_monitor(config.wandb)
+    directory = log_directory(config)
+    artifacts = RunArtifacts(config.name, config.store, config.steps, enabled=config.prefect.artifacts)
+    with (
+        Monitor(config.wandb, config.name, directory, config.model_dump(mode="json")) as monitor,
+        Panel(f"{config.kind} {config.name}", 0 if config.kind == "evaluate" else config.steps) as panel,
+    ):
+        watchers = (PanelWatcher(panel), ArtifactWatcher(artifacts, config.steps), MonitorWatcher(monitor))
+        return run(config, watchers, policy, engine)
 
 
 def run(
     config: RunConfig, watchers: tuple[Watcher, ...] = (), policy: str = "", engine: EngineRoom | None = None
-) -> Any:
+) -> dict[str, Any]:
     """Run the flow of a resolved config: services and Prefect side by side, then the flow; or nothing at all.
 
     Work that is all in the ledger needs neither Prefect nor services; the watchers are told so.
     """
     with open_session(config, watchers, engine, policy) as session:
-        missing = session.missing()
-        session.tell("plan", missing=missing)
+        pieces = session.pieces()
+        missing = [piece for piece in pieces if piece.computed]
+        session.tell("plan", missing=missing, num_pieces=len(pieces))
         if not missing:
             return _found(session)
-        api = prefect_api.begin(log_directory(config).parent / "prefect", config.prefect.startup_seconds)
+        directory = log_directory(config)
+        api = begin_prefect(config)
         session.begin(missing)
         with prefect_api.termination_reported():
             session.tell("prefect", url=api.wait().ui_url)
+            route_prefect_logs(directory / "prefect.log")
             return _call(session, policy)
 
 
-def _found(session: Session) -> Any:
+def begin_prefect(config: RunConfig) -> prefect_api.PrefectApi:
+    """Return the Prefect API of this process: the one that was begun before, the configured one, or a new one."""
+    return prefect_api.begin(log_directory(config).parent / "prefect", config.prefect.startup_seconds)
+
+
+def _found(session: Session) -> dict[str, Any]:
     with recorded(session):
         found = import_module(f"flows.{session.config.kind}").run(session)
         return found if isinstance(found, dict) else found.to_json()
 
 
-def _call(session: Session, policy: str) -> Any:
+def _call(session: Session, policy: str) -> dict[str, Any]:
     from prefect import tags
 
     config = session.config

@@ -6,10 +6,15 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from flows.metrics import step_metrics
 from flows.pipeline import Drawn
 from flows.session import Session
+from storage.schemas import TRACES
 from tasks.accounting import Share, account
 from tasks.stage import Policy, Ref
+
+
+TRACE_COLUMNS = [field.name for field in TRACES.arrow if field.name not in ("record", "info", "error_traceback")]
 
 
 @dataclass
@@ -35,12 +40,6 @@ class Outcome:
         return asdict(self)
 
 
-TRACE_COLUMNS = (
-    *("trace_id", "assignment_id", "episode_id", "agent", "environment", "reward", "error_class", "is_truncated"),
-    *("num_input_tokens", "num_output_tokens", "staleness"),
-)
-
-
 def check_account(session: Session, drawn: Drawn) -> list[Share]:
     """Return what became of every rollout of a step. Raises AccountBreach where one is lost or counted twice."""
     place = session.place
@@ -63,17 +62,23 @@ def finish_step(session: Session, step: int, drawn: Drawn, trained: Ref) -> dict
 def describe_step(session: Session, step: int, drawn: Drawn, trained: Ref) -> dict[str, Any]:
     """Return a step as plain values: reward, tokens, seconds and rows by stage, fates of rollouts, the update."""
     refs = (*drawn.refs, trained)
-    traces = session.place.table("traces", [drawn.traces], TRACE_COLUMNS)
+    place, shares = session.place, check_account(session, drawn)
+    traces = place.table("traces", [drawn.traces], TRACE_COLUMNS)
+    seconds = {ref.stage: ref.seconds for ref in refs}
+    update = place.table("updates", [trained]).to_pylist()[-1]
+    fates = {"/".join(filter(None, (share.fate, share.detail))): share.num_traces for share in shares}
+    verdicts = place.table("verdicts", [drawn.filtering])
     return {
         "step": step,
         "computed": any(ref.computed for ref in refs),
         **rewards(traces),
-        "fates": [asdict(share) for share in check_account(session, drawn)],
+        "fates": [asdict(share) for share in shares],
         "tokens": pc.sum(pc.add(traces["num_input_tokens"], traces["num_output_tokens"])).as_py() or 0,
-        "seconds": {ref.stage: ref.seconds for ref in refs},
+        "seconds": seconds,
         "rows": {ref.stage: dict(ref.rows) for ref in refs},
         "stage_tokens": {ref.stage: ref.tokens for ref in refs},
-        "update": session.place.table("updates", [trained]).to_pylist()[-1],
+        "update": update,
+        "metrics": step_metrics(traces, verdicts, update, fates, seconds),
     }
 
 

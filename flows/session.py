@@ -74,18 +74,9 @@ class Session:
         for name in dict.fromkeys(need for piece in missing for need in NEEDS.get(piece.stage, ())):
             getattr(self, name).begin()
 
-    def missing(self) -> list[Ref]:
-        """Return the work that the run consists of and the ledger does not have."""
-        pieces = foretell(self.place, self.source, self.evaluation_place(), self.policy)
-        return [piece for piece in pieces if piece.computed]
-
-    def evaluation_place(self) -> Place:
-        """The same place with the sampling settings of the evaluation section."""
-        config = self.config
-        environments = tuple(each.model_copy(update={"temperature": None}) for each in config.environments)
-        rollout = config.rollout.model_copy(update={"temperature": config.evaluation.temperature})
-        sampling = config.model_copy(update={"rollout": rollout, "environments": environments})
-        return Place(self.place.store, self.place.run, sampling, self.place.versions)
+    def pieces(self) -> list[Ref]:
+        """Return all the work that the run consists of; `computed` marks what the ledger does not have."""
+        return foretell(self.place, self.source, sampling_for_evaluation(self.place), self.policy)
 
     def tell(self, event: str, **facts: Any) -> None:
         """Let the watchers (panel, artifacts, monitor) see an event."""
@@ -133,7 +124,7 @@ def session_for(kind: str, files: list[str] | None, overrides: list[str] | None,
         return
     config = prepare(kind, files or [], overrides or [], **settings)
     with open_session(config, policy=settings.get("policy", "")) as opened, recorded(opened):
-        opened.begin(opened.missing())
+        opened.begin([piece for piece in opened.pieces() if piece.computed])
         yield opened
 
 
@@ -151,6 +142,15 @@ def recorded(session: Session) -> Iterator[None]:
         session.record("failed", message=f"{type(error).__name__}: {error}")
         raise
     session.record("finished")
+
+
+def sampling_for_evaluation(place: Place) -> Place:
+    """Return the same place with the sampling settings of the evaluation section."""
+    config = place.config
+    environments = tuple(each.model_copy(update={"temperature": None}) for each in config.environments)
+    rollout = config.rollout.model_copy(update={"temperature": config.evaluation.temperature})
+    sampling = config.model_copy(update={"rollout": rollout, "environments": environments})
+    return Place(place.store, place.run, sampling, place.versions)
 
 
 def source_of(config: RunConfig) -> pipeline.Source:

@@ -1,0 +1,133 @@
+"""Show: a run at a glance, for people and for programs, and what a change to its config would run again."""
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow.compute as pc
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from configs.errors import ConfigError
+from configs.load import load
+from configs.run import RunConfig
+from flows.facts import versions
+from flows.foretell import foretell
+from flows.panel import printable
+from flows.prepare import recorded_config
+from flows.session import sampling_for_evaluation, source_of
+from storage.refs import Entry
+from storage.store import Store, open_store
+from tasks.stage import Place, Ref, ref_of
+
+STAGES = ("assignment", "rollout", "demonstration", "filtering", "advantage", "packing", "training")
+PRINTED_WIDTH = 140
+"""Columns of output that goes to a file or a pipe."""
+
+
+def main(name: str, overrides: Sequence[str] = (), store: str = "", as_json: bool = False) -> int:
+    """Print the run `name`, `latest` for the newest; return the exit status. Raises ConfigError for an unknown one."""
+    root = open_store(store or RunConfig().store)
+    run = root.runs.latest() if name == "latest" else name
+    config = recorded_config(root, run or "")
+    if run is None or config is None:
+        known = ", ".join(root.runs.names()[-5:]) or "none"
+        raise ConfigError([f"store {root.root.address}: there is no run {name!r}; the last runs are: {known}"])
+    found = describe(root, run, config, overrides)
+    if as_json:
+        print(json.dumps(found, sort_keys=True))
+    else:
+        _print(found)
+    return 0
+
+
+def describe(store: Store, run: str, config: RunConfig, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """Return a run as plain values: state, steps with reward, rows, tokens and seconds by stage, and what would rerun."""
+    events = store.runs.events(run)
+    described: dict[str, Any] = {
+        "run": run,
+        "kind": config.kind,
+        "state": events[-1].event,
+        "message": events[-1].message,
+        "store": store.root.address,
+        "num_steps": config.steps,
+        "steps": [_step(store, step, entries) for step, entries in _by_step(store, run).items()],
+    }
+    if overrides:
+        described["change"] = changes(store, run, config, overrides)
+    return described
+
+
+def changes(store: Store, run: str, config: RunConfig, overrides: Sequence[str]) -> dict[str, dict[str, int]]:
+    """Return, by stage, how many pieces of work the run would find and how many it would compute with `overrides`."""
+    changed = load((), overrides, base=config.model_dump(mode="json"))
+    place = Place(store, run, changed, versions(changed))
+    counts: dict[str, Counter[str]] = {}
+    for piece in foretell(place, source_of(changed), sampling_for_evaluation(place)):
+        counts.setdefault(piece.stage, Counter())["computed" if piece.computed else "found"] += 1
+    return {stage: dict(count) for stage, count in counts.items()}
+
+
+def _by_step(store: Store, run: str) -> dict[int, dict[str, Entry]]:
+    """Return the whole pieces of work of a run's steps, by step and stage; a later batch of a step replaces an earlier."""
+    found: dict[int, dict[str, Entry]] = {}
+    for entry in sorted(store.ledger.entries(run=run), key=lambda entry: entry.finished_at):
+        of_evaluation = "evaluation_assignment" in entry.inputs
+        if entry.stage in STAGES and not entry.part and not of_evaluation:
+            found.setdefault(entry.step, {})[entry.stage] = entry
+    return dict(sorted(found.items()))
+
+
+def _step(store: Store, step: int, entries: dict[str, Entry]) -> dict[str, Any]:
+    refs: dict[str, Ref] = {stage: ref_of(entry, computed=False) for stage, entry in entries.items()}
+    sampled = entries.get("rollout") or entries.get("demonstration")
+    return {
+        "step": step,
+        "reward": _mean(store, sampled, "traces", "reward"),
+        "kept": _mean(store, entries.get("filtering"), "verdicts", "keep"),
+        "loss": _mean(store, entries.get("training"), "updates", "loss"),
+        "grad_norm": _mean(store, entries.get("training"), "updates", "grad_norm"),
+        "mismatch_kl": _mean(store, entries.get("training"), "updates", "mismatch_kl"),
+        "seconds": {stage: ref.seconds for stage, ref in refs.items()},
+        "tokens": {stage: ref.tokens for stage, ref in refs.items() if ref.tokens},
+        "rows": {stage: dict(ref.rows) for stage, ref in refs.items()},
+        "shared": sorted(stage for stage, entry in entries.items() if any(s.run != entry.run for s in entry.outputs)),
+    }
+
+
+def _mean(store: Store, entry: Entry | None, table: str, column: str) -> float | None:
+    if entry is None:
+        return None
+    value = pc.mean(store.read(entry.slices(table), [column])[column]).as_py()
+    return None if value is None else float(value)
+
+
+def _print(found: dict[str, Any]) -> None:
+    console = Console() if sys.stdout.isatty() else Console(width=PRINTED_WIDTH)
+    console.print(Text(f"{found['kind']} {found['run']}: {found['state']}, {len(found['steps'])}/{found['num_steps']} steps"))
+    if found["message"]:
+        console.print(Text(printable(found["message"])))
+    table = Table(box=None, padding=(0, 1))
+    stages = [stage for stage in STAGES if any(stage in step["seconds"] for step in found["steps"])]
+    for heading in ("step", "reward", "kept", "loss", "grad norm", "KL", "tokens", *(f"{stage} s" for stage in stages)):
+        table.add_column(heading, justify="right")
+    for step in found["steps"]:
+        figures = [_number(step[name]) for name in ("reward", "kept", "loss", "grad_norm", "mismatch_kl")]
+        seconds = [_seconds(step, stage) for stage in stages]
+        table.add_row(str(step["step"]), *figures, str(max(step["tokens"].values(), default=0)), *seconds)
+    console.print(table)
+    console.print(Text(f"tables: {found['store']}/tables    (* shared with another run)"))
+    for stage, count in found.get("change", {}).items():
+        console.print(Text(f"{stage:<14} {count.get('computed', 0):>5} to compute, {count.get('found', 0):>5} in the ledger"))
+
+
+def _seconds(step: dict[str, Any], stage: str) -> str:
+    shared = "*" if stage in step["shared"] else ""
+    return f"{step['seconds'][stage]:.2f}{shared}" if stage in step["seconds"] else "-"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}"

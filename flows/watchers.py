@@ -1,0 +1,90 @@
+"""Watchers: what makes a session's events visible, in a panel, in Prefect and in Weights & Biases."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from flows.artifacts import RunArtifacts
+from flows.monitor import Monitor
+from flows.panel import Panel
+
+PUBLISHED_TIMES = 20
+"""Artifacts are renewed about this often in a run: each renewal is kept in Prefect's database for ever."""
+
+
+class PanelWatcher:
+    """Shows events in a panel."""
+
+    def __init__(self, panel: Panel) -> None:
+        self._panel = panel
+
+    def __call__(self, event: str, facts: Mapping[str, Any]) -> None:
+        """Show one event; those that a panel has no place for are left out."""
+        show = getattr(self, f"_{event}", None)
+        if show is not None:
+            show(**facts)
+
+    def _plan(self, missing: list[Any], num_pieces: int) -> None:
+        found = num_pieces - len(missing)
+        if missing:
+            self._panel.note(f"{len(missing)} pieces of work to do, {found} are in the ledger")
+        else:
+            self._panel.note(f"nothing to compute: all {found} pieces of work are in the ledger")
+
+    def _prefect(self, url: str) -> None:
+        self._panel.ui_url = url
+        self._panel.note(f"Prefect: {url}")
+
+    def _stage(self, stage: str, step: int) -> None:
+        self._panel.stage(step, stage)
+
+    def _step(self, step: int, reward: float | None, tokens: int, seconds: Mapping[str, float], **_: Any) -> None:
+        self._panel.step(step, reward, tokens, sum(seconds.values()))
+
+    def _evaluation(self, version: int, scores: list[dict[str, Any]], **_: Any) -> None:
+        for each in scores:
+            self._panel.note(f"evaluation of policy {version} on {each['environment']}: {describe_scores(each)}")
+
+
+class ArtifactWatcher:
+    """Keeps the artifacts in Prefect up to date."""
+
+    def __init__(self, artifacts: RunArtifacts, num_steps: int) -> None:
+        self._artifacts = artifacts
+        self._every = max(1, num_steps // PUBLISHED_TIMES)
+        self._num_steps = num_steps
+        self._steps: list[Mapping[str, Any]] = []
+        self._prefect = False
+
+    def __call__(self, event: str, facts: Mapping[str, Any]) -> None:
+        """Collect finished steps; publish them once in a while and at the end, while there is a Prefect API."""
+        if event == "prefect":
+            self._prefect = True
+        if event == "step":
+            self._steps.append(facts)
+            last = len(self._steps) == self._num_steps
+            if self._prefect and facts["computed"] and (last or len(self._steps) % self._every == 0):
+                self._artifacts.publish(self._steps)
+
+
+class MonitorWatcher:
+    """Sends the metrics of computed steps to Weights & Biases, where it was asked for."""
+
+    def __init__(self, monitor: Monitor) -> None:
+        self._monitor = monitor
+
+    def __call__(self, event: str, facts: Mapping[str, Any]) -> None:
+        """Log a step that was computed now; found ones were logged by the run that computed them."""
+        if event == "step" and facts["computed"]:
+            self._monitor.log(facts["step"], facts["metrics"])
+        if event == "evaluation":
+            for each in facts["scores"]:
+                if each["average"] is not None:
+                    self._monitor.log(facts["version"], {f"evaluation/{each['environment']}/average": each["average"]})
+
+
+def describe_scores(scores: Mapping[str, Any]) -> str:
+    """Return one environment's scores in a line."""
+    average = "nothing was scored" if scores["average"] is None else f"avg {scores['average']:.3f}"
+    passes = [f"pass@{each['k']} {each['estimate']:.3f}" for each in scores["pass_at"] if each["estimate"] is not None]
+    errors = f"{sum(scores['errors'].values())} of {scores['num_attempts']} failed" if scores["errors"] else ""
+    return ", ".join(part for part in (average, *passes, errors) if part)
