@@ -36,7 +36,8 @@ _CONTROL = re.compile(
 class Panel:
     """One run's panel: `with Panel("demo", num_steps=20) as panel: panel.stage(0, "rollout") ...`.
 
-    It is live on a terminal, unless `plain` is asked for or the environment says CI; plain lines go to `stream`.
+    A run without steps of its own, an evaluation, has 0. It is live on a terminal, unless `plain` is asked for or the
+    environment says CI; plain lines go to `stream`.
     """
 
     def __init__(
@@ -60,7 +61,8 @@ class Panel:
         self._notes: list[str] = []
         self._live = None if plain or not is_terminal(self._stream) else self._start_live()
         if self._live is None:
-            self._line(f"{self.title}: {num_steps} steps" + (f", {ui_url}" if ui_url else ""))
+            steps = f"{num_steps} steps" if num_steps else ""
+            self._line(": ".join(part for part in (self.title, ", ".join(filter(None, (steps, ui_url)))) if part))
 
     def __enter__(self) -> "Panel":
         return self
@@ -73,7 +75,7 @@ class Panel:
     def stage(self, step: int, stage: str) -> None:
         """A stage begins."""
         with self._lock:
-            self._now = f"step {step + 1}/{self.num_steps}  {printable(stage)}"
+            self._now = (f"step {step + 1}/{self.num_steps}  " if self.num_steps else "") + printable(stage)
 
     def step(self, step: int, reward: float | None, tokens: int, seconds: float) -> None:
         """A step is done: its mean reward (None where nothing was scored), tokens handled, wall-clock."""
@@ -110,10 +112,13 @@ class Panel:
             head = Table.grid(expand=True)
             head.add_column()
             head.add_column(justify="right")
-            head.add_row(Text(self._now or f"{done}/{self.num_steps} steps"), Text(self._figures()))
-            bar = Table.grid(expand=True)  # a bar ends no line by itself
-            bar.add_row(ProgressBar(total=self.num_steps, completed=done))
-            parts: list[RenderableType] = [head, bar, self._curve()]
+            steps = f"{done}/{self.num_steps} steps" if self.num_steps else ""
+            head.add_row(Text(self._now or steps), Text(self._figures()))
+            parts: list[RenderableType] = [head]
+            if self.num_steps:
+                bar = Table.grid(expand=True)  # a bar ends no line by itself
+                bar.add_row(ProgressBar(total=self.num_steps, completed=done))
+                parts += [bar, self._curve()]
             parts += [Text(line, no_wrap=True, overflow="ellipsis") for line in self._notes]
             subtitle = Text(self.ui_url) if self.ui_url else None
             return Frame(Group(*parts), title=Text(self.title), subtitle=subtitle, padding=(0, 1))
@@ -126,6 +131,8 @@ class Panel:
 
     def _figures(self) -> str:
         elapsed = duration(self._clock() - self._begun)
+        if not self.num_steps:
+            return f"{elapsed} gone"
         return f"{self._speed()}  {elapsed} gone  {duration(self._left())} left"
 
     def _speed(self) -> str:

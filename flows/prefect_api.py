@@ -70,8 +70,11 @@ def begin(directory: Path, startup_seconds: float = 180.0) -> PrefectApi:
     """Choose the API and set this process's environment for it; start the embedded server if it is to be that.
 
     `directory` holds the server's database and log for all runs. Must come before Prefect is imported, except where
-    the API is configured (a worker's process, say).
+    the API is configured (a worker's process, say). Called again, it returns the server that it started before.
     """
+    global _embedded
+    if _embedded is not None:
+        return _embedded
     if url := configured_url():
         return PrefectApi(url, None)
     assert "prefect" not in sys.modules, "prefect_api.begin comes before the first import of prefect"
@@ -83,7 +86,12 @@ def begin(directory: Path, startup_seconds: float = 180.0) -> PrefectApi:
     handle = supervisor.__enter__().start(_server(directory, startup_seconds))
     api_url = f"{_bound_url(handle)}/api"
     os.environ |= embedded_settings(directory, api_url)
-    return PrefectApi(api_url, handle)
+    _embedded = PrefectApi(api_url, handle)
+    return _embedded
+
+
+_embedded: PrefectApi | None = None
+"""The server that this process has started: it lives as long as the process, so there is one."""
 
 
 @contextmanager

@@ -59,6 +59,16 @@ def test_the_panel_shows_stage_progress_curve_speed_time_and_address() -> None:
     assert "▁" in text and "█" in text
 
 
+def test_a_run_without_steps_has_no_bar_and_no_curve() -> None:
+    stream = io.StringIO()
+    panel = Panel("evaluate demo", 0, plain=True, stream=stream)
+    panel.stage(0, "rollout")
+    text = drawn(panel)
+    assert "│ rollout " in text
+    assert not any(part in text for part in ("steps", "reward", "tokens/s", "left"))
+    assert stream.getvalue() == "evaluate demo\n"
+
+
 def test_on_a_terminal_the_panel_is_live_and_leaves_its_last_state() -> None:
     master, slave = pty.openpty()
     with os.fdopen(slave, "w") as terminal:

@@ -19,6 +19,7 @@ def main(directory: str, ending: str) -> None:
     begun = time.monotonic()
     api = prefect_api.begin(Path(directory))
     say(begun=time.monotonic() - begun, url=api.url, embedded=api.embedded)
+    assert prefect_api.begin(Path(directory, "another")) is api
     api.wait()
     say(ready=time.monotonic() - begun, owner=identity())
     from prefect import flow, tags, task
