@@ -80,6 +80,8 @@ def _environment(config: "EngineConfig", on_cpu: bool) -> dict[str, str]:
         "TOKENIZERS_PARALLELISM": "false",
         "OMP_WAIT_POLICY": "PASSIVE",
         "PYTHONUNBUFFERED": "1",
+        # Clients keep connections open between batches; one that the server closes first is a failed rollout.
+        "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "3600",
     }
     if on_cpu:
         threads = config.threads or max(1, len(os.sched_getaffinity(0)) - 1)

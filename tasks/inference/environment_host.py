@@ -14,6 +14,7 @@ import logging
 import os
 import shutil
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,6 +43,19 @@ def set_up_process() -> None:
         import verifiers.v1.runtimes.subprocess as runtime
 
         runtime.CACHE_DIR = Path(directory)
+
+
+def set_up_server() -> None:
+    """Set up a process that serves, and load what its first rollout would otherwise wait for."""
+    set_up_process()
+    threading.Thread(target=_load_renderers, name="load renderers", daemon=True).start()
+
+
+def _load_renderers() -> None:
+    import renderers.client
+    from transformers import AutoTokenizer
+
+    logging.getLogger(__name__).debug("loaded %s and %s", renderers.client.__name__, AutoTokenizer.__name__)
 
 
 class Report:
@@ -84,7 +98,7 @@ def serve(environment: Mapping[str, Any], report: Path) -> None:
             multiplex=pool.get("multiplex", 128),
             address="tcp://127.0.0.1:0",
             address_queue=Report(report),
-            log_setup=set_up_process,
+            log_setup=set_up_server,
             config_data=env_config_data(resolved(environment)),
         )
     finally:

@@ -179,6 +179,7 @@ class Sampling:
                 "max_tokens": self.rollout.max_tokens,
                 "seed": seed,
                 "cache_salt": self.policy["key"],  # states of other weights are never reused
+                "detokenize": False,  # the environment server reads the tokens itself
             }
         )
 

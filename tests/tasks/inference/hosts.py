@@ -1,0 +1,88 @@
+"""Real small engines and environment servers for the tests of this room, each in a process group of its own."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from configs.sections import EngineConfig, EnvironmentConfig, ModelConfig
+from storage.schemas import ASSIGNMENTS
+from tasks.inference import engine, environments
+from tasks.inference.engine import Engine
+
+KEY = "the-key-of-the-test-engine"
+ENGINE = EngineConfig(max_model_len=256, memory_gib=0.25)
+
+
+@contextmanager
+def running(argv: list[str], variables: dict[str, str], report: Path) -> Iterator[dict[str, Any]]:
+    """Run a host process until the block ends; yield its report. Its whole process group is gone afterwards."""
+    with report.with_suffix(".log").open("ab") as log:
+        process = subprocess.Popen(
+            argv, env=os.environ | variables, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    try:
+        deadline = time.monotonic() + 240
+        while not report.exists():
+            assert process.poll() is None, report.with_suffix(".log").read_text()[-4000:]
+            assert time.monotonic() < deadline, "the host did not report in time"
+            time.sleep(0.1)
+        yield json.loads(report.read_text())
+    finally:
+        with_group(process.pid, signal.SIGTERM)
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            pass
+        with_group(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def with_group(pid: int, number: int) -> None:
+    """Send a signal to a process group that may be gone."""
+    try:
+        os.killpg(pid, number)
+    except ProcessLookupError:
+        pass
+
+
+@contextmanager
+def engine_of(directory: Path, report: Path, config: EngineConfig = ENGINE) -> Iterator[Engine]:
+    """A real engine that was started with the weights in `directory`."""
+    argv, variables = engine.command(config, ModelConfig(), directory, report)
+    with running(argv, variables | {config.api_key_variable: KEY}, report) as told:
+        client = Engine(told["url"], KEY)
+        yield client
+        client.close()
+
+
+@contextmanager
+def served(environment: EnvironmentConfig, directory: Path) -> Iterator[dict[str, Any]]:
+    """A real environment server; yields its report."""
+    argv, variables = environments.command(environment, directory / f"{environment.name}.json")
+    with running(argv, variables, directory / f"{environment.name}.json") as told:
+        yield told
+
+
+def assigned(environment: str, example_ids: list[str], group_size: int) -> pa.Table:
+    """Assignments of one group for each example."""
+    rows = [
+        {
+            "assignment_id": f"{example}/{member}",
+            "group_id": example,
+            "member": member,
+            "environment": environment,
+            "example_id": example,
+            "seed": 100 * number + member,
+        }
+        for number, example in enumerate(example_ids)
+        for member in range(group_size)
+    ]
+    return pa.Table.from_pylist(rows, schema=ASSIGNMENTS.arrow)
