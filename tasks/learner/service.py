@@ -60,11 +60,15 @@ class Service:
     def _one(self, connection: socket.socket, selector: selectors.BaseSelector) -> None:
         try:
             header, table = wire.receive(connection)
-            answer, answer_table = self._answer(header, table)
+        except (EOFError, OSError, ValueError):
+            # Closed, stalled, or not one of our clients.
+            _drop(connection, selector)
+            return
+        answer, answer_table = self._answer(header, table)
+        try:
             wire.send(connection, answer, answer_table)
-        except (EOFError, OSError):
-            selector.unregister(connection)
-            connection.close()
+        except OSError:
+            _drop(connection, selector)
 
     def _answer(self, header: dict[str, Any], table: pa.Table | None) -> Answer:
         try:
@@ -77,7 +81,8 @@ class Service:
             # The border of the process: what nobody foresaw goes to the log in full and to the client in one line.
             traceback.print_exc(file=sys.stderr)
             if self._world.size > 1:
-                raise
+                # The other ranks may be anywhere: only a restart brings them back in step.
+                raise SystemExit(1) from error
             self._trainer.forget()
             message = (
                 f"the learner failed at {header.get('request')!r} ({type(error).__name__}: {error}); its log has the "
@@ -93,3 +98,8 @@ class Service:
             return {"result": request(**header["arguments"])}, None
         result, statistics = request(table, **header["arguments"])
         return {"result": result}, statistics
+
+
+def _drop(connection: socket.socket, selector: selectors.BaseSelector) -> None:
+    selector.unregister(connection)
+    connection.close()

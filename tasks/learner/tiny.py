@@ -5,6 +5,7 @@
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,18 +51,20 @@ def tiny_qwen3(
     vocab_size: int = 512,
     max_positions: int = 2048,
     tied: bool = False,
+    words: Sequence[str] = (),
     seed: int = 0,
 ) -> Path:
     """Write a randomly initialised float32 Qwen3ForCausalLM and its tokenizer as a Hugging Face directory.
 
     The defaults make 0.82 million parameters. The same arguments give the same bytes; the caller's random state is left
-    as it was. `hidden` must be a multiple of `2 * heads`, `vocab_size` at least 265. Returns `directory` as a path.
+    as it was. `hidden` must be a multiple of `2 * heads`, `vocab_size` at least 265 plus one for each of `words`, texts
+    that are one token each (shorter samples train faster). Returns `directory` as a path.
     """
     import torch
     from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
     directory = Path(directory)
-    tokenizer = byte_tokenizer(vocab_size, max_positions)
+    tokenizer = byte_tokenizer(vocab_size, max_positions, words)
     stop, pad = tokenizer.convert_tokens_to_ids([TURN_END, END_OF_TEXT])
     config = Qwen3Config(
         vocab_size=vocab_size,
@@ -87,8 +90,8 @@ def tiny_qwen3(
     return directory
 
 
-def byte_tokenizer(vocab_size: int, max_length: int) -> Any:
-    """Return a tokenizer whose first 256 ids are the byte values, then Qwen3's control and markup tokens.
+def byte_tokenizer(vocab_size: int, max_length: int, words: Sequence[str] = ()) -> Any:
+    """Return a tokenizer whose first 256 ids are the byte values, then Qwen3's control and markup tokens, then `words`.
 
     Ids up to `vocab_size` are reserved tokens, so that every id the model can sample has a token. Raises ValueError
     when `vocab_size` has no room for the tokens.
@@ -96,7 +99,7 @@ def byte_tokenizer(vocab_size: int, max_length: int) -> Any:
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    first_reserved = 256 + len(CONTROL_TOKENS) + len(MARKUP_TOKENS)
+    first_reserved = 256 + len(CONTROL_TOKENS) + len(MARKUP_TOKENS) + len(words)
     if vocab_size < first_reserved:
         raise ValueError(f"vocab_size {vocab_size} is too small: bytes and special tokens need {first_reserved}")
     tokenizer = Tokenizer(models.BPE(vocab={char: byte for byte, char in enumerate(_byte_characters())}, merges=[]))
@@ -104,7 +107,7 @@ def byte_tokenizer(vocab_size: int, max_length: int) -> Any:
     tokenizer.decoder = decoders.ByteLevel()
     reserved = [f"<|reserved_{index}|>" for index in range(first_reserved, vocab_size)]
     tokenizer.add_special_tokens([AddedToken(token, special=True) for token in CONTROL_TOKENS])
-    tokenizer.add_tokens([AddedToken(token, special=False) for token in MARKUP_TOKENS])
+    tokenizer.add_tokens([AddedToken(token, special=False) for token in (*MARKUP_TOKENS, *words)])
     tokenizer.add_special_tokens([AddedToken(token, special=True) for token in reserved])
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
@@ -127,9 +130,13 @@ def main() -> None:
     """Command line: write the model, print what was made as JSON."""
     parser = argparse.ArgumentParser(description="Write a small random Qwen3 with a byte-level tokenizer.")
     parser.add_argument("directory", type=Path)
+    parser.add_argument("--hidden", type=int, default=128, help="width")
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--word", action="append", default=[], help="a text that shall be one token; may be repeated")
     parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    print(json.dumps({"directory": str(tiny_qwen3(arguments.directory, seed=arguments.seed))}))
+    given = parser.parse_args()
+    made = tiny_qwen3(given.directory, hidden=given.hidden, layers=given.layers, words=given.word, seed=given.seed)
+    print(json.dumps({"directory": str(made)}))
 
 
 if __name__ == "__main__":
