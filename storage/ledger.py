@@ -1,8 +1,10 @@
 """The ledger: which work is finished and which slices are its output. Its row is the only commit point of a stage."""
 
+from contextlib import suppress
+
 import pyarrow as pa
 
-from storage.errors import StoreUnavailable
+from storage.errors import StoreError, StoreUnavailable
 from storage.refs import Entry
 from storage.roots import Root
 from storage.schemas import LEDGER
@@ -10,6 +12,8 @@ from storage.tables import Raced, StoredTable
 
 APPLICATION = "ledger"
 MAX_RACES = 200
+FOLD_FILES = 64
+"""Files of one run in the ledger that are merged into one, so that opening stays quick between housekeepings."""
 
 
 class Ledger:
@@ -21,6 +25,7 @@ class Ledger:
         self._version: int | None = None
         self._known: set[str] = set()
         self._by_key: dict[str, dict[tuple[str, str], Entry]] = {}
+        self._commits = 0
 
     def find(self, key: str, run: str | None = None) -> Entry | None:
         """The finished whole of a key: the row of `run` if there is one, else the earliest row of any run."""
@@ -62,6 +67,10 @@ class Ledger:
                     self.table.append(row.drop_columns(["run"]), entry.run, (APPLICATION, number))
                 except Raced:
                     continue
+                self._commits += 1
+                if self._commits % FOLD_FILES == 0:
+                    with suppress(StoreError):  # the row is safe; folding can wait
+                        self.table.fold(entry.run, FOLD_FILES)
         what = f"the ledger is too busy: {MAX_RACES} races lost"
         raise StoreUnavailable(what, f"run {entry.run!r}, key {entry.key!r}", "everything in the ledger", "run again")
 

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from storage.errors import border
+from storage.logs import prune_log
 from storage.refs import Slice
 from storage.roots import Root
 from storage.store import Store
@@ -21,7 +22,6 @@ RETENTION_HOURS = 168
 TEMPORARY_HOURS = 24
 MIN_FILES = 8
 TARGET_BYTES = 100_000_000
-KEPT_CHECKPOINTS = 2
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def maintain(store: Store, retention_hours: int = RETENTION_HOURS) -> Housekeepi
     for table in _tables(store):
         merged += compact(store, table)
         removed, kept = vacuum(store, table, retention_hours)
-        deleted += removed + prune_checkpoints(store.root, table)
+        deleted += removed + prune_log(store.root, table.place)
         only_copies += kept
     return Housekeeping(merged, deleted + sweep(store.root), tuple(only_copies))
 
@@ -58,9 +58,11 @@ def compact(store: Store, table: StoredTable) -> int:
     table.refresh()
     merged = 0
     for run in sorted({each.run for each in table.active()}):
+        if table in _books(store):
+            merged += table.fold(run, MIN_FILES)
+            continue
         files = [each for each in table.active() if each.run == run and each.size < TARGET_BYTES]
-        bundles = _ledger_groups(table, files) if table in _books(store) else _slice_groups(store, table, files)
-        for bundle in bundles:
+        for bundle in _slice_groups(store, table, files):
             try:
                 table.replace([file for file, _, _ in bundle], _row_groups(bundle), run)
             except Raced:
@@ -91,16 +93,6 @@ def vacuum(store: Store, table: StoredTable, retention_hours: int = RETENTION_HO
     return deleted, kept
 
 
-def prune_checkpoints(root: Root, table: StoredTable) -> int:
-    """Delete all but the newest checkpoints of a log, which grow with the square of its age; return how many."""
-    log = f"{table.place}/_delta_log"
-    checkpoints = [name for name in root.names(log) if name.endswith(".checkpoint.parquet")]
-    superseded = checkpoints[:-KEPT_CHECKPOINTS]
-    for name in superseded:
-        _delete(root, f"{log}/{name}")
-    return len(superseded)
-
-
 def sweep(root: Root) -> int:
     """Delete what processes that died left half made, older than a day: log drafts and scratch directories."""
     drafts = [path for path in _older(root, "tables", TEMPORARY_HOURS) if "#" in path.rpartition("/")[2]]
@@ -129,12 +121,6 @@ def _books(store: Store) -> tuple[StoredTable, StoredTable]:
 def _finished(store: Store, table: str) -> list[Slice]:
     """Every slice of a table that the ledger names, in order of run, step and time."""
     return list(dict.fromkeys(piece for entry in store.ledger.entries() for piece in entry.slices(table)))
-
-
-def _ledger_groups(table: StoredTable, files: Sequence[Active]) -> Iterator[list[Piece]]:
-    """All small files of one run of the ledger or the runs table, as one bundle."""
-    if len(files) >= MIN_FILES:
-        yield [(file, "", table.read(file.path)) for file in files]
 
 
 def _slice_groups(store: Store, table: StoredTable, files: Sequence[Active]) -> Iterator[list[Piece]]:

@@ -120,7 +120,9 @@ class Runs:
             run = path.split("/")[0].removeprefix("run=")
             for row in self.table.read(path).to_pylist():
                 parsed = {"run": run, "at": row["at"].astimezone(UTC), "config": json.loads(row["config"])}
-                self._events.setdefault(run, []).append(Event(**{**row, **parsed}))
+                event = Event(**{**row, **parsed})
+                if event not in self._events.setdefault(run, []):  # a compacted file repeats what was read before
+                    self._events[run].append(event)
             self._known.add(path)
             touched.add(run)
         for run in touched:

@@ -21,19 +21,20 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from deltalake.transaction import AddAction, RemoveAction
 
 from storage.checks import Place, check_schema
-from storage.errors import StoreUnavailable, border
-from storage.mending import set_aside_torn
+from storage.errors import StoreError, StoreUnavailable, border
+from storage.logs import prune_log, set_aside_torn
 from storage.parquet import decode, encode
 from storage.refs import File
 from storage.roots import Root
 
 CHECKPOINT_INTERVAL = 10
+PRUNE_INTERVAL = 50
 PARTITION = "run"
 PROPERTIES = {
     "delta.appendOnly": "true",
     "delta.checkpointInterval": str(CHECKPOINT_INTERVAL),
     "delta.dataSkippingStatsColumns": "step,attempt",
-    "delta.logRetentionDuration": "interval 30 days",
+    "delta.enableExpiredLogCleanup": "false",
     "delta.deletedFileRetentionDuration": "interval 7 days",
 }
 ATTEMPTS_TO_COMMIT = 50
@@ -104,10 +105,29 @@ class StoredTable:
             self._root.files.delete_file(f"{self.place}/{file.path}")
             raise
 
+    def fold(self, run: str, min_files: int) -> int:
+        """Merge all files of a run into one if there are so many; return how many were merged.
+
+        For tables whose every row counts as soon as it is committed. Where someone else is folding, nothing is done.
+        """
+        with self.lock:
+            self.refresh()
+            files = [each for each in self.active() if each.run == run]
+            if len(files) < min_files:
+                return 0
+            try:
+                self.replace(files, [pa.concat_tables([self.read(each.path) for each in files])], run)
+            except Raced:
+                return 0
+            return len(files)
+
     def refresh(self) -> int:
         """Move the handle to the newest version and return it."""
         with self.lock, border(f"looking at table {self.name!r}", self._root.child(self.place)):
-            self._delta.update_incremental()
+            try:
+                self._delta.update_incremental()
+            except DeltaError:
+                self._delta = self._open()  # the log moved on under a handle that was long idle
             return self.version
 
     def added(self, since: int | None) -> tuple[list[str], int]:
@@ -218,16 +238,26 @@ class StoredTable:
 
     def _settle(self, before: int, witness: str) -> bool:
         """Move the handle on; if one of the new versions adds `witness`, force its log to the disk and say so."""
-        self._delta.update_incremental()
-        for version in range(before + 1, self.version + 1):
-            if witness in self._paths_of(version, copies=True):
-                log = f"{self.place}/_delta_log"
-                written = [f"{log}/{version:020d}.json"]
-                if (version + 1) % CHECKPOINT_INTERVAL == 0:
-                    written += [f"{log}/{version:020d}.checkpoint.parquet", f"{log}/_last_checkpoint"]
-                self._root.make_durable(*written)
+        self.refresh()
+        for version in range(self.version, before, -1):  # newest first: old ones may have been pruned
+            try:
+                found = witness in self._paths_of(version, copies=True)
+            except FileNotFoundError:
+                return False
+            if found:
+                self._make_durable(version)
                 return True
         return False
+
+    def _make_durable(self, version: int) -> None:
+        log = f"{self.place}/_delta_log"
+        written = [f"{log}/{version:020d}.json"]
+        if (version + 1) % CHECKPOINT_INTERVAL == 0:
+            written += [f"{log}/{version:020d}.checkpoint.parquet", f"{log}/_last_checkpoint"]
+        self._root.make_durable(*written)
+        if (version + 1) % PRUNE_INTERVAL == 0:
+            with suppress(StoreError):  # the commit is safe; pruning can wait
+                prune_log(self._root, self.place)
 
     def _paths_of(self, version: int, copies: bool = False) -> list[str]:
         """The paths that one version adds; with `copies`, also those that only repeat rows."""

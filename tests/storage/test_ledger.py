@@ -100,6 +100,27 @@ def test_an_application_transaction_is_accepted_once_at_a_look(root: Path, store
     assert len(list((root / "tables/ledger").glob("run=run/*.parquet"))) == 1
 
 
+def test_the_ledger_folds_itself_and_nobody_notices(store: Store, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("storage.ledger.FOLD_FILES", 4)
+    elsewhere = open_store(root)
+    for number in range(10):
+        store.ledger.commit(entry(f"key-{number}"))
+        assert elsewhere.ledger.find(f"key-{number}") is not None
+    assert len(store.ledger.table.active()) == 3  # the first eight in one, in two goes, and the last two
+    for ledger in (store.ledger, elsewhere.ledger, open_store(root).ledger):
+        assert sorted(e.key for e in ledger.entries()) == [f"key-{number}" for number in range(10)]
+
+
+def test_a_fold_that_fails_takes_no_commit_with_it(store: Store, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fold(*_: Any) -> int:
+        raise StoreUnavailable("no luck")
+
+    monkeypatch.setattr("storage.ledger.FOLD_FILES", 1)
+    monkeypatch.setattr(StoredTable, "fold", fold)
+    assert store.ledger.commit(entry("k")) == entry("k")
+    assert open_store(root).ledger.entries() == [entry("k")]
+
+
 @pytest.mark.parametrize("error", [RuntimeError("gone"), OSError("connection reset")])
 def test_a_lost_acknowledgement_neither_loses_nor_doubles(
     store: Store, root: Path, monkeypatch: pytest.MonkeyPatch, error: Exception

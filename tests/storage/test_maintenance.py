@@ -8,7 +8,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from storage.errors import DamagedSlice
-from storage.maintenance import compact, maintain, prune_checkpoints, sweep, vacuum
+from storage.logs import prune_log
+from storage.maintenance import compact, maintain, sweep, vacuum
 from storage.parquet import decode
 from storage.refs import Slice
 from storage.store import Store, open_store
@@ -156,8 +157,11 @@ def test_old_checkpoints_and_half_made_things_are_swept(root: Path, store: Store
     table = store.slices.table("messages")
     log = root / table.place / "_delta_log"
     assert len(list(log.glob("*.checkpoint.parquet"))) == 3
-    assert prune_checkpoints(store.root, table) == 1
-    assert len(list(log.glob("*.checkpoint.parquet"))) == 2
+    assert prune_log(store.root, table.place) == 0, "young files stay"
+    age(root, 1)
+    assert prune_log(store.root, table.place) == 20
+    assert sorted(path.name[:20] for path in log.glob("*.checkpoint.parquet")) == [f"{19:020d}", f"{29:020d}"]
+    assert min(path.name for path in log.glob("*.json")) == f"{19:020d}.json"
 
     draft = log / "00000000000000000099.json#1"
     draft.write_text("{")
@@ -175,3 +179,33 @@ def test_a_quiet_store_is_left_alone(store: Store) -> None:
     fill(store, 2)
     done = maintain(store)
     assert (done.merged, done.deleted, done.only_copies) == (0, 0, ())
+
+
+def test_a_process_that_was_long_idle_goes_on_after_pruning(root: Path, store: Store) -> None:
+    idle = open_store(root)
+    pieces = fill(store, 2)
+    assert idle.read(pieces).num_rows == 10
+    assert len(idle.ledger.entries()) == 2
+    idle.runs.record(run="run", event="started", kind="train", config={})
+    pieces += fill(store, 24, "later")
+    for number in range(24):
+        store.runs.record(run="run", event=f"event-{number}")
+    age(root, 1)
+    assert sum(prune_log(store.root, f"tables/{name}") for name in ("messages", "ledger", "runs")) >= 60
+    compact(store, store.runs.table)
+    made = idle.append("messages", messages(7), run="run", step=9, key="idle", attempt="idle")
+    idle.ledger.commit(entry("idle", outputs=(made,)))
+    for reader in (idle, store, open_store(root)):
+        assert len(reader.ledger.entries()) == 27
+        assert [e.event for e in reader.runs.events("run")] == ["started", *(f"event-{n}" for n in range(24))]
+        assert reader.scan("messages").collect().height == 26 * 5 + 7
+
+
+def test_a_commit_prunes_the_log_by_itself(root: Path, store: Store) -> None:
+    for number in range(48):
+        store.runs.record(run="run", event=f"event-{number}", kind="train", config={})
+    age(root, 1)
+    for number in range(48, 52):
+        store.runs.record(run="run", event=f"event-{number}")
+    assert len(list((root / "tables/runs/_delta_log").glob("*.json"))) < 20
+    assert len(open_store(root).runs.events("run")) == 52

@@ -1,4 +1,7 @@
-"""Setting aside what a loss of power tore at the end of a table's log.
+"""A table's log as files: dropping what checkpoints have superseded, and setting aside what a loss of power tore.
+
+The cost of a commit grows with the number of log files, so those before the last checkpoints go. The table library
+could do that itself, but would keep one checkpoint alone, before it is known to be on the disk.
 
 A commit is acknowledged only when its log file is on the disk, and log files appear whole or not at all to other
 processes. So a last log file that is not whole was never acknowledged, and a checkpoint that is not whole repeats what
@@ -7,14 +10,41 @@ the log files say. Both are renamed, never deleted.
 
 import json
 import logging
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
+import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from storage.errors import border
 from storage.roots import Root
 
 TORN = ".torn"
+CHECKPOINT = ".checkpoint.parquet"
+KEPT_CHECKPOINTS = 2
+KEPT_MINUTES = 1
+
+
+def prune_log(root: Root, place: str, minutes: int = KEPT_MINUTES) -> int:
+    """Delete log files older than the newest two checkpoints and than so many minutes; return how many.
+
+    The minutes are for a process that has listed the log and is about to read it.
+    """
+    log = f"{place}/_delta_log"
+    oldest = datetime.now(UTC) - timedelta(minutes=minutes)
+    with border("pruning a log", root.child(log)):
+        files = {info.base_name: info for info in root.files.get_file_info(pafs.FileSelector(log))}
+        checkpoints = sorted(name for name in files if name.endswith(CHECKPOINT))
+        if len(checkpoints) < KEPT_CHECKPOINTS:
+            return 0
+        first_kept = checkpoints[-KEPT_CHECKPOINTS].removesuffix(CHECKPOINT)
+        old = [name for name in files if name.endswith((".json", CHECKPOINT)) and name.partition(".")[0] < first_kept]
+        old = [name for name in old if (changed := files[name].mtime) is not None and changed <= oldest]
+        for name in old:
+            with suppress(FileNotFoundError):  # another process prunes as well
+                root.files.delete_file(f"{log}/{name}")
+    return len(old)
 
 
 def set_aside_torn(root: Root, place: str) -> list[str]:
@@ -24,7 +54,7 @@ def set_aside_torn(root: Root, place: str) -> list[str]:
     with border("mending a log", root.child(log)):
         names = root.names(log)
         commits = [name for name in names if name.endswith(".json")]
-        checkpoints = [name for name in names if name.endswith(".checkpoint.parquet")]
+        checkpoints = [name for name in names if name.endswith(CHECKPOINT)]
         if commits and not _is_log(root.read(f"{log}/{commits[-1]}")):
             moved.append(_rename(root, f"{log}/{commits[-1]}"))
         if checkpoints and not _is_parquet(root.read(f"{log}/{checkpoints[-1]}")):
