@@ -55,7 +55,8 @@ class _TokenLogprobs(torch.autograd.Function):
             p = logp.exp()
             grad = logp.add_(entropies[part, None]).mul_(-grad_entropies[part, None]).sub_(grad_logprobs[part, None])
             grad.mul_(p)
-            grad.scatter_add_(1, targets[part, None], grad_logprobs[part, None])
+            # Each row has one target: a plain write, which is deterministic on CUDA as a scattered sum is not.
+            grad[torch.arange(len(grad), device=grad.device), targets[part]] += grad_logprobs[part]
             grad.div_(temperatures[part, None])
             grad_hidden[part] = _product(grad.to(weight.dtype), weight).to(hidden.dtype)
             _accumulate(grad_weight, grad.T, hidden[part])

@@ -37,9 +37,8 @@ class Row:
 
     def positions(self) -> Array:
         """Return position ids that restart at every segment, int64 (T,)."""
-        return np.concatenate(
-            [np.arange(end - start) for start, end in zip(self.borders, self.borders[1:], strict=False)]
-        )
+        starts = np.asarray(self.borders[:-1], np.int64)
+        return np.arange(self.borders[-1]) - np.repeat(starts, np.diff(self.borders))
 
 
 @dataclass(frozen=True)
@@ -119,9 +118,7 @@ def _check_row(row: Row) -> None:
         if not np.isfinite(stream[row.weighted]).all():
             raise LearnerError(f"{where}: {name} is not finite on a weighted token")
     if (row.streams["temperatures"][row.weighted] <= 0).any():
-        raise LearnerError(
-            f"{where}: temperatures must be positive on weighted tokens; greedy samples cannot be trained"
-        )
+        raise LearnerError(f"{where}: temperatures must be positive on weighted tokens; greedy samples cannot train")
     if np.isin(row.weighted, row.borders[:-1]).any():
         raise LearnerError(f"{where}: the first token of a segment has weight, but nothing in its segment predicts it")
     if (row.streams["rl_weights"] * row.streams["ref_kl_weights"] != 0).any():
