@@ -6,7 +6,6 @@ row, so rows are filled evenly by estimated cost and neighbours in cost share a 
 
 from bisect import bisect_left, insort
 from collections.abc import Sequence
-from itertools import count
 
 import numpy as np
 import numpy.typing as npt
@@ -54,8 +53,8 @@ def balanced(lengths: Sequence[int], capacity: int, num_ranks: int) -> Rows:
 
     Longest sample first, each into the cheapest row with room for it. Rows may be empty when samples are few.
     """
-    smallest = len(best_fit(lengths, capacity))
-    for num_rows in count(-(-smallest // num_ranks) * num_ranks, num_ranks):
+    fewest = -(-len(best_fit(lengths, capacity)) // num_ranks) * num_ranks
+    for num_rows in range(fewest, fewest + len(lengths) + num_ranks, num_ranks):
         rows = _spread(lengths, capacity, num_rows)
         if rows is not None:
             return rows

@@ -1,5 +1,6 @@
 """Advantage: baselines by hand, invariants that stop the stage, tokens of forks trained exactly once."""
 
+from dataclasses import replace
 from typing import get_args
 
 import numpy as np
@@ -189,6 +190,20 @@ def test_a_kept_trace_without_messages_stops_the_stage():
 def test_grpo_does_not_average_over_different_seats():
     with pytest.raises(AdvantageBreach, match="'first' and 'second'"):
         credited([trace("a", agent="first"), trace("b", agent="second")])
+
+
+def test_an_algorithm_that_lets_an_outsider_into_a_group_stops_the_stage(monkeypatch):
+    grpo = ALGORITHMS["grpo"]
+
+    def generous(kept, settings):
+        credit = grpo.credit(kept, settings)
+        return replace(credit, advantage=credit.advantage + 0.25)
+
+    monkeypatch.setitem(ALGORITHMS, "grpo", replace(grpo, credit=generous))
+    with pytest.raises(AdvantageBreach, match=r"group g0 adds up to 0\.5"):
+        credited(group(1.0, 0.0))
+    monkeypatch.setitem(ALGORITHMS, "grpo", replace(grpo, credit=generous, zero_sum=False))
+    assert advantages(credited(group(1.0, 0.0))) == [0.75, -0.25]
 
 
 def test_advantages_that_do_not_add_up_stop_the_stage():

@@ -42,7 +42,7 @@ def test_rows_satisfy_the_contract():
 def test_seeds_differ_and_fit_63_bits():
     seeds = [s for step in range(4) for s in assigned(examples(reverse=5), step, group_size=16)["seed"].to_pylist()]
     assert len(set(seeds)) == 4 * 8 * 16
-    assert all(0 <= seed < 2**63 for seed in seeds) and max(seeds) > 2**61
+    assert all(0 <= seed < 2**63 for seed in seeds) and max(seeds) > 2**62
 
 
 def test_held_out_examples_are_never_assigned():

@@ -39,6 +39,12 @@ def test_traces_may_be_interleaved_and_have_several_roots():
     assert found.owner.tolist() == [0, 0, 1] and found.number.tolist() == [0, 1, 0]
 
 
+def test_rows_of_a_trace_may_come_in_any_order():
+    rows = [message("t0", 2, parent=0), message("t0", 0), message("t0", 1, parent=0)]
+    found = find_branches(table("messages", rows), np.array([0, 0, 0]))
+    assert paths(found) == [[1, 2], [1, 0]] and found.number.tolist() == [0, 1]
+
+
 def test_nothing_has_no_branches():
     assert paths(branches_of()) == []
 

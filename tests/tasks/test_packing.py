@@ -184,6 +184,12 @@ def test_a_credit_without_its_trace_stops_the_stage():
         packed(tables | {"traces": table("traces", [trace("b")])})
 
 
+def test_a_packer_that_loses_a_sample_stops_the_stage(monkeypatch):
+    monkeypatch.setattr("tasks.packing.pack", lambda lengths, capacity, num_ranks: [[0]])
+    with pytest.raises(PackingBreach, match=r"sample t\d/0 is in 0 rows"):
+        packed(of_lengths([3, 3]))
+
+
 @pytest.mark.parametrize(("rows", "times"), [([[0], []], 0), ([[0, 1], [1]], 2)])
 def test_a_lost_or_doubled_sample_stops_the_stage(rows, times):
     with pytest.raises(PackingBreach, match=f"sample b is in {times} rows"):
