@@ -117,7 +117,7 @@ STAGE = Stage(
     writes=("assignments",),
     sections=("seed", "assignment", "environments"),
     function=assignment,
-    needs=("step",),
+    needs=("step", "batch"),
 )
 EVALUATION_STAGE = Stage(
     name="evaluation_assignment",
