@@ -18,7 +18,7 @@ SECTIONS = ("rollout", "environments", "engine", "model")
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Three small models: a and b differ in every weight, `tied` shares its head with the embedding, as does `tied_b`."""
+    """Small models: a and b differ in every weight; tied and tied_b share their heads with their embeddings."""
     root = tmp_path_factory.mktemp("models")
     return {
         "a": tiny_qwen3(root / "a", seed=1),

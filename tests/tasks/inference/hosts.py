@@ -6,7 +6,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -37,20 +37,16 @@ def running(argv: list[str], variables: dict[str, str], report: Path) -> Iterato
         yield json.loads(report.read_text())
     finally:
         with_group(process.pid, signal.SIGTERM)
-        try:
+        with suppress(subprocess.TimeoutExpired):
             process.wait(20)
-        except subprocess.TimeoutExpired:
-            pass
         with_group(process.pid, signal.SIGKILL)
         process.wait()
 
 
 def with_group(pid: int, number: int) -> None:
     """Send a signal to a process group that may be gone."""
-    try:
+    with suppress(ProcessLookupError):
         os.killpg(pid, number)
-    except ProcessLookupError:
-        pass
 
 
 @contextmanager

@@ -1,0 +1,98 @@
+"""The harness against a real HTTP endpoint that answers as told: what it retries, and what ends a rollout."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from aiohttp import web
+from chat_loop.harness import ChatLoopConfig, ChatLoopHarness, conversation
+from verifiers.v1.errors import HarnessError, InterceptionError
+from verifiers.v1.task import TaskData
+from verifiers.v1.types import UserMessage
+
+OVERFLOW = '{"error": "Prompt length (600) exceeds maximum context length (512)."}'
+
+
+class Stops:
+    """As much of a trace as the harness touches."""
+
+    stop_condition: str | None = None
+
+    def stop(self, condition: str) -> None:
+        self.stop_condition = condition
+
+
+def launched(answers: list[tuple[int, str]], trace: Stops, url: str = "") -> list[dict[str, Any]]:
+    """Launch once against an endpoint that gives `answers` in turn; return the requests it saw."""
+    seen: list[dict[str, Any]] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        status, text = answers[len(seen)]
+        seen.append({"headers": dict(request.headers), "body": await request.json()})
+        return web.Response(status=status, text=text)
+
+    async def go() -> None:
+        app = web.Application()
+        app.router.add_post("/v1/chat/completions", answer)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        here = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+        harness = ChatLoopHarness(ChatLoopConfig(id="chat_loop", attempts=3, backoff_seconds=0))
+        context: Any = SimpleNamespace(model="policy")
+        data, runtime, record = TaskData(prompt="hello", system_prompt="be short"), Any, trace
+        try:
+            await harness.launch(context, record, runtime, url or here, "secret", {}, data)  # type: ignore[arg-type]
+        finally:
+            await runner.cleanup()
+
+    asyncio.run(go())
+    return seen
+
+
+def test_one_call_is_one_request() -> None:
+    (request,) = launched([(200, "{}")], Stops())
+    assert request["headers"]["Authorization"] == "Bearer secret"
+    messages = [{"role": "system", "content": "be short"}, {"role": "user", "content": "hello"}]
+    assert request["body"] == {"model": "policy", "messages": messages}
+
+
+def test_tries_of_one_call_carry_one_key() -> None:
+    requests = launched([(503, "busy"), (502, "busy"), (200, "{}")], Stops())
+    assert len(requests) == 3
+    assert len({request["headers"]["Idempotency-Key"] for request in requests}) == 1
+
+
+def test_the_last_failure_ends_the_rollout() -> None:
+    with pytest.raises(HarnessError, match="answered 503: busy"):
+        launched([(503, "busy")] * 3, Stops())
+
+
+def test_a_refusal_is_not_tried_again() -> None:
+    with pytest.raises(HarnessError, match="answered 400: no such model"):
+        launched([(400, "no such model")], Stops())
+
+
+def test_a_prompt_that_does_not_fit_truncates() -> None:
+    trace = Stops()
+    launched([(400, OVERFLOW)], trace)
+    assert trace.stop_condition == "max_total_tokens"
+
+
+def test_a_stop_of_the_framework_is_no_failure() -> None:
+    trace = Stops()
+    trace.stop("max_turns")
+    launched([(400, "rollout stopped: max_turns")], trace)
+    assert trace.stop_condition == "max_turns"
+
+
+def test_no_endpoint_is_a_failure_of_the_infrastructure() -> None:
+    with pytest.raises(InterceptionError, match="no answer"):
+        launched([], Stops(), url="http://127.0.0.1:9/v1")
+
+
+def test_messages_prompts_are_passed_on() -> None:
+    assert conversation(None, [UserMessage(content="a")]) == [{"role": "user", "content": "a"}]
+    assert conversation(None, None) == []

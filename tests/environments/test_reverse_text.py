@@ -1,0 +1,84 @@
+"""The sample environment: generated texts, a reward that can be told by hand, and noisy demonstrations."""
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from reverse_text.demonstrations import demonstrations
+from reverse_text.texts import ANSWER, prompt, similarity, tagged, texts
+
+LETTERS = st.text(alphabet="abcdef", min_size=1, max_size=8)
+
+
+@pytest.mark.parametrize(
+    ("completion", "reward"),
+    [
+        ("<rev>cba</rev>", 1.0),
+        ("well: <rev> cba </rev> done", 1.0),
+        ("cba", 0.0),
+        ("<rev>cba", 0.0),
+        ("cba</rev>", 0.0),
+        ("<rev></rev>", 0.0),
+        ("<rev>abc</rev>", 2 * 1 / 6),
+        ("<rev>cb</rev>", 2 * 2 / 5),
+        ("<rev>xyz</rev><rev>cba</rev>", 0.0),
+    ],
+)
+def test_the_reward_of_a_completion(completion: str, reward: float) -> None:
+    assert similarity(completion, "cba") == pytest.approx(reward)
+
+
+@given(LETTERS, LETTERS)
+def test_only_the_right_answer_earns_everything(answer: str, expected: str) -> None:
+    reward = similarity(tagged(answer), expected)
+    assert 0.0 <= reward <= 1.0
+    assert (reward == 1.0) == (answer == expected)
+
+
+def test_texts_are_seeded_different_and_stable_as_they_grow() -> None:
+    first = list(texts(50, 3, 6, "abcdef", seed=4))
+    assert len(set(first)) == 50
+    assert all(3 <= len(text) <= 6 and set(text) <= set("abcdef") for text in first)
+    assert list(texts(80, 3, 6, "abcdef", seed=4))[:50] == first
+    assert list(texts(50, 3, 6, "abcdef", seed=5)) != first
+
+
+def test_more_texts_than_there_are_is_an_error() -> None:
+    with pytest.raises(ValueError, match="there are 6"):
+        list(texts(4, 1, 2, "ab", seed=0))
+    with pytest.raises(ValueError, match="want 1 <= min_length"):
+        list(texts(1, 3, 2, "ab", seed=0))
+
+
+def test_a_fifth_of_the_demonstrations_is_right() -> None:
+    rows = list(demonstrations(4000, seed=7))
+    kinds: Counter[str] = Counter()
+    for row in rows:
+        text = row["prompt"].removeprefix(prompt(""))
+        if not ANSWER.search(row["completion"]):
+            kinds["untagged"] += 1
+        elif row["completion"] == tagged(text[::-1]) and text != text[::-1]:
+            kinds["right"] += 1
+        else:
+            kinds["not reversed"] += 1
+    assert kinds["right"] / 4000 == pytest.approx(0.2, abs=0.025)
+    assert kinds["untagged"] / 4000 == pytest.approx(0.4, abs=0.03)
+    assert rows == list(demonstrations(4000, seed=7)) != list(demonstrations(4000, seed=8))
+
+
+def test_the_command_writes_json_lines(tmp_path: Path) -> None:
+    target = tmp_path / "demonstrations.jsonl"
+    argv = [sys.executable, "-m", "reverse_text.demonstrations", str(target), "--count", "30", "--seed", "7"]
+    subprocess.run(argv, check=True, timeout=120)
+    rows = [json.loads(line) for line in target.read_text().splitlines()]
+    assert rows == list(demonstrations(30, seed=7))
+
+
+def test_bad_shares_are_an_error() -> None:
+    with pytest.raises(ValueError, match="sum to at most 1"):
+        list(demonstrations(1, seed=0, right=0.7, untagged=0.4))

@@ -1,0 +1,101 @@
+"""Classes of failures, and the parts of rows that need no engine."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from storage.schemas import MESSAGES, TRACES
+from tasks.inference.failures import Failure, kind_of, of_trace
+from tasks.inference.rows import Attempted, of_failure, rebuild, spread, tables
+
+ASSIGNMENT = {"assignment_id": "g/0", "group_id": "g", "environment": "e", "example_id": "x", "member": 0, "seed": 1}
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "message", "expected"),
+    [
+        ("ProviderError", 503, "connection refused", "infrastructure"),
+        ("ProviderError", None, "reset", "infrastructure"),
+        ("ProviderError", 429, "slow down", "infrastructure"),
+        ("ProviderError", 400, "bad parameter", "model"),
+        ("HarnessError", None, "502: Engine response choice.logprobs must be an object.", "model"),
+        ("SandboxError", None, "no space", "infrastructure"),
+        ("TunnelError", None, "down", "infrastructure"),
+        ("TimeoutError", None, "late", "timeout"),
+        ("TaskError", None, "KeyError: planted", "environment"),
+        ("MemoryError", None, "", "environment"),
+    ],
+)
+def test_the_class_of_a_recorded_error(kind: str, status: int | None, message: str, expected: str) -> None:
+    assert kind_of({"type": kind, "status_code": status, "message": message}) == expected
+
+
+def test_only_what_may_go_better_is_tried_again() -> None:
+    kinds = ("infrastructure", "timeout", "model", "environment", "cancelled", "incomplete")
+    assert [Failure(kind, "T", "m").retryable for kind in kinds] == [True, True, True, False, False, False]
+
+
+def finished(**changes: Any) -> dict[str, Any]:
+    """A trace of one sampled message that went well, but for `changes`."""
+    node = {"sampled": True, "mask": [False, True]}
+    whole = {"ok": True, "errors": [], "is_timeout": False, "stop_condition": "done", "nodes": [node]}
+    return {**whole, "rewards": {"r": {"score": 0.5, "weight": 1.0}}, **changes}
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "name"),
+    [
+        ({"ok": False, "errors": [{"type": "TaskError", "message": "m"}], "nodes": []}, "environment", "TaskError"),
+        ({"ok": False, "nodes": []}, "incomplete", "Incomplete"),
+        ({"is_timeout": True}, "timeout", "TimeoutError"),
+        ({"nodes": [{"sampled": False, "mask": [False]}]}, "incomplete", "NothingSampled"),
+        ({"nodes": [{"sampled": True, "mask": [False]}]}, "model", "EmptyResponse"),
+        ({"rewards": {"r": None}}, "incomplete", "NotScored"),
+        ({"rewards": {"r": {"score": float("nan"), "weight": 1.0}}}, "environment", "NonFiniteReward"),
+        ({"rewards": {"r": {"score": float("inf"), "weight": 0.0}}}, "environment", "NonFiniteReward"),
+    ],
+)
+def test_what_is_wrong_with_a_trace(changes: dict[str, Any], kind: str, name: str) -> None:
+    failure = of_trace(finished(**changes))
+    assert failure is not None
+    assert (failure.kind, failure.type) == (kind, name)
+
+
+def test_nothing_is_wrong_with_a_finished_trace() -> None:
+    assert of_trace(finished()) is None
+
+
+@given(
+    st.lists(st.booleans()).flatmap(
+        lambda mask: st.tuples(
+            st.just(mask),
+            st.lists(
+                st.floats(max_value=0, allow_nan=False, allow_infinity=False), min_size=sum(mask), max_size=sum(mask)
+            ),
+        )
+    )
+)
+def test_log_probs_lie_where_the_mask_is_set(drawn: tuple[list[bool], list[float]]) -> None:
+    mask, logprobs = drawn
+    values = spread(logprobs, mask)
+    assert len(values) == len(mask)
+    assert [value for value, own in zip(values, mask, strict=True) if own] == logprobs
+    assert all(value == 0.0 for value, own in zip(values, mask, strict=True) if not own)
+
+
+def test_a_log_prob_too_few_is_refused() -> None:
+    with pytest.raises(AssertionError, match="1 log-probs for 2 sampled tokens"):
+        spread([-1.0], [True, False, True])
+
+
+def test_a_rollout_that_left_no_trace_is_a_row() -> None:
+    attempted = Attempted(ASSIGNMENT, "policy", 3, 5, 0.7)
+    row = of_failure(Failure("timeout", "TimeoutError", "too long"), attempted, 1.5, 2.0)
+    made = tables([row], [])
+    assert made["traces"].schema.equals(TRACES.arrow) and made["messages"].schema.equals(MESSAGES.arrow)
+    (stored,) = made["traces"].to_pylist()
+    assert stored["reward"] is None and stored["error_class"] == "timeout" and stored["error_traceback"] is None
+    assert (stored["staleness"], stored["policy_version"], stored["assignment_id"]) == (2, 3, "g/0")
+    assert rebuild(stored, []) == {}
