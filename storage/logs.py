@@ -26,13 +26,13 @@ KEPT_CHECKPOINTS = 2
 KEPT_MINUTES = 1
 
 
-def prune_log(root: Root, place: str, minutes: int = KEPT_MINUTES) -> int:
-    """Delete log files older than the newest two checkpoints and than so many minutes; return how many.
+def prune_log(root: Root, place: str, minutes: int | None = None) -> int:
+    """Delete log files older than the newest two checkpoints and than so many minutes (KEPT_MINUTES); return how many.
 
     The minutes are for a process that has listed the log and is about to read it.
     """
     log = f"{place}/_delta_log"
-    oldest = datetime.now(UTC) - timedelta(minutes=minutes)
+    oldest = datetime.now(UTC) - timedelta(minutes=KEPT_MINUTES if minutes is None else minutes)
     with border("pruning a log", root.child(log)):
         files = {info.base_name: info for info in root.files.get_file_info(pafs.FileSelector(log))}
         checkpoints = sorted(name for name in files if name.endswith(CHECKPOINT))

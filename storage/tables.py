@@ -172,8 +172,7 @@ class StoredTable:
         except TableNotFoundError:
             delta = self._create(address, options)
         except DeltaError:
-            if not set_aside_torn(self._root, self.place):
-                raise
+            set_aside_torn(self._root, self.place)  # or the log was pruned while it was read
             delta = DeltaTable(address, storage_options=options)
         found = pa.schema(cast(Any, delta.schema().to_arrow()))
         check_schema(found, self.schema, Place(self.name))
@@ -214,6 +213,8 @@ class StoredTable:
         properties = CommitProperties(app_transactions=[Transaction(*transaction)] if transaction else None)
         with self.lock, border(f"committing to table {self.name!r}", self._root.child(self.place)):
             for attempt in range(ATTEMPTS_TO_COMMIT):
+                if transaction is None:
+                    self.refresh()  # a handle long idle could not be compared with a log that was pruned since
                 before = self.version
                 try:
                     self._push(actions, properties)
