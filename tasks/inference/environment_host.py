@@ -106,10 +106,16 @@ def serve(environment: Mapping[str, Any], report: Path) -> None:
 
 
 def content_of(task: "Task[Any]") -> dict[str, Any]:
-    """A task's data as JSON values without defaults and without its place in the list, which moves as data grows."""
-    data: dict[str, Any] = task.data.model_dump(mode="json", exclude_defaults=True)
-    data.pop("idx", None)
-    return data
+    """A task's data as JSON values without its place in the list, which moves as data grows, and without defaults.
+
+    Defaults are left out of the task's own fields only: deeper down they tell one kind of message from another.
+    """
+    fields = type(task.data).model_fields.items()
+    default = {
+        name for name, field in fields if getattr(task.data, name) == field.get_default(call_default_factory=True)
+    }
+    content: dict[str, Any] = task.data.model_dump(mode="json", exclude=default | {"idx"}, serialize_as_any=True)
+    return content
 
 
 def canonical(value: Any) -> str:

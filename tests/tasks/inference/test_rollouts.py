@@ -134,7 +134,8 @@ def check_logprobs(messages: list[dict[str, Any]], directory: Path) -> None:
     with torch.no_grad():
         logprobs = torch.log_softmax(model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0], -1)
     expected = [logprobs[at - 1, tokens[at]].item() for at, own in enumerate(mask) if own]
-    recorded = [value for message in messages for value, own in zip(message["logprobs"], message["mask"]) if own]
+    values = [value for message in messages for value in message["logprobs"]]
+    recorded = [value for value, own in zip(values, mask, strict=True) if own]
     assert recorded == pytest.approx(expected, abs=1e-4)
 
 
@@ -188,6 +189,7 @@ def test_two_turns_share_their_prefix(small_engine: Engine, view: Callable[..., 
         assert environments.answers(told["address"])
         run(small_engine, told["address"], view(environment), assigned("two", ["t0", "t1"], 2), examples, groups)
     traces, messages = groups.rows("traces"), groups.rows("messages")
+    assert [row["error_message"] for row in traces] == [None] * 4
     assert [(row["reward"], row["num_turns"], row["num_branches"]) for row in traces] == [(2.0, 2, 1)] * 4
     for row in traces:
         own = [message for message in messages if message["trace_id"] == row["trace_id"]]

@@ -1,0 +1,87 @@
+"""What the engine is shown of a policy's directory, on hand-written files."""
+
+import json
+import struct
+from pathlib import Path
+
+import pytest
+
+from tasks.inference.model_info import ModelUnusable, read
+from tasks.inference.serving_view import HEAD, WeightsUnusable, header, serving_view, tied
+
+EMBEDDING = bytes(range(24))
+
+
+def write(path: Path, tensors: dict[str, bytes]) -> None:
+    """Write one-row float32 tensors as a safetensors file."""
+    described, at = {}, 0
+    for name, content in tensors.items():
+        shape = [1, len(content) // 4]
+        described[name] = {"dtype": "F32", "shape": shape, "data_offsets": [at, at + len(content)]}
+        at += len(content)
+    text = json.dumps({"__metadata__": {"format": "pt"}, **described}).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + b"".join(tensors.values()))
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    config = {"vocab_size": 6, "architectures": ["Some"], "tie_word_embeddings": True, "max_position_embeddings": 9}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    write(tmp_path / "model.safetensors", {"model.norm.weight": b"norm", "model.embed_tokens.weight": EMBEDDING})
+    return tmp_path
+
+
+def test_a_plain_directory_is_shown_as_it_is(model: Path) -> None:
+    with serving_view(model, untie=False) as view:
+        assert view == model
+
+
+def test_optimizer_state_is_not_shown(model: Path) -> None:
+    write(model / "optimizer.safetensors", {"model.norm.weight": b"else"})
+    with serving_view(model, untie=False) as view:
+        assert sorted(path.name for path in view.iterdir()) == ["config.json", "model.safetensors"]
+        assert (view / "model.safetensors").read_bytes() == (model / "model.safetensors").read_bytes()
+    assert not view.exists()
+
+
+def test_a_tied_head_gets_the_embedding_as_its_own(model: Path) -> None:
+    assert tied(model)
+    with serving_view(model, untie=True) as view:
+        tensors, start = header(view / "tied_head.safetensors")
+        assert tensors == {HEAD: {"dtype": "F32", "shape": [1, 6], "data_offsets": [0, 24]}}
+        assert (view / "tied_head.safetensors").read_bytes()[start:] == EMBEDDING
+        assert start % 8 == 0
+
+
+def test_a_stored_head_is_left_alone(model: Path) -> None:
+    write(model / "head.safetensors", {HEAD: EMBEDDING[::-1]})
+    assert not tied(model)
+    with serving_view(model, untie=True) as view:
+        assert view == model
+
+
+@pytest.mark.parametrize("keep", [0, 4, 30, -1])
+def test_a_file_that_is_cut_off_is_refused(model: Path, keep: int) -> None:
+    path = model / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(WeightsUnusable, match=r"model\.safetensors"), serving_view(model, untie=False):
+        pass
+
+
+def test_no_weights(model: Path) -> None:
+    (model / "model.safetensors").unlink()
+    with pytest.raises(WeightsUnusable, match="no weights in"), serving_view(model, untie=False):
+        pass
+
+
+def test_what_a_directory_says(model: Path, tmp_path: Path) -> None:
+    info = read(model)
+    assert (info.vocab_size, info.max_positions, info.tied, info.architecture) == (6, 9, True, "Some")
+    with pytest.raises(ModelUnusable, match="no model in.*absent"):
+        read(tmp_path / "absent")
+    (model / "config.json").write_text("{}")
+    with pytest.raises(ModelUnusable, match="names no vocab_size"):
+        read(model)
+    (model / "config.json").write_text("{")
+    with pytest.raises(ModelUnusable, match="is not JSON"):
+        read(model)
