@@ -38,7 +38,8 @@ def set_up_process() -> None:
     A spawned worker starts without log handlers, and what it logs would be lost.
     """
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stderr, force=True)
-    logging.getLogger("httpx").setLevel(logging.WARNING)
+    for name in ("httpx", "aiohttp.access"):  # a line for every model call
+        logging.getLogger(name).setLevel(logging.WARNING)
     if directory := os.environ.get(WORK_VARIABLE):
         import verifiers.v1.runtimes.subprocess as runtime
 
@@ -110,11 +111,12 @@ def content_of(task: "Task[Any]") -> dict[str, Any]:
 
     Defaults are left out of the task's own fields only: deeper down they tell one kind of message from another.
     """
-    fields = type(task.data).model_fields.items()
-    default = {
-        name for name, field in fields if getattr(task.data, name) == field.get_default(call_default_factory=True)
+    defaults = {
+        name
+        for name, field in type(task.data).model_fields.items()
+        if getattr(task.data, name) == field.get_default(call_default_factory=True)
     }
-    content: dict[str, Any] = task.data.model_dump(mode="json", exclude=default | {"idx"}, serialize_as_any=True)
+    content: dict[str, Any] = task.data.model_dump(mode="json", exclude=defaults | {"idx"}, serialize_as_any=True)
     return content
 
 

@@ -87,7 +87,7 @@ def test_the_version_names_every_package() -> None:
 @pytest.mark.parametrize("ask", [package_version, examples, lambda one: environments.command(one, "report.json")])
 def test_an_environment_that_is_not_installed(ask: Callable[[EnvironmentConfig], Any]) -> None:
     absent = EnvironmentConfig(name="mine", taskset={"id": "no-such-environment"})
-    with pytest.raises(EnvironmentUnavailable, match="'no-such-environment' is not installed.*no_such_environment"):
+    with pytest.raises(EnvironmentUnavailable, match=r"'no-such-environment' is not installed.*no_such_environment"):
         ask(absent)
     with pytest.raises(EnvironmentUnavailable, match=r"'mine': taskset\.id is missing"):
         ask(absent.model_copy(update={"taskset": {}}))
@@ -95,5 +95,5 @@ def test_an_environment_that_is_not_installed(ask: Callable[[EnvironmentConfig],
 
 @pytest.mark.engine
 def test_a_setting_that_the_taskset_does_not_know() -> None:
-    with pytest.raises(EnvironmentUnavailable, match="cannot be loaded: ValidationError.*\n.*num_exmples"):
+    with pytest.raises(EnvironmentUnavailable, match=r"cannot be loaded: ValidationError.*\n.*num_exmples"):
         examples(EnvironmentConfig(name="mine", taskset={"id": "reverse_text", "num_exmples": 3}))

@@ -181,20 +181,31 @@ def test_every_fault_of_an_environment_is_a_row(
 
 
 @pytest.mark.usefixtures("plugins")
-def test_two_turns_share_their_prefix(small_engine: Engine, view: Callable[..., View], tmp_path: Path) -> None:
+def test_two_turns_are_one_trace(small_engine: Engine, view: Callable[..., View], tmp_path: Path) -> None:
     environment = EnvironmentConfig(name="two", taskset={"id": "two_turns"}, pool=StaticPool(num_workers=2))
     examples = environments.examples(environment)
     groups = Groups()
     with served(environment, tmp_path) as told:
         assert environments.answers(told["address"])
         run(small_engine, told["address"], view(environment), assigned("two", ["t0", "t1"], 2), examples, groups)
-    traces, messages = groups.rows("traces"), groups.rows("messages")
-    assert [row["error_message"] for row in traces] == [None] * 4
-    assert [(row["reward"], row["num_turns"], row["num_branches"]) for row in traces] == [(2.0, 2, 1)] * 4
+    traces = groups.rows("traces")
+    # This renderer leaves thinking out of the history as soon as the user speaks again: the second turn is a branch.
+    assert [(row["error_message"], row["reward"], row["num_turns"], row["num_branches"]) for row in traces] == [
+        (None, 2.0, 2, 2)
+    ] * 4
     for row in traces:
-        own = [message for message in messages if message["trace_id"] == row["trace_id"]]
-        assert [message["role"] for message in own] == ["system", "user", "assistant", "user", "assistant"]
-        assert [message["parent"] for message in own] == [None, 0, 1, 2, 3]
+        own = [message for message in groups.rows("messages") if message["trace_id"] == row["trace_id"]]
+        sampled = [message["message"] for message in own if message["sampled"]]
+        assert [any(message["mask"]) for message in own] == [message["sampled"] for message in own]
+        paths = [path(own, number) for number in sampled]
+        roles = ["system", "user", "assistant", "user", "assistant"]
+        assert [[own[number]["role"] for number in one] for one in paths] == [roles[:3], roles]
+
+
+def path(messages: list[dict[str, Any]], leaf: int) -> list[int]:
+    """Message numbers from the root to `leaf`."""
+    parent = messages[leaf]["parent"]
+    return [leaf] if parent is None else [*path(messages, parent), leaf]
 
 
 def test_a_killed_environment_server_is_named(

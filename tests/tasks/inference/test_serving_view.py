@@ -77,7 +77,7 @@ def test_no_weights(model: Path) -> None:
 def test_what_a_directory_says(model: Path, tmp_path: Path) -> None:
     info = read(model)
     assert (info.vocab_size, info.max_positions, info.tied, info.architecture) == (6, 9, True, "Some")
-    with pytest.raises(ModelUnusable, match="no model in.*absent"):
+    with pytest.raises(ModelUnusable, match=r"no model in.*absent"):
         read(tmp_path / "absent")
     (model / "config.json").write_text("{}")
     with pytest.raises(ModelUnusable, match="names no vocab_size"):
