@@ -1,6 +1,6 @@
 """Launch: start a flow from the command line, with everything that must live as long as it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -30,22 +30,23 @@ def start(
 
 def resume(name: str, overrides: Sequence[str] = (), store: str = "") -> int:
     """Go on with a run of the store, `latest` for the newest; return the exit status."""
-    settings = dict(item.split("=", 1) for item in overrides)
-    unknown = set(settings) - {"steps"}
-    if unknown:
-        raise ConfigError([f"{key}: a resumed run keeps its config; only steps may change" for key in sorted(unknown)])
     root = store or RunConfig().store
     runs = open_store(root).runs
     chosen = runs.latest() if name == "latest" else name
     if chosen is None:
         raise ConfigError([f"store {root} holds no run yet: start one with `stagecoach run`"])
     kind = runs.events(chosen)[-1].kind
-    watch(prepare(kind, (), (), name=chosen, store=root, steps=settings.get("steps")))
+    watch(prepare(kind, (), overrides, name=chosen, store=root))
     return 0
 
 
-def watch(config: RunConfig, policy: str = "", engine: EngineRoom | None = None) -> dict[str, Any]:
-    """Run the flow of a resolved config with a panel, artifacts and the monitor; return what the flow returns."""
+def watch(
+    config: RunConfig, policy: str = "", engine: EngineRoom | None = None, before: Callable[[], None] = lambda: None
+) -> dict[str, Any]:
+    """Run the flow of a resolved config with a panel, artifacts and the monitor; return what the flow returns.
+
+    `before` is called once it is known that there is work to do.
+    """
     check_monitor(config.wandb)
     directory = log_directory(config)
     artifacts = RunArtifacts(config.name, config.store, config.steps, enabled=config.prefect.artifacts)
@@ -54,11 +55,15 @@ def watch(config: RunConfig, policy: str = "", engine: EngineRoom | None = None)
         Panel(f"{config.kind} {config.name}", 0 if config.kind == "evaluate" else config.steps) as panel,
     ):
         watchers = (PanelWatcher(panel), ArtifactWatcher(artifacts, config.steps), MonitorWatcher(monitor))
-        return run(config, watchers, policy, engine)
+        return run(config, watchers, policy, engine, before)
 
 
 def run(
-    config: RunConfig, watchers: tuple[Watcher, ...] = (), policy: str = "", engine: EngineRoom | None = None
+    config: RunConfig,
+    watchers: tuple[Watcher, ...] = (),
+    policy: str = "",
+    engine: EngineRoom | None = None,
+    before: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
     """Run the flow of a resolved config: services and Prefect side by side, then the flow; or nothing at all.
 
@@ -73,6 +78,7 @@ def run(
         directory = log_directory(config)
         api = begin_prefect(config)
         session.begin(missing)
+        before()
         with prefect_api.termination_reported():
             session.tell("prefect", url=api.wait().ui_url)
             route_prefect_logs(directory / "prefect.log")

@@ -26,11 +26,12 @@ def prepare(
     resumed with its recorded config: other steps and operational settings are taken over, anything else is refused,
     because the run's rows would be of two kinds. Raises ConfigError.
     """
-    given = {name: value for name, value in settings.items() if value not in (None, "")}
-    requested = load(files or DEFAULT_FILES[kind], [*overrides, *_as_overrides({**given, "kind": kind})])
+    given = {name: value for name, value in settings.items() if value not in (None, "")} | {"kind": kind}
+    later = [*overrides, *(f"{name}={value}" for name, value in given.items())]
+    requested = load(files or DEFAULT_FILES[kind], later)
     recorded = recorded_config(open_store(requested.store), requested.name)
-    if recorded is not None and not files and not overrides:
-        requested = recorded.model_copy(update={name: given[name] for name in ("steps", "store") if name in given})
+    if recorded is not None and not files:
+        requested = load((), later, base=recorded.model_dump(mode="json"))
     require_files(requested, policy)
     config = resolve(_with_seed(requested, recorded), facts(requested))
     if kind == "sft":
@@ -46,10 +47,6 @@ def recorded_config(store: Store, name: str) -> RunConfig | None:
     if not name or name not in store.runs.names():
         return None
     return from_json(canonical(store.runs.config(name)))
-
-
-def _as_overrides(settings: dict[str, Any]) -> list[str]:
-    return [f"{name}={value}" for name, value in settings.items()]
 
 
 def _with_seed(requested: RunConfig, recorded: RunConfig | None) -> RunConfig:

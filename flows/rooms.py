@@ -181,10 +181,11 @@ class LearnerRoom:
         self.begin()
         assert self._handle is not None
         while True:
+            generation = self._handle.generation  # read first: a restart in between then shows as a lost learner
             report = self._handle.wait()  # returns after a restart, or raises when none is left
             try:
-                if self._learner is None or self._learner[0] != self._handle.generation:
-                    self._learner = (self._handle.generation, self._configured(report["address"]))
+                if self._learner is None or self._learner[0] != generation:
+                    self._learner = (generation, self._configured(report["address"]))
                 self._learner[1].state()
                 return self._learner[1]
             except LearnerLost:

@@ -132,10 +132,13 @@ def main() -> None:
     parser.add_argument("directory", type=Path)
     parser.add_argument("--hidden", type=int, default=128, help="width")
     parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--heads", type=int, default=4, help="attention heads")
+    parser.add_argument("--kv-heads", type=int, default=2, help="heads of keys and values")
     parser.add_argument("--word", action="append", default=[], help="a text that shall be one token; may be repeated")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
-    made = tiny_qwen3(given.directory, hidden=given.hidden, layers=given.layers, words=given.word, seed=given.seed)
+    sizes = {"hidden": given.hidden, "layers": given.layers, "heads": given.heads, "kv_heads": given.kv_heads}
+    made = tiny_qwen3(given.directory, **sizes, words=given.word, seed=given.seed)
     print(json.dumps({"directory": str(made)}))
 
 
