@@ -29,7 +29,17 @@ SEED = 17
 # What the tokenizer keeps whole: the words of every prompt, so that samples are short and training is fast.
 WORDS = ("user", "assistant", "Reverse inside ", "<rev>", "</rev>", ": ", "\n\n")
 # Heads of 32: the engine has no CPU kernel for smaller ones.
-MODEL = ["--hidden", "96", "--layers", "3", "--heads", "3", "--kv-heads", "3", *(part for word in WORDS for part in ("--word", word))]
+MODEL = [
+    "--hidden",
+    "96",
+    "--layers",
+    "3",
+    "--heads",
+    "3",
+    "--kv-heads",
+    "3",
+    *(part for word in WORDS for part in ("--word", word)),
+]
 # Most demonstrations are wrong, so that the warmed-up model knows all the forms and not yet which one pays.
 DEMONSTRATIONS = ["--count", "28800", "--right", "0.16", "--untagged", "0.68", "--seed", "1"]
 
@@ -95,9 +105,7 @@ def _run(module: str, *arguments: str) -> None:
         raise ValueError(f"{module} failed; nothing was stored: {done.stderr.strip()[-2000:]}")
 
 
-def early_engine(
-    supervisor: Supervisor, overrides: Sequence[str], name: str, root: str, model: Path
-) -> EngineRoom:
+def early_engine(supervisor: Supervisor, overrides: Sequence[str], name: str, root: str, model: Path) -> EngineRoom:
     """Return the engine room of the training run, able to start before its first policy exists.
 
     Start-up is the engine's longest wait; it goes on beside the warm-up, with weights of the same shape.

@@ -33,7 +33,9 @@ def facts(config: RunConfig) -> dict[str, Any]:
             "dtype": precision,
             "device": "cuda" if cuda else "cpu",
         },
-        "environments": {each.name: {"version": environment_service.package_version(each)} for each in config.environments},
+        "environments": {
+            each.name: {"version": environment_service.package_version(each)} for each in config.environments
+        },
     }
     if config.model.path:
         info = model_info.read(model_directory(config.model.path))
@@ -75,7 +77,7 @@ def model_directory(path: str) -> Path:
 
 def _download(hub_id: str) -> str:
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError, HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
         return snapshot_download(hub_id, allow_patterns=list(WEIGHT_FILES))

@@ -24,7 +24,9 @@ def start(
     """Resolve a config, run the flow of `kind` and show it; return the exit status."""
     config = prepare(kind, files, overrides, policy=policy, name=name, store=store)
     watch(config, policy)
-    print(f"run {config.name} is in {config.store}; look at it with: stagecoach show {config.name} --store {config.store}")
+    print(
+        f"run {config.name} is in {config.store}; look at it with: stagecoach show {config.name} --store {config.store}"
+    )
     return 0
 
 

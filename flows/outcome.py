@@ -13,7 +13,6 @@ from storage.schemas import TRACES
 from tasks.accounting import Share, account
 from tasks.stage import Policy, Ref
 
-
 TRACE_COLUMNS = [field.name for field in TRACES.arrow if field.name not in ("record", "info", "error_traceback")]
 
 

@@ -93,7 +93,9 @@ def _draw(do: Do, step: int, found: Ref, policy: Policy, batch: int, supervised:
     again = {"batch": str(batch)} if batch else {}
     assigned = do(assignment.task, step, (found,), services={"batch": batch}, extra_inputs=again)
     traces = (
-        do(demonstration.task, step, (assigned, found)) if supervised else do(rollout.task, step, (assigned, found), policy)
+        do(demonstration.task, step, (assigned, found))
+        if supervised
+        else do(rollout.task, step, (assigned, found), policy)
     )
     verdicts = do(filtering.task, step, (traces,))
     credits = do(advantage.task, step, (traces, verdicts))

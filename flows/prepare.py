@@ -17,9 +17,7 @@ from tasks.examples import DEMONSTRATIONS
 DEFAULT_FILES = {"train": ["demo"], "sft": ["sft_demo"], "evaluate": ["demo"]}
 
 
-def prepare(
-    kind: str, files: Sequence[str], overrides: Sequence[str], policy: str = "", **settings: Any
-) -> RunConfig:
+def prepare(kind: str, files: Sequence[str], overrides: Sequence[str], policy: str = "", **settings: Any) -> RunConfig:
     """Return the resolved config of a new run, or of the run of that name in the store, to go on with it.
 
     `settings` are name, store, seed and steps where they were given; they come after the overrides. A recorded run is
@@ -67,8 +65,8 @@ def _require_same(recorded: RunConfig, config: RunConfig) -> None:
     if differing:
         raise ConfigError(
             [
-                f"{name}: run {recorded.name!r} is recorded with {_brief(old[name])}, asked for is {_brief(new[name])}; "
-                f"nothing was changed. Give the branch a name of its own (--name): it shares all work that is the same"
+                f"{name}: run {recorded.name!r} has {_brief(old[name])}, asked for is {_brief(new[name])}; "
+                f"nothing was changed. Give the branch a name of its own (--name): it shares all equal work"
                 for name in differing
             ]
         )

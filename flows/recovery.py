@@ -43,7 +43,7 @@ def check_same_weights(row: dict[str, Any], weights_sha256: str) -> None:
     if row["weights_sha256"] != weights_sha256:
         raise WeightsDiffer(
             f"policy {row['policy_key']} (version {row['version']}): training its recorded batches again gave weights "
-            f"{weights_sha256[:12]}, recorded are {row['weights_sha256'][:12]}. The recorded weights and all tables are "
-            f"safe; the optimizer state between them is not to be had on this machine with these versions of torch. "
+            f"{weights_sha256[:12]}, recorded are {row['weights_sha256'][:12]}. The recorded weights and all tables "
+            f"are safe; the optimizer state between them is not to be had on this machine with this torch. "
             f"Resume where the run was trained, or branch from this policy with a fresh optimizer (model.path)."
         )

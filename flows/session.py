@@ -172,8 +172,9 @@ def find_policy(store: Store, name: str) -> Policy | None:
     if not name:
         return None
     run, _, wanted = name.partition(":")
-    made = {entry.step + 1: entry.key for entry in store.ledger.entries(run=run, stage="training")}
-    made |= {0: entry.key for entry in store.ledger.entries(run=run, stage="policy_import")}
+    imported = [entry.key for entry in store.ledger.entries(run=run, stage="policy_import")]
+    made = dict(enumerate(imported[-1:]))
+    made |= {entry.step + 1: entry.key for entry in store.ledger.entries(run=run, stage="training")}
     number = int(wanted) if wanted.isdigit() else max(made, default=0)
     if number not in made:
         raise ValueError(f"policy {name!r}: run {run!r} has the versions {sorted(made)}; nothing was started")

@@ -45,7 +45,7 @@ def main(name: str, overrides: Sequence[str] = (), store: str = "", as_json: boo
 
 
 def describe(store: Store, run: str, config: RunConfig, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """Return a run as plain values: state, steps with reward, rows, tokens and seconds by stage, and what would rerun."""
+    """Return a run as plain values: its state, its steps stage by stage, and what `overrides` would run again."""
     events = store.runs.events(run)
     described: dict[str, Any] = {
         "run": run,
@@ -72,7 +72,7 @@ def changes(store: Store, run: str, config: RunConfig, overrides: Sequence[str])
 
 
 def _by_step(store: Store, run: str) -> dict[int, dict[str, Entry]]:
-    """Return the whole pieces of work of a run's steps, by step and stage; a later batch of a step replaces an earlier."""
+    """Return the finished work of a run's steps, by step and stage; a step's later batch replaces an earlier one."""
     found: dict[int, dict[str, Entry]] = {}
     for entry in sorted(store.ledger.entries(run=run), key=lambda entry: entry.finished_at):
         of_evaluation = "evaluation_assignment" in entry.inputs
@@ -107,7 +107,9 @@ def _mean(store: Store, entry: Entry | None, table: str, column: str) -> float |
 
 def _print(found: dict[str, Any]) -> None:
     console = Console() if sys.stdout.isatty() else Console(width=PRINTED_WIDTH)
-    console.print(Text(f"{found['kind']} {found['run']}: {found['state']}, {len(found['steps'])}/{found['num_steps']} steps"))
+    console.print(
+        Text(f"{found['kind']} {found['run']}: {found['state']}, {len(found['steps'])}/{found['num_steps']} steps")
+    )
     if found["message"]:
         console.print(Text(printable(found["message"])))
     table = Table(box=None, padding=(0, 1))
@@ -121,7 +123,9 @@ def _print(found: dict[str, Any]) -> None:
     console.print(table)
     console.print(Text(f"tables: {found['store']}/tables    (* shared with another run)"))
     for stage, count in found.get("change", {}).items():
-        console.print(Text(f"{stage:<14} {count.get('computed', 0):>5} to compute, {count.get('found', 0):>5} in the ledger"))
+        console.print(
+            Text(f"{stage:<14} {count.get('computed', 0):>5} to compute, {count.get('found', 0):>5} in the ledger")
+        )
 
 
 def _seconds(step: dict[str, Any], stage: str) -> str:

@@ -68,7 +68,9 @@ def rollout(
 
 def _missing(assignments: pa.Table, parts: Parts) -> pa.Table:
     done = parts.done("traces", "group_id")
-    return assignments.filter(pc.invert(pc.is_in(assignments["group_id"], value_set=pa.array(sorted(done), pa.string()))))
+    return assignments.filter(
+        pc.invert(pc.is_in(assignments["group_id"], value_set=pa.array(sorted(done), pa.string())))
+    )
 
 
 STAGE = Stage(

@@ -86,7 +86,9 @@ class Place:
 
     def key(self, stage: Stage, step: int, inputs: Mapping[str, str]) -> str:
         """Return the key of `stage` at `step` over the keys of its inputs."""
-        return work_key(stage.name, stage.version, step, View(self.config, stage.sections, stage.name).content(), inputs)
+        return work_key(
+            stage.name, stage.version, step, View(self.config, stage.sections, stage.name).content(), inputs
+        )
 
     def find(self, key: str) -> Entry | None:
         """Return the finished work of `key`, this run's own row before another's, or None."""
@@ -224,9 +226,7 @@ class _Attempt:
         )
 
     def _append(self, table: str, rows: pa.Table) -> Slice:
-        return self.place.store.append(
-            table, rows, run=self.place.run, step=self.step, key=self.key, attempt=self.name
-        )
+        return self.place.store.append(table, rows, run=self.place.run, step=self.step, key=self.key, attempt=self.name)
 
     def _needs(self, services: Mapping[str, Any]) -> dict[str, Any]:
         own = {"step", "key", "policy", "directory", "parts"}
@@ -267,7 +267,8 @@ class StageTask:
         extra_inputs: Mapping[str, str] | None = None,
     ) -> Ref:
         """Run the stage as a task of the current flow; arguments as in `perform`."""
-        return self.task(place, step, tuple(refs), policy, _Bag(services or {}, extra_inputs or {}))
+        ref: Ref = self.task(place, step, tuple(refs), policy, _Bag(services or {}, extra_inputs or {}))
+        return ref
 
 
 class _Bag:

@@ -15,6 +15,7 @@ from tasks.learner.client import LearnerLost
 from tasks.policy import LearnerRoom, policy_row
 from tasks.stage import Policy, Stage, Tables, as_task
 
+
 def training(
     tables: Tables, config: View, *, step: int, key: str, policy: Policy, directory: Path, learner: LearnerRoom
 ) -> Tables:
