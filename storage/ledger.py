@@ -4,10 +4,10 @@ from contextlib import suppress
 
 import pyarrow as pa
 
+from storage.books import LEDGER
 from storage.errors import StoreError, StoreUnavailable
 from storage.refs import Entry
 from storage.roots import Root
-from storage.schemas import LEDGER
 from storage.tables import Raced, StoredTable
 
 APPLICATION = "ledger"

@@ -10,10 +10,10 @@ from typing import Any
 
 import pyarrow as pa
 
+from storage.books import RUNS
 from storage.errors import RunUnknown
 from storage.keys import canonical
 from storage.roots import Root
-from storage.schemas import RUNS
 from storage.slices import check_run_name
 from storage.tables import StoredTable
 

@@ -1,91 +1,13 @@
-"""The contract: every table's columns, types and meaning, in one place.
+"""The contract: every table's columns, types and meaning; those of the stages here, the two others in `storage.books`.
 
 A stage hands over tables with exactly the `arrow` schema of its tables; storage adds the slice columns, checks the
 whole against `stored` and refuses anything else, because Delta Lake casts in silence (7.5 becomes 7).
 """
 
-from dataclasses import dataclass
-
 import pyarrow as pa
 
-TOKENS = pa.list_(pa.field("element", pa.int32(), nullable=False))
-FLOATS = pa.list_(pa.field("element", pa.float32(), nullable=False))
-FLAGS = pa.list_(pa.field("element", pa.bool_(), nullable=False))
-INDICES = pa.list_(pa.field("element", pa.int32(), nullable=False))
-NAMES = pa.list_(pa.field("element", pa.string(), nullable=False))
-MOMENT = pa.timestamp("us", tz="UTC")
-
-FILE = pa.struct(
-    [
-        pa.field("path", pa.string(), nullable=False),
-        pa.field("size", pa.int64(), nullable=False),
-        pa.field("sha256", pa.string(), nullable=False),
-    ]
-)
-SLICE = pa.struct(
-    [
-        pa.field("table", pa.string(), nullable=False),
-        pa.field("run", pa.string(), nullable=False),
-        pa.field("attempt", pa.string(), nullable=False),
-        pa.field("rows", pa.int64(), nullable=False),
-        pa.field("digest", pa.string(), nullable=False),
-        pa.field("files", pa.list_(pa.field("element", FILE, nullable=False)), nullable=False),
-    ]
-)
-INPUT = pa.struct(
-    [
-        pa.field("name", pa.string(), nullable=False),
-        pa.field("key", pa.string(), nullable=False),
-    ]
-)
-
-
-@dataclass(frozen=True)
-class Column:
-    """One column: its name, Arrow type, what it means, and whether it may be null."""
-
-    name: str
-    type: pa.DataType
-    meaning: str
-    nullable: bool = False
-
-
-@dataclass(frozen=True)
-class Table:
-    """One table: its name, what a row is, the columns that name a row within a slice, and its columns.
-
-    What else must hold of every row is data as well: `aligned` names list columns of equal length, `aligned_or_empty`
-    those that have that length or none, `logprobs` list columns whose values are at most 0, and `only_where` pairs a
-    list of flags with the boolean column without which none of them may be set. Per-token floats are always finite.
-    """
-
-    name: str
-    row: str
-    row_id: tuple[str, ...]
-    columns: tuple[Column, ...]
-    aligned: tuple[str, ...] = ()
-    aligned_or_empty: tuple[str, ...] = ()
-    logprobs: tuple[str, ...] = ()
-    only_where: tuple[tuple[str, str], ...] = ()
-
-    @property
-    def arrow(self) -> pa.Schema:
-        """The schema that stages read and write, without the slice columns."""
-        return pa.schema([pa.field(c.name, c.type, c.nullable) for c in self.columns])
-
-    @property
-    def stored(self) -> pa.Schema:
-        """The schema on disk: the slice columns, then the table's own."""
-        return pa.schema([pa.field(c.name, c.type, c.nullable) for c in (*SLICE_COLUMNS, *self.columns)])
-
-
-SLICE_COLUMNS = (
-    Column("run", pa.string(), "the run that computed the row; the only partition"),
-    Column("step", pa.int64(), "the step of that run; 0-based"),
-    Column("key", pa.string(), "the key of the work that made the row"),
-    Column("attempt", pa.string(), "the attempt at that key; only attempts that the ledger names exist"),
-    Column("seq", pa.int32(), "the row's place in its slice; Delta Lake keeps no order"),
-)
+from storage.books import LEDGER, RUNS
+from storage.columns import FLAGS, FLOATS, INDICES, MOMENT, NAMES, TOKENS, Column, Table
 
 EXAMPLES = Table(
     "examples",
@@ -300,50 +222,6 @@ STAGE_TABLES = (
     UPDATES,
     TOKEN_STATISTICS,
     POLICIES,
-)
-
-LEDGER = Table(
-    "ledger",
-    "one finished piece of work as a run uses it, or one finished part of a stage that commits in parts",
-    ("run", "key", "part"),
-    (
-        Column("run", pa.string(), "the run that uses it; its slices say which run computed it; the only partition"),
-        Column("step", pa.int64(), "the step"),
-        Column("stage", pa.string(), "the stage's name"),
-        Column("stage_version", pa.int32(), "the stage's version"),
-        Column("key", pa.string(), "the key of the work"),
-        Column("part", pa.string(), "empty for the whole; else the name of a committed part"),
-        Column("attempt", pa.string(), "the attempt that finished"),
-        Column("section", pa.string(), "the config section in the key, as canonical JSON"),
-        Column("inputs", pa.list_(pa.field("element", INPUT, nullable=False)), "the keys that went in, by name"),
-        Column(
-            "outputs",
-            pa.list_(pa.field("element", SLICE, nullable=False)),
-            "the slices made, files and digests included",
-        ),
-        Column("started_at", MOMENT, "when the attempt began"),
-        Column("finished_at", MOMENT, "when the outputs were safe"),
-        Column("tokens", pa.int64(), "tokens handled; 0 where that means nothing"),
-        Column("versions", pa.string(), "versions of the code and libraries at work, as JSON"),
-    ),
-)
-RUNS = Table(
-    "runs",
-    "one event in the life of a run",
-    ("run", "event", "at"),
-    (
-        Column("run", pa.string(), "the run; the only partition"),
-        Column("event", pa.string(), "started, resumed, finished, failed or evicted"),
-        Column("at", MOMENT, "when"),
-        Column("kind", pa.string(), "train, sft or evaluate"),
-        Column("config", pa.string(), "the resolved config as JSON; secrets never"),
-        Column("parent_run", pa.string(), "the run this one branches off", True),
-        Column("step", pa.int64(), "the step the event speaks of"),
-        Column("message", pa.string(), "for failed and evicted: what happened and what is safe"),
-        Column("flow_run", pa.string(), "the Prefect flow run", True),
-        Column("host", pa.string(), "where the run ran"),
-        Column("pid", pa.int64(), "the process"),
-    ),
 )
 
 TABLES = {table.name: table for table in (*STAGE_TABLES, LEDGER, RUNS)}

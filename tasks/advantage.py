@@ -8,7 +8,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from configs.run import View
-from storage.schemas import CREDITS, FLOATS, INDICES
+from storage.columns import FLOATS, INDICES
+from storage.schemas import CREDITS
 from tasks.algorithms import ALGORITHMS, AdvantageBreach, Credit, Kept
 from tasks.branches import Branches, find_branches, owners
 from tasks.columns import codes, texts

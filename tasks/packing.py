@@ -9,7 +9,8 @@ import numpy as np
 import pyarrow as pa
 
 from configs.run import View
-from storage.schemas import BATCHES, FLOATS, INDICES, NAMES, TOKENS
+from storage.columns import FLOATS, INDICES, NAMES, TOKENS
+from storage.schemas import BATCHES
 from tasks.bins import Rows, pack
 from tasks.ragged import Integers, Ragged, borders, places
 from tasks.samples import PackingBreach, Samples, gather_samples

@@ -4,9 +4,10 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
+from storage.books import FILE
 from storage.digests import content_digest
 from storage.parquet import decode, encode
-from storage.schemas import FILE, MESSAGES
+from storage.schemas import MESSAGES
 from tests.storage.rows import messages, random_rows
 
 

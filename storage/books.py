@@ -1,0 +1,73 @@
+"""The contract of the two tables that no stage writes: the ledger of finished work, and the events of runs."""
+
+import pyarrow as pa
+
+from storage.columns import MOMENT, Column, Table
+
+FILE = pa.struct(
+    [
+        pa.field("path", pa.string(), nullable=False),
+        pa.field("size", pa.int64(), nullable=False),
+        pa.field("sha256", pa.string(), nullable=False),
+    ]
+)
+SLICE = pa.struct(
+    [
+        pa.field("table", pa.string(), nullable=False),
+        pa.field("run", pa.string(), nullable=False),
+        pa.field("attempt", pa.string(), nullable=False),
+        pa.field("rows", pa.int64(), nullable=False),
+        pa.field("digest", pa.string(), nullable=False),
+        pa.field("files", pa.list_(pa.field("element", FILE, nullable=False)), nullable=False),
+    ]
+)
+INPUT = pa.struct(
+    [
+        pa.field("name", pa.string(), nullable=False),
+        pa.field("key", pa.string(), nullable=False),
+    ]
+)
+
+LEDGER = Table(
+    "ledger",
+    "one finished piece of work as a run uses it, or one finished part of a stage that commits in parts",
+    ("run", "key", "part"),
+    (
+        Column("run", pa.string(), "the run that uses it; its slices say which run computed it; the only partition"),
+        Column("step", pa.int64(), "the step"),
+        Column("stage", pa.string(), "the stage's name"),
+        Column("stage_version", pa.int32(), "the stage's version"),
+        Column("key", pa.string(), "the key of the work"),
+        Column("part", pa.string(), "empty for the whole; else the name of a committed part"),
+        Column("attempt", pa.string(), "the attempt that finished"),
+        Column("section", pa.string(), "the config section in the key, as canonical JSON"),
+        Column("inputs", pa.list_(pa.field("element", INPUT, nullable=False)), "the keys that went in, by name"),
+        Column(
+            "outputs",
+            pa.list_(pa.field("element", SLICE, nullable=False)),
+            "the slices made, files and digests included",
+        ),
+        Column("started_at", MOMENT, "when the attempt began"),
+        Column("finished_at", MOMENT, "when the outputs were safe"),
+        Column("tokens", pa.int64(), "tokens handled; 0 where that means nothing"),
+        Column("versions", pa.string(), "versions of the code and libraries at work, as JSON"),
+    ),
+)
+RUNS = Table(
+    "runs",
+    "one event in the life of a run",
+    ("run", "event", "at"),
+    (
+        Column("run", pa.string(), "the run; the only partition"),
+        Column("event", pa.string(), "started, resumed, finished, failed or evicted"),
+        Column("at", MOMENT, "when"),
+        Column("kind", pa.string(), "train, sft or evaluate"),
+        Column("config", pa.string(), "the resolved config as JSON; secrets never"),
+        Column("parent_run", pa.string(), "the run this one branches off", True),
+        Column("step", pa.int64(), "the step the event speaks of"),
+        Column("message", pa.string(), "for failed and evicted: what happened and what is safe"),
+        Column("flow_run", pa.string(), "the Prefect flow run", True),
+        Column("host", pa.string(), "where the run ran"),
+        Column("pid", pa.int64(), "the process"),
+    ),
+)
