@@ -19,6 +19,7 @@ from storage.errors import DamagedSlice, PolicyAbsent, PolicyConflict, StoreErro
 from storage.keys import canonical
 from storage.refs import File
 from storage.roots import Root, make_directory, synchronise
+from storage.scratches import Scratches
 
 MANIFEST = "manifest.json"
 SCRATCHES = "policies/.scratch"
@@ -41,17 +42,16 @@ class Policies:
     def __init__(self, root: Root, cache: Path | None = None) -> None:
         self._root = root
         self._cache = cache or Path(tempfile.gettempdir()) / "stagecoach-policies"
+        self._scratches = Scratches(self._cache / ".scratch" if root.directory is None else root.directory / SCRATCHES)
 
     def scratch(self, name: str) -> Path:
         """A new empty local directory to write weights in; on a local root on its disk, so that publishing renames.
 
-        What is left in it by a process that died is swept by maintenance, and never looked at.
+        What a process that died left in its own is never looked at, and removed when the next one is made.
         """
         _check_key(name)
-        directory = self._scratches / f"{name}-{uuid4().hex[:12]}"
-        with border("making a directory for weights", str(directory)):
-            make_directory(directory)
-        return directory
+        with border("making a directory for weights", str(self._scratches.directory)):
+            return self._scratches.make(name)
 
     def publish(self, directory: str | Path, policy_key: str, weights_sha256: str | None = None) -> Policy:
         """Make a directory of weights a policy, complete or not at all, and return what it consists of.
@@ -78,8 +78,7 @@ class Policies:
 
     def discard(self, directory: str | Path) -> None:
         """Remove a directory out of `scratch`; any other, or one that is gone, is left alone."""
-        if Path(directory).parent == self._scratches:
-            shutil.rmtree(directory, ignore_errors=True)
+        self._scratches.discard(Path(directory))
 
     def find(self, policy_key: str) -> Policy | None:
         """The complete policy of a key, by its manifest; None where it is absent."""
@@ -112,10 +111,6 @@ class Policies:
         with border("listing policies", self._root.address):
             return [name for name in self._root.names("policies") if not name.startswith(".") and self.find(name)]
 
-    @property
-    def _scratches(self) -> Path:
-        return self._cache if self._root.directory is None else self._root.directory / SCRATCHES
-
     def _place(self, source: Path, policy_key: str, weights_sha256: str, files: Sequence[File]) -> Policy:
         place = self._upload if self._root.directory is None else self._move
         place(source, policy_key, weights_sha256, files)
@@ -144,7 +139,7 @@ class Policies:
         assert self._root.directory is not None
         target = self._root.directory / "policies" / policy_key
         ours = source
-        if source.parent != self._scratches:
+        if source.parent != self._scratches.directory:
             ours = self.scratch(policy_key)
             try:
                 shutil.copytree(source, ours, dirs_exist_ok=True)
@@ -159,7 +154,8 @@ class Policies:
         except OSError:
             if not (target / MANIFEST).is_file():
                 raise
-            shutil.rmtree(ours)  # another process published the key meanwhile; the caller compares the weights
+            # another process published the key meanwhile; the caller compares the weights
+        self.discard(ours)
         synchronise(target.parent)
 
     def _upload(self, source: Path, policy_key: str, weights_sha256: str, files: Sequence[File]) -> None:
@@ -187,7 +183,7 @@ class Policies:
         except OSError:
             if not target.is_dir():
                 raise
-            shutil.rmtree(ours)
+        self.discard(ours)
         return target
 
 
