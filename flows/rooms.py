@@ -166,15 +166,17 @@ class LearnerRoom:
         """Train the recorded batches that made the policy of `row`; the weights must come out as recorded."""
         step, batches = recorded_batches(self._place, row["policy_key"])
         scratch = self._place.store.policies.scratch(f"again-{row['policy_key']}")
-        learner.train(
-            batches,
-            step=step,
-            policy_key_in=row["parent_key"],
-            policy_key_out=row["policy_key"],
-            directory_out=str(scratch),
-            save_optimizer=False,
-        )
-        self._place.store.policies.discard(scratch)
+        try:
+            learner.train(
+                batches,
+                step=step,
+                policy_key_in=row["parent_key"],
+                policy_key_out=row["policy_key"],
+                directory_out=str(scratch),
+                save_optimizer=False,
+            )
+        finally:
+            self._place.store.policies.discard(scratch)
         check_same_weights(row, learner.state()["weights_sha256"])
 
     def _connected(self) -> Learner:

@@ -146,6 +146,8 @@ def perform(
             f"are safe in the ledger. Call the same run again to go on from here."
         )
         raise
+    finally:
+        attempt.discard()
 
 
 def ref_of(entry: Entry, computed: bool) -> Ref:
@@ -200,6 +202,11 @@ class _Attempt:
         finally:
             self.parts.stop()  # what is finished is kept, also when the stage fails
         return self.parts.close()
+
+    def discard(self) -> None:
+        """Remove what is left of weights that were not published, also when the run is cancelled."""
+        if "directory" in vars(self):
+            self.place.store.policies.discard(self.directory)
 
     def finish(self, outputs: Sequence[Slice]) -> Entry:
         """Write the one ledger row that makes the work exist; return the row that won."""

@@ -39,7 +39,13 @@ def training(
             row = policy_row(mind, key, policy.version + 1, policy.key, config.model.vocab_size, save_optimizer)
             return {"updates": updates_table(updates), "token_statistics": statistics, "policies": row}
         except LearnerLost:
-            continue  # at() waits for the restart, and gives up after the configured number of them
+            _empty(directory)  # at() waits for the restart, and gives up after the configured number of them
+
+
+def _empty(directory: Path) -> None:
+    """Remove what a learner wrote before it died: a policy is written into an empty directory, once."""
+    for path in directory.iterdir():
+        path.unlink()
 
 
 def updates_table(updates: list[dict[str, Any]]) -> pa.Table:
