@@ -1,0 +1,181 @@
+"""The adapter: keys, hits, adoption, commits and what an error says, over a real store and trivial stages."""
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from configs.run import RunConfig, View
+from storage.schemas import EXAMPLES
+from storage.store import open_store
+from tasks.stage import Place, Policy, Ref, Stage, Tables, inputs_of, perform
+
+VERSIONS = {"stagecoach": "0"}
+
+
+def examples_table(*names: str) -> pa.Table:
+    rows = [{"environment": "e", "example_id": name, "split": "train", "task": "{}"} for name in names]
+    return pa.Table.from_pylist(rows, schema=EXAMPLES.arrow)
+
+
+class Counting:
+    """A stage function that counts its calls."""
+
+    def __init__(self, *names: str) -> None:
+        self.calls = 0
+        self.names = names
+
+    def __call__(self, tables: Tables, config: View) -> Tables:
+        """Make the examples."""
+        self.calls += 1
+        return {"examples": examples_table(*(*self.names, f"group {config.assignment.group_size}"))}
+
+
+def stage_of(function: Any, name: str = "made", **changes: Any) -> Stage:
+    settings = {"version": 1, "reads": (), "writes": ("examples",), "sections": ("assignment",), **changes}
+    return Stage(name=name, function=function, **settings)
+
+
+def place_of(root: Path, run: str = "a", **changes: Any) -> Place:
+    return Place(open_store(root), run, RunConfig(name=run, **changes), VERSIONS)
+
+
+def test_the_second_time_nothing_is_computed(tmp_path: Path) -> None:
+    function = Counting("x", "y")
+    first = perform(stage_of(function), place_of(tmp_path), 0)
+    again = perform(stage_of(function), place_of(tmp_path), 0)
+    assert (first.computed, again.computed, function.calls) == (True, False, 1)
+    assert first.key == again.key
+    assert again.rows == (("examples", 3),)
+    assert place_of(tmp_path).table("examples", (again,))["example_id"].to_pylist() == ["x", "y", "group 16"]
+
+
+@pytest.mark.parametrize(
+    ("change", "same"),
+    [
+        ({"assignment": {"group_size": 4}}, False),
+        ({"assignment": {"groups_per_step": 1}}, False),
+        ({"rollout": {"max_tokens": 7}}, True),
+        ({"steps": 3, "store": "elsewhere"}, True),
+    ],
+)
+def test_the_key_follows_the_declared_sections_only(tmp_path: Path, change: dict[str, Any], same: bool) -> None:
+    stage = stage_of(Counting())
+    assert (place_of(tmp_path).key(stage, 0, {}) == place_of(tmp_path, **change).key(stage, 0, {})) is same
+
+
+def test_step_version_name_and_inputs_are_in_the_key(tmp_path: Path) -> None:
+    place, function = place_of(tmp_path), Counting()
+    keys = {
+        place.key(stage_of(function), 0, {}),
+        place.key(stage_of(function), 1, {}),
+        place.key(stage_of(function, version=2), 0, {}),
+        place.key(stage_of(function, name="other"), 0, {}),
+        place.key(stage_of(function), 0, {"examples": "k"}),
+        place.key(stage_of(function), 0, {"policy": "k"}),
+    }
+    assert len(keys) == 6
+
+
+def test_another_run_adopts_the_work_and_keeps_its_origin(tmp_path: Path) -> None:
+    function = Counting("x")
+    made = perform(stage_of(function), place_of(tmp_path, "a"), 0)
+    taken = perform(stage_of(function), place_of(tmp_path, "b"), 0)
+    assert function.calls == 1 and taken.key == made.key and not taken.computed
+    (entry,) = open_store(tmp_path).ledger.entries(run="b")
+    assert [piece.run for piece in entry.outputs] == ["a"]
+
+
+def test_a_section_that_is_not_declared_cannot_be_read(tmp_path: Path) -> None:
+    def peeks(tables: Tables, config: View) -> Tables:
+        return {"examples": examples_table(str(config.rollout.max_tokens))}
+
+    with pytest.raises(AttributeError, match="'rollout', which it does not declare"):
+        perform(stage_of(peeks), place_of(tmp_path), 0)
+
+
+def test_an_error_says_where_and_leaves_nothing(tmp_path: Path) -> None:
+    def fails(tables: Tables, config: View) -> Tables:
+        raise ValueError("the reason")
+
+    with pytest.raises(ValueError, match="the reason") as caught:
+        perform(stage_of(fails, name="breaking"), place_of(tmp_path), 3)
+    assert "Run a, step 3, stage breaking. Nothing of this attempt is visible" in caught.value.__notes__[0]
+    assert open_store(tmp_path).ledger.entries() == []
+
+
+def test_rows_of_another_schema_are_refused_and_not_ledgered(tmp_path: Path) -> None:
+    def wrong(tables: Tables, config: View) -> Tables:
+        return {"examples": examples_table("x").append_column("more", pa.array([1]))}
+
+    with pytest.raises(ValueError, match="more"):
+        perform(stage_of(wrong), place_of(tmp_path), 0)
+    assert open_store(tmp_path).ledger.entries() == []
+
+
+def test_inputs_are_read_from_the_work_that_made_them(tmp_path: Path) -> None:
+    def renames(tables: Tables, config: View) -> Tables:
+        assert list(tables) == ["examples"]
+        return {"examples": examples_table(*(name + "!" for name in tables["examples"]["example_id"].to_pylist()))}
+
+    place = place_of(tmp_path)
+    made = perform(stage_of(Counting("x")), place, 0)
+    after = perform(stage_of(renames, name="after", reads=("examples",)), place, 0, (made,))
+    assert place.table("examples", (after,))["example_id"].to_pylist() == ["x!", "group 16!"]
+    entry = place.find(after.key)
+    assert entry is not None and entry.inputs == {"made": made.key}
+
+
+def parts_stage(fail_after: int | None = None) -> tuple[Stage, list[str]]:
+    """A stage that makes four pieces, one after the other; it may fail after some of them."""
+    made: list[str] = []
+
+    def works(tables: Tables, config: View, *, parts: Any) -> Tables:
+        for number, name in enumerate(sorted({"p", "q", "r", "s"} - parts.done("examples", "example_id"))):
+            if number == fail_after:
+                raise ValueError("interrupted")
+            made.append(name)
+            parts.put({"examples": examples_table(name)})
+        return {}
+
+    return stage_of(works, name="long", needs=("parts",)), made
+
+
+def test_finished_parts_survive_a_failure_and_are_not_made_again(tmp_path: Path) -> None:
+    failing, before = parts_stage(fail_after=2)
+    with pytest.raises(ValueError, match="interrupted"):
+        perform(failing, place_of(tmp_path), 0)
+    assert before == ["p", "q"]
+    store = open_store(tmp_path)
+    assert [entry.part != "" for entry in store.ledger.entries()] == [True] * len(store.ledger.entries())
+    whole, after = parts_stage()
+    place = place_of(tmp_path)
+    ref = perform(whole, place, 0)
+    assert after == ["r", "s"]
+    assert sorted(place.table("examples", (ref,))["example_id"].to_pylist()) == ["p", "q", "r", "s"]
+
+
+def test_parts_of_one_attempt_are_known_before_they_are_committed(tmp_path: Path) -> None:
+    def works(tables: Tables, config: View, *, parts: Any) -> Tables:
+        parts.put({"examples": examples_table("p")})
+        assert parts.done("examples", "example_id") == {"p"}
+        return {}
+
+    ref = perform(stage_of(works, needs=("parts",)), place_of(tmp_path), 0)
+    assert ref.num_rows("examples") == 1
+
+
+def test_a_part_that_cannot_be_written_fails_the_stage(tmp_path: Path) -> None:
+    def works(tables: Tables, config: View, *, parts: Any) -> Tables:
+        parts.put({"examples": examples_table("p").drop_columns(["task"])})
+        return {}
+
+    with pytest.raises(ValueError, match="task"):
+        perform(stage_of(works, needs=("parts",)), place_of(tmp_path), 0)
+    assert open_store(tmp_path).ledger.entries() == []
+
+
+def test_inputs_are_named_after_what_made_them() -> None:
+    ref = Ref("made", 0, "k", (), 0, 0.0, True)
+    assert inputs_of((ref,), Policy("p", 3)) == {"made": "k", "policy": "p"}
