@@ -1,0 +1,172 @@
+"""The wiring: which stage is fed by which, with which policy, in which order; and what a walk foretells."""
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from configs.run import RunConfig
+from configs.sections import EnvironmentConfig
+from flows import pipeline
+from flows.foretell import foretell
+from flows.pipeline import Drawn, Evicted, Source
+from flows.session import sampling_for_evaluation
+from storage.store import open_store
+from tasks.stage import Place, Policy, Ref, StageTask
+
+SOURCE = Source("weights", "w" * 8)
+
+
+class Recorder:
+    """Does nothing but write down what it was asked, and names work after it."""
+
+    def __init__(self, empty_batches: int = 0) -> None:
+        self.asked: list[tuple[str, int, tuple[str, ...], str | None]] = []
+        self.empty = empty_batches
+        self._lock = threading.Lock()
+
+    def __call__(
+        self,
+        task: StageTask,
+        step: int,
+        refs: Sequence[Ref] = (),
+        policy: Policy | None = None,
+        services: Mapping[str, Any] | None = None,
+        extra_inputs: Mapping[str, str] | None = None,
+    ) -> Ref:
+        name = task.stage.name
+        with self._lock:
+            self.asked.append((name, step, tuple(ref.stage for ref in refs), policy.key if policy else None))
+            rows = 1
+            if name == "packing" and self.empty:
+                self.empty, rows = self.empty - 1, 0
+        return Ref(name, step, f"{name}{step}", tuple((table, rows) for table in task.stage.writes), 0, 0.0, True)
+
+    @property
+    def stages(self) -> list[tuple[str, int]]:
+        return [(name, step) for name, step, _, _ in self.asked]
+
+
+def config(**changes: Any) -> RunConfig:
+    environment = EnvironmentConfig(name="e", taskset={"id": "e"})
+    return RunConfig.model_validate({"name": "r", "environments": (environment,), "steps": 2, "seed": 1, **changes})
+
+
+def test_every_stage_is_fed_by_the_right_work_and_policy() -> None:
+    do = Recorder()
+    finished = list(pipeline.run_steps(do, SOURCE, config()))
+    assert do.asked == [
+        ("policy_import", 0, (), None),
+        ("examples", 0, (), None),
+        ("assignment", 0, ("examples",), None),
+        ("rollout", 0, ("assignment", "examples"), "policy_import0"),
+        ("filtering", 0, ("rollout",), None),
+        ("advantage", 0, ("rollout", "filtering"), None),
+        ("packing", 0, ("advantage", "rollout"), None),
+        ("training", 0, ("packing",), "policy_import0"),
+        ("assignment", 1, ("examples",), None),
+        ("rollout", 1, ("assignment", "examples"), "training0"),
+        ("filtering", 1, ("rollout",), None),
+        ("advantage", 1, ("rollout", "filtering"), None),
+        ("packing", 1, ("advantage", "rollout"), None),
+        ("training", 1, ("packing",), "training0"),
+    ]
+    assert [policy for *_, policy in finished] == [Policy("training0", 1), Policy("training1", 2)]
+
+
+def test_one_step_off_policy_draws_the_next_step_while_this_one_trains() -> None:
+    do, drawn_early = Recorder(), []
+
+    def ahead(drawing: Callable[[], Drawn]) -> Callable[[], Drawn]:
+        drawn = drawing()
+        drawn_early.append(drawn.traces.step)
+        return lambda: drawn
+
+    list(pipeline.run_steps(do, SOURCE, config(steps=3, rollout={"max_off_policy_steps": 1}), ahead))
+    policies = {step: policy for name, step, _, policy in do.asked if name == "rollout"}
+    assert policies == {0: "policy_import0", 1: "policy_import0", 2: "training0"}
+    assert drawn_early == [1, 2]
+    assert do.stages.index(("rollout", 1)) < do.stages.index(("training", 0))
+
+
+def test_drawing_ahead_in_a_thread_gives_the_same_work() -> None:
+    settings = config(steps=3, rollout={"max_off_policy_steps": 1})
+    with ThreadPoolExecutor(1) as threads:
+        do = Recorder()
+        list(pipeline.run_steps(do, SOURCE, settings, lambda drawing: threads.submit(drawing).result))
+    inline = Recorder()
+    list(pipeline.run_steps(inline, SOURCE, settings))
+    assert sorted(map(str, do.asked)) == sorted(map(str, inline.asked))
+
+
+@pytest.mark.parametrize(("empty", "batches"), [(0, 1), (1, 2), (2, 3)])
+def test_an_empty_batch_is_drawn_again(empty: int, batches: int) -> None:
+    do = Recorder(empty)
+    list(pipeline.run_steps(do, SOURCE, config(steps=1)))
+    assert do.stages.count(("rollout", 0)) == batches
+    assert do.stages.count(("training", 0)) == 1
+
+
+def test_three_empty_batches_end_the_run_before_training() -> None:
+    do = Recorder(3)
+    with pytest.raises(Evicted, match="step 0: 3 batches in a row hold nothing to train on"):
+        list(pipeline.run_steps(do, SOURCE, config(steps=1)))
+    assert ("training", 0) not in do.stages
+
+
+def test_what_is_drawn_is_checked_before_training_spends_anything() -> None:
+    do = Recorder()
+
+    def refuse(drawn: Drawn) -> None:
+        raise ValueError(f"step {drawn.packing.step} does not add up")
+
+    with pytest.raises(ValueError, match="step 0 does not add up"):
+        list(pipeline.run_steps(do, SOURCE, config(), check=refuse))
+    assert ("training", 0) not in do.stages
+
+
+def test_a_supervised_run_has_demonstrations_in_place_of_rollouts() -> None:
+    do = Recorder()
+    list(pipeline.run_steps(do, Source("weights", "w", "file", "f"), config(kind="sft", steps=1)))
+    names = [name for name, _ in do.stages]
+    assert "rollout" not in names and names.count("demonstration") == 1
+
+
+def foretold(root: Path, **changes: Any) -> list[Ref]:
+    place = Place(open_store(root), "r", config(**changes), {})
+    return foretell(place, SOURCE, sampling_for_evaluation(place))
+
+
+def stages_that_differ(one: Sequence[Ref], other: Sequence[Ref], step: int) -> list[str]:
+    return [a.stage for a, b in zip(one, other, strict=True) if a.step == b.step == step and a.key != b.key]
+
+
+@pytest.mark.parametrize(
+    ("change", "stages"),
+    [
+        ({"advantage": {"type": "grpo", "normalise_std": True}}, ["advantage", "packing", "training"]),
+        ({"packing": {"tokens_per_row": 4096}}, ["packing", "training"]),
+        ({"training": {"learning_rate": 1e-3}}, ["training"]),
+        ({"filtering": {"max_batch_attempts": 2}}, ["filtering", "advantage", "packing", "training"]),
+        ({"store": "elsewhere", "learner": {"threads": 2}}, []),
+    ],
+)
+def test_a_change_reaches_its_descendants_and_nothing_else(
+    tmp_path: Path, change: dict[str, Any], stages: list[str]
+) -> None:
+    assert stages_that_differ(foretold(tmp_path), foretold(tmp_path, **change), step=0) == stages
+
+
+def test_a_longer_run_contains_the_shorter_one(tmp_path: Path) -> None:
+    short, longer = foretold(tmp_path, steps=2), foretold(tmp_path, steps=4)
+    assert [piece.key for piece in longer[: len(short)]] == [piece.key for piece in short]
+
+
+def test_evaluations_during_training_are_foretold_too(tmp_path: Path) -> None:
+    with_evaluation = foretold(tmp_path, steps=4, evaluation={"every": 2})
+    assert [piece.step for piece in with_evaluation if piece.stage == "evaluation_assignment"] == [0, 0, 0]
+    versions = [piece.step for piece in with_evaluation if piece.stage == "rollout"]
+    assert sorted(versions) == sorted([0, 1, 2, 3, 0, 2, 4])
