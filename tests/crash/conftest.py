@@ -1,0 +1,36 @@
+"""One small model and one uninterrupted run that all others are compared with."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tasks.learner.tiny import tiny_qwen3
+from tests.crash.driving import SETTINGS, Driven
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The weights that all runs start from."""
+    return tiny_qwen3(tmp_path_factory.mktemp("crash-model") / "tiny", hidden=64, layers=2, seed=3)
+
+
+@pytest.fixture(scope="session")
+def drive(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Driven]:
+    """Makes a run in a directory of its own, with settings of its own beside those that all have."""
+
+    def make(*overrides: str) -> Driven:
+        directory = tmp_path_factory.mktemp("crash")
+        return Driven(directory, (*SETTINGS, f"model.path={model}", *overrides))
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def uninterrupted(drive: Callable[..., Driven]) -> Driven:
+    """A run that nobody killed."""
+    run = drive()
+    life = run.live()
+    assert life.status == 0, life.output
+    (run.directory / "all_moments.jsonl").write_text("\n".join(life.moments))
+    return run

@@ -1,0 +1,88 @@
+"""Runs the program, kills included, and looks at what it left."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+NAME = "run"
+SECONDS = 280
+SETTINGS = (
+    "seed=7",
+    "steps=2",
+    "assignment.groups_per_step=3",
+    "assignment.group_size=4",
+    "rollout.max_tokens=16",
+    "engine.max_model_len=64",
+    "packing.tokens_per_row=64",
+    "evaluation.every=0",
+)
+
+
+@dataclass(frozen=True)
+class Life:
+    """How one process of a run ended, and what it said."""
+
+    status: int
+    output: str
+    moments: tuple[str, ...]
+    sampled: tuple[str, ...]
+    """The groups that this process sampled, committed or not."""
+    receipts: tuple[dict[str, Any], ...]
+
+
+@dataclass(frozen=True)
+class Driven:
+    """A run in a directory of its own, lived in one process after another."""
+
+    directory: Path
+    overrides: tuple[str, ...]
+
+    @property
+    def store(self) -> Path:
+        """The root of the run's store."""
+        return self.directory / "store"
+
+    @property
+    def outcome(self) -> dict[str, Any]:
+        """What the last process that came to the end of the run made."""
+        found: dict[str, Any] = json.loads((self.directory / "outcome.json").read_text())
+        return found
+
+    def live(
+        self,
+        kill: str = "",
+        *,
+        name: str = NAME,
+        prefect: bool = False,
+        backwards: bool = False,
+        overrides: Sequence[str] = (),
+    ) -> Life:
+        """Call the run in a new process, which dies at the moment `kill`, if any, and return how it went.
+
+        With `prefect` it is a flow with a real Prefect server; `backwards` samples the groups in reverse order.
+        """
+        for noted in ("moments", "sampled", "receipt"):
+            (self.directory / f"{noted}.jsonl").unlink(missing_ok=True)
+        request = {"overrides": [*self.overrides, *overrides], "kill": kill, "name": name}
+        request |= {"prefect": prefect, "backwards": backwards}
+        command = [sys.executable, "-P", "-m", "tests.crash.program", str(self.directory), json.dumps(request)]
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_WAIT_POLICY": "PASSIVE"},
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+        )
+        moments, sampled, receipts = (self._lines(name) for name in ("moments", "sampled", "receipt"))
+        return Life(done.returncode, done.stdout + done.stderr, tuple(moments), tuple(sampled), tuple(receipts))
+
+    def _lines(self, name: str) -> list[Any]:
+        path = self.directory / f"{name}.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []

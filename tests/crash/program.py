@@ -1,0 +1,61 @@
+"""A run in a process of its own that dies at a chosen moment: `python -m tests.crash.program DIRECTORY REQUEST`.
+
+The store, the ledger, the learner's process and, with `"prefect": true`, the embedded Prefect server are real. What is
+not: a fixed rollout table stands in for sampling, so no engine and no environment server is started. REQUEST is JSON
+with `overrides`, `kill` (the moment, or empty), `name` of the run, `prefect` and `backwards` (hand groups over in
+reverse order).
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from flows import launch
+from flows.prepare import prepare
+from flows.rooms import EngineRoom, EnvironmentRoom
+from flows.session import open_session, recorded
+from tasks import rollout
+from tasks.stage import StageTask, perform
+from tests.crash import fixed
+from tests.crash.killing import Moments, durable_line
+
+
+def main(directory: Path, request: dict[str, Any]) -> None:
+    """Run, or go on with, the run in `directory`; write what it made to `outcome.json`."""
+    moments = Moments(request["kill"], directory)
+    moments.watch()
+    replace_sampling(directory, moments, request["backwards"])
+    store = str(directory / "store")
+    config = prepare("train", ["demo"], request["overrides"], name=request["name"], store=store)
+    outcome = launch.run(config) if request["prefect"] else without_prefect(config)
+    (directory / "outcome.json").write_text(json.dumps(outcome))
+
+
+def without_prefect(config: Any) -> dict[str, Any]:
+    """Walk the run as the flow does, in a session of its own, each stage called where a task would be."""
+    from flows import train  # brings in Prefect, which `launch.run` must be the first to do
+
+    StageTask.__call__ = lambda self, *arguments: perform(self.stage, *arguments)  # type: ignore[method-assign]
+    with open_session(config) as session:
+        session.begin([piece for piece in session.pieces() if piece.computed])
+        with recorded(session):
+            return train.run(session).to_json()
+
+
+def replace_sampling(directory: Path, moments: Moments, backwards: bool) -> None:
+    """Let the fixed rollout table take the place of engine and environments; note every group that is sampled."""
+
+    def begun(group_id: str) -> None:
+        durable_line(directory / "sampled.jsonl", group_id)
+        moments.happen(f"sampling {group_id}")
+
+    rollout.sample = fixed.sampler(backwards, begun, moments.handed_over)
+    EngineRoom.begin = EnvironmentRoom.begin = lambda self: None  # type: ignore[method-assign, assignment]
+    EngineRoom.at = lambda self, policy: ("http://127.0.0.1:9", "no key")  # type: ignore[method-assign]
+    EnvironmentRoom.addresses = lambda self: {}  # type: ignore[method-assign]
+    EnvironmentRoom.examples = lambda self: fixed.examples()  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), json.loads(sys.argv[2]))

@@ -1,0 +1,95 @@
+"""The flow's process dies by SIGKILL wherever it can hurt; called again, the run ends as if nothing had happened."""
+
+from collections.abc import Callable
+
+import pytest
+
+from storage.store import open_store
+from tests.crash.checks import check_clean, check_same, go_on, killed
+from tests.crash.contents import finished, rows
+from tests.crash.driving import Driven
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
+
+BOUNDARIES = [
+    "after commit policy_import 0",
+    "after commit examples 0",
+    "after commit assignment 0",
+    "after commit rollout 0",
+    "after commit filtering 0",
+    "after commit advantage 0",
+    "after commit packing 0",
+    "after commit training 0",
+    "after commit rollout 1",
+    "after commit training 1",
+]
+INSIDE = [
+    "before commit policy_import 0",  # the weights are published and the ledger does not know
+    "sampling 0-0",  # nothing is committed
+    "handed over 0-1",  # one group is safe, another is on its way to the disk
+    "after append traces 0 #2",  # traces without their messages
+    "before commit rollout 0 part #2",  # a whole part that the ledger does not know
+    "after commit rollout 0 part #2",  # two groups of three are safe
+    "before commit rollout 0",  # all groups are safe, the stage is not
+    "after append verdicts 0",
+    "after request train",  # the learner is at it
+    "before publish #2",  # the learner is done
+    "before rename of weights #2",  # weights and manifest are written, but not in their place
+    "after publish #2",  # weights in their place, nothing else
+    "after append updates 0",  # updates without policies
+    "before commit training 0",
+    "after commit rollout 1 part",
+    "after request train #2",  # with optimizer state of an earlier step
+]
+THROUGH_PREFECT = ["after commit rollout 0 part #2", "after commit advantage 0", "after request train"]
+
+
+@pytest.mark.parametrize("moment", [*BOUNDARIES, *INSIDE])
+def test_a_killed_run_called_again_ends_as_if_nothing_had_happened(
+    moment: str, drive: Callable[..., Driven], uninterrupted: Driven
+) -> None:
+    run = drive()
+    first = killed(run, moment)
+    go_on(run, first)
+    check_same(run, uninterrupted)
+    check_clean(run)
+
+
+@pytest.mark.parametrize("moment", THROUGH_PREFECT)
+def test_it_does_so_as_a_prefect_flow(moment: str, drive: Callable[..., Driven], uninterrupted: Driven) -> None:
+    run = drive()
+    first = killed(run, moment, prefect=True)
+    go_on(run, first, prefect=True)
+    check_same(run, uninterrupted)
+    check_clean(run)
+
+
+def test_the_moments_are_those_of_a_run(uninterrupted: Driven) -> None:
+    moments = (uninterrupted.directory / "all_moments.jsonl").read_text().splitlines()
+    seen = {moment.strip('"') for moment in moments}
+    assert seen >= {*BOUNDARIES, *INSIDE}
+    boundaries = {entry.stage for entry in finished(open_store(uninterrupted.store))}
+    assert boundaries == {moment.split()[2] for moment in BOUNDARIES}, "a stage has no boundary here"
+
+
+OFF_POLICY = "rollout.max_off_policy_steps=1"
+
+
+@pytest.fixture(scope="module")
+def off_policy(drive: Callable[..., Driven]) -> Driven:
+    """A run that nobody killed, in which a step is sampled while the step before it trains."""
+    run = drive(OFF_POLICY)
+    life = run.live()
+    assert life.status == 0, life.output
+    staleness = {(row["step"], row["staleness"]) for row in rows(open_store(run.store))["traces"]}
+    assert staleness == {(0, 0), (1, 1)}
+    return run
+
+
+@pytest.mark.parametrize("moment", ["after commit rollout 1 part", "after request train", "after commit training 0"])
+def test_it_does_so_while_it_samples_ahead(moment: str, drive: Callable[..., Driven], off_policy: Driven) -> None:
+    run = drive(OFF_POLICY)
+    first = killed(run, moment)
+    go_on(run, first)
+    check_same(run, off_policy)
+    check_clean(run)
