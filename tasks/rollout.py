@@ -47,6 +47,7 @@ def rollout(
     rooms raise when a service does not come back.
     """
     while (missing := _missing(tables["assignments"], parts)).num_rows:
+        addresses = environments.addresses()  # first: it imports for seconds, while an engine may still be starting
         url, api_key = engine.at(policy)
         try:
             sample(
@@ -54,7 +55,7 @@ def rollout(
                 tables["examples"],
                 engine_url=url,
                 api_key=api_key,
-                addresses=environments.addresses(),
+                addresses=addresses,
                 policy={"key": policy.key, "version": policy.version},
                 step=step,
                 config=config,

@@ -274,7 +274,11 @@ class StageTask:
         extra_inputs: Mapping[str, str] | None = None,
     ) -> Ref:
         """Run the stage as a task of the current flow; arguments as in `perform`."""
-        ref: Ref = self.task(place, step, tuple(refs), policy, _Bag(services or {}, extra_inputs or {}))
+        from prefect.context import TagsContext
+
+        # A task run would take over the flow run's tags and ask the API for a limit on each before it starts.
+        with TagsContext(current_tags=set()):
+            ref: Ref = self.task(place, step, tuple(refs), policy, _Bag(services or {}, extra_inputs or {}))
         return ref
 
 
