@@ -5,12 +5,16 @@ started again a bounded number of times; all are gone with their whole process t
 dies. A service that someone else runs is adopted by its URL and never started, watched or ended.
 """
 
+import os
+import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
 from flows.ownership import sweep
 from flows.service import Handle, ServiceFailed, ServiceSpec
+from storage.scratches import Scratches
 
 __all__ = ["Handle", "ServiceFailed", "ServiceSpec", "Supervisor"]
 
@@ -18,7 +22,8 @@ __all__ = ["Handle", "ServiceFailed", "ServiceSpec", "Supervisor"]
 class Supervisor:
     """Owns the services of one run: `with Supervisor(run_name, directory) as supervisor: ...`.
 
-    When the block ends, in whatever way, no process of theirs is left. On entry, processes of flows that are gone are
+    When the block ends, in whatever way, no process of theirs is left, and no temporary file: an engine leaves sockets
+    and more behind even when it is asked to end. On entry, processes and temporary files of flows that are gone are
     swept away. `directory` is for logs and reports.
     """
 
@@ -26,10 +31,14 @@ class Supervisor:
         self.run_name = run_name
         self.directory = Path(directory)
         self._handles: list[Handle] = []
+        # Short and not in `directory`: the name of a socket has at most 107 characters.
+        self._scratches = Scratches(Path(tempfile.gettempdir()) / f"stagecoach-{os.getuid()}")
+        self._temporary: Path | None = None
 
     def __enter__(self) -> "Supervisor":
         self.directory.mkdir(parents=True, exist_ok=True)
         sweep()
+        self._temporary = self._scratches.make("services")
         return self
 
     def __exit__(
@@ -40,6 +49,8 @@ class Supervisor:
     def start(self, spec: ServiceSpec) -> Handle:
         """Start a service, or adopt an external one; returns at once, see `Handle.wait`."""
         assert all(handle.spec.name != spec.name for handle in self._handles), f"two services named {spec.name!r}"
+        if self._temporary is not None:
+            spec = replace(spec, env={"TMPDIR": str(self._temporary), **spec.env})
         handle = Handle(spec)
         self._handles.append(handle)
         return handle
@@ -59,3 +70,6 @@ class Supervisor:
         for handle in handles:
             handle.stopped()
         self._handles = []
+        if self._temporary is not None:
+            self._scratches.discard(self._temporary)
+            self._temporary = None
