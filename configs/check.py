@@ -26,10 +26,10 @@ def require(config: RunConfig) -> RunConfig:
     return config
 
 
-def missing(config: RunConfig, policy: str = "") -> list[str]:
+def missing(config: RunConfig) -> list[str]:
     """Return one line for each file that `config` names and that is absent or does not fit; a policy is a model."""
     lines = []
-    if not config.model.path and not policy:
+    if not config.model.path and not config.evaluation.policy:
         lines.append("model.path: say which directory (or hub id) holds the starting weights")
     elif _is_local(config.model.path) and not Path(config.model.path).expanduser().is_dir():
         lines.append(f"model.path: there is no directory {config.model.path}")
@@ -39,9 +39,9 @@ def missing(config: RunConfig, policy: str = "") -> list[str]:
     return [*lines, *_too_long(config)]
 
 
-def require_files(config: RunConfig, policy: str = "") -> None:
+def require_files(config: RunConfig) -> None:
     """Raise ConfigError where a file that `config` names is missing. Meant to be called before anything starts."""
-    found = missing(config, policy)
+    found = missing(config)
     if found:
         raise ConfigError(found)
 

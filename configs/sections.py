@@ -236,6 +236,8 @@ class EvaluationConfig(Section):
     """The k of pass@k by the unbiased estimator; none above attempts."""
     temperature: float = Field(1.0, ge=0)
     """Sampling temperature in evaluation."""
+    policy: str = operational("")
+    """The policy to evaluate: RUN for a run's last one, RUN:VERSION for an earlier one; empty takes model.path."""
     every: int = operational(0, ge=0)
     """Evaluate every n steps during training; 0 only when asked."""
 

@@ -8,6 +8,7 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 OURS = ("configs", "storage", "tasks", "flows")
 EPILOG = """\
@@ -71,12 +72,14 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    _add(commands, "demo", _demo, "train a small model from nothing to good, on this machine", "[OVERRIDES]")
-    _add(commands, "run", _run, "reinforcement learning; the same name again goes on where it stopped")
-    _add(commands, "sft", _sft, "supervised training on demonstrations")
+    demo = _add(commands, "demo", _demo, "train a small model from nothing to good, on this machine", "[OVERRIDES]")
+    run = _add(commands, "run", _run, "reinforcement learning; the same name again goes on where it stopped")
+    sft = _add(commands, "sft", _sft, "supervised training on demonstrations")
     evaluate = _add(commands, "eval", _eval, "score a policy on held-out examples")
     evaluate.add_argument("--policy", default="", help="RUN or RUN:VERSION; without it, the weights of model.path")
-    _add(commands, "resume", _resume, "go on with a run of the store", "[RUN]")
+    resume = _add(commands, "resume", _resume, "go on with a run of the store", "[RUN]")
+    for command in (demo, run, sft, evaluate, resume):
+        command.add_argument("--plain", action="store_true", help="plain lines instead of a live panel")
     show = _add(commands, "show", _show, "a run at a glance, and what OVERRIDES would run again", "[RUN] [OVERRIDES]")
     show.add_argument("--json", action="store_true", help="for programs")
     check = _add(commands, "check", _check, "resolve and validate a config and print the plan; starts nothing")
@@ -123,13 +126,17 @@ def _demo(arguments: argparse.Namespace) -> int | None:
 
     if arguments.files:
         raise UsageError(f"demo takes overrides only, not {arguments.files[0]}; `stagecoach run` takes files")
-    return demo(overrides=arguments.overrides, name=arguments.name, store=arguments.store)
+    return demo(overrides=arguments.overrides, **_settings(arguments))
 
 
-def _start(kind: str, arguments: argparse.Namespace, policy: str = "") -> int | None:
+def _start(kind: str, arguments: argparse.Namespace) -> int | None:
     from flows.launch import start
 
-    return start(kind, arguments.files, arguments.overrides, name=arguments.name, store=arguments.store, policy=policy)
+    return start(kind, arguments.files, arguments.overrides, **_settings(arguments))
+
+
+def _settings(arguments: argparse.Namespace) -> dict[str, Any]:
+    return {"name": arguments.name, "store": arguments.store, "plain": arguments.plain}
 
 
 def _run(arguments: argparse.Namespace) -> int | None:
@@ -141,13 +148,15 @@ def _sft(arguments: argparse.Namespace) -> int | None:
 
 
 def _eval(arguments: argparse.Namespace) -> int | None:
-    return _start("evaluate", arguments, arguments.policy)
+    if arguments.policy:
+        arguments.overrides = [*arguments.overrides, f'evaluation.policy="{arguments.policy}"']
+    return _start("evaluate", arguments)
 
 
 def _resume(arguments: argparse.Namespace) -> int | None:
     from flows.launch import resume
 
-    return resume(_one_run(arguments), overrides=arguments.overrides, store=arguments.store)
+    return resume(_one_run(arguments), overrides=arguments.overrides, store=arguments.store, plain=arguments.plain)
 
 
 def _show(arguments: argparse.Namespace) -> int | None:
@@ -158,9 +167,10 @@ def _show(arguments: argparse.Namespace) -> int | None:
 
 def _check(arguments: argparse.Namespace) -> int | None:
     from flows.plan import main as plan
+    from flows.prepare import assignments
 
-    given = [f"{key}={getattr(arguments, key)}" for key in ("name", "store") if getattr(arguments, key)]
-    return plan(arguments.files, [*arguments.overrides, *given], as_json=arguments.json)
+    given = {key: getattr(arguments, key) for key in ("name", "store") if getattr(arguments, key)}
+    return plan(arguments.files, [*arguments.overrides, *assignments(given)], as_json=arguments.json)
 
 
 def _doctor(arguments: argparse.Namespace) -> int | None:

@@ -41,13 +41,14 @@ MODEL = [
     *(part for word in WORDS for part in ("--word", word)),
 ]
 # Most demonstrations are wrong, so that the warmed-up model knows all the forms and not yet which one pays.
-DEMONSTRATIONS = ["--count", "38400", "--right", "0.14", "--untagged", "0.70", "--seed", "1"]
+DEMONSTRATIONS = ["--count", "38400", "--right", "0.14", "--untagged", "0.70", "--max-length", "5", "--seed", "1"]
 
 
-def main(overrides: Sequence[str] = (), name: str = "", store: str = "") -> int:
+def main(overrides: Sequence[str] = (), name: str = "", store: str = "", plain: bool = False) -> int:
     """Run the demo, print what was learnt and what to try next; return the exit status.
 
-    `overrides` are for the reinforcement learning. Takes up the demo of that name where it stopped.
+    Takes up the demo of that name where it stopped. `overrides` are for the reinforcement learning; `plain` asks for
+    plain lines on a terminal too.
     """
     began = time.monotonic()
     name, root = name or "demo", store or RunConfig().store
@@ -55,12 +56,17 @@ def main(overrides: Sequence[str] = (), name: str = "", store: str = "") -> int:
     warm_up = prepare("sft", ["sft_demo"], sources.overrides, name=f"{name}-warm-up", store=root, seed=SEED)
     with Supervisor(name, log_directory(warm_up)) as supervisor:
         engine = early_engine(supervisor, overrides, name, root, sources.model)
-        policy = watch(warm_up, before=engine.begin)["policy"]
+        engine.reach()
+        policy = watch(warm_up, before=engine.begin, plain=plain)["policy"]
         weights = open_store(root).policies.directory(policy["key"])
         config = prepare("train", ["demo"], [f"model.path={weights}", *overrides], name=name, store=root, seed=SEED)
-        outcome = watch(config, engine=engine)
+        outcome = watch(config, engine=engine, plain=plain)
     print("\n".join(summary(outcome, config, time.monotonic() - began)))
     return 0
+
+
+class SourceFailed(ValueError):
+    """What the demo starts from could not be made."""
 
 
 class Sources:
@@ -102,7 +108,10 @@ def _run(module: str, *arguments: str) -> None:
     """Run a module in a process of its own: the flow's process loads neither torch nor environments."""
     done = subprocess.run([sys.executable, "-m", module, *arguments], capture_output=True, text=True, check=False)
     if done.returncode:
-        raise ValueError(f"{module} failed; nothing was stored: {done.stderr.strip()[-2000:]}")
+        raise SourceFailed(
+            f"{module} failed: {done.stderr.strip()[-2000:]}\nNothing was stored. `stagecoach doctor` says what this "
+            f"machine lacks"
+        )
 
 
 def early_engine(supervisor: Supervisor, overrides: Sequence[str], name: str, root: str, model: Path) -> EngineRoom:

@@ -31,6 +31,7 @@ class Worker:
         if entry is not None:
             self.num_found += 1
             return ref_of(place.adopt(entry, step), computed=False)
+        self._session.stop_if_cancelled(step, task.stage.name)
         self._session.tell("stage", stage=task.stage.name, step=step)
         ref = task(place, step, refs, policy, {**self._session.services, **(services or {})}, extra_inputs)
         self.num_computed += 1

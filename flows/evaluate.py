@@ -6,6 +6,7 @@ from typing import Any
 from prefect import flow
 
 from flows import pipeline
+from flows.cancellation import cancellable
 from flows.doing import Worker
 from flows.session import Session, sampling_for_evaluation, session_for
 from tasks.evaluation import estimates
@@ -13,6 +14,7 @@ from tasks.stage import Policy
 
 
 @flow(name="evaluate", flow_run_name="evaluate-{name}", persist_result=False, validate_parameters=False)
+@cancellable
 def evaluate(
     files: list[str] | None = None,
     overrides: list[str] | None = None,
@@ -31,7 +33,8 @@ def evaluate(
         seed: seed of the sampling.
         policy: a run's name for its last policy, run:version for an earlier one; empty takes model.path.
     """
-    with session_for("evaluate", files, overrides, name=name, store=store, seed=seed, policy=policy) as session:
+    given = {"name": name, "store": store, "seed": seed, "evaluation.policy": policy}
+    with session_for("evaluate", files, overrides, **given) as session:
         return run(session)
 
 

@@ -10,7 +10,8 @@ from flows import prefect_api
 from flows.artifacts import RunArtifacts
 from flows.monitor import Monitor, check_monitor
 from flows.panel import Panel
-from flows.prepare import prepare
+from flows.preflight import preflight
+from flows.prepare import nothing_started, prepare
 from flows.quiet import route_prefect_logs
 from flows.rooms import EngineRoom
 from flows.session import Session, Watcher, log_directory, open_session, recorded
@@ -19,51 +20,59 @@ from storage.store import open_store
 
 
 def start(
-    kind: str, files: Sequence[str], overrides: Sequence[str], name: str = "", store: str = "", policy: str = ""
+    kind: str,
+    files: Sequence[str],
+    overrides: Sequence[str],
+    name: str = "",
+    store: str = "",
+    plain: bool = False,
 ) -> int:
-    """Resolve a config, run the flow of `kind` and show it; return the exit status."""
-    config = prepare(kind, files, overrides, policy=policy, name=name, store=store)
-    watch(config, policy)
+    """Resolve a config, run the flow of `kind` and show it, in plain lines if asked; return the exit status."""
+    config = prepare(kind, files, overrides, name=name, store=store)
+    watch(config, plain=plain)
     print(
         f"run {config.name} is in {config.store}; look at it with: stagecoach show {config.name} --store {config.store}"
     )
     return 0
 
 
-def resume(name: str, overrides: Sequence[str] = (), store: str = "") -> int:
+def resume(name: str, overrides: Sequence[str] = (), store: str = "", plain: bool = False) -> int:
     """Go on with a run of the store, `latest` for the newest; return the exit status."""
     root = store or RunConfig().store
     runs = open_store(root).runs
     chosen = runs.latest() if name == "latest" else name
     if chosen is None:
         raise ConfigError([f"store {root} holds no run yet: start one with `stagecoach run`"])
-    kind = runs.events(chosen)[-1].kind
-    watch(prepare(kind, (), overrides, name=chosen, store=root))
+    with nothing_started():
+        kind = runs.events(chosen)[-1].kind
+    watch(prepare(kind, (), overrides, name=chosen, store=root), plain=plain)
     return 0
 
 
 def watch(
-    config: RunConfig, policy: str = "", engine: EngineRoom | None = None, before: Callable[[], None] = lambda: None
+    config: RunConfig,
+    engine: EngineRoom | None = None,
+    before: Callable[[], None] = lambda: None,
+    plain: bool = False,
 ) -> dict[str, Any]:
     """Run the flow of a resolved config with a panel, artifacts and the monitor; return what the flow returns.
 
-    `before` is called once it is known that there is work to do.
+    `before` is called once it is known that there is work to do. `plain` asks for plain lines on a terminal too.
     """
     check_monitor(config.wandb)
     directory = log_directory(config)
     artifacts = RunArtifacts(config.name, config.store, config.steps, enabled=config.prefect.artifacts)
     with (
         Monitor(config.wandb, config.name, directory, config.model_dump(mode="json")) as monitor,
-        Panel(f"{config.kind} {config.name}", 0 if config.kind == "evaluate" else config.steps) as panel,
+        Panel(f"{config.kind} {config.name}", 0 if config.kind == "evaluate" else config.steps, plain=plain) as panel,
     ):
         watchers = (PanelWatcher(panel), ArtifactWatcher(artifacts, config.steps), MonitorWatcher(monitor))
-        return run(config, watchers, policy, engine, before)
+        return run(config, watchers, engine, before)
 
 
 def run(
     config: RunConfig,
     watchers: tuple[Watcher, ...] = (),
-    policy: str = "",
     engine: EngineRoom | None = None,
     before: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
@@ -71,25 +80,30 @@ def run(
 
     Work that is all in the ledger needs neither Prefect nor services; the watchers are told so.
     """
-    with open_session(config, watchers, engine, policy) as session:
+    with open_session(config, watchers, engine) as session:
         pieces = session.pieces()
         missing = [piece for piece in pieces if piece.computed]
         session.tell("plan", missing=missing, num_pieces=len(pieces))
         if not missing:
             return _found(session)
         directory = log_directory(config)
+        preflight(session, missing)
         api = begin_prefect(config)
         session.begin(missing)
         before()
         with prefect_api.termination_reported():
             session.tell("prefect", url=api.wait().ui_url)
             route_prefect_logs(directory / "prefect.log")
-            return _call(session, policy)
+            return _call(session)
 
 
 def begin_prefect(config: RunConfig) -> prefect_api.PrefectApi:
-    """Return the Prefect API of this process: the one that was begun before, the configured one, or a new one."""
-    return prefect_api.begin(log_directory(config).parent / "prefect", config.prefect.startup_seconds)
+    """Return the Prefect API of this process: the one that was begun before, the configured one, or a new one.
+
+    Raises PrefectUnreachable where a configured one does not answer.
+    """
+    api = prefect_api.begin(log_directory(config).parent / "prefect", config.prefect.startup_seconds)
+    return api if api.embedded else api.wait()
 
 
 def _found(session: Session) -> dict[str, Any]:
@@ -98,11 +112,11 @@ def _found(session: Session) -> dict[str, Any]:
         return found if isinstance(found, dict) else found.to_json()
 
 
-def _call(session: Session, policy: str) -> dict[str, Any]:
+def _call(session: Session) -> dict[str, Any]:
     from prefect import tags
 
     config = session.config
     flow = getattr(import_module(f"flows.{config.kind}"), config.kind)
-    last = {"policy": policy} if config.kind == "evaluate" else {"steps": config.steps}
+    last = {"policy": config.evaluation.policy} if config.kind == "evaluate" else {"steps": config.steps}
     with tags(*prefect_api.run_tags(config.name)):
         return flow(name=config.name, store=config.store, seed=config.seed, **last)

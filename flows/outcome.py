@@ -67,6 +67,7 @@ def describe_step(session: Session, step: int, drawn: Drawn, trained: Ref) -> di
     update = place.table("updates", [trained]).to_pylist()[-1]
     fates = {"/".join(filter(None, (share.fate, share.detail))): share.num_traces for share in shares}
     verdicts = place.table("verdicts", [drawn.filtering])
+    filters = [each.type for each in place.config.filtering.filters]
     return {
         "step": step,
         "computed": any(ref.computed for ref in refs),
@@ -77,7 +78,7 @@ def describe_step(session: Session, step: int, drawn: Drawn, trained: Ref) -> di
         "rows": {ref.stage: dict(ref.rows) for ref in refs},
         "stage_tokens": {ref.stage: ref.tokens for ref in refs},
         "update": update,
-        "metrics": step_metrics(traces, verdicts, update, fates, seconds),
+        "metrics": step_metrics(traces, verdicts, update, fates, seconds, filters),
     }
 
 

@@ -9,6 +9,10 @@ from typing import Any
 URL = "PREFECT_API_URL"
 
 
+class SettingsUnreadable(ValueError):
+    """A file that Prefect takes its settings from cannot be read."""
+
+
 def configured_url() -> str:
     """Return the API URL that the user has configured, or an empty string.
 
@@ -80,7 +84,7 @@ def _toml(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except tomllib.TOMLDecodeError as problem:
-        raise ValueError(f"{path.absolute()} is not valid TOML: {problem}. Correct or remove it") from problem
+        raise SettingsUnreadable(f"{path.absolute()} is not valid TOML: {problem}. Correct or remove it") from problem
 
 
 def _dotenv(path: Path) -> dict[str, str]:

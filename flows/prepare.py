@@ -1,6 +1,9 @@
 """Preparation: from files, overrides and a recorded run to one resolved config, before anything is started."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from configs.check import require_files
@@ -10,29 +13,55 @@ from configs.resolve import require_agreement, resolve
 from configs.run import RunConfig, content
 from configs.sections import EnvironmentConfig
 from flows.facts import facts
+from flows.policies import find_policy
 from storage.keys import canonical
 from storage.store import Store, open_store
-from tasks.examples import DEMONSTRATIONS
+from tasks.examples import DEMONSTRATIONS, read_rows
 
 DEFAULT_FILES = {"train": ["demo"], "sft": ["sft_demo"], "evaluate": ["demo"]}
 
 
-def prepare(kind: str, files: Sequence[str], overrides: Sequence[str], policy: str = "", **settings: Any) -> RunConfig:
+def prepare(kind: str, files: Sequence[str], overrides: Sequence[str], **settings: Any) -> RunConfig:
     """Return the resolved config of a new run, or of the run of that name in the store, to go on with it.
 
     `settings` are name, store, seed and steps where they were given; they come after the overrides. A recorded run is
     resumed with its recorded config: other steps and operational settings are taken over, anything else is refused,
-    because the run's rows would be of two kinds. Raises ConfigError.
+    because the run's rows would be of two kinds. Raises ConfigError, and what says that a model, an environment or a
+    file of demonstrations cannot be used.
     """
+    with nothing_started():
+        return _prepare(kind, files, overrides, settings)
+
+
+@contextmanager
+def nothing_started() -> Iterator[None]:
+    """Within the block, errors meant for people say that nothing was started, unless they say so themselves."""
+    try:
+        yield
+    except ValueError as error:
+        if "nothing was" not in str(error).lower():
+            error.add_note("Nothing was started and nothing is lost.")
+        raise
+
+
+def assignments(settings: Mapping[str, Any]) -> list[str]:
+    """Return settings as overrides. Text is quoted: a run may be named 2024, and a store true."""
+    return [f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in settings.items()]
+
+
+def _prepare(kind: str, files: Sequence[str], overrides: Sequence[str], settings: Mapping[str, Any]) -> RunConfig:
     given = {name: value for name, value in settings.items() if value not in (None, "")} | {"kind": kind}
-    later = [*overrides, *(f"{name}={value}" for name, value in given.items())]
+    later = [*overrides, *assignments(given)]
     requested = load(files or DEFAULT_FILES[kind], later)
-    recorded = recorded_config(open_store(requested.store), requested.name)
+    store = open_store(requested.store)
+    recorded = recorded_config(store, requested.name)
     if recorded is not None and not files:
         requested = load((), later, base=recorded.model_dump(mode="json"))
-    require_files(requested, policy)
+    requested = _with_weights(store, requested)
+    require_files(requested)
     config = resolve(_with_seed(requested, recorded), facts(requested))
     if kind == "sft":
+        read_rows(Path(config.data.path).expanduser())  # a bad row is worth knowing before anything starts
         config = _with_demonstrations(config)
     if recorded is not None:
         _require_same(recorded, config)
@@ -53,6 +82,27 @@ def _with_seed(requested: RunConfig, recorded: RunConfig | None) -> RunConfig:
     return requested
 
 
+def _with_weights(store: Store, requested: RunConfig) -> RunConfig:
+    """Take the weights out of the store: those of the policy to evaluate, or the run's own first ones if need be.
+
+    Those were copied when they were brought in, so that a run can go on when the directory they came from is gone.
+    """
+    path = requested.model.path
+    if requested.kind == "evaluate" and requested.evaluation.policy:
+        policy = find_policy(store, requested.evaluation.policy)
+    elif (
+        path
+        and not Path(path).expanduser().is_dir()
+        and store.ledger.entries(run=requested.name, stage="policy_import")
+    ):
+        policy = find_policy(store, f"{requested.name}:0")
+    else:
+        return requested
+    assert policy is not None, "a policy that has a name is found or refused"
+    weights = str(store.policies.directory(policy.key))
+    return requested.model_copy(update={"model": requested.model.model_copy(update={"path": weights})})
+
+
 def _with_demonstrations(config: RunConfig) -> RunConfig:
     """Let the rows of the demonstrations file take the place of an environment's examples."""
     file = EnvironmentConfig(name=DEMONSTRATIONS, taskset={"id": DEMONSTRATIONS})
@@ -60,16 +110,26 @@ def _with_demonstrations(config: RunConfig) -> RunConfig:
 
 
 def _require_same(recorded: RunConfig, config: RunConfig) -> None:
-    old, new = content(recorded), content(config)
-    differing = sorted(name for name in old if old[name] != new[name])
+    old, new = dict(flat(content(recorded))), dict(flat(content(config)))
+    differing = [key for key in dict.fromkeys((*old, *new)) if old.get(key) != new.get(key)]
     if differing:
-        raise ConfigError(
-            [
-                f"{name}: run {recorded.name!r} has {_brief(old[name])}, asked for is {_brief(new[name])}; "
-                f"nothing was changed. Give the branch a name of its own (--name): it shares all equal work"
-                for name in differing
-            ]
+        changes = [
+            f"{key}: {_brief(old.get(key))} is recorded, {_brief(new.get(key))} is asked for" for key in differing
+        ]
+        advice = (
+            f"run {recorded.name!r} keeps its config and nothing was changed: give the branch a name of its own (--name); "
+            f"it shares all work that the change does not reach"
         )
+        raise ConfigError([*changes, advice])
+
+
+def flat(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values of a config by dotted key."""
+    items = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
+    if not isinstance(value, (Mapping, list)):
+        yield key, value
+    for name, item in items:
+        yield from flat(item, f"{key}.{name}" if key else str(name))
 
 
 def _brief(value: Any) -> str:

@@ -7,6 +7,7 @@ hands out an engine whose log-probs differ from the learner's, nor a learner who
 import os
 import secrets
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,13 @@ class EngineRoom:
         with self._lock:
             if self._handle is None:
                 self._handle = self._supervisor.start(self._spec())
+
+    def reach(self) -> None:
+        """Wait for an engine that someone else runs; raises ServiceFailed when it does not answer."""
+        if self._place.config.engine.url:
+            self.begin()
+            assert self._handle is not None
+            self._handle.wait()
 
     def at(self, policy: Policy) -> tuple[str, str]:
         """Return URL and API key of an engine that serves `policy`, proven on the learner's probe.
@@ -90,12 +98,18 @@ class EnvironmentRoom:
         self._engine_key = {config.engine.api_key_variable: engine_key}
         self._lock = threading.Lock()
         self._handles: dict[str, Handle] = {}
+        self._examples: pa.Table | None = None
 
     def begin(self) -> None:
         """Start the servers side by side, or adopt external ones; returns at once."""
-        with self._lock:
-            if not self._handles:
-                self._handles = {each.name: self._supervisor.start(self._spec(each)) for each in self._environments}
+        self._start(self._environments)
+
+    def reach(self) -> None:
+        """Wait for the servers that others run; raises ServiceFailed when one does not answer."""
+        external = [each for each in self._environments if each.address]
+        self._start(external)
+        for each in external:
+            self._handles[each.name].wait()
 
     def addresses(self) -> dict[str, str]:
         """Return the address of every environment's server, all of them answering."""
@@ -103,8 +117,17 @@ class EnvironmentRoom:
         return {name: handle.wait()["address"] for name, handle in self._handles.items()}
 
     def examples(self) -> pa.Table:
-        """Return the examples of all environments, loaded in processes of their own."""
-        return pa.concat_tables([environment_service.examples(each) for each in self._environments])
+        """Return the examples of all environments, loaded once, in processes of their own."""
+        with self._lock:
+            if self._examples is None:
+                self._examples = pa.concat_tables([environment_service.examples(each) for each in self._environments])
+            return self._examples
+
+    def _start(self, environments: Sequence[EnvironmentConfig]) -> None:
+        with self._lock:
+            for each in environments:
+                if each.name not in self._handles:
+                    self._handles[each.name] = self._supervisor.start(self._spec(each))
 
     def _spec(self, environment: EnvironmentConfig) -> ServiceSpec:
         report = self._supervisor.directory / f"environment-{environment.name}.json"
@@ -135,6 +158,9 @@ class LearnerRoom:
         with self._lock:
             if self._handle is None:
                 self._handle = self._supervisor.start(self._spec())
+
+    def reach(self) -> None:
+        """Do nothing: nobody else runs a learner of ours."""
 
     def at(self, policy: Policy) -> Learner:
         """Return a learner that holds the weights and the optimizer state of `policy`.

@@ -14,22 +14,18 @@ from typing import Any
 
 from configs.run import RunConfig
 from flows import pipeline
+from flows.cancellation import Cancellation, RunCancelled
 from flows.facts import directory_digest, file_digest, model_directory, versions
 from flows.foretell import foretell
-from flows.prepare import prepare
+from flows.policies import find_policy
+from flows.preflight import needs, preflight
+from flows.prepare import nothing_started, prepare
 from flows.rooms import EngineRoom, EnvironmentRoom, LearnerRoom
 from flows.services import Supervisor
-from storage.store import Store, open_store
+from storage.store import open_store
 from tasks.stage import Place, Policy, Ref
 
 Watcher = Callable[[str, Mapping[str, Any]], None]
-NEEDS = {
-    "rollout": ("engine", "environments"),
-    "training": ("learner",),
-    "policy_import": ("learner",),
-}
-"""Services by the stage that needs them."""
-
 _current: ContextVar["Session | None"] = ContextVar("session", default=None)
 
 
@@ -53,6 +49,7 @@ class Session:
         self.engine = engine or EngineRoom(supervisor, place, Path(source.weights))
         self.environments = EnvironmentRoom(supervisor, place.config, self.engine.key)
         self.learner = LearnerRoom(supervisor, place)
+        self._cancellation = Cancellation()
 
     @property
     def config(self) -> RunConfig:
@@ -71,8 +68,17 @@ class Session:
 
     def begin(self, missing: Sequence[Ref]) -> None:
         """Start the services that the missing work needs, side by side; returns at once."""
-        for name in dict.fromkeys(need for piece in missing for need in NEEDS.get(piece.stage, ())):
+        for name in needs(missing):
             getattr(self, name).begin()
+
+    def stop_if_cancelled(self, step: int, stage: str) -> None:
+        """Raise RunCancelled where someone has asked Prefect to cancel the run; meant to be called between stages."""
+        if self._cancellation.asked_for(_flow_run()):
+            raise RunCancelled(
+                f"cancelled before stage {stage} of step {step}, as Prefect was asked to. Everything done so far is "
+                f"safe in {self.config.store}; go on with: stagecoach resume {self.config.name} "
+                f"--store {self.config.store}"
+            )
 
     def pieces(self) -> list[Ref]:
         """Return all the work that the run consists of; `computed` marks what the ledger does not have."""
@@ -100,13 +106,15 @@ class Session:
 
 @contextmanager
 def open_session(
-    config: RunConfig, watchers: tuple[Watcher, ...] = (), engine: EngineRoom | None = None, policy: str = ""
+    config: RunConfig, watchers: tuple[Watcher, ...] = (), engine: EngineRoom | None = None
 ) -> Iterator[Session]:
     """Open a session for a resolved config; its services are gone when the block ends, in whatever way."""
     store = open_store(config.store)
     place = Place(store, config.name, config, versions(config))
+    with nothing_started():
+        chosen = find_policy(store, config.evaluation.policy) if config.kind == "evaluate" else None
     with Supervisor(config.name, log_directory(config)) as supervisor:
-        session = Session(place, source_of(config), supervisor, watchers, engine, find_policy(store, policy))
+        session = Session(place, source_of(config), supervisor, watchers, engine, chosen)
         token = _current.set(session)
         try:
             yield session
@@ -123,9 +131,12 @@ def session_for(kind: str, files: list[str] | None, overrides: list[str] | None,
             yield session
         return
     config = prepare(kind, files or [], overrides or [], **settings)
-    with open_session(config, policy=settings.get("policy", "")) as opened, recorded(opened):
-        opened.begin([piece for piece in opened.pieces() if piece.computed])
-        yield opened
+    with open_session(config) as opened:
+        missing = [piece for piece in opened.pieces() if piece.computed]
+        preflight(opened, missing)
+        with recorded(opened):
+            opened.begin(missing)
+            yield opened
 
 
 @contextmanager
@@ -137,6 +148,9 @@ def recorded(session: Session) -> Iterator[None]:
         yield
     except pipeline.Evicted as error:
         session.record("evicted", message=str(error))
+        raise
+    except RunCancelled as error:
+        session.record("failed", message=str(error))
         raise
     except BaseException as error:
         session.record("failed", message=f"{type(error).__name__}: {error}")
@@ -162,23 +176,6 @@ def source_of(config: RunConfig) -> pipeline.Source:
     return pipeline.Source(
         str(weights), directory_digest(weights), str(data or ""), file_digest(data) if data is not None else ""
     )
-
-
-def find_policy(store: Store, name: str) -> Policy | None:
-    """Return the policy that `name` names: RUN for a run's last one, RUN:VERSION for an earlier one; None for none.
-
-    Raises ValueError when the run has no such policy.
-    """
-    if not name:
-        return None
-    run, _, wanted = name.partition(":")
-    imported = [entry.key for entry in store.ledger.entries(run=run, stage="policy_import")]
-    made = dict(enumerate(imported[-1:]))
-    made |= {entry.step + 1: entry.key for entry in store.ledger.entries(run=run, stage="training")}
-    number = int(wanted) if wanted.isdigit() else max(made, default=0)
-    if number not in made:
-        raise ValueError(f"policy {name!r}: run {run!r} has the versions {sorted(made)}; nothing was started")
-    return Policy(made[number], number)
 
 
 def log_directory(config: RunConfig) -> Path:

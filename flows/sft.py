@@ -3,12 +3,14 @@
 from prefect import flow
 
 from flows import pipeline
+from flows.cancellation import cancellable
 from flows.doing import Worker
 from flows.outcome import Outcome, finish_step
 from flows.session import Session, session_for
 
 
 @flow(name="sft", flow_run_name="sft-{name}", persist_result=False, validate_parameters=False)
+@cancellable
 def sft(
     files: list[str] | None = None,
     overrides: list[str] | None = None,

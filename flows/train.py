@@ -8,6 +8,7 @@ from typing import Any
 from prefect import flow
 
 from flows import evaluate, pipeline
+from flows.cancellation import cancellable
 from flows.doing import Worker
 from flows.outcome import Outcome, check_account, finish_step
 from flows.pipeline import Ahead, Drawn
@@ -16,6 +17,7 @@ from tasks.stage import Policy
 
 
 @flow(name="train", flow_run_name="train-{name}", persist_result=False, validate_parameters=False)
+@cancellable
 def train(
     files: list[str] | None = None,
     overrides: list[str] | None = None,

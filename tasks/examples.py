@@ -17,6 +17,12 @@ from tasks.stage import Stage, Tables, as_task
 
 DEMONSTRATIONS = "demonstrations"
 """The name that rows of a demonstrations file carry where others carry their environment's."""
+_COLUMNS = ("messages", "prompt", "completion")
+_MEND = "Nothing was stored. Mend the file and run again"
+
+
+class DemonstrationsUnusable(ValueError):
+    """A file of demonstrations cannot be read, or a row of it is no demonstration."""
 
 
 class ExampleSource(Protocol):
@@ -40,27 +46,58 @@ def demonstration_examples(tables: Tables, config: View, *, source: str) -> Tabl
 def read_demonstrations(path: Path) -> pa.Table:
     """Return a JSONL or Parquet file of prompt and completion, or of messages, as EXAMPLES rows.
 
-    Raises ValueError naming file and row when a row has neither `messages` nor `prompt` and `completion`.
+    Raises DemonstrationsUnusable like `read_rows`.
     """
-    frame = pl.read_parquet(path) if path.suffix == ".parquet" else pl.read_ndjson(path)
-    rows = [_example(path, number, row) for number, row in enumerate(frame.iter_rows(named=True))]
+    rows = [_example(number, row) for number, row in enumerate(read_rows(path).iter_rows(named=True))]
     return pa.Table.from_pylist(rows, schema=EXAMPLES.arrow)
 
 
-def _example(path: Path, number: int, row: dict[str, Any]) -> dict[str, str]:
-    task = json.dumps({"messages": _messages(path, number, row)}, sort_keys=True)
+def read_rows(path: Path) -> pl.DataFrame:
+    """Return the rows of a demonstrations file as they are, each known to be a demonstration.
+
+    Raises DemonstrationsUnusable naming the file, and the row when one has neither `messages` nor `prompt` and
+    `completion`.
+    """
+    if path.is_file() and not path.stat().st_size:
+        raise DemonstrationsUnusable(f"data.path: {path} is empty. {_MEND}")
+    try:
+        # Types are taken from all rows: those of the first hundred may not fit the rest.
+        is_parquet = path.suffix == ".parquet"
+        frame = pl.read_parquet(path) if is_parquet else pl.read_ndjson(path, infer_schema_length=None)
+    except (OSError, pl.exceptions.PolarsError) as error:
+        form = "a Parquet file" if is_parquet else "a JSONL file, one JSON object in each line"
+        raise DemonstrationsUnusable(f"data.path: {path} cannot be read as {form}: {error}. {_MEND}") from error
+    if not frame.height:
+        raise DemonstrationsUnusable(f"data.path: {path} holds no rows. {_MEND}")
+    number = _first_unusable(frame)
+    if number is not None:
+        has = sorted(name for name, value in frame.row(number, named=True).items() if value is not None)
+        raise DemonstrationsUnusable(
+            f"data.path: {path}, row {number} (the first is 0): needs `messages`, or `prompt` and `completion`; "
+            f"it has {', '.join(has) or 'nothing'}. {_MEND}"
+        )
+    return frame
+
+
+def _first_unusable(frame: pl.DataFrame) -> int | None:
+    """Return the number of the first row that is no demonstration, or None."""
+    given = {name: pl.col(name).is_not_null() if name in frame.columns else pl.lit(False) for name in _COLUMNS}
+    if isinstance(frame.schema.get("messages"), pl.List):
+        given["messages"] &= pl.col("messages").list.len() > 0
+    usable = frame.select(usable=given["messages"] | (given["prompt"] & given["completion"]))["usable"]
+    wrong = (~usable.fill_null(False)).arg_true()
+    return int(wrong[0]) if len(wrong) else None
+
+
+def _example(number: int, row: dict[str, Any]) -> dict[str, str]:
+    task = json.dumps({"messages": _messages(row)}, sort_keys=True)
     digest = hashlib.sha256(task.encode()).hexdigest()[:16]
     return {"environment": DEMONSTRATIONS, "example_id": f"{number}-{digest}", "split": "train", "task": task}
 
 
-def _messages(path: Path, number: int, row: dict[str, Any]) -> list[dict[str, Any]]:
+def _messages(row: dict[str, Any]) -> list[dict[str, Any]]:
     if row.get("messages"):
         return list(row["messages"])
-    if row.get("prompt") is None or row.get("completion") is None:
-        raise ValueError(
-            f"{path}, row {number}: needs `messages`, or `prompt` and `completion`; it has {sorted(row)}. Nothing was "
-            f"stored. Mend the row and run again."
-        )
     return _as_messages(row["prompt"], "user") + _as_messages(row["completion"], "assistant")
 
 

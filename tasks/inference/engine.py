@@ -19,6 +19,8 @@ CPU_BLOCK_TOKENS = 32
 """Tokens in a block of the CPU's prefix cache: only whole blocks are shared."""
 MIB = 1 << 20
 SERVE_SECONDS = 600.0
+CONNECT_SECONDS = 5.0
+"""An engine may take its time to answer, but not to accept a connection."""
 
 
 class EngineError(RuntimeError):
@@ -102,7 +104,10 @@ class Engine:
         self.url = url.rstrip("/")
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._client: httpx.Client = httpx.Client(
-            base_url=self.url, headers=headers, timeout=timeout, trust_env=self.url.startswith("https")
+            base_url=self.url,
+            headers=headers,
+            timeout=httpx.Timeout(timeout, connect=CONNECT_SECONDS),
+            trust_env=self.url.startswith("https"),
         )
 
     def close(self) -> None:

@@ -188,10 +188,19 @@ def main(argv: Sequence[str]) -> int:
     except Exception as error:
         # The border of this process: whoever started it reads the reason in the report.
         logging.exception("environment %s cannot be loaded", environment["name"])
-        missing = error.name if isinstance(error, ModuleNotFoundError) else None
-        write_report(own.report, {"error": type(error).__name__, "message": str(error), "missing": missing})
+        report = {"error": type(error).__name__, "message": str(error), "missing": missing_module(error)}
+        write_report(own.report, report)
         return 3
     return 0
+
+
+def missing_module(error: BaseException) -> str | None:
+    """The module whose absence caused an error; None where it had another cause.
+
+    verifiers reports any failed import as a taskset that is not there, with the module that is really missing behind.
+    """
+    behind = missing_module(error.__cause__) if error.__cause__ else None
+    return behind or (error.name if isinstance(error, ModuleNotFoundError) else None)
 
 
 if __name__ == "__main__":

@@ -46,6 +46,15 @@ def read(directory: str | Path) -> ModelInfo:
     )
 
 
+def require_weights(directory: str | Path) -> None:
+    """Raise ModelUnusable where a directory holds no weights in the one format that all of us read."""
+    if not any(Path(directory).glob("*.safetensors")):
+        raise ModelUnusable(
+            f"no model in {str(directory)!r}: it holds a config.json and no *.safetensors file. Give a directory in "
+            "Hugging Face form, with the weights"
+        )
+
+
 def renderer_name(renderer: str, tokenizer: str) -> str:
     """The name of the renderer to use: the one given, or the one known for the tokenizer's model.
 

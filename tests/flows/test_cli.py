@@ -15,6 +15,7 @@ from flows import cli
 from flows.services import ServiceFailed
 from tasks.inference.engine import EngineError
 
+NONE = {"name": "", "store": "", "plain": False}
 Calls = list[tuple[str, tuple[Any, ...], dict[str, Any]]]
 
 
@@ -37,21 +38,25 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
 
 def test_run_takes_files_and_overrides_in_any_order_with_options_between(calls: Calls) -> None:
     assert cli.main(["run", "demo", "steps=3", "--store", "here", "mine.toml", "--name", "a", "seed=1"]) == 0
-    settings = {"name": "a", "store": "here", "policy": ""}
+    settings = {"name": "a", "store": "here", "plain": False}
     assert calls == [("launch.start", ("train", ["demo", "mine.toml"], ["steps=3", "seed=1"]), settings)]
 
 
 @pytest.mark.parametrize(
     ("argv", "expected"),
     [
-        (["sft", "x.toml"], ("launch.start", ("sft", ["x.toml"], []), {"name": "", "store": "", "policy": ""})),
+        (["sft", "x.toml"], ("launch.start", ("sft", ["x.toml"], []), NONE)),
         (
             ["eval", "demo", "--policy", "a:3"],
-            ("launch.start", ("evaluate", ["demo"], []), {"name": "", "store": "", "policy": "a:3"}),
+            ("launch.start", ("evaluate", ["demo"], ['evaluation.policy="a:3"']), NONE),
         ),
-        (["demo", "steps=2"], ("demo.main", (), {"overrides": ["steps=2"], "name": "", "store": ""})),
-        (["resume"], ("launch.resume", ("latest",), {"overrides": [], "store": ""})),
-        (["resume", "a", "--store", "s"], ("launch.resume", ("a",), {"overrides": [], "store": "s"})),
+        (["demo", "steps=2"], ("demo.main", (), NONE | {"overrides": ["steps=2"]})),
+        (["demo", "--plain"], ("demo.main", (), NONE | {"overrides": [], "plain": True})),
+        (["resume"], ("launch.resume", ("latest",), {"overrides": [], "store": "", "plain": False})),
+        (
+            ["resume", "a", "--store", "s", "--plain"],
+            ("launch.resume", ("a",), {"overrides": [], "store": "s", "plain": True}),
+        ),
         (["show", "--json", "latest"], ("show.main", ("latest",), {"overrides": [], "store": "", "as_json": True})),
         (["show", "a", "x.y=1"], ("show.main", ("a",), {"overrides": ["x.y=1"], "store": "", "as_json": False})),
         (["maintain", "--store", "s"], ("maintain.main", (), {"store": "s"})),

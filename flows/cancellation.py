@@ -1,0 +1,57 @@
+"""Cancellation: a run that someone cancels in Prefect ends between two stages, with everything done so far kept.
+
+Prefect ends no run that it did not start itself: it only notes the wish, so the run has to ask.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+from flows.prefect_api import cancelled
+
+ASK_SECONDS = 2.0
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class RunCancelled(ValueError):
+    """Someone asked Prefect to cancel the run."""
+
+
+class Cancellation:
+    """Asks now and then whether a run was cancelled; threads of the run may share one."""
+
+    def __init__(self, ask: Callable[[Any], bool] = cancelled, clock: Callable[[], float] = time.monotonic) -> None:
+        self._ask = ask
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._quiet_until = clock()
+        self._cancelled = False
+
+    def asked_for(self, flow_run: str | None) -> bool:
+        """Tell whether the flow run was cancelled, as far as is known; False outside a flow run."""
+        with self._lock:
+            if flow_run and not self._cancelled and self._clock() >= self._quiet_until:
+                self._cancelled = self._ask(flow_run)
+                self._quiet_until = self._clock() + ASK_SECONDS
+            return self._cancelled
+
+
+def cancellable(flow_function: Callable[P, R]) -> Callable[P, R]:
+    """Let a flow that was cancelled end as cancelled, where Prefect would take any exception for a failure.
+
+    Whoever calls the flow gets RunCancelled.
+    """
+
+    @wraps(flow_function)
+    def ending(*args: P.args, **kwargs: P.kwargs) -> Any:
+        try:
+            return flow_function(*args, **kwargs)
+        except RunCancelled as error:
+            from prefect.states import Cancelled
+
+            return Cancelled(message=str(error), data=error)
+
+    return ending

@@ -1,0 +1,59 @@
+"""Preflight: what would make a run fail later and can be known before anything is started for it."""
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from flows.prepare import nothing_started
+from storage.errors import NoSpace
+from storage.store import Store
+from tasks.stage import Ref
+
+if TYPE_CHECKING:
+    from flows.session import Session
+
+NEEDS = {
+    "rollout": ("engine", "environments"),
+    "training": ("learner",),
+    "policy_import": ("learner",),
+}
+"""Rooms of a session by the stage that needs them."""
+MIB = 1024**2
+LEAST_FREE = 16 * MIB
+"""Room for logs and for tables without rows to speak of."""
+
+
+def needs(missing: Sequence[Ref]) -> list[str]:
+    """Return the names of the rooms that the missing work needs, in the order of the work."""
+    return list(dict.fromkeys(need for piece in missing for need in NEEDS.get(piece.stage, ())))
+
+
+def preflight(session: "Session", missing: Sequence[Ref]) -> None:
+    """Make sure that the missing work can begin: room on the disk, external services, environments that load.
+
+    Raises NoSpace, ServiceFailed or EnvironmentUnavailable; nothing was started then.
+    """
+    stages = {piece.stage for piece in missing}
+    with nothing_started():
+        makes_weights = bool(stages & {"training", "policy_import"})
+        require_space(session.place.store, Path(session.source.weights) if makes_weights else None)
+        for room in needs(missing):
+            getattr(session, room).reach()
+        if "examples" in stages and session.config.kind != "sft":
+            session.environments.examples()
+
+
+def require_space(store: Store, weights: Path | None) -> None:
+    """Raise NoSpace where not even one more policy of the size of `weights` has room on the store's disk."""
+    if store.root.directory is None:
+        return
+    size = sum(file.stat().st_size for file in weights.glob("*.safetensors")) if weights else 0
+    needed, free = size + LEAST_FREE, shutil.disk_usage(store.root.directory).free
+    if free < needed:
+        raise NoSpace(
+            f"the disk is full: {free / MIB:.0f} MiB are free, the next step alone needs {needed / MIB:.0f}",
+            store.root.address,
+            "nothing was started; what is in the store stays as it is",
+            "make room there, or take a store on another disk (--store), and run the same again",
+        )
