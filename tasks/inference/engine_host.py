@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tasks.inference.serving_view import serving_view
+
 POLL_SECONDS = 0.05
 
 
@@ -95,9 +97,12 @@ def main(argv: Sequence[str]) -> None:
 
     host, port = listener.getsockname()
     arguments = make_arg_parser(FlexibleArgumentParser()).parse_args([*rest, "--host", host, "--port", str(port)])
-    validate_parsed_serve_args(arguments)
-    _fork_engine_on_cpu()
-    uvloop.run(_serve(listener, arguments, own.report))
+    # A policy of a store has optimizer state beside its weights, which the engine would take for weights.
+    with serving_view(arguments.model, untie=False, below=own.report.parent) as weights:
+        arguments.model = str(weights)
+        validate_parsed_serve_args(arguments)
+        _fork_engine_on_cpu()
+        uvloop.run(_serve(listener, arguments, own.report))
 
 
 if __name__ == "__main__":

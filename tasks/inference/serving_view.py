@@ -62,8 +62,11 @@ def tied(directory: Path) -> bool:
 
 
 @contextmanager
-def serving_view(directory: str | Path, *, untie: bool) -> Iterator[Path]:
-    """Yield the directory to load weights from, checked for completeness: the given one or a short-lived view of it."""
+def serving_view(directory: str | Path, *, untie: bool, below: Path | None = None) -> Iterator[Path]:
+    """Yield the directory to load weights from, checked for completeness: the given one or a short-lived view of it.
+
+    The view is made in the directory `below`, or among the system's temporary files.
+    """
     directory = Path(directory)
     files = weight_files(directory)
     embedding = None
@@ -76,7 +79,7 @@ def serving_view(directory: str | Path, *, untie: bool) -> Iterator[Path]:
     if not needs_head and len(files) == len(list(directory.glob("*.safetensors"))):
         yield directory
         return
-    with tempfile.TemporaryDirectory(prefix="stagecoach-weights-") as temporary:
+    with tempfile.TemporaryDirectory(prefix="stagecoach-weights-", dir=below) as temporary:
         view = Path(temporary)
         for path in directory.iterdir():
             if path.is_file() and (path.suffix != ".safetensors" or path in files):
