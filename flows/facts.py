@@ -41,7 +41,7 @@ def facts(config: RunConfig) -> dict[str, Any]:
         directory = model_directory(config.model.path)
         info = model_info.read(directory)
         model_info.require_weights(directory)
-        renderer = config.model.renderer or model_info.renderer_name("", config.model.path)
+        renderer = model_info.renderer_name(config.model.renderer, config.model.path)
         found["model"] = {"vocab_size": info.vocab_size, "renderer": renderer}
     return found
 

@@ -74,3 +74,10 @@ def test_operational_settings_may_change_on_resume(tmp_path: Path, model: Path) 
 def test_a_missing_model_is_said_before_anything_is_started(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"model\.path: there is no directory"):
         prepared(tmp_path, f"model.path={tmp_path}/absent")
+
+
+@pytest.mark.parametrize("renderer", ["qwen33", ""])
+def test_a_renderer_that_is_not_known_is_refused(tmp_path: Path, model: Path, renderer: str) -> None:
+    with pytest.raises(ValueError, match=r"renderer") as caught:
+        prepared(tmp_path, f"model.path={model}", f'model.renderer="{renderer}"')
+    assert "Nothing was started" in "".join(getattr(caught.value, "__notes__", []))
