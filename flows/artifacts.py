@@ -24,13 +24,20 @@ _log = logging.getLogger("stagecoach")
 
 
 def reward_curve(steps: Steps, title: str) -> str:
-    """Return the reward curve as SVG text; steps without a reward are left out."""
+    """Return the reward curve as SVG text; steps without a reward are left out.
+
+    A run without rewards, supervised training, shows the loss of each step's last update instead.
+    """
     points = [
         Point(step["step"], step["reward"], step.get("reward_std") or 0.0)
         for step in steps
         if step.get("reward") is not None
     ]
-    return curve_svg(points, title)
+    losses = {step["step"]: (step.get("update") or {}).get("loss") for step in steps}
+    if points or not any(loss is not None for loss in losses.values()):
+        return curve_svg(points, f"{title}: mean reward by step")
+    found = [Point(step, loss) for step, loss in losses.items() if loss is not None]
+    return curve_svg(found, f"{title}: loss by step", label="loss")
 
 
 def report(run_name: str, store: str, steps: Steps) -> str:
@@ -38,11 +45,11 @@ def report(run_name: str, store: str, steps: Steps) -> str:
 
     The image is inline because Prefect's pages show no raw SVG and no local file.
     """
-    image = base64.b64encode(reward_curve(steps, f"{run_name}: mean reward by step").encode()).decode()
+    image = base64.b64encode(reward_curve(steps, run_name).encode()).decode()
     lines = [
         f"# {escaped(run_name)}",
         "",
-        f"![reward curve](data:image/svg+xml;base64,{image})",
+        f"![curve](data:image/svg+xml;base64,{image})",
         "",
         "| step | " + " | ".join(name.replace("_", " ") for name in _COLUMNS) + " | seconds | tokens |",
         "|---:" * (len(_COLUMNS) + 3) + "|",

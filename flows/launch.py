@@ -15,6 +15,7 @@ from flows.prepare import nothing_started, prepare
 from flows.quiet import route_prefect_logs
 from flows.rooms import EngineRoom
 from flows.session import Session, Watcher, log_directory, open_session, recorded
+from flows.walks import WALKS
 from flows.watchers import ArtifactWatcher, MonitorWatcher, PanelWatcher
 from storage.store import open_store
 
@@ -64,10 +65,17 @@ def watch(
     artifacts = RunArtifacts(config.name, config.store, config.steps, enabled=config.prefect.artifacts)
     with (
         Monitor(config.wandb, config.name, directory, config.model_dump(mode="json")) as monitor,
-        Panel(f"{config.kind} {config.name}", 0 if config.kind == "evaluate" else config.steps, plain=plain) as panel,
+        panel_of(config, plain) as panel,
     ):
         watchers = (PanelWatcher(panel), ArtifactWatcher(artifacts, config.steps), MonitorWatcher(monitor))
         return run(config, watchers, engine, before)
+
+
+def panel_of(config: RunConfig, plain: bool) -> Panel:
+    """Return the panel for a run of this kind."""
+    num_steps = 0 if config.kind == "evaluate" else config.steps
+    measure = "loss" if config.kind == "sft" else "reward"
+    return Panel(f"{config.kind} {config.name}", num_steps, plain=plain, measure=measure)
 
 
 def run(
@@ -108,8 +116,7 @@ def begin_prefect(config: RunConfig) -> prefect_api.PrefectApi:
 
 def _found(session: Session) -> dict[str, Any]:
     with recorded(session):
-        found = import_module(f"flows.{session.config.kind}").run(session)
-        return found if isinstance(found, dict) else found.to_json()
+        return WALKS[session.config.kind](session)
 
 
 def _call(session: Session) -> dict[str, Any]:

@@ -46,16 +46,19 @@ class Panel:
         num_steps: int,
         ui_url: str = "",
         plain: bool = False,
+        measure: str = "reward",
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.title, self.num_steps, self.ui_url = printable(title), num_steps, ui_url
+        self.measure = measure
+        """What the number of a step is: reward, or loss where there are no rewards."""
         self._stream = stream or sys.stdout
         self._clock = clock
         self._lock = threading.RLock()
         self._begun = clock()
         self._now = ""
-        self._rewards: list[float | None] = []
+        self._values: list[float | None] = []
         self._seconds: list[float] = []
         self._tokens_per_second: float | None = None
         self._notes: list[str] = []
@@ -77,15 +80,15 @@ class Panel:
         with self._lock:
             self._now = (f"step {step + 1}/{self.num_steps}  " if self.num_steps else "") + printable(stage)
 
-    def step(self, step: int, reward: float | None, tokens: int, seconds: float) -> None:
-        """A step is done: its mean reward (None where nothing was scored), tokens handled, wall-clock."""
+    def step(self, step: int, value: float | None, tokens: int, seconds: float) -> None:
+        """A step is done: its mean reward or what else is measured (None for nothing), tokens handled, wall-clock."""
         with self._lock:
-            self._rewards.append(reward)
+            self._values.append(value)
             self._seconds.append(seconds)
             self._tokens_per_second = tokens / seconds if seconds > 0 else None
             if self._live is None:
                 self._line(
-                    f"step {step + 1:>{len(str(self.num_steps))}}/{self.num_steps}  reward {shown(reward)}"
+                    f"step {step + 1:>{len(str(self.num_steps))}}/{self.num_steps}  {self.measure} {shown(value)}"
                     f"  {self._speed()}  {seconds:.1f} s  left {duration(self._left())}"
                 )
 
@@ -108,7 +111,7 @@ class Panel:
     def __rich__(self) -> Frame:
         """Draw the panel; rich calls this some times a second."""
         with self._lock:
-            done = len(self._rewards)
+            done = len(self._values)
             head = Table.grid(expand=True)
             head.add_column()
             head.add_column(justify="right")
@@ -144,9 +147,9 @@ class Panel:
         return sum(recent) / len(recent) * max(0, self.num_steps - len(self._seconds)) if recent else None
 
     def _curve(self) -> Text:
-        last = next((reward for reward in reversed(self._rewards) if reward is not None), None)
-        lines = plot(self._rewards, 60, PLOT_ROWS)
-        return Text("\n".join([f"reward {shown(last)}", *lines]), no_wrap=True)
+        last = next((value for value in reversed(self._values) if value is not None), None)
+        lines = plot(self._values, 60, PLOT_ROWS)
+        return Text("\n".join([f"{self.measure} {shown(last)}", *lines]), no_wrap=True)
 
     def _line(self, text: str) -> None:
         with suppress(BrokenPipeError):  # nobody reads any more; the run goes on

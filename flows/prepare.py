@@ -117,8 +117,8 @@ def _require_same(recorded: RunConfig, config: RunConfig) -> None:
             f"{key}: {_brief(old.get(key))} is recorded, {_brief(new.get(key))} is asked for" for key in differing
         ]
         advice = (
-            f"run {recorded.name!r} keeps its config and nothing was changed: give the branch a name of its own (--name); "
-            f"it shares all work that the change does not reach"
+            f"run {recorded.name!r} keeps its config and nothing was changed: give the branch a name of its own "
+            f"(--name); it shares all work that the change does not reach"
         )
         raise ConfigError([*changes, advice])
 

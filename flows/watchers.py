@@ -37,8 +37,9 @@ class PanelWatcher:
     def _stage(self, stage: str, step: int) -> None:
         self._panel.stage(step, stage)
 
-    def _step(self, step: int, reward: float | None, tokens: int, seconds: Mapping[str, float], **_: Any) -> None:
-        self._panel.step(step, reward, tokens, sum(seconds.values()))
+    def _step(self, step: int, tokens: int, seconds: Mapping[str, float], **measured: Any) -> None:
+        value = measured["reward"] if self._panel.measure == "reward" else measured["update"][self._panel.measure]
+        self._panel.step(step, value, tokens, sum(seconds.values()))
 
     def _evaluation(self, version: int, scores: list[dict[str, Any]], **_: Any) -> None:
         for each in scores:

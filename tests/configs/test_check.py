@@ -92,7 +92,8 @@ def test_samples_longer_than_the_model_are_refused(preset: str, key: str, tmp_pa
 def test_a_model_is_needed_unless_a_policy_stands_for_it() -> None:
     config = RunConfig(kind="evaluate")
     assert missing(config) == ["model.path: say which directory (or hub id) holds the starting weights"]
-    assert missing(config.model_copy(update={"evaluation": config.evaluation.model_copy(update={"policy": "latest"})})) == []
+    named = config.evaluation.model_copy(update={"policy": "latest"})
+    assert missing(config.model_copy(update={"evaluation": named})) == []
 
 
 def test_a_hub_id_is_not_taken_for_a_directory() -> None:

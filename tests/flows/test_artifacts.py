@@ -86,7 +86,7 @@ def test_ticks_of_a_reward_axis() -> None:
 
 def test_the_report_has_the_curve_inline_the_last_steps_and_the_store() -> None:
     page = artifacts.report("my_run", "/data/store", [step(k) for k in range(12)])
-    [image] = re.findall(r"!\[reward curve\]\(data:image/svg\+xml;base64,([A-Za-z0-9+/=]+)\)", page)
+    [image] = re.findall(r"!\[curve\]\(data:image/svg\+xml;base64,([A-Za-z0-9+/=]+)\)", page)
     assert len(line(base64.b64decode(image).decode())) == 12
     rows = [row for row in page.splitlines() if re.match(r"\| \d", row)]
     assert len(rows) == artifacts.SHOWN_STEPS
