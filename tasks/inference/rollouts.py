@@ -91,6 +91,8 @@ class Sampling:
             if watching.done():
                 watching.result()
             await sampling
+        except ExceptionGroup as several:
+            raise _cause(several) from several
         finally:
             for task in (watching, sampling):
                 task.cancel()
@@ -182,6 +184,14 @@ class Sampling:
                 "detokenize": False,  # the environment server reads the tokens itself
             }
         )
+
+
+def _cause(several: ExceptionGroup) -> Exception:
+    """The error that stopped everything: many rollouts under way may notice the same loss of a service at once."""
+    errors = list[Exception]()
+    for error in several.exceptions:
+        errors.append(_cause(error) if isinstance(error, ExceptionGroup) else error)
+    return next((error for error in errors if isinstance(error, ServiceLost)), errors[0])
 
 
 def _episode_rows(
