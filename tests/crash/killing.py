@@ -1,11 +1,11 @@
-"""Named moments in the life of a run, seen by wrapping the product's functions; at a chosen one the process dies."""
+"""Named moments in the life of a run, seen by wrapping the product's functions; at chosen ones something is killed."""
 
 import json
 import os
 import signal
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import wraps
 from pathlib import Path
@@ -31,12 +31,17 @@ def durable_line(path: Path, content: Any) -> None:
         os.close(descriptor)
 
 
+def kill_self() -> None:
+    """End this process as the kernel does when memory is short."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 @dataclass
 class Moments:
-    """Counts moments by name, notes each, and ends the process by SIGKILL at the chosen one, with a receipt."""
+    """Counts moments by name, notes each, and does what is planned for it, with a receipt."""
 
-    chosen: str
     directory: Path
+    plans: Mapping[str, Callable[[], None]]
     counts: Counter[str] = field(default_factory=Counter)
     lock: threading.Lock = field(default_factory=threading.Lock)
     parts: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
@@ -48,9 +53,9 @@ class Moments:
             count = self.counts[moment]
             name = moment if count == 1 else f"{moment} #{count}"
             durable_line(self.directory / "moments.jsonl", name)
-            if name == self.chosen:
+            if name in self.plans:
                 durable_line(self.directory / "receipt.jsonl", {"moment": name, "pid": os.getpid()})
-                os.kill(os.getpid(), signal.SIGKILL)
+                self.plans[name]()
 
     def handed_over(self, group_id: str) -> None:
         """Wait until a group is committed, so that every group is a part of its own and its commit a moment."""

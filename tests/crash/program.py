@@ -18,12 +18,12 @@ from flows.session import open_session, recorded
 from tasks import rollout
 from tasks.stage import StageTask, perform
 from tests.crash import fixed
-from tests.crash.killing import Moments, durable_line
+from tests.crash.killing import Moments, durable_line, kill_self
 
 
 def main(directory: Path, request: dict[str, Any]) -> None:
     """Run, or go on with, the run in `directory`; write what it made to `outcome.json`."""
-    moments = Moments(request["kill"], directory)
+    moments = Moments(directory, {request["kill"]: kill_self})
     moments.watch()
     replace_sampling(directory, moments, request["backwards"])
     store = str(directory / "store")

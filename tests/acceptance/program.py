@@ -1,0 +1,61 @@
+"""A whole real run that kills its own services, or itself: `python -m tests.acceptance.program DIRECTORY REQUEST`.
+
+REQUEST is JSON with `overrides` and `kills`, from a moment in the life of the run (see `tests.crash.killing`) to what
+is killed then: the name of a service, whose process tree but for its guardian dies by SIGKILL, or `flow`.
+"""
+
+import json
+import os
+import signal
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from flows import launch
+from flows.guardian import descendants, send
+from flows.ownership import identity
+from flows.prepare import prepare
+from flows.services import Handle, ServiceSpec, Supervisor
+from tests.crash.killing import Moments, durable_line, kill_self
+
+NAME = "run"
+SMALL = Path(__file__).with_name("small.toml")
+handles: dict[str, Handle] = {}
+
+
+def main(directory: Path, request: dict[str, Any]) -> None:
+    """Run, or go on with, the run in `directory`; write what it made, and how often services were started."""
+    remember_handles()
+    durable_line(directory / "owners.jsonl", identity())
+    plans = {moment: kill_self if what == "flow" else partial(kill, what) for moment, what in request["kills"].items()}
+    Moments(directory, plans).watch()
+    store = str(directory / "store")
+    config = prepare("train", ["demo", str(SMALL)], request["overrides"], name=NAME, store=store)
+    outcome = launch.run(config)
+    generations = {name: handle.generation for name, handle in handles.items()}
+    (directory / "outcome.json").write_text(json.dumps({**outcome, "generations": generations}))
+
+
+def kill(service: str) -> None:
+    """Kill a service and whatever it started."""
+    process = handles[service].pid
+    assert process is not None, f"{service} is not there to be killed"
+    tree = [process, *descendants(process)]
+    os.kill(process, signal.SIGKILL)
+    send(signal.SIGKILL, tree)
+
+
+def remember_handles() -> None:
+    """Keep the handle of every service that is started."""
+    start = Supervisor.start
+
+    def remembering(supervisor: Supervisor, spec: ServiceSpec) -> Handle:
+        handles[spec.name.split()[0]] = handle = start(supervisor, spec)
+        return handle
+
+    Supervisor.start = remembering  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), json.loads(sys.argv[2]))
