@@ -7,7 +7,7 @@ run, path, Prefect or Delta Lake. `perform` gives it all of that, and `as_task` 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -19,6 +19,7 @@ from storage.keys import work_key
 from storage.refs import Entry, Slice
 from storage.store import Store
 from tasks.parts import Parts, count_tokens
+from tasks.recent import Recent
 
 Tables = Mapping[str, pa.Table]
 
@@ -43,6 +44,8 @@ class Stage:
     """Config sections that the function may read; they are in the key."""
     function: Callable[..., Tables]
     """The pure function."""
+    unit: tuple[str, str] = ("", "")
+    """Of a stage that commits in parts: the table and the column that name what comes as one."""
     needs: tuple[str, ...] = ()
     """Keywords that the function takes beside tables and config: step, key, policy, directory, parts, or a service."""
 
@@ -83,6 +86,7 @@ class Place:
         self.run = run
         self.config = config
         self.versions = dict(versions)
+        self._recent = Recent()
 
     def key(self, stage: Stage, step: int, inputs: Mapping[str, str]) -> str:
         """Return the key of `stage` at `step` over the keys of its inputs."""
@@ -104,13 +108,14 @@ class Place:
         """Read table `name` from whichever of the finished works `refs` made it."""
         for ref in refs:
             if name in dict(ref.rows):
-                return self.store.read(self._slices(name, ref), columns)
+                rows = self._recent.get((name, ref.key), partial(self._read, name, ref))
+                return rows if columns is None else rows.select(list(columns))
         raise AssertionError(f"no finished work among {[ref.stage for ref in refs]} makes table {name!r}")
 
-    def _slices(self, name: str, ref: Ref) -> list[Slice]:
+    def _read(self, name: str, ref: Ref) -> pa.Table:
         entry = self.find(ref.key)
         assert entry is not None, f"{ref.stage} {ref.key} is referred to but not in the ledger"
-        return list(entry.slices(name))
+        return self.store.read(list(entry.slices(name)))
 
 
 def inputs_of(refs: Sequence[Ref], policy: Policy | None = None) -> dict[str, str]:
@@ -183,7 +188,7 @@ class _Attempt:
 
     @cached_property
     def parts(self) -> Parts:
-        return Parts(self.place.store, self.entry)
+        return Parts(self.place.store, self.entry, self.stage.unit)
 
     def compute(self, refs: Sequence[Ref], services: Mapping[str, Any]) -> list[Slice]:
         """Read the inputs, call the function, write what it made; return the slices."""
