@@ -1,6 +1,7 @@
 """Parts: how a long stage commits what is finished while the rest is still under way."""
 
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 from uuid import uuid4
@@ -10,6 +11,9 @@ import pyarrow.compute as pc
 
 from storage.refs import Entry, Slice
 from storage.store import Store
+
+REST = 3.0
+"""Rest after a commit, in lengths of that commit: committing takes at most a quarter of the time."""
 
 
 class MakeEntry(Protocol):
@@ -22,18 +26,20 @@ class Parts:
     """Commits finished pieces of one key as they come, and knows those that an earlier attempt committed.
 
     `put` returns at once; one thread commits everything that has come since its last commit, so that the caller's
-    event loop never waits for the disk and a slow disk means larger parts, not a queue.
+    event loop never waits for the disk and a slow disk means larger parts, not a queue. After a commit it rests for
+    REST times what that took: more groups then share the next one, and the rollouts under way keep the processor.
     """
 
-    def __init__(self, store: Store, make_entry: MakeEntry) -> None:
+    def __init__(self, store: Store, make_entry: MakeEntry, unit: tuple[str, str]) -> None:
+        """Open the parts of a key. `unit` is the table and the column that name what comes as one: a group, say."""
         self._store = store
+        self._unit = unit
         self._make_entry = make_entry
         first = make_entry("", (), 0)
         self._identity = {"run": first.run, "step": first.step, "key": first.key, "attempt": first.attempt}
-        self._earlier = store.ledger.parts(first.key)
+        self._earlier, self._units = self._without_repetition(store.ledger.parts(first.key))
         self._committed: list[Entry] = list(self._earlier)
         self._waiting: list[Mapping[str, pa.Table]] = []
-        self._handed_over: list[Mapping[str, pa.Table]] = []
         self._wake = threading.Condition()
         self._closing = False
         self._failure: BaseException | None = None
@@ -45,20 +51,18 @@ class Parts:
         """Tokens over all committed parts."""
         return sum(entry.tokens for entry in self._committed)
 
-    def done(self, table: str, column: str) -> set[str]:
-        """Return the values of `column` in everything handed over to `table`, by earlier attempts or this one."""
-        slices = [piece for entry in self._earlier for piece in entry.outputs if piece.table == table]
-        earlier = set(self._store.read(slices, [column])[column].to_pylist()) if slices else set()
+    def done(self) -> set[str]:
+        """Return the units that were handed over, by earlier attempts or this one."""
         with self._wake:
             self._raise()
-            return earlier.union(*(piece[table][column].to_pylist() for piece in self._handed_over))
+            return set(self._units)
 
     def put(self, tables: Mapping[str, pa.Table]) -> None:
         """Hand over a finished piece; raises what an earlier commit raised."""
         with self._wake:
             self._raise()
             self._waiting.append(tables)
-            self._handed_over.append(tables)
+            self._units |= self._of(tables[self._unit[0]])
             self._wake.notify()
 
     def close(self) -> list[Slice]:
@@ -74,6 +78,24 @@ class Parts:
             self._wake.notify()
         self._thread.join()
 
+    def _without_repetition(self, parts: Sequence[Entry]) -> tuple[list[Entry], set[str]]:
+        """Return the parts whose units no older part has, and their units.
+
+        Two attempts that ran at the same time may both have committed a unit. One of the two counts; what else is in a
+        part that repeats one is made again.
+        """
+        kept, units = [], set[str]()
+        table, column = self._unit
+        for part in sorted(parts, key=lambda part: (part.finished_at, part.part)):
+            found = self._of(self._store.read(part.slices(table), [column]))
+            if not found & units:
+                kept.append(part)
+                units |= found
+        return kept, units
+
+    def _of(self, rows: pa.Table) -> set[str]:
+        return set(rows[self._unit[1]].to_pylist())
+
     def _raise(self) -> None:
         if self._failure is not None:
             raise self._failure
@@ -81,9 +103,15 @@ class Parts:
     def _run(self) -> None:
         try:
             while (pieces := self._take()) is not None:
+                began = time.monotonic()
                 self._commit(pieces)
+                self._rest(REST * (time.monotonic() - began))
         except BaseException as failure:  # handed to the caller at its next put or close
             self._failure = failure
+
+    def _rest(self, seconds: float) -> None:
+        with self._wake:
+            self._wake.wait_for(lambda: self._closing, seconds)
 
     def _take(self) -> list[Mapping[str, pa.Table]] | None:
         with self._wake:
