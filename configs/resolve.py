@@ -11,7 +11,7 @@ from configs.run import RunConfig
 OPEN: Mapping[str, Mapping[str, Any]] = {
     "engine": {"version": "", "dtype": "auto"},
     "training": {"version": "", "dtype": "auto", "device": "auto"},
-    "model": {"renderer": "", "tokenizer": "", "vocab_size": 0},
+    "model": {"renderer": "", "tokenizer_digest": "", "vocab_size": 0},
 }
 """Fields that facts may fill, by section, with the value that means open."""
 

@@ -23,6 +23,8 @@ class ModelConfig(Section):
     renderer: str = ""
     """Name of the `renderers` renderer that turns messages into tokens. Empty is refused unless the model is known
     to the renderers package: a silent default has no tool support."""
+    tokenizer_digest: str = ""
+    """Digest of the tokenizer's files, which decide what tokens a conversation becomes; filled in when resolved."""
     vocab_size: int = 0
     """Size of the vocabulary; 0 is filled in from the model when the config is resolved."""
 
@@ -89,7 +91,7 @@ class RolloutConfig(Section):
     """Nucleus sampling threshold; 1 is off. Below 1 the recorded log-probs are not those of the policy."""
     max_tokens: int = Field(128, ge=1)
     """Most tokens sampled in one model call."""
-    max_off_policy_steps: Literal[0, 1] = 0
+    max_off_policy_steps: Literal[0, 1] = operational(0)
     """0 runs the stages in turn; 1 samples the next step with the last policy while this step trains."""
     max_in_flight: int = operational(128, ge=1)
     """Most rollouts under way at once."""
@@ -154,7 +156,7 @@ class FilteringConfig(Section):
         RepetitionFilter(),
     )
     """The filters, in the order in which a verdict names its reason."""
-    max_batch_attempts: int = Field(3, ge=1)
+    max_batch_attempts: int = operational(3, ge=1)
     """Batches sampled for one step before the run gives up because none holds a kept trace."""
 
 
@@ -232,7 +234,7 @@ class EvaluationConfig(Section):
     """Held-out examples tried, the first in hash order."""
     attempts: int = Field(1, ge=1)
     """Rollouts of each example, k of avg@k."""
-    pass_at: tuple[int, ...] = (1,)
+    pass_at: tuple[int, ...] = operational((1,))
     """The k of pass@k by the unbiased estimator; none above attempts."""
     temperature: float = Field(1.0, ge=0)
     """Sampling temperature in evaluation."""

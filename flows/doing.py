@@ -13,8 +13,6 @@ class Worker:
     def __init__(self, session: Session, place: Place | None = None) -> None:
         self._session = session
         self._place = place or session.place
-        self.num_computed = 0
-        self.num_found = 0
 
     def __call__(
         self,
@@ -29,11 +27,11 @@ class Worker:
         place = self._place
         entry = place.find(place.key(task.stage, step, inputs_of(refs, policy) | dict(extra_inputs or {})))
         if entry is not None:
-            self.num_found += 1
+            self._session.count(computed=False)
             return ref_of(place.adopt(entry, step), computed=False)
         self._session.stop_if_cancelled(step, task.stage.name)
         self._session.tell("stage", stage=task.stage.name, step=step)
         ref = task(place, step, refs, policy, {**self._session.services, **(services or {})}, extra_inputs)
-        self.num_computed += 1
+        self._session.count(computed=True)
         self._session.tell("done", ref=ref)
         return ref

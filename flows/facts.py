@@ -3,7 +3,7 @@
 import hashlib
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,9 @@ from tasks.inference import model_info
 
 PACKAGES = ("stagecoach", "torch", "transformers", "verifiers", "renderers", "prefect", "deltalake", "pyarrow")
 # What a policy is made of; optimizer state and manifests are not.
-WEIGHT_FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")
+WEIGHT_FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken")
+# What decides which tokens a conversation becomes.
+TOKENIZER_FILES = ("tokenizer*", "*.jinja", "vocab*", "merges*", "*.model", "*.tiktoken", "special_tokens_map.json")
 
 
 def facts(config: RunConfig) -> dict[str, Any]:
@@ -34,7 +36,9 @@ def facts(config: RunConfig) -> dict[str, Any]:
             "device": "cuda" if cuda else "cpu",
         },
         "environments": {
-            each.name: {"version": environment_service.package_version(each)} for each in config.environments
+            each.name: {"version": environment_service.package_version(each)}
+            for each in config.environments
+            if config.kind != "sft"  # there the rows of a file stand in for an environment
         },
     }
     if config.model.path:
@@ -42,7 +46,9 @@ def facts(config: RunConfig) -> dict[str, Any]:
         info = model_info.read(directory)
         model_info.require_weights(directory)
         renderer = model_info.renderer_name(config.model.renderer, config.model.path)
-        found["model"] = {"vocab_size": info.vocab_size, "renderer": renderer}
+        tokenizer = Path(config.model.tokenizer).expanduser() if config.model.tokenizer else directory
+        digest = content_key({file.name: file_digest(file) for file in files_of(tokenizer, TOKENIZER_FILES)})
+        found["model"] = {"vocab_size": info.vocab_size, "renderer": renderer, "tokenizer_digest": digest}
     return found
 
 
@@ -91,9 +97,13 @@ def _download(hub_id: str) -> str:
 
 def directory_digest(directory: Path) -> str:
     """Return the digest of a model directory's weights, config and tokenizer files, by name and content."""
-    files = sorted({file for pattern in WEIGHT_FILES for file in directory.glob(pattern)})
-    kept = [file for file in files if not file.name.startswith(("optimizer", "manifest"))]
-    return content_key({file.name: file_digest(file) for file in kept})
+    return content_key({file.name: file_digest(file) for file in files_of(directory, WEIGHT_FILES)})
+
+
+def files_of(directory: Path, patterns: Sequence[str]) -> list[Path]:
+    """Return the files of a model directory that match, in order of name; optimizer state and manifests never do."""
+    found = {file for pattern in patterns for file in directory.glob(pattern)}
+    return sorted(file for file in found if not file.name.startswith(("optimizer", "manifest")))
 
 
 def file_digest(path: Path) -> str:

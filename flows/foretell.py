@@ -1,8 +1,10 @@
 """Foretelling: walk the pipeline without computing anything, to know what would be."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
+from configs.run import RunConfig
 from flows import pipeline
 from flows.pipeline import attempts
 from tasks.stage import Place, Policy, Ref, StageTask, inputs_of, ref_of
@@ -34,15 +36,25 @@ class Foreteller:
 
 
 def foretell(place: Place, source: pipeline.Source, evaluation: Place, policy: Policy | None = None) -> list[Ref]:
-    """Return every piece of work that the run of `place` consists of, found or still to be computed."""
-    config, tell, tell_evaluation = place.config, Foreteller(place), Foreteller(evaluation)
+    """Return every piece of work that the run of `place` consists of, once, found or still to be computed.
+
+    Of a run that ended because nothing was left to train on, those are the pieces up to there.
+    """
+    tell, tell_evaluation = Foreteller(place), Foreteller(evaluation)
+    with suppress(pipeline.Evicted):
+        _walk(place.config, source, tell, tell_evaluation, policy)
+    return list({piece.key: piece for piece in (*tell.pieces, *tell_evaluation.pieces)}.values())
+
+
+def _walk(
+    config: RunConfig, source: pipeline.Source, tell: Foreteller, tell_evaluation: Foreteller, policy: Policy | None
+) -> None:
     if config.kind == "evaluate":
         attempts(tell_evaluation, policy or pipeline.first_policy(tell, source))
-        return [*tell.pieces, *tell_evaluation.pieces]
+        return
     every = config.evaluation.every if config.kind == "train" else 0
     if every:
         attempts(tell_evaluation, pipeline.first_policy(tell, source))
     for step, _drawn, _trained, made in pipeline.run_steps(tell, source, config):
         if every and (step + 1) % every == 0:
             attempts(tell_evaluation, made)
-    return [*tell.pieces, *tell_evaluation.pieces]

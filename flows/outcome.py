@@ -10,7 +10,7 @@ from flows.metrics import step_metrics
 from flows.pipeline import Drawn
 from flows.session import Session
 from storage.schemas import TRACES
-from tasks.accounting import Share, account
+from tasks.accounting import AccountBreach, Share, account
 from tasks.stage import Policy, Ref
 
 TRACE_COLUMNS = [field.name for field in TRACES.arrow if field.name not in ("record", "info", "error_traceback")]
@@ -34,21 +34,27 @@ class Outcome:
         """Add a finished step."""
         self.steps.append(step)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the outcome as plain JSON values."""
+    def finished(self, session: Session) -> dict[str, Any]:
+        """Return the outcome as plain JSON values, with what the session counted."""
+        self.num_computed, self.num_found = session.num_computed, session.num_found
         return asdict(self)
 
 
 def check_account(session: Session, drawn: Drawn) -> list[Share]:
     """Return what became of every rollout of a step. Raises AccountBreach where one is lost or counted twice."""
     place = session.place
-    return account(
+    tables = (
         place.table("assignments", [drawn.assignment], ["assignment_id"]),
         place.table("traces", [drawn.traces], TRACE_COLUMNS),
         place.table("verdicts", [drawn.filtering], ["trace_id", "keep", "reason"]),
         place.table("credits", [drawn.advantage], ["sample_id", "trace_id"]),
         place.table("batches", [drawn.packing], ["sample_ids"]),
     )
+    try:
+        return account(*tables)
+    except AccountBreach as error:
+        error.add_note(f"Run {place.run}, step {drawn.assignment.step}, between the stages packing and training.")
+        raise
 
 
 def finish_step(session: Session, step: int, drawn: Drawn, trained: Ref) -> dict[str, Any]:
@@ -61,7 +67,9 @@ def finish_step(session: Session, step: int, drawn: Drawn, trained: Ref) -> dict
 def describe_step(session: Session, step: int, drawn: Drawn, trained: Ref) -> dict[str, Any]:
     """Return a step as plain values: reward, tokens, seconds and rows by stage, fates of rollouts, the update."""
     refs = (*drawn.refs, trained)
-    place, shares = session.place, check_account(session, drawn)
+    computed = any(ref.computed for ref in refs)
+    place = session.place
+    shares = check_account(session, drawn) if computed else []  # of a step that was found, only the gist is shown
     traces = place.table("traces", [drawn.traces], TRACE_COLUMNS)
     seconds = {ref.stage: ref.seconds for ref in refs}
     update = place.table("updates", [trained]).to_pylist()[-1]
@@ -70,7 +78,7 @@ def describe_step(session: Session, step: int, drawn: Drawn, trained: Ref) -> di
     filters = [each.type for each in place.config.filtering.filters]
     return {
         "step": step,
-        "computed": any(ref.computed for ref in refs),
+        "computed": computed,
         **rewards(traces),
         "fates": [asdict(share) for share in shares],
         "tokens": pc.sum(pc.add(traces["num_input_tokens"], traces["num_output_tokens"])).as_py() or 0,

@@ -146,6 +146,8 @@ def run_steps(
         waiting = ahead(partial(draw, do, after, found, policy, config)) if early else None
         check(drawn)
         trained, policy = train(do, step, drawn, policy)
+        # Waited for before the step is handed out: whoever gets it may ask the engine for another policy.
+        following = waiting() if waiting else None
         yield step, drawn, trained, policy
         if not last:
-            drawn = waiting() if waiting else draw(do, after, found, policy, config)
+            drawn = following or draw(do, after, found, policy, config)

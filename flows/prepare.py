@@ -12,7 +12,7 @@ from configs.load import from_json, load
 from configs.resolve import require_agreement, resolve
 from configs.run import RunConfig, content
 from configs.sections import EnvironmentConfig
-from flows.facts import facts
+from flows.facts import directory_digest, facts, file_digest, model_directory
 from flows.policies import find_policy
 from storage.keys import canonical
 from storage.store import Store, open_store
@@ -65,6 +65,7 @@ def _prepare(kind: str, files: Sequence[str], overrides: Sequence[str], settings
         config = _with_demonstrations(config)
     if recorded is not None:
         _require_same(recorded, config)
+        _require_same_sources(store, config)
         require_agreement(recorded, facts(recorded))
     return config
 
@@ -110,7 +111,7 @@ def _with_demonstrations(config: RunConfig) -> RunConfig:
 
 
 def _require_same(recorded: RunConfig, config: RunConfig) -> None:
-    old, new = dict(flat(content(recorded))), dict(flat(content(config)))
+    old, new = dict(flat(_identity(recorded))), dict(flat(_identity(config)))
     differing = [key for key in dict.fromkeys((*old, *new)) if old.get(key) != new.get(key)]
     if differing:
         changes = [
@@ -121,6 +122,33 @@ def _require_same(recorded: RunConfig, config: RunConfig) -> None:
             f"(--name); it shares all work that the change does not reach"
         )
         raise ConfigError([*changes, advice])
+
+
+def _identity(config: RunConfig) -> dict[str, Any]:
+    """Return what a run keeps for life: what is in keys, its kind, and how far its rollouts lag behind."""
+    return {**content(config), "kind": config.kind, "lag": config.rollout.max_off_policy_steps}
+
+
+def _require_same_sources(store: Store, config: RunConfig) -> None:
+    """Refuse other weights, or another file of demonstrations, than the run began with: paths are not in keys."""
+    begun = {
+        name: key
+        for stage in ("policy_import", "examples")
+        for entry in store.ledger.entries(run=config.name, stage=stage)
+        for name, key in entry.inputs.items()
+    }
+    found = {"weights": directory_digest(model_directory(config.model.path))} if "weights" in begun else {}
+    if "file" in begun:
+        found["file"] = file_digest(Path(config.data.path).expanduser())
+    paths = {"weights": ("model.path", config.model.path), "file": ("data.path", config.data.path)}
+    lines = [
+        f"{paths[name][0]}: run {config.name!r} began with other content than {paths[name][1]} has; nothing was changed. "
+        f"Give back what it began with, or give a run on this content a name of its own (--name)"
+        for name, digest in found.items()
+        if begun[name] != digest
+    ]
+    if lines:
+        raise ConfigError(lines)
 
 
 def flat(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:

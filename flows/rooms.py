@@ -34,6 +34,8 @@ class EngineRoom:
         self._source = source
         self._lock = threading.Lock()
         self._handle: Handle | None = None
+        self._proven = ""
+        """Key of the policy that the engine was last seen to hold; a restarted engine says that it holds none."""
         config = place.config.engine
         self.key = os.environ.get(config.api_key_variable, "") if config.url else secrets.token_hex(16)
         """What the engine, and whoever calls it, must know; made anew for an engine of our own."""
@@ -50,6 +52,10 @@ class EngineRoom:
             self.begin()
             assert self._handle is not None
             self._handle.wait()
+
+    def close(self) -> None:
+        """End the engine, whoever's supervisor keeps it."""
+        self._supervisor.close()
 
     def at(self, policy: Policy) -> tuple[str, str]:
         """Return URL and API key of an engine that serves `policy`, proven on the learner's probe.
@@ -68,9 +74,12 @@ class EngineRoom:
 
     def _bring(self, policy: Policy, url: str) -> None:
         engine = Engine(url, self.key)
-        if engine.served() != policy.key:
+        holds = engine.served() == policy.key
+        if not holds:
             engine.serve(policy.key, self._place.store.policies.directory(policy.key))
+        if not holds or self._proven != policy.key:  # what an engine says it holds is no proof, whoever told it so
             check_serving(engine, policy_row(self._place, policy.key), self._place.config.engine)
+            self._proven = policy.key
 
     def _spec(self) -> ServiceSpec:
         config = self._place.config

@@ -6,9 +6,12 @@ called it. Services start early, side by side, and only those that the missing w
 
 import os
 import socket
+import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -49,22 +52,40 @@ class Session:
         self.engine = engine or EngineRoom(supervisor, place, Path(source.weights))
         self.environments = EnvironmentRoom(supervisor, place.config, self.engine.key)
         self.learner = LearnerRoom(supervisor, place)
+        self.num_computed = 0
+        """Pieces of work that were computed in this session."""
+        self.num_found = 0
+        """Pieces of work that the ledger had."""
+        self._supervisor = supervisor
         self._cancellation = Cancellation()
+        self._lock = threading.Lock()
 
     @property
     def config(self) -> RunConfig:
         """The run's resolved config."""
         return self.place.config
 
-    @property
+    @cached_property
     def services(self) -> dict[str, Any]:
-        """The rooms by the name under which stages ask for them."""
-        from tasks.inference.rendering import renderer
-
+        """The rooms, and what renders demonstrations, by the name under which stages ask for them."""
         rooms: dict[str, Any] = {"engine": self.engine, "environments": self.environments, "learner": self.learner}
         if self.config.kind == "sft":
-            rooms["render"] = renderer(self.source.weights, self.config.model.renderer)
+            from tasks.inference.rendering import renderer
+
+            model = self.config.model
+            rooms["render"] = renderer(model.tokenizer or self.source.weights, model.renderer)
         return rooms
+
+    def count(self, computed: bool) -> None:
+        """Count a piece of work; threads of the run may do so at the same time."""
+        with self._lock:
+            self.num_computed += computed
+            self.num_found += not computed
+
+    def close(self) -> None:
+        """End all services; whoever waits for one is told so."""
+        self.engine.close()
+        self._supervisor.close()
 
     def begin(self, missing: Sequence[Ref]) -> None:
         """Start the services that the missing work needs, side by side; returns at once."""
@@ -185,6 +206,8 @@ def log_directory(config: RunConfig) -> Path:
 
 
 def _flow_run() -> str | None:
+    if "prefect" not in sys.modules:  # nobody runs a flow who has not imported it; and importing it settles its API
+        return None
     from prefect.runtime import flow_run
 
     return str(flow_run.id) if flow_run.id else None

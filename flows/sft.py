@@ -1,12 +1,12 @@
 """SFT: supervised warm start on demonstrations, with the packing, the learner and the tables of training."""
 
+from typing import Any
+
 from prefect import flow
 
-from flows import pipeline
 from flows.cancellation import cancellable
-from flows.doing import Worker
-from flows.outcome import Outcome, finish_step
-from flows.session import Session, session_for
+from flows.session import session_for
+from flows.walks import walk_sft
 
 
 @flow(name="sft", flow_run_name="sft-{name}", persist_result=False, validate_parameters=False)
@@ -18,7 +18,7 @@ def sft(
     store: str = "",
     seed: int | None = None,
     steps: int | None = None,
-) -> dict:
+) -> dict[str, Any]:
     """Train a policy on demonstrations; calling it again with the same name goes on where it stopped.
 
     Args:
@@ -30,15 +30,4 @@ def sft(
         steps: steps to make, each of packing.updates_per_step optimizer steps.
     """
     with session_for("sft", files, overrides, name=name, store=store, seed=seed, steps=steps) as session:
-        return run(session).to_json()
-
-
-def run(session: Session) -> Outcome:
-    """Walk the supervised pipeline of `session` and return what came of it."""
-    outcome = Outcome(session.place.run, session.config.steps)
-    do = Worker(session)
-    for step, drawn, trained, policy in pipeline.run_steps(do, session.source, session.config):
-        outcome.add(finish_step(session, step, drawn, trained))
-        outcome.policy = policy
-    outcome.num_computed, outcome.num_found = do.num_computed, do.num_found
-    return outcome
+        return walk_sft(session)

@@ -1,6 +1,7 @@
 """The ledger: which work is finished and which slices are its output. Its row is the only commit point of a stage."""
 
 from contextlib import suppress
+from dataclasses import replace
 
 import pyarrow as pa
 
@@ -52,16 +53,20 @@ class Ledger:
     def commit(self, entry: Entry) -> Entry:
         """Append a row unless one for the same run, key and part is there; return the row that stands.
 
+        Where another run has finished the same key, the row is made to point at that run's slices: two runs at the same
+        work at the same time go on with the same rows.
+
         Looks before every append. Another commit in between makes the append fail, and it looks again; a commit whose
         acknowledgement was lost is found the same way, so a row is never there twice.
         """
-        row = pa.Table.from_pylist([entry.to_row()], LEDGER.arrow)
         for _ in range(MAX_RACES):
             with self._lock:
                 self._refresh()
                 standing = self._by_key.get(entry.key, {}).get((entry.run, entry.part))
                 if standing is not None:
                     return standing
+                entry = self._as_others_finished(entry)
+                row = pa.Table.from_pylist([entry.to_row()], LEDGER.arrow)
                 number = self.table.transaction_version(APPLICATION) + 1
                 try:
                     self.table.append(row.drop_columns(["run"]), entry.run, (APPLICATION, number))
@@ -73,6 +78,12 @@ class Ledger:
                         self.table.fold(entry.run, FOLD_FILES)
         what = f"the ledger is too busy: {MAX_RACES} races lost"
         raise StoreUnavailable(what, f"run {entry.run!r}, key {entry.key!r}", "everything in the ledger", "run again")
+
+    def _as_others_finished(self, entry: Entry) -> Entry:
+        whole = [row for (_, part), row in self._by_key.get(entry.key, {}).items() if part == ""]
+        if entry.part != "" or not whole:
+            return entry
+        return replace(min(whole, key=_age), run=entry.run, step=entry.step)
 
     def _rows(self, key: str) -> dict[tuple[str, str], Entry]:
         with self._lock:

@@ -13,6 +13,10 @@ from tasks.stage import Policy
 PROBE_LENGTH = 160
 
 
+MOST_LOSSES = 10
+"""Times that the learner may be lost in one stage; restarts of a dead one are bounded by its own section."""
+
+
 class LearnerRoom(Protocol):
     """What the stage asks of whoever keeps the learner alive."""
 

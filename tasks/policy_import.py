@@ -8,7 +8,7 @@ from pathlib import Path
 
 from configs.run import View
 from tasks.learner.client import LearnerLost
-from tasks.policy import LearnerRoom, policy_row
+from tasks.policy import MOST_LOSSES, LearnerRoom, policy_row
 from tasks.stage import Policy, Stage, Tables, as_task
 
 
@@ -21,12 +21,14 @@ def policy_import(
     what it belongs to is another run's schedule.
     """
     shutil.copytree(source, directory, dirs_exist_ok=True, ignore=shutil.ignore_patterns("optimizer*", "manifest.json"))
-    while True:
+    for losses in range(MOST_LOSSES + 1):
         try:
             mind = learner.fresh(Policy(key, 0), directory)
             return {"policies": policy_row(mind, key, 0, None, config.model.vocab_size, False)}
         except LearnerLost:
-            continue
+            if losses == MOST_LOSSES:
+                raise
+    raise AssertionError("either there is a policy or the learner was lost too often")
 
 
 STAGE = Stage(

@@ -13,6 +13,9 @@ from tasks.inference.rollouts import ServiceLost, sample
 from tasks.parts import Parts
 from tasks.stage import Policy, Stage, Tables, as_task
 
+MOST_LOSSES = 10
+"""Times that a service may be lost in one stage; restarts of dead ones are bounded by their own sections."""
+
 
 class EngineRoom(Protocol):
     """What the stage asks of whoever keeps the inference engine alive."""
@@ -46,6 +49,7 @@ def rollout(
     the stage: it waits until the service is back and samples the groups that are still missing. Raises what the
     rooms raise when a service does not come back.
     """
+    losses = 0
     while (missing := _missing(tables["assignments"], parts)).num_rows:
         addresses = environments.addresses()  # first: it imports for seconds, while an engine may still be starting
         url, api_key = engine.at(policy)
@@ -63,12 +67,14 @@ def rollout(
             )
             break
         except ServiceLost:
-            continue  # at() and addresses() wait for the restart, and give up after the configured number of them
+            losses += 1  # at() and addresses() wait for a restart, but what never dies is not restarted
+            if losses > MOST_LOSSES:
+                raise
     return {}
 
 
 def _missing(assignments: pa.Table, parts: Parts) -> pa.Table:
-    done = parts.done("traces", "group_id")
+    done = parts.done()
     return assignments.filter(
         pc.invert(pc.is_in(assignments["group_id"], value_set=pa.array(sorted(done), pa.string())))
     )
@@ -81,6 +87,7 @@ STAGE = Stage(
     writes=("traces", "messages"),
     sections=("rollout", "environments", "engine", "model"),
     function=rollout,
+    unit=("traces", "group_id"),
     needs=("step", "policy", "parts", "engine", "environments"),
 )
 task = as_task(STAGE)

@@ -12,7 +12,7 @@ import pyarrow as pa
 from configs.run import View
 from storage.schemas import UPDATES
 from tasks.learner.client import LearnerLost
-from tasks.policy import LearnerRoom, policy_row
+from tasks.policy import MOST_LOSSES, LearnerRoom, policy_row
 from tasks.stage import Policy, Stage, Tables, as_task
 
 
@@ -25,6 +25,7 @@ def training(
     Raises what the room raises when the learner does not come back.
     """
     save_optimizer = (step + 1) % config.training.save_optimizer_every == 0
+    losses = 0
     while True:
         try:
             mind = learner.at(policy)
@@ -39,7 +40,10 @@ def training(
             row = policy_row(mind, key, policy.version + 1, policy.key, config.model.vocab_size, save_optimizer)
             return {"updates": updates_table(updates), "token_statistics": statistics, "policies": row}
         except LearnerLost:
-            _empty(directory)  # at() waits for the restart, and gives up after the configured number of them
+            losses += 1  # at() waits for a restart, but what never dies is not restarted
+            if losses > MOST_LOSSES:
+                raise
+            _empty(directory)
 
 
 def _empty(directory: Path) -> None:

@@ -1,6 +1,7 @@
 """The inference engine: how to start it, and a client that makes it serve one policy and nothing else."""
 
 import contextlib
+import math
 import os
 import sys
 from collections.abc import Mapping
@@ -225,7 +226,8 @@ def check_serving(engine: Engine, policy_row: Mapping[str, Any], config: "Engine
     assert len(tokens) == len(expected) >= 2, "a probe has at least two tokens, each with a log-prob"
     # The cached path first: computing afresh would put new blocks beside stale ones.
     cached = abs(engine.probe_cached(tokens, key) - expected[-1])
-    fresh = max(abs(ours - theirs) for ours, theirs in zip(engine.probe(tokens, key), expected, strict=True))
+    differences = [abs(ours - theirs) for ours, theirs in zip(engine.probe(tokens, key), expected, strict=True)]
+    fresh = math.nan if any(map(math.isnan, differences)) else max(differences)  # max alone would lose a NaN
     allowed = tolerance(config)
     if fresh <= allowed and cached <= allowed:  # false for NaN, which must not pass
         return max(fresh, cached)

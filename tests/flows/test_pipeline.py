@@ -150,7 +150,8 @@ def stages_that_differ(one: Sequence[Ref], other: Sequence[Ref], step: int) -> l
         ({"advantage": {"type": "grpo", "normalise_std": True}}, ["advantage", "packing", "training"]),
         ({"packing": {"tokens_per_row": 4096}}, ["packing", "training"]),
         ({"training": {"learning_rate": 1e-3}}, ["training"]),
-        ({"filtering": {"max_batch_attempts": 2}}, ["filtering", "advantage", "packing", "training"]),
+        ({"filtering": {"filters": ({"type": "errored"},)}}, ["filtering", "advantage", "packing", "training"]),
+        ({"filtering": {"max_batch_attempts": 2}, "evaluation": {"pass_at": (1,)}}, []),
         ({"store": "elsewhere", "learner": {"threads": 2}}, []),
     ],
 )
@@ -167,6 +168,7 @@ def test_a_longer_run_contains_the_shorter_one(tmp_path: Path) -> None:
 
 def test_evaluations_during_training_are_foretold_too(tmp_path: Path) -> None:
     with_evaluation = foretold(tmp_path, steps=4, evaluation={"every": 2})
-    assert [piece.step for piece in with_evaluation if piece.stage == "evaluation_assignment"] == [0, 0, 0]
+    assert [piece.step for piece in with_evaluation if piece.stage == "evaluation_assignment"] == [0]
+    assert len({piece.key for piece in with_evaluation}) == len(with_evaluation)
     versions = [piece.step for piece in with_evaluation if piece.stage == "rollout"]
     assert sorted(versions) == sorted([0, 1, 2, 3, 0, 2, 4])

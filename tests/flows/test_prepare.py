@@ -8,8 +8,11 @@ import pytest
 
 from configs.errors import ConfigError
 from configs.run import RunConfig
+from flows.facts import directory_digest
 from flows.prepare import prepare
 from storage.store import open_store
+from tasks.stage import Place, Stage, perform
+from tests.builders import table
 
 
 @pytest.fixture
@@ -81,3 +84,42 @@ def test_a_renderer_that_is_not_known_is_refused(tmp_path: Path, model: Path, re
     with pytest.raises(ValueError, match=r"renderer") as caught:
         prepared(tmp_path, f"model.path={model}", f'model.renderer="{renderer}"')
     assert "Nothing was started" in "".join(getattr(caught.value, "__notes__", []))
+
+
+def begun_with(config: RunConfig, digest: str) -> None:
+    """Let the ledger say which weights the run began with."""
+    stage = Stage("policy_import", 1, (), ("examples",), (), lambda tables, view: {"examples": table("examples", [])})
+    place = Place(open_store(config.store), config.name, config, {})
+    perform(stage, place, 0, extra_inputs={"weights": digest})
+
+
+def test_other_weights_under_the_same_name_are_refused(tmp_path: Path, model: Path) -> None:
+    config = prepared(tmp_path, f"model.path={model}", name="a")
+    record(config)
+    begun_with(config, directory_digest(model))
+    assert prepared(tmp_path, files=(), name="a") == config
+    (model / "model.safetensors").write_bytes(b"other")
+    with pytest.raises(ConfigError, match=r"model.path: run 'a' began with other content"):
+        prepared(tmp_path, files=(), name="a")
+
+
+def test_another_kind_under_the_same_name_is_refused(tmp_path: Path, model: Path) -> None:
+    record(prepared(tmp_path, f"model.path={model}", name="a"))
+    with pytest.raises(ConfigError, match=r'kind: "train" is recorded, "evaluate" is asked for'):
+        prepare("evaluate", ["demo"], [f"model.path={model}"], name="a", store=str(tmp_path / "store"))
+
+
+def test_a_supervised_run_is_prepared_again_from_its_record(tmp_path: Path, model: Path) -> None:
+    data = tmp_path / "demonstrations.jsonl"
+    data.write_text(json.dumps({"prompt": "p", "completion": "c"}) + "\n")
+    settings = {"name": "s", "store": str(tmp_path / "store")}
+    first = prepare("sft", ["sft_demo"], [f"model.path={model}", f"data.path={data}"], **settings)
+    record(first)
+    assert prepare("sft", (), (), **settings) == first
+    assert prepare("sft", ["sft_demo"], [f"model.path={model}", f"data.path={data}"], **settings) == first
+
+
+def test_another_chat_template_is_another_config(tmp_path: Path, model: Path) -> None:
+    before = prepared(tmp_path, f"model.path={model}", seed=1).model.tokenizer_digest
+    (model / "chat_template.jinja").write_text("{{ messages }}")
+    assert prepared(tmp_path, f"model.path={model}", seed=1).model.tokenizer_digest != before

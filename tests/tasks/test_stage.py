@@ -1,5 +1,6 @@
 """The adapter: keys, hits, adoption, commits and what an error says, over a real store and trivial stages."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -132,14 +133,14 @@ def parts_stage(fail_after: int | None = None) -> tuple[Stage, list[str]]:
     made: list[str] = []
 
     def works(tables: Tables, config: View, *, parts: Any) -> Tables:
-        for number, name in enumerate(sorted({"p", "q", "r", "s"} - parts.done("examples", "example_id"))):
+        for number, name in enumerate(sorted({"p", "q", "r", "s"} - parts.done())):
             if number == fail_after:
                 raise ValueError("interrupted")
             made.append(name)
             parts.put({"examples": examples_table(name)})
         return {}
 
-    return stage_of(works, name="long", needs=("parts",)), made
+    return stage_of(works, name="long", needs=("parts",), unit=("examples", "example_id")), made
 
 
 def test_finished_parts_survive_a_failure_and_are_not_made_again(tmp_path: Path) -> None:
@@ -159,10 +160,10 @@ def test_finished_parts_survive_a_failure_and_are_not_made_again(tmp_path: Path)
 def test_parts_of_one_attempt_are_known_before_they_are_committed(tmp_path: Path) -> None:
     def works(tables: Tables, config: View, *, parts: Any) -> Tables:
         parts.put({"examples": examples_table("p")})
-        assert parts.done("examples", "example_id") == {"p"}
+        assert parts.done() == {"p"}
         return {}
 
-    ref = perform(stage_of(works, needs=("parts",)), place_of(tmp_path), 0)
+    ref = perform(stage_of(works, needs=("parts",), unit=("examples", "example_id")), place_of(tmp_path), 0)
     assert ref.num_rows("examples") == 1
 
 
@@ -172,8 +173,44 @@ def test_a_part_that_cannot_be_written_fails_the_stage(tmp_path: Path) -> None:
         return {}
 
     with pytest.raises(ValueError, match="task"):
-        perform(stage_of(works, needs=("parts",)), place_of(tmp_path), 0)
+        perform(stage_of(works, needs=("parts",), unit=("examples", "example_id")), place_of(tmp_path), 0)
     assert open_store(tmp_path).ledger.entries() == []
+
+
+def test_groups_that_two_attempts_committed_count_once(tmp_path: Path) -> None:
+    """Two attempts that overlapped both committed q; whoever goes on keeps one of the two."""
+    for run, names in (("a", ("p", "q")), ("b", ("q", "r"))):
+
+        def works(tables: Tables, config: View, *, parts: Any, names: tuple[str, ...] = names) -> Tables:
+            for name in names:
+                parts.put({"examples": examples_table(name)})
+                time.sleep(0.2)  # so that each is committed as a part of its own
+            raise ValueError("interrupted")
+
+        stage = stage_of(works, name="long", needs=("parts",), unit=("examples", "example_id"))
+        place = place_of(tmp_path, run)
+        with pytest.raises(ValueError, match="interrupted"):
+            perform(stage, place, 0)
+    assert len(open_store(tmp_path).ledger.parts(place.key(stage, 0, {}))) == 4
+    whole, made = parts_stage()
+    ref = perform(whole, place_of(tmp_path), 0)
+    assert sorted(place_of(tmp_path).table("examples", (ref,))["example_id"].to_pylist()) == ["p", "q", "r", "s"]
+    assert made == ["s"]
+
+
+def test_two_runs_that_finish_the_same_work_go_on_with_the_same_rows(tmp_path: Path) -> None:
+    places = [place_of(tmp_path, run) for run in ("a", "b")]
+
+    def works(tables: Tables, config: View) -> Tables:
+        if len(rivals) < 1:  # while this one computes, the other starts and finishes
+            rivals.append(perform(stage_of(lambda *_: {"examples": examples_table("of b")}), places[1], 0))
+        return {"examples": examples_table("of a")}
+
+    rivals: list[Ref] = []
+    mine = perform(stage_of(works), places[0], 0)
+    rows = [place.table("examples", (ref,)) for place, ref in zip(places, (mine, rivals[0]), strict=True)]
+    assert mine.key == rivals[0].key
+    assert rows[0]["example_id"].to_pylist() == rows[1]["example_id"].to_pylist() == ["of b"]
 
 
 def test_inputs_are_named_after_what_made_them() -> None:

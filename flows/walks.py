@@ -1,0 +1,82 @@
+"""Walks: what the flows do with an open session. Without Prefect, which a run whose work is all done does not need."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from dataclasses import asdict
+from typing import Any
+
+from flows import pipeline
+from flows.doing import Worker
+from flows.outcome import Outcome, check_account, finish_step
+from flows.pipeline import Ahead, Drawn
+from flows.session import Session, sampling_for_evaluation
+from tasks.evaluation import estimates
+from tasks.stage import Policy
+
+
+def walk_train(session: Session) -> dict[str, Any]:
+    """Train with reinforcement learning; return what came of it as plain values."""
+    config = session.config
+    outcome = Outcome(session.place.run, config.steps)
+    do = Worker(session)
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="ahead") as threads:
+        try:
+            if config.evaluation.every:
+                outcome.evaluations.append(evaluate_now(session, pipeline.first_policy(do, session.source)))
+            check = check_of(session)
+            for step, drawn, trained, policy in pipeline.run_steps(
+                do, session.source, config, in_thread(threads), check
+            ):
+                outcome.add(finish_step(session, step, drawn, trained))
+                if config.evaluation.every and (step + 1) % config.evaluation.every == 0:
+                    outcome.evaluations.append(evaluate_now(session, policy))
+                outcome.policy = policy
+        except BaseException:
+            session.close()  # a thread that still samples ahead ends with its services, and is waited for
+            raise
+    return outcome.finished(session)
+
+
+def walk_sft(session: Session) -> dict[str, Any]:
+    """Train on demonstrations; return what came of it as plain values."""
+    outcome = Outcome(session.place.run, session.config.steps)
+    walk = pipeline.run_steps(Worker(session), session.source, session.config, check=check_of(session))
+    for step, drawn, trained, policy in walk:
+        outcome.add(finish_step(session, step, drawn, trained))
+        outcome.policy = policy
+    return outcome.finished(session)
+
+
+def walk_evaluate(session: Session) -> dict[str, Any]:
+    """Score the policy that the config names, or else its model; return the scores as plain values."""
+    policy = session.policy or pipeline.first_policy(Worker(session), session.source)
+    counts = {"num_computed": session.num_computed, "num_found": session.num_found}
+    return {"policy_key": policy.key, **evaluate_now(session, policy), **counts}
+
+
+WALKS = {"train": walk_train, "sft": walk_sft, "evaluate": walk_evaluate}
+
+
+def evaluate_now(session: Session, policy: Policy) -> dict[str, Any]:
+    """Sample the held-out examples with `policy`, score it for every environment, and tell the watchers."""
+    place = sampling_for_evaluation(session.place)
+    traces = pipeline.attempts(Worker(session, place), policy)
+    scores = [asdict(each) for each in estimates(place.table("traces", (traces,)), place.config.evaluation.pass_at)]
+    found = {"version": policy.version, "scores": scores}
+    session.tell("evaluation", **found)
+    return found
+
+
+def check_of(session: Session) -> pipeline.Check:
+    """Return the check of a step's accounts before training; what the ledger has was checked when it was made."""
+    return lambda drawn: check_account(session, drawn) if any(ref.computed for ref in drawn.refs) else None
+
+
+def in_thread(threads: ThreadPoolExecutor) -> Ahead:
+    """Return a way to draw ahead in a thread that knows the current flow run."""
+
+    def ahead(drawing: Callable[[], Drawn]) -> Callable[[], Drawn]:
+        return threads.submit(copy_context().run, drawing).result
+
+    return ahead
