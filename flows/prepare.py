@@ -142,7 +142,7 @@ def _require_same_sources(store: Store, config: RunConfig) -> None:
         found["file"] = file_digest(Path(config.data.path).expanduser())
     paths = {"weights": ("model.path", config.model.path), "file": ("data.path", config.data.path)}
     lines = [
-        f"{paths[name][0]}: run {config.name!r} began with other content than {paths[name][1]} has; nothing was changed. "
+        f"{paths[name][0]}: run {config.name!r} began with other content than {paths[name][1]} has; nothing changed. "
         f"Give back what it began with, or give a run on this content a name of its own (--name)"
         for name, digest in found.items()
         if begun[name] != digest

@@ -1,0 +1,106 @@
+"""The demo as a person meets it: the command, what it prints, what it leaves, and the second time."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.ownership import OWNER
+
+pytestmark = pytest.mark.acceptance
+
+ROOT = Path(__file__).parents[2]
+STARTED_REWARD, LEARNT_REWARD = (
+    0.25,
+    0.75,
+)  # what the demo promises, on the first step and on the mean of the last three
+
+
+def stagecoach(*arguments: str, timeout: float = 1500.0) -> str:
+    """Run the command line as a person would, and return what it printed."""
+    done = subprocess.run(
+        [sys.executable, "-m", "flows.cli", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=timeout
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+def owned_processes() -> list[str]:
+    """Return the command lines of all processes that a run of ours owns."""
+    found = []
+    for directory in Path("/proc").iterdir():
+        try:
+            if directory.name.isdigit() and f"{OWNER}=".encode() in (directory / "environ").read_bytes():
+                found.append((directory / "cmdline").read_text().replace("\0", " "))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Where the demo keeps everything."""
+    return str(tmp_path_factory.mktemp("demo") / "store")
+
+
+@pytest.fixture(scope="module")
+def first(store: str) -> str:
+    """What the demo printed the first time."""
+    before = owned_processes()
+    printed = stagecoach("demo", "--store", store)
+    assert owned_processes() == before, "the demo left processes behind"
+    return printed
+
+
+def shown(store: str) -> dict[str, Any]:
+    """Return the run as programs see it."""
+    return dict(json.loads(stagecoach("show", "--json", "latest", "--store", store)))
+
+
+@pytest.mark.timeout(1800)
+def test_the_model_learns(first: str, store: str) -> None:
+    rewards = [step["reward"] for step in shown(store)["steps"]]
+    assert len(rewards) == 20
+    assert rewards[0] <= STARTED_REWARD
+    assert sum(rewards[-3:]) / 3 >= LEARNT_REWARD
+    assert shown(store)["state"] == "finished"
+
+
+@pytest.mark.timeout(1800)
+def test_it_says_what_was_learnt_and_what_to_try(first: str, store: str) -> None:
+    assert "The model learnt to reverse text" in first and store in first
+    evaluations = [line for line in first.splitlines() if line.startswith("Held-out examples")]
+    assert len(evaluations) == 2
+    commands = [line.split() for line in first.split("Try next:")[1].splitlines() if line.strip()]
+    assert len(commands) == 3 and all(command[0] == "stagecoach" for command in commands)
+    shows = [command[1:] for command in commands if command[1] == "show"]
+    assert len(shows) == 2
+    for arguments in shows:
+        assert "demo" in stagecoach(*arguments)
+
+
+@pytest.mark.timeout(1800)
+def test_every_rollout_is_there_and_scored_where_it_could_be(first: str, store: str) -> None:
+    steps = shown(store)["steps"]
+    assert all(step["rows"]["rollout"]["traces"] >= 128 for step in steps)
+    assert all(set(step["seconds"]) >= {"assignment", "rollout", "filtering", "training"} for step in steps)
+
+
+@pytest.mark.timeout(1800)
+def test_the_second_time_nothing_is_computed(first: str, store: str) -> None:
+    again = stagecoach("demo", "--store", store)
+    assert again.count("nothing to compute") == 2
+    assert "0 pieces of work were computed" in again
+
+
+@pytest.mark.timeout(1800)
+def test_secrets_are_not_in_the_logs(first: str, store: str) -> None:
+    text = "".join(path.read_text(errors="replace") for path in Path(store, "logs").rglob("*.log"))
+    assert "engine" in text
+    for name, value in os.environ.items():
+        if name.endswith(("_KEY", "_TOKEN")) and len(value) >= 8:
+            assert value not in text
