@@ -25,7 +25,7 @@ handles: dict[str, Handle] = {}
 
 
 def main(directory: Path, request: dict[str, Any]) -> None:
-    """Run, or go on with, the run in `directory`; write what it made, and how often services were started."""
+    """Run, or go on with, the run in `directory`; write what it made, and about its services."""
     remember_handles()
     durable_line(directory / "owners.jsonl", identity())
     plans = {moment: kill_self if what == "flow" else partial(kill, what) for moment, what in request["kills"].items()}
@@ -34,7 +34,8 @@ def main(directory: Path, request: dict[str, Any]) -> None:
     config = prepare("train", ["demo", str(SMALL)], request["overrides"], name=NAME, store=store)
     outcome = launch.run(config)
     generations = {name: handle.generation for name, handle in handles.items()}
-    (directory / "outcome.json").write_text(json.dumps({**outcome, "generations": generations}))
+    reports = {name: handle.report for name, handle in handles.items()}
+    (directory / "outcome.json").write_text(json.dumps({**outcome, "generations": generations, "reports": reports}))
 
 
 def kill(service: str) -> None:
