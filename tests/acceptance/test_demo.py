@@ -21,20 +21,21 @@ STARTED_REWARD, LEARNT_REWARD = (
 
 
 def stagecoach(*arguments: str, timeout: float = 1500.0) -> str:
-    """Run the command line as a person would, and return what it printed."""
-    done = subprocess.run(
-        [sys.executable, "-m", "flows.cli", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=timeout
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    return done.stdout
+    """Run the command line as a person would and return what it printed; no process of it may be left."""
+    command = [sys.executable, "-m", "flows.cli", *arguments]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        printed, _ = process.communicate(timeout=timeout)
+    assert process.returncode == 0, printed[-5000:]
+    assert processes_of(process.pid) == []
+    return printed
 
 
-def owned_processes() -> list[str]:
-    """Return the command lines of all processes that a run of ours owns."""
+def processes_of(owner: int) -> list[str]:
+    """Return the command lines of all processes that the process `owner` started as services."""
     found = []
     for directory in Path("/proc").iterdir():
         try:
-            if directory.name.isdigit() and f"{OWNER}=".encode() in (directory / "environ").read_bytes():
+            if directory.name.isdigit() and f"{OWNER}={owner}:".encode() in (directory / "environ").read_bytes():
                 found.append((directory / "cmdline").read_text().replace("\0", " "))
         except OSError:
             continue
@@ -50,10 +51,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def first(store: str) -> str:
     """What the demo printed the first time."""
-    before = owned_processes()
-    printed = stagecoach("demo", "--store", store)
-    assert owned_processes() == before, "the demo left processes behind"
-    return printed
+    return stagecoach("demo", "--store", store)
 
 
 def shown(store: str) -> dict[str, Any]:
