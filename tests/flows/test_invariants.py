@@ -18,7 +18,6 @@ from flows.outcome import check_account
 from flows.pipeline import Drawn
 from flows.rooms import EngineRoom
 from flows.services import Supervisor
-from storage.schemas import TABLES
 from storage.store import open_store
 from tasks.advantage import STAGE as ADVANTAGE
 from tasks.filtering import STAGE as FILTERING
@@ -165,7 +164,7 @@ def test_an_errored_row_in_a_baseline(tmp_path: Path) -> None:
 def twice(rows: pa.Table) -> pa.Table:
     """The rows and, under the next row number, the first one again."""
     again = rows.slice(0, 1).to_pylist()[0] | {"row": rows.num_rows}
-    return pa.concat_tables([rows, table(TABLES["batches"].name, [again])])
+    return pa.concat_tables([rows, table("batches", [again])])
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,74 @@
+"""What tests of bad input stand on: a place to run commands in, and the guard that nothing is started there."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from flows import cli, prefect_api
+from flows.service import Handle
+from storage.store import open_store
+
+ROOT = Path(__file__).parents[2]
+Refused = Callable[..., str]
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working directory, with nothing configured for Prefect or Weights & Biases and no way to the hub."""
+    for name in ("PREFECT_API_URL", "PREFECT_PROFILE", "PREFECT_PROFILES_PATH", "WANDB_API_KEY", "NETRC"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "home/prefect"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # for processes that a command starts
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The names of services that were started, the Prefect server among them; none of them really is."""
+    names: list[str] = []
+
+    def launch(handle: Handle) -> None:
+        names.append(handle.spec.name)
+        raise AssertionError(f"{handle.spec.name} was started")
+
+    monkeypatch.setattr(Handle, "_launch", launch)
+    yield names
+
+
+@pytest.fixture
+def refused(place: Path, started: list[str], capsys: pytest.CaptureFixture[str]) -> Refused:
+    """Run a command that must be refused, and return what it says."""
+
+    def run(*argv: str) -> str:
+        store = place / "stagecoach-store"
+        before = open_store(store).runs.names() if store.is_dir() else []
+        capsys.readouterr()
+        status = cli.main(argv)
+        said = capsys.readouterr()
+        assert status == 2
+        assert said.err.startswith("stagecoach: ")
+        assert "Traceback" not in said.err
+        assert "nothing was" in said.err.lower()
+        assert started == []
+        assert prefect_api._embedded is None
+        assert (open_store(store).runs.names() if store.is_dir() else []) == before
+        assert not list(store.glob("prefect*"))
+        return said.err
+
+    return run
+
+
+@pytest.fixture
+def model(place: Path) -> str:
+    """A directory that looks like a model from afar."""
+    directory = place / "model"
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps({"vocab_size": 512, "max_position_embeddings": 512}))
+    header = b'{"x":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
+    (directory / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    return f"model.path={directory}"
