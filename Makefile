@@ -45,7 +45,7 @@ format: $(STAMP) ## format the code and mend what the linter can
 	@$(RUN)ruff check --fix .
 
 bench: $(STAMP) ## the benchmarks; figures go to benchmarks/
-	@set -e; for file in benchmarks/*.py; do echo "== $$file"; $(RUN)python $$file $(ARGS); done
+	@set -e; for file in benchmarks/*.py; do echo "== $$file"; $(RUN)python -m benchmarks.$$(basename $$file .py); done
 
 # The gpu lock first, then the cpu lock within its versions: packages in both have the same. Versions stay as they are
 # while they fit; `make lock ARGS=--upgrade` takes the newest, `ARGS="--upgrade-package NAME"` those of one package.

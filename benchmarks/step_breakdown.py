@@ -12,18 +12,17 @@ import json
 import shutil
 import sys
 import tempfile
-import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import httpx
-import psutil
 
+from benchmarks.breakdown.processor import add, difference, processor_seconds
+from benchmarks.breakdown.spans import Spans
 from flows import demo, launch, outcome, rooms
 from flows.artifacts import RunArtifacts
 from flows.prepare import prepare
@@ -37,65 +36,8 @@ from tasks.learner.client import Learner
 from tasks.parts import Parts
 
 STEPS, SKIPPED, WARM_UP_STEPS, SEED = 10, 2, 5, 17
-STAGES = ("assignment", "rollout", "filtering", "advantage", "packing", "training")
-PROCESSES = {
-    "tasks.inference.engine_host": "engine",
-    "tasks.inference.environment_host": "environment server",
-    "tasks.learner.worker": "learner",
-    "prefect_server.py": "Prefect",
-    "guardian.py": "guardians",
-}
 SAMPLING = "sampling"
 Seconds = dict[str, float]
-
-
-class Spans:
-    """Seconds of the main thread by component: time inside a nested span is the nested component's alone."""
-
-    def __init__(self) -> None:
-        self.exclusive: Seconds = defaultdict(float)
-        self.total: Seconds = defaultdict(float)
-        self._open: list[str] = ["flow"]
-        self._since = time.perf_counter()
-
-    @contextmanager
-    def span(self, component: str) -> Iterator[None]:
-        """Count the block's time for a component; other threads are not followed."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        self._settle()
-        self._open.append(component)
-        began = self._since
-        try:
-            yield
-        finally:
-            self._settle()
-            self._open.pop()
-            self.total[component] += self._since - began
-
-    def take(self) -> tuple[Seconds, Seconds]:
-        """Return what was counted since the last call: exclusive and total seconds."""
-        self._settle()
-        taken = dict(self.exclusive), dict(self.total)
-        self.exclusive.clear()
-        self.total.clear()
-        return taken
-
-    def _settle(self) -> None:
-        now = time.perf_counter()
-        self.exclusive[self._open[-1]] += now - self._since
-        self._since = now
-
-    def wrap(self, owner: Any, name: str, component: str) -> None:
-        """Let a function of a module or class run inside a span."""
-        inner = getattr(owner, name)
-
-        def spanned(*positional: Any, **named: Any) -> Any:
-            with self.span(component):
-                return inner(*positional, **named)
-
-        setattr(owner, name, spanned)
 
 
 class Profile:
@@ -173,48 +115,6 @@ class Profile:
         answers = [len(row["token_ids"]) for row in messages if row["sampled"]]
         num_tokens = round(sum(answers) / len(answers))
         self.raw = raw_engine(*self.engine, prompts, num_tokens)
-
-
-def processor_seconds() -> Seconds:
-    """Return the processor seconds that each component's processes have used so far."""
-    own = psutil.Process()
-    found: Seconds = defaultdict(float)
-    found["client"] = _cpu(own)
-    for process in own.children(recursive=True):
-        try:
-            found[_component(process)] += _cpu(process)
-        except psutil.Error:
-            continue  # it has just ended
-    return found
-
-
-def _cpu(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return float(times.user + times.system)
-
-
-_components: dict[int, str] = {}
-
-
-def _component(process: psutil.Process) -> str:
-    if process.pid not in _components:
-        words = process.cmdline()
-        names = [name for part in words[1:4] for key, name in PROCESSES.items() if part.endswith(key)]
-        parent = process.parent()
-        known = names[0] if names else (_components.get(parent.pid, "other") if parent else "other")
-        _components[process.pid] = known
-    return _components[process.pid]
-
-
-def add(into: Seconds, more: Mapping[str, float]) -> None:
-    """Add seconds by name."""
-    for name, value in more.items():
-        into[name] += value
-
-
-def difference(after: Mapping[str, float], before: Mapping[str, float]) -> Seconds:
-    """Return what came since, by name."""
-    return {name: value - before.get(name, 0.0) for name, value in after.items()}
 
 
 def raw_engine(url: str, api_key: str, prompts: list[list[int]], num_tokens: int) -> dict[str, float]:
@@ -300,8 +200,8 @@ def report(profile: Profile) -> str:
             *table("stage", stages, wall),
             *table("component, wall-clock", parts, sum(parts.values())),
             *table("component, processor", cpu, sum(cpu.values())),
-            f"Rollouts through the whole path: {rollouts:.0f}/s, {sampled / raw['num_prompts'] * rollouts:,.0f} sampled "
-            f"tokens/s. The engine alone, same prompts and lengths: {sampled / raw['seconds']:,.0f} tokens/s, "
+            f"Rollouts through the whole path: {rollouts:.0f}/s, {sampled / raw['num_prompts'] * rollouts:,.0f} "
+            f"sampled tokens/s. The engine alone, same prompts and lengths: {sampled / raw['seconds']:,.0f} tokens/s, "
             f"{raw['num_prompts'] / raw['seconds']:.0f} answers/s.",
         ]
     )
