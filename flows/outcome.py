@@ -1,5 +1,6 @@
 """Outcome: what a run made, step by step, as plain data for panels, artifacts, monitors and programs."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -10,10 +11,14 @@ from flows.metrics import step_metrics
 from flows.pipeline import Drawn
 from flows.session import Session
 from storage.schemas import TRACES
-from tasks.accounting import AccountBreach, Share, account
+from tasks.accounting import TRAINED, AccountBreach, Share, account
 from tasks.stage import Policy, Ref
 
 TRACE_COLUMNS = [field.name for field in TRACES.arrow if field.name not in ("record", "info", "error_traceback")]
+
+
+LOW_SIGNAL = 0.1
+"""Share of a step's rollouts at or below which it is said that hardly anything could be trained on."""
 
 
 @dataclass
@@ -61,7 +66,20 @@ def finish_step(session: Session, step: int, drawn: Drawn, trained: Ref) -> dict
     """Describe a finished step and tell the watchers."""
     described = describe_step(session, step, drawn, trained)
     session.tell("step", **described)
+    if described["computed"] and (warning := low_signal(described)):
+        session.tell("note", text=warning)
     return described
+
+
+def low_signal(described: Mapping[str, Any]) -> str:
+    """Return a warning where hardly anything of a step could be trained on; empty where that is not so."""
+    trained = sum(share["num_traces"] for share in described["fates"] if share["fate"] == TRAINED)
+    if trained > LOW_SIGNAL * described["num_traces"]:
+        return ""
+    return (
+        f"step {described['step']}: only {trained} of {described['num_traces']} rollouts could be trained on; look at "
+        f"the environment: are its examples too easy or too hard, or its rewards all the same?"
+    )
 
 
 def describe_step(session: Session, step: int, drawn: Drawn, trained: Ref) -> dict[str, Any]:

@@ -117,11 +117,12 @@ def _require_same(recorded: RunConfig, config: RunConfig) -> None:
         changes = [
             f"{key}: {_brief(old.get(key))} is recorded, {_brief(new.get(key))} is asked for" for key in differing
         ]
-        advice = (
-            f"run {recorded.name!r} keeps its config and nothing was changed: give the branch a name of its own "
-            f"(--name); it shares all work that the change does not reach"
+        error = ConfigError(changes)
+        error.add_note(
+            f"Run {recorded.name!r} keeps its config and nothing was changed: give the branch a name of its own "
+            f"(--name); it shares all work that the change does not reach."
         )
-        raise ConfigError([*changes, advice])
+        raise error
 
 
 def _identity(config: RunConfig) -> dict[str, Any]:

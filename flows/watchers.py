@@ -34,6 +34,9 @@ class PanelWatcher:
         self._panel.ui_url = url
         self._panel.note(f"Prefect: {url}")
 
+    def _note(self, text: str) -> None:
+        self._panel.note(text)
+
     def _stage(self, stage: str, step: int) -> None:
         self._panel.stage(step, stage)
 

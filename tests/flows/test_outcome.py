@@ -1,0 +1,32 @@
+"""What is said of a step: above all, when hardly anything of it could be trained on."""
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from flows.outcome import low_signal, rewards
+from tests.builders import table, trace
+
+
+def step_of(trained: int, others: int) -> dict[str, Any]:
+    shares = [{"fate": "trained", "num_traces": trained}, {"fate": "filtered", "num_traces": others}]
+    return {"step": 4, "num_traces": trained + others, "fates": [share for share in shares if share["num_traces"]]}
+
+
+@pytest.mark.parametrize(("trained", "others", "warned"), [(0, 10, True), (1, 9, True), (2, 8, False), (10, 0, False)])
+def test_a_tenth_or_less_to_train_on_is_worth_a_warning(trained: int, others: int, warned: bool) -> None:
+    warning = low_signal(step_of(trained, others))
+    assert bool(warning) is warned
+    assert not warned or f"only {trained} of 10 rollouts" in warning
+
+
+def test_rollouts_without_a_reward_are_in_no_mean() -> None:
+    rows = [trace("a", reward=1.0), trace("b", reward=0.0), trace("c", reward=None, error_class="timeout")]
+    found = rewards(table("traces", rows))
+    assert (found["reward"], found["num_traces"], found["num_errored"]) == (0.5, 3, 1)
+
+
+def test_no_reward_at_all_is_none_and_not_zero() -> None:
+    empty: pa.Table = table("traces", [trace("a", reward=None)])
+    assert rewards(empty)["reward"] is None and rewards(empty)["reward_std"] is None
