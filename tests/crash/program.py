@@ -15,6 +15,7 @@ from flows import launch
 from flows.prepare import prepare
 from flows.rooms import EngineRoom, EnvironmentRoom
 from flows.session import open_session, recorded
+from flows.walks import walk_train
 from tasks import rollout
 from tasks.stage import StageTask, perform
 from tests.crash import fixed
@@ -34,13 +35,11 @@ def main(directory: Path, request: dict[str, Any]) -> None:
 
 def without_prefect(config: Any) -> dict[str, Any]:
     """Walk the run as the flow does, in a session of its own, each stage called where a task would be."""
-    from flows import train  # brings in Prefect, which `launch.run` must be the first to do
-
     StageTask.__call__ = lambda self, *arguments: perform(self.stage, *arguments)  # type: ignore[method-assign]
     with open_session(config) as session:
         session.begin([piece for piece in session.pieces() if piece.computed])
         with recorded(session):
-            return train.run(session).to_json()
+            return walk_train(session)
 
 
 def replace_sampling(directory: Path, moments: Moments, backwards: bool) -> None:
