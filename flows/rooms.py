@@ -8,6 +8,7 @@ import os
 import secrets
 import threading
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from tasks.inference.engine import Engine, EngineLost, check_serving
 from tasks.inference.engine import command as engine_command
 from tasks.learner import launch as learner_service
 from tasks.learner.client import Learner, LearnerLost
+from tasks.rollout import MOST_LOSSES
 from tasks.stage import Place, Policy
 
 
@@ -64,22 +66,29 @@ class EngineRoom:
         """
         self.begin()
         assert self._handle is not None
+        losses = 0
         while True:
             url = self._handle.wait()["url"]  # returns after a restart, or raises when none is left
             try:
                 self._bring(policy, url)
                 return url, self.key
             except EngineLost:
-                continue
+                losses += 1  # an engine that lives and does not answer is not restarted
+                if losses > MOST_LOSSES:
+                    raise
 
     def _bring(self, policy: Policy, url: str) -> None:
-        engine = Engine(url, self.key)
-        holds = engine.served() == policy.key
-        if not holds:
-            engine.serve(policy.key, self._place.store.policies.directory(policy.key))
-        if not holds or self._proven != policy.key:  # what an engine says it holds is no proof, whoever told it so
-            check_serving(engine, policy_row(self._place, policy.key), self._place.config.engine)
-            self._proven = policy.key
+        with closing(Engine(url, self.key)) as engine:
+            holds = engine.served() == policy.key
+            if not holds:
+                engine.serve(policy.key, self._place.store.policies.directory(policy.key))
+            if not holds or self._proven != policy.key:  # what an engine says it holds is no proof, whoever told it so
+                check_serving(engine, policy_row(self._place, policy.key), self._place.config.engine)
+                self._proven = policy.key
+
+    def _ready(self, report: dict[str, Any]) -> bool:
+        with closing(Engine(report["url"], self.key)) as engine:
+            return engine.healthy()
 
     def _spec(self) -> ServiceSpec:
         config = self._place.config
@@ -91,7 +100,7 @@ class EngineRoom:
             env={**environment, config.engine.api_key_variable: self.key},
             report=report,
             log=self._supervisor.directory / "engine.log",
-            ready=lambda found: Engine(found["url"], self.key).healthy(),
+            ready=self._ready,
             startup_seconds=config.engine.startup_seconds,
             max_restarts=config.engine.max_restarts,
             external=config.engine.url,

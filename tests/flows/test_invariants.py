@@ -219,6 +219,8 @@ class LyingEngine:
     def __init__(self, url: str, key: str) -> None:
         self.url = url
 
+    def close(self) -> None: ...
+
     def healthy(self) -> bool:
         return True
 
