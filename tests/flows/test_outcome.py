@@ -1,11 +1,13 @@
 """What is said of a step: above all, when hardly anything of it could be trained on."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from flows.outcome import low_signal, rewards
+from flows import outcome
+from flows.outcome import finish_step, low_signal, rewards
 from tests.builders import table, trace
 
 
@@ -19,6 +21,16 @@ def test_a_tenth_or_less_to_train_on_is_worth_a_warning(trained: int, others: in
     warning = low_signal(step_of(trained, others))
     assert bool(warning) is warned
     assert not warned or f"only {trained} of 10 rollouts" in warning
+
+
+@pytest.mark.parametrize(("computed", "told"), [(True, ["step", "note"]), (False, ["step"])])
+def test_the_warning_reaches_whoever_watches(monkeypatch: pytest.MonkeyPatch, computed: bool, told: list[str]) -> None:
+    events: list[str] = []
+    session: Any = SimpleNamespace(tell=lambda event, **facts: events.append(event))
+    nothing: Any = None
+    monkeypatch.setattr(outcome, "describe_step", lambda *_: step_of(0, 10) | {"computed": computed})
+    finish_step(session, 4, nothing, nothing)
+    assert events == told
 
 
 def test_rollouts_without_a_reward_are_in_no_mean() -> None:

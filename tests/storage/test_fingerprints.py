@@ -1,0 +1,44 @@
+"""The tables as they are on disk in stores that exist: a change of schema is a new column or a new stage version."""
+
+import hashlib
+
+import pytest
+
+from storage.schemas import TABLES, Table
+
+FINGERPRINTS = {
+    "examples": "cb8277211395f040",
+    "assignments": "2f945692f00e89f4",
+    "traces": "6cb292021ba4b8dc",
+    "messages": "3a26c927918e86eb",
+    "verdicts": "e29a2ca7a4b8baa4",
+    "credits": "d205ab7633c081bb",
+    "batches": "abc94916d492f093",
+    "updates": "fbe4b3bbbdd5b8d5",
+    "token_statistics": "846573a040103e53",
+    "policies": "8ff5110fef399d4b",
+    "ledger": "66983cba164b52a1",
+    "runs": "e805be1414ef873c",
+}
+"""By table. Whoever changes one has thought of the stores that hold the old one, and raised the stage's version."""
+
+
+def fingerprint(table: Table) -> str:
+    """Return the digest of names, types and nullability of the stored columns, in order."""
+    columns = [f"{field.name}: {field.type}{'' if field.nullable else ' not null'}" for field in table.stored]
+    return hashlib.sha256("\n".join(columns).encode()).hexdigest()[:16]
+
+
+@pytest.mark.parametrize("name", sorted(TABLES))
+def test_a_table_is_what_stores_hold(name: str) -> None:
+    assert fingerprint(TABLES[name]) == FINGERPRINTS[name]
+
+
+def test_no_table_is_forgotten() -> None:
+    assert FINGERPRINTS.keys() == TABLES.keys()
+
+
+def test_a_fingerprint_sees_type_and_nullability() -> None:
+    policies = TABLES["policies"]
+    changed = [Table(policies.name, policies.row, policies.row_id, policies.columns[:count]) for count in (3, 4)]
+    assert len({fingerprint(table) for table in (policies, *changed)}) == 3
