@@ -22,6 +22,7 @@ def closed_port() -> int:
         return int(probe.getsockname()[1])
 
 
+@pytest.mark.engine
 def test_the_guard_sees_a_service_that_is_started(
     place: Path, model: str, started: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,12 +99,14 @@ def test_a_directory_that_is_no_model(refused: Refused, place: Path, files: dict
     assert str(directory) in said
 
 
+@pytest.mark.engine
 def test_an_environment_that_is_installed_and_does_not_load(refused: Refused, model: str) -> None:
     said = refused("run", "demo", model, "environments.0.taskset.length_of_beard=3")
     assert "environment 'reverse_text' (taskset 'reverse_text') cannot be loaded" in said
     assert "length_of_beard" in said
 
 
+@pytest.mark.engine
 def test_an_environment_that_does_not_import(
     refused: Refused, model: str, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,8 @@ import pytest
 from storage.store import open_store
 from tests.storage.rows import messages
 
+pytestmark = pytest.mark.engine
+
 
 def killed(root: Path, seconds: float, *arguments: str) -> list[int]:
     """Run a writer, kill it with SIGKILL some time after its first acknowledgement, and return what it acknowledged."""
