@@ -22,7 +22,7 @@ from flows.rooms import EngineRoom
 from flows.services import Supervisor
 from flows.session import log_directory
 from flows.watchers import describe_scores
-from storage.store import Store, open_store
+from storage.store import open_store
 from tasks.stage import Place
 
 SEED = 17
@@ -52,7 +52,8 @@ def main(overrides: Sequence[str] = (), name: str = "", store: str = "", plain: 
     """
     began = time.monotonic()
     name, root = name or "demo", store or RunConfig().store
-    sources = build(open_store(root), Path(root).expanduser().resolve() / "sources")
+    open_store(root)  # before anything else lies there: a store is made in an empty directory
+    sources = build(Path(root).expanduser().resolve() / "sources")
     warm_up = prepare("sft", ["sft_demo"], sources.overrides, name=f"{name}-warm-up", store=root, seed=SEED)
     with Supervisor(name, log_directory(warm_up)) as supervisor:
         engine = early_engine(supervisor, overrides, name, root, sources.model)
@@ -82,7 +83,7 @@ class Sources:
         return [f"model.path={self.model}", f"data.path={self.demonstrations}"]
 
 
-def build(store: Store, directory: Path) -> Sources:
+def build(directory: Path) -> Sources:
     """Make the model and the demonstrations, unless they are there; both are complete or absent."""
     sources = Sources(directory)
     directory.mkdir(parents=True, exist_ok=True)

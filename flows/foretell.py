@@ -1,21 +1,28 @@
 """Foretelling: walk the pipeline without computing anything, to know what would be."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 from configs.run import RunConfig
 from flows import pipeline
 from flows.pipeline import attempts
-from tasks.stage import Place, Policy, Ref, StageTask, inputs_of, ref_of
+from storage.refs import Entry
+from tasks.stage import Place, Policy, Ref, StageTask, inputs_of, key_of, ref_of
+
+Find = Callable[[str], Entry | None]
+"""Returns the finished work of a key, or None."""
 
 
 class Foreteller:
-    """Computes nothing: says for every piece of work its key and whether the ledger has it."""
+    """Computes nothing: says for every piece of work its key and whether it is found."""
 
-    def __init__(self, place: Place) -> None:
-        self._place = place
+    def __init__(self, config: RunConfig, find: Find) -> None:
+        self._config = config
+        self._find = find
+        self.tasks: list[StageTask] = []
         self.pieces: list[Ref] = []
+        """The work, found or to come, in the order of `tasks`."""
 
     def __call__(
         self,
@@ -28,9 +35,10 @@ class Foreteller:
     ) -> Ref:
         """Return the reference to the work, finished or to come; work to come is taken to make one row a table."""
         stage = task.stage
-        key = self._place.key(stage, step, inputs_of(refs, policy) | dict(extra_inputs or {}))
-        entry = self._place.find(key)
+        key = key_of(self._config, stage, step, inputs_of(refs, policy) | dict(extra_inputs or {}))
+        entry = self._find(key)
         unknown = Ref(stage.name, step, key, tuple((table, 1) for table in stage.writes), 0, 0.0, computed=True)
+        self.tasks.append(task)
         self.pieces.append(ref_of(entry, computed=False) if entry else unknown)
         return self.pieces[-1]
 
@@ -40,7 +48,7 @@ def foretell(place: Place, source: pipeline.Source, evaluation: Place, policy: P
 
     Of a run that ended because nothing was left to train on, those are the pieces up to there.
     """
-    tell, tell_evaluation = Foreteller(place), Foreteller(evaluation)
+    tell, tell_evaluation = (Foreteller(each.config, each.find) for each in (place, evaluation))
     with suppress(pipeline.Evicted):
         _walk(place.config, source, tell, tell_evaluation, policy)
     return list({piece.key: piece for piece in (*tell.pieces, *tell_evaluation.pieces)}.values())

@@ -1,6 +1,6 @@
 """The plan of a run: what its config comes to, before anything is opened or started."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,37 +11,14 @@ from configs.resolve import resolve
 from configs.run import RunConfig, View
 from flows import pipeline
 from flows.facts import directory_digest, facts
+from flows.foretell import Foreteller
 from flows.pipeline import Source
-from storage.keys import content_key, work_key
-from tasks.stage import Policy, Ref, StageTask, inputs_of
+from storage.keys import content_key
+from tasks.stage import Ref, StageTask
 
 # Weights above this take longer to hash than a plan may take.
 HASHED_BYTES = 512 * 1024**2
 SHOWN = 12
-
-
-class Keys:
-    """Does nothing: gives every piece of work the key that it would have."""
-
-    def __init__(self, config: RunConfig) -> None:
-        self._config = config
-        self.pieces: list[tuple[StageTask, Ref]] = []
-
-    def __call__(
-        self,
-        task: StageTask,
-        step: int,
-        refs: Sequence[Ref] = (),
-        policy: Policy | None = None,
-        services: Mapping[str, Any] | None = None,
-        extra_inputs: Mapping[str, str] | None = None,
-    ) -> Ref:
-        """Return a reference to work that would make one row of each table."""
-        stage, inputs = task.stage, inputs_of(refs, policy) | dict(extra_inputs or {})
-        key = work_key(stage.name, stage.version, step, section(task, self._config), inputs)
-        rows = tuple((table, 1) for table in stage.writes)
-        self.pieces.append((task, Ref(stage.name, step, key, rows, 0, 0.0, computed=True)))
-        return self.pieces[-1][1]
 
 
 def main(files: Sequence[str], overrides: Sequence[str], as_json: bool = False) -> int:
@@ -74,13 +51,13 @@ def lines(config: RunConfig, resolved: RunConfig) -> Iterator[str]:
 
 def walk(config: RunConfig, source: Source) -> list[tuple[StageTask, Ref]]:
     """Return the stages of the first step, as the pipeline itself calls them, with the keys they would have."""
-    keys = Keys(config)
+    keys = Foreteller(config, lambda key: None)  # without a store, nothing is found
     if config.kind == "evaluate":
         pipeline.attempts(keys, pipeline.first_policy(keys, source))
     else:
         found, policy = pipeline.start(keys, source)
         pipeline.train(keys, 0, pipeline.draw(keys, 0, found, policy, config), policy)
-    return keys.pieces
+    return list(zip(keys.tasks, keys.pieces, strict=True))
 
 
 def section(task: StageTask, config: RunConfig) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from contextvars import copy_context
 from dataclasses import asdict
 from typing import Any
@@ -20,21 +21,18 @@ def walk_train(session: Session) -> dict[str, Any]:
     config = session.config
     outcome = Outcome(session.place.run, config.steps)
     do = Worker(session)
-    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="ahead") as threads:
-        try:
-            if config.evaluation.every:
-                outcome.evaluations.append(evaluate_now(session, pipeline.first_policy(do, session.source)))
-            check = check_of(session)
-            for step, drawn, trained, policy in pipeline.run_steps(
-                do, session.source, config, in_thread(threads), check
-            ):
-                outcome.add(finish_step(session, step, drawn, trained))
-                if config.evaluation.every and (step + 1) % config.evaluation.every == 0:
-                    outcome.evaluations.append(evaluate_now(session, policy))
-                outcome.policy = policy
-        except BaseException:
-            session.close()  # a thread that still samples ahead ends with its services, and is waited for
-            raise
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="ahead") as threads, ExitStack() as unfinished:
+        # When this fails, a thread that still samples ahead ends with its services; only then is it waited for.
+        unfinished.callback(session.close)
+        if config.evaluation.every:
+            outcome.evaluations.append(evaluate_now(session, pipeline.first_policy(do, session.source)))
+        check = check_of(session)
+        for step, drawn, trained, policy in pipeline.run_steps(do, session.source, config, in_thread(threads), check):
+            outcome.add(finish_step(session, step, drawn, trained))
+            if config.evaluation.every and (step + 1) % config.evaluation.every == 0:
+                outcome.evaluations.append(evaluate_now(session, policy))
+            outcome.policy = policy
+        unfinished.pop_all()
     return outcome.finished(session)
 
 

@@ -90,9 +90,7 @@ class Place:
 
     def key(self, stage: Stage, step: int, inputs: Mapping[str, str]) -> str:
         """Return the key of `stage` at `step` over the keys of its inputs."""
-        return work_key(
-            stage.name, stage.version, step, View(self.config, stage.sections, stage.name).content(), inputs
-        )
+        return key_of(self.config, stage, step, inputs)
 
     def find(self, key: str) -> Entry | None:
         """Return the finished work of `key`, this run's own row before another's, or None."""
@@ -116,6 +114,12 @@ class Place:
         entry = self.find(ref.key)
         assert entry is not None, f"{ref.stage} {ref.key} is referred to but not in the ledger"
         return self.store.read(list(entry.slices(name)))
+
+
+def key_of(config: RunConfig, stage: Stage, step: int, inputs: Mapping[str, str]) -> str:
+    """Return the key of `stage` at `step` under `config`, over the keys of its inputs."""
+    content = View(config, stage.sections, stage.name).content()
+    return work_key(stage.name, stage.version, step, content, inputs)
 
 
 def inputs_of(refs: Sequence[Ref], policy: Policy | None = None) -> dict[str, str]:
