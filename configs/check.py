@@ -14,7 +14,9 @@ def problems(config: RunConfig) -> list[str]:
     checks = [_training(config), _filters(config)]
     if config.kind in ("train", "evaluate"):
         checks += [_environments(config), _sampling(config), _evaluation(config)]
-    checks += {"train": [_reinforcement(config)], "sft": [_supervised(config)], "evaluate": []}[config.kind]
+    checks += {"train": [_reinforcement(config)], "sft": [_supervised(config)], "evaluate": [], "replay": []}[
+        config.kind
+    ]
     return [line for check in checks for line in check]
 
 

@@ -8,6 +8,7 @@ from pydantic import BaseModel, Field, field_validator
 from pydantic.fields import FieldInfo
 
 from configs.fields import Section, operational
+from configs.replay import GateConfig, NoGate, ReplayConfig
 from configs.sections import (
     AdvantageConfig,
     AssignmentConfig,
@@ -29,7 +30,7 @@ class RunConfig(Section):
 
     name: str = operational("")
     """Name of the run: letters, digits, dot, dash and underscore; empty makes one from the kind and the time."""
-    kind: Literal["train", "sft", "evaluate"] = operational("train")
+    kind: Literal["train", "sft", "evaluate", "replay"] = operational("train")
     """What the run does."""
     store: str = operational("stagecoach-store")
     """Root of the store: a directory, or a URL of an object store."""
@@ -45,10 +46,13 @@ class RunConfig(Section):
     filtering: FilteringConfig = FilteringConfig()
     advantage: AdvantageConfig = Field(default_factory=GrpoConfig)
     packing: PackingConfig = PackingConfig()
+    gate: GateConfig = NoGate()
     training: TrainingConfig = TrainingConfig()
     learner: LearnerConfig = LearnerConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     data: SupervisedDataConfig = SupervisedDataConfig()
+    replay: ReplayConfig = operational(ReplayConfig())
+    """What a replay goes through again; the keys follow from what it finds there."""
     prefect: PrefectConfig = PrefectConfig()
     wandb: WandbConfig = WandbConfig()
 

@@ -50,7 +50,7 @@ def check_account(session: Session, drawn: Drawn) -> list[Share]:
     place = session.place
     tables = (
         place.table("assignments", [drawn.assignment], ["assignment_id"]),
-        place.table("traces", [drawn.traces], TRACE_COLUMNS),
+        place.table("traces", drawn.traces, TRACE_COLUMNS),
         place.table("verdicts", [drawn.filtering], ["trace_id", "keep", "reason"]),
         place.table("credits", [drawn.advantage], ["sample_id", "trace_id"]),
         place.table("batches", [drawn.packing], ["sample_ids"]),
@@ -88,7 +88,7 @@ def describe_step(session: Session, step: int, drawn: Drawn, trained: Ref) -> di
     computed = any(ref.computed for ref in refs)
     place = session.place
     shares = check_account(session, drawn) if computed else []  # of a step that was found, only the gist is shown
-    traces = place.table("traces", [drawn.traces], TRACE_COLUMNS)
+    traces = place.table("traces", drawn.traces, TRACE_COLUMNS)
     seconds = {ref.stage: ref.seconds for ref in refs}
     update = place.table("updates", [trained]).to_pylist()[-1]
     fates = {"/".join(filter(None, (share.fate, share.detail))): share.num_traces for share in shares}

@@ -47,7 +47,8 @@ class Drawn:
     """One step's way from examples to packed batches."""
 
     assignment: Ref
-    traces: Ref
+    traces: tuple[Ref, ...]
+    """The rollouts; where they were scored again, first what that made of the traces."""
     filtering: Ref
     advantage: Ref
     packing: Ref
@@ -55,7 +56,7 @@ class Drawn:
     @property
     def refs(self) -> tuple[Ref, ...]:
         """The references, in the order of the stages."""
-        return self.assignment, self.traces, self.filtering, self.advantage, self.packing
+        return self.assignment, *self.traces, self.filtering, self.advantage, self.packing
 
 
 def first_policy(do: Do, source: Source) -> Policy:
@@ -97,9 +98,14 @@ def _draw(do: Do, step: int, found: Ref, policy: Policy, batch: int, supervised:
         if supervised
         else do(rollout.task, step, (assigned, found), policy)
     )
-    verdicts = do(filtering.task, step, (traces,))
-    credits = do(advantage.task, step, (traces, verdicts))
-    return Drawn(assigned, traces, verdicts, credits, do(packing.task, step, (credits, traces)))
+    return prepare_batches(do, step, assigned, (traces,))
+
+
+def prepare_batches(do: Do, step: int, assigned: Ref, traces: tuple[Ref, ...]) -> Drawn:
+    """Go from a step's rollouts to its packed batches."""
+    verdicts = do(filtering.task, step, traces)
+    credits = do(advantage.task, step, (*traces, verdicts))
+    return Drawn(assigned, traces, verdicts, credits, do(packing.task, step, (credits, *traces)))
 
 
 def train(do: Do, step: int, drawn: Drawn, policy: Policy) -> tuple[Ref, Policy]:

@@ -1,8 +1,8 @@
-"""The contract of the two tables that no stage writes: the ledger of finished work, and the events of runs."""
+"""The contract of the tables that no stage writes: the ledger of finished work, the events of runs, quarantines."""
 
 import pyarrow as pa
 
-from storage.columns import MOMENT, Column, Table
+from storage.columns import MOMENT, NAMES, Column, Table
 
 FILE = pa.struct(
     [
@@ -61,7 +61,7 @@ RUNS = Table(
         Column("run", pa.string(), "the run; the only partition"),
         Column("event", pa.string(), "started, resumed, finished, failed or evicted"),
         Column("at", MOMENT, "when"),
-        Column("kind", pa.string(), "train, sft or evaluate"),
+        Column("kind", pa.string(), "train, sft, evaluate or replay"),
         Column("config", pa.string(), "the resolved config as JSON; secrets never"),
         Column("parent_run", pa.string(), "the run this one branches off", True),
         Column("step", pa.int64(), "the step the event speaks of"),
@@ -69,5 +69,19 @@ RUNS = Table(
         Column("flow_run", pa.string(), "the Prefect flow run", True),
         Column("host", pa.string(), "where the run ran"),
         Column("pid", pa.int64(), "the process"),
+    ),
+)
+QUARANTINES = Table(
+    "quarantines",
+    "rollouts that were found to be unfit for training after they were made; one row is one finding",
+    ("quarantine",),
+    (
+        Column("run", pa.string(), "the run whose rollouts were looked at, or `all-runs`; the only partition"),
+        Column("quarantine", pa.string(), "the finding's id: a digest of its rollouts and its reason"),
+        Column("where", pa.string(), "the condition that found them, in SQL over traces"),
+        Column("reason", pa.string(), "why they are unfit"),
+        Column("trace_ids", NAMES, "the rollouts, sorted"),
+        Column("at", MOMENT, "when"),
+        Column("host", pa.string(), "where it was said"),
     ),
 )

@@ -1,4 +1,4 @@
-"""The contract: every table's columns, types and meaning; those of the stages here, the two others in `storage.books`.
+"""The contract: every table's columns, types and meaning; those of the stages here, the others in `storage.books`.
 
 A stage hands over tables with exactly the `arrow` schema of its tables; storage adds the slice columns, checks the
 whole against `stored` and refuses anything else, because Delta Lake casts in silence (7.5 becomes 7).
@@ -6,7 +6,7 @@ whole against `stored` and refuses anything else, because Delta Lake casts in si
 
 import pyarrow as pa
 
-from storage.books import LEDGER, RUNS
+from storage.books import LEDGER, QUARANTINES, RUNS
 from storage.columns import FLAGS, FLOATS, INDICES, MOMENT, NAMES, TOKENS, Column, Table
 
 EXAMPLES = Table(
@@ -211,6 +211,40 @@ POLICIES = Table(
     logprobs=("probe_logprobs",),
 )
 
+REGRADES = Table(
+    "regrades",
+    "one recorded trace scored again with the environment's reward functions of today, beside what it had",
+    ("trace_id",),
+    (
+        Column("trace_id", pa.string(), "the trace"),
+        Column("environment", pa.string(), "the environment's name in this run"),
+        Column("example_id", pa.string(), "the example tried"),
+        Column("reward_before", pa.float64(), "recorded total reward; null where scoring did not run", True),
+        Column("reward", pa.float64(), "total reward now; null where scoring did not run or failed", True),
+        Column("rewards_before", pa.string(), "recorded named rewards as JSON"),
+        Column("rewards", pa.string(), "named rewards now as JSON"),
+        Column("changed", pa.bool_(), "whether the total reward is another, or appeared or went"),
+        Column("error_type", pa.string(), "what scoring raised now; null where it did not", True),
+        Column("error_message", pa.string(), "its text", True),
+        Column("seconds", pa.float64(), "wall-clock of scoring now"),
+    ),
+)
+DECISIONS = Table(
+    "decisions",
+    "one decision at a gate: whether a step's batch goes on to training",
+    ("gate",),
+    (
+        Column("gate", pa.string(), "pause (a person decides) or rule"),
+        Column("approved", pa.bool_(), "whether the batch goes on"),
+        Column("rule", pa.string(), "the rule in SQL; null where a person decided", True),
+        Column("decided_by", pa.string(), "rule, or the person's name as given"),
+        Column("reason", pa.string(), "what was said or found"),
+        Column("figures", pa.string(), "the batch's figures that were shown or asked, as JSON"),
+        Column("asked_at", MOMENT, "when the decision was asked for"),
+        Column("decided_at", MOMENT, "when it was made"),
+    ),
+)
+
 STAGE_TABLES = (
     EXAMPLES,
     ASSIGNMENTS,
@@ -222,6 +256,8 @@ STAGE_TABLES = (
     UPDATES,
     TOKEN_STATISTICS,
     POLICIES,
+    REGRADES,
+    DECISIONS,
 )
 
-TABLES = {table.name: table for table in (*STAGE_TABLES, LEDGER, RUNS)}
+TABLES = {table.name: table for table in (*STAGE_TABLES, LEDGER, RUNS, QUARANTINES)}

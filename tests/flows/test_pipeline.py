@@ -82,7 +82,7 @@ def test_one_step_off_policy_draws_the_next_step_while_this_one_trains() -> None
 
     def ahead(drawing: Callable[[], Drawn]) -> Callable[[], Drawn]:
         drawn = drawing()
-        drawn_early.append(drawn.traces.step)
+        drawn_early.append(drawn.traces[0].step)
         return lambda: drawn
 
     list(pipeline.run_steps(do, SOURCE, config(steps=3, rollout={"max_off_policy_steps": 1}), ahead))

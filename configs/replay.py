@@ -1,0 +1,54 @@
+"""The sections of what goes through recorded work again, and of what may stop it on the way."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from configs.fields import Section, operational
+
+StageName = Literal["assignment", "rollout", "filtering", "advantage", "packing", "training"]
+
+
+class ReplayConfig(Section):
+    run: str = operational("")
+    """The run whose recorded work is gone through again; it is never changed."""
+    from_stage: StageName = operational("advantage")
+    """The first stage to be done again; what lies before it is the recorded work."""
+    until: StageName = operational("training")
+    """The last stage to be done again."""
+    first_step: int = operational(0, ge=0)
+    """The first step gone through again."""
+    last_step: int | None = operational(None, ge=0)
+    """The step before which the replay ends; null takes all that are recorded."""
+    policies: Literal["own", "recorded"] = operational("own")
+    """`own` trains along: each step starts from the policy that the replay made before. `recorded` starts every step
+    from the recorded policy: what would this step alone have been."""
+    regrade: bool = operational(False)
+    """Whether recorded traces are scored again with the reward functions of today before they are filtered."""
+    quarantines: tuple[str, ...] = operational(())
+    """Ids of the quarantines whose rollouts are left out; those in force when the replay was first asked for."""
+
+
+class NoGate(Section):
+    type: Literal["none"] = "none"
+
+
+class PauseGate(Section):
+    type: Literal["pause"] = "pause"
+    """A person approves each batch in the Prefect UI before it is trained on."""
+    every: int = Field(1, ge=1)
+    """Ask at every n-th step; the first is asked at."""
+    timeout_seconds: float = operational(86_400.0, gt=0)
+    """Longest wait for the person; then the run ends and can be resumed."""
+
+
+class RuleGate(Section):
+    type: Literal["rule"] = "rule"
+    rule: str = "trainable_ratio > 0.1"
+    """A condition in SQL over the figures of the batch, for example `trainable_ratio > 0.1`; the run stops where it
+    does not hold."""
+    every: int = Field(1, ge=1)
+    """Ask at every n-th step; the first is asked at."""
+
+
+GateConfig = Annotated[NoGate | PauseGate | RuleGate, Field(discriminator="type")]

@@ -1,0 +1,58 @@
+"""Commands that run something: demo, run, sft, eval, resume."""
+
+import argparse
+from typing import Any
+
+from flows.commands.arguments import Commands, UsageError, add_run_command, one_run
+
+
+def add(commands: Commands) -> None:
+    """Add the commands of this file."""
+    demo = add_run_command(
+        commands, "demo", _demo, "train a small model from nothing to good, on this machine", "[OVERRIDES]"
+    )
+    run = add_run_command(commands, "run", _run, "reinforcement learning; the same name again goes on where it stopped")
+    sft = add_run_command(commands, "sft", _sft, "supervised training on demonstrations")
+    evaluate = add_run_command(commands, "eval", _eval, "score a policy on held-out examples")
+    evaluate.add_argument("--policy", default="", help="RUN or RUN:VERSION; without it, the weights of model.path")
+    resume = add_run_command(commands, "resume", _resume, "go on with a run of the store", "[RUN] [OVERRIDES]")
+    for command in (demo, run, sft, evaluate, resume):
+        command.add_argument("--plain", action="store_true", help="plain lines instead of a live panel")
+
+
+def _demo(arguments: argparse.Namespace) -> int | None:
+    from flows.demo import main as demo
+
+    if arguments.files:
+        raise UsageError(f"demo takes overrides only, not {arguments.files[0]}; `stagecoach run` takes files")
+    return demo(overrides=arguments.overrides, **_settings(arguments))
+
+
+def _start(kind: str, arguments: argparse.Namespace) -> int | None:
+    from flows.launch import start
+
+    return start(kind, arguments.files, arguments.overrides, **_settings(arguments))
+
+
+def _settings(arguments: argparse.Namespace) -> dict[str, Any]:
+    return {"name": arguments.name, "store": arguments.store, "plain": arguments.plain}
+
+
+def _run(arguments: argparse.Namespace) -> int | None:
+    return _start("train", arguments)
+
+
+def _sft(arguments: argparse.Namespace) -> int | None:
+    return _start("sft", arguments)
+
+
+def _eval(arguments: argparse.Namespace) -> int | None:
+    if arguments.policy:
+        arguments.overrides = [*arguments.overrides, f'evaluation.policy="{arguments.policy}"']
+    return _start("evaluate", arguments)
+
+
+def _resume(arguments: argparse.Namespace) -> int | None:
+    from flows.launch import resume
+
+    return resume(one_run(arguments), overrides=arguments.overrides, store=arguments.store, plain=arguments.plain)
