@@ -7,12 +7,14 @@ from pydantic import Field
 from configs.fields import Section, operational
 
 StageName = Literal["assignment", "rollout", "filtering", "advantage", "packing", "training"]
+ORDER: tuple[StageName, ...] = ("assignment", "rollout", "filtering", "advantage", "packing", "training")
+"""The stages that a replay may begin and end with."""
 
 
 class ReplayConfig(Section):
     run: str = operational("")
     """The run whose recorded work is gone through again; it is never changed."""
-    from_stage: StageName = operational("advantage")
+    from_stage: StageName = operational("training")
     """The first stage to be done again; what lies before it is the recorded work."""
     until: StageName = operational("training")
     """The last stage to be done again."""
@@ -25,8 +27,17 @@ class ReplayConfig(Section):
     from the recorded policy: what would this step alone have been."""
     regrade: bool = operational(False)
     """Whether recorded traces are scored again with the reward functions of today before they are filtered."""
+    graders: str = operational("")
+    """Digest of the reward functions' source; filled in where traces are scored again."""
+    fresh_weights: bool = operational(False)
+    """Whether the first step starts from model.path and not from the recorded policy."""
     quarantines: tuple[str, ...] = operational(())
     """Ids of the quarantines whose rollouts are left out; those in force when the replay was first asked for."""
+
+
+def redone(replay: ReplayConfig) -> tuple[StageName, ...]:
+    """Return the stages that a replay does again, in order."""
+    return ORDER[ORDER.index(replay.from_stage) : ORDER.index(replay.until) + 1]
 
 
 class NoGate(Section):

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flows.session import Session
+from storage.refs import Entry
 from tasks.stage import Place, Policy, Ref, StageTask, inputs_of, ref_of
 
 
@@ -35,3 +36,7 @@ class Worker:
         self._session.count(computed=True)
         self._session.tell("done", ref=ref)
         return ref
+
+    def share(self, entry: Entry, step: int) -> Ref:
+        """Make finished work of another run part of this one; return the reference to it."""
+        return ref_of(self._place.adopt(entry, step), computed=False)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.errors import ConfigError
+from configs.replay import redone
 from configs.run import RunConfig
 from storage.keys import content_key
 from tasks.inference import environments as environment_service
@@ -24,32 +25,48 @@ TOKENIZER_FILES = ("tokenizer*", "*.jinja", "vocab*", "merges*", "*.model", "*.t
 def facts(config: RunConfig) -> dict[str, Any]:
     """Return what `configs.resolve.resolve` fills into `config`: versions, precision, device and the model's shape.
 
-    Raises ConfigError for a model that is not there, EnvironmentUnavailable for an environment that is not installed.
+    For a replay only of what it does again: the rest is recorded, and need not be installed here. Raises ConfigError
+    for a model that is not there, EnvironmentUnavailable for an environment that is not installed.
     """
-    cuda = has_cuda()
-    precision = "bfloat16" if cuda else "float32"
-    found: dict[str, Any] = {
-        "engine": {"version": model_info.engine_version(), "dtype": precision},
-        "training": {
-            "version": f"torch {installed('torch')}, transformers {installed('transformers')}",
-            "dtype": precision,
-            "device": "cuda" if cuda else "cpu",
-        },
-        "environments": {
-            each.name: {"version": environment_service.package_version(each)}
-            for each in config.environments
-            if config.kind != "sft"  # there the rows of a file stand in for an environment
-        },
-    }
-    if config.model.path:
-        directory = model_directory(config.model.path)
-        info = model_info.read(directory)
-        model_info.require_weights(directory)
-        renderer = model_info.renderer_name(config.model.renderer, config.model.path)
-        tokenizer = Path(config.model.tokenizer).expanduser() if config.model.tokenizer else directory
-        digest = content_key({file.name: file_digest(file) for file in files_of(tokenizer, TOKENIZER_FILES)})
-        found["model"] = {"vocab_size": info.vocab_size, "renderer": renderer, "tokenizer_digest": digest}
+    samples, trains, scores, loads = _parts(config)
+    precision = "bfloat16" if has_cuda() else "float32"
+    found: dict[str, Any] = {}
+    if samples:
+        found["engine"] = {"version": model_info.engine_version(), "dtype": precision}
+    if trains:
+        found["training"] = training_facts(precision)
+    if scores:  # of supervised training, the rows of a file stand in for an environment
+        versions = {each.name: {"version": environment_service.package_version(each)} for each in config.environments}
+        found["environments"] = versions
+    if loads and config.model.path:
+        found["model"] = model_facts(config)
     return found
+
+
+def _parts(config: RunConfig) -> tuple[bool, bool, bool, bool]:
+    """Return whether a run samples, trains, needs its environments, and reads its model's directory."""
+    if config.kind != "replay":
+        return True, True, config.kind != "sft", True
+    again = redone(config.replay)
+    fresh = config.replay.fresh_weights
+    return "rollout" in again, "training" in again, "rollout" in again or config.replay.regrade, fresh
+
+
+def training_facts(precision: str) -> dict[str, str]:
+    """Return the versions of what trains here, and where it would."""
+    version = f"torch {installed('torch')}, transformers {installed('transformers')}"
+    return {"version": version, "dtype": precision, "device": "cuda" if has_cuda() else "cpu"}
+
+
+def model_facts(config: RunConfig) -> dict[str, Any]:
+    """Return the model's vocabulary, renderer and tokenizer; raises ConfigError for a model that is not there."""
+    directory = model_directory(config.model.path)
+    info = model_info.read(directory)
+    model_info.require_weights(directory)
+    renderer = model_info.renderer_name(config.model.renderer, config.model.path)
+    tokenizer = Path(config.model.tokenizer).expanduser() if config.model.tokenizer else directory
+    digest = content_key({file.name: file_digest(file) for file in files_of(tokenizer, TOKENIZER_FILES)})
+    return {"vocab_size": info.vocab_size, "renderer": renderer, "tokenizer_digest": digest}
 
 
 def has_cuda() -> bool:

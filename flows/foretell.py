@@ -7,6 +7,8 @@ from typing import Any
 from configs.run import RunConfig
 from flows import pipeline
 from flows.pipeline import attempts
+from flows.recorded import recorded_by
+from flows.replaying import quarantined_in, replay_steps
 from storage.refs import Entry
 from tasks.stage import Place, Policy, Ref, StageTask, inputs_of, key_of, ref_of
 
@@ -42,6 +44,10 @@ class Foreteller:
         self.pieces.append(ref_of(entry, computed=False) if entry else unknown)
         return self.pieces[-1]
 
+    def share(self, entry: Entry, step: int) -> Ref:
+        """Return the reference to finished work of another run; it is no work of this one."""
+        return ref_of(entry, computed=False)
+
 
 def foretell(place: Place, source: pipeline.Source, evaluation: Place, policy: Policy | None = None) -> list[Ref]:
     """Return every piece of work that the run of `place` consists of, once, found or still to be computed.
@@ -50,8 +56,18 @@ def foretell(place: Place, source: pipeline.Source, evaluation: Place, policy: P
     """
     tell, tell_evaluation = (Foreteller(each.config, each.find) for each in (place, evaluation))
     with suppress(pipeline.Evicted):
-        _walk(place.config, source, tell, tell_evaluation, policy)
+        if place.config.kind == "replay":
+            _walk_replay(place, source, tell)
+        else:
+            _walk(place.config, source, tell, tell_evaluation, policy)
     return list({piece.key: piece for piece in (*tell.pieces, *tell_evaluation.pieces)}.values())
+
+
+def _walk_replay(place: Place, source: pipeline.Source, tell: Foreteller) -> None:
+    replay = place.config.replay
+    recorded, quarantined = recorded_by(place.store, replay.run), quarantined_in(place.store, replay)
+    for _ in replay_steps(tell, source, place.config, recorded, quarantined):
+        pass
 
 
 def _walk(

@@ -127,7 +127,8 @@ def _require_same(recorded: RunConfig, config: RunConfig) -> None:
 
 def _identity(config: RunConfig) -> dict[str, Any]:
     """Return what a run keeps for life: what is in keys, its kind, and how far its rollouts lag behind."""
-    return {**content(config), "kind": config.kind, "lag": config.rollout.max_off_policy_steps}
+    kept = {**content(config), "kind": config.kind, "lag": config.rollout.max_off_policy_steps}
+    return kept | ({"replay": config.replay.model_dump(mode="json")} if config.kind == "replay" else {})
 
 
 def _require_same_sources(store: Store, config: RunConfig) -> None:

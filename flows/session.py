@@ -9,12 +9,13 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+from configs.replay import redone
 from configs.run import RunConfig
 from flows import pipeline
 from flows.cancellation import Cancellation, RunCancelled
@@ -69,6 +70,7 @@ class Session:
     def services(self) -> dict[str, Any]:
         """The rooms, and what renders demonstrations, by the name under which stages ask for them."""
         rooms: dict[str, Any] = {"engine": self.engine, "environments": self.environments, "learner": self.learner}
+        rooms["quarantined"] = {}  # what is sampled now was never found unfit; a replay hands over what was
         if self.config.kind == "sft":
             from tasks.inference.rendering import renderer
 
@@ -119,6 +121,7 @@ class Session:
             config=self.config.model_dump(mode="json"),
             step=step,
             message=message,
+            parent_run=self.config.replay.run or None,
             flow_run=_flow_run(),
             host=socket.gethostname(),
             pid=os.getpid(),
@@ -143,16 +146,22 @@ def open_session(
             _current.reset(token)
 
 
+def session_for(
+    kind: str, files: list[str] | None, overrides: list[str] | None, **settings: Any
+) -> AbstractContextManager[Session]:
+    """Return a context with the session that is open around the flow, or a new one for files and overrides."""
+    return session_of(partial(prepare, kind, files or [], overrides or [], **settings))
+
+
 @contextmanager
-def session_for(kind: str, files: list[str] | None, overrides: list[str] | None, **settings: Any) -> Iterator[Session]:
+def session_of(prepared: Callable[[], RunConfig]) -> Iterator[Session]:
     """Yield the session that is open around the flow, or a new one; write down how the run went."""
     session = _current.get()
     if session is not None:
         with recorded(session):
             yield session
         return
-    config = prepare(kind, files or [], overrides or [], **settings)
-    with open_session(config) as opened:
+    with open_session(prepared()) as opened:
         missing = [piece for piece in opened.pieces() if piece.computed]
         preflight(opened, missing)
         with recorded(opened):
@@ -190,7 +199,7 @@ def sampling_for_evaluation(place: Place) -> Place:
 
 def source_of(config: RunConfig) -> pipeline.Source:
     """Return where a run starts from, with digests."""
-    if not config.model.path:
+    if not config.model.path or (config.kind == "replay" and not set(redone(config.replay)) & {"rollout", "training"}):
         return pipeline.Source("", "")
     weights = model_directory(config.model.path)
     data = Path(config.data.path).expanduser() if config.kind == "sft" else None
