@@ -40,3 +40,13 @@ class Worker:
     def share(self, entry: Entry, step: int) -> Ref:
         """Make finished work of another run part of this one; return the reference to it."""
         return ref_of(self._place.adopt(entry, step), computed=False)
+
+    def decision(self, ref: Ref) -> Mapping[str, Any] | None:
+        """Return the row of a decision at a gate."""
+        row: Mapping[str, Any] = self._place.table("decisions", (ref,)).to_pylist()[0]
+        return row
+
+    def done(self, task: StageTask, step: int, refs: Sequence[Ref], policy: Policy) -> bool:
+        """Tell whether this run itself has finished a stage before, or has taken it over from another run."""
+        entry = self._place.find(self._place.key(task.stage, step, inputs_of(refs, policy)))
+        return entry is not None and entry.run == self._place.run

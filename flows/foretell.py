@@ -14,14 +14,17 @@ from tasks.stage import Place, Policy, Ref, StageTask, inputs_of, key_of, ref_of
 
 Find = Callable[[str], Entry | None]
 """Returns the finished work of a key, or None."""
+Decided = Callable[[Entry], Mapping[str, Any]]
+"""Returns the row of a decision that was made at a gate."""
 
 
 class Foreteller:
     """Computes nothing: says for every piece of work its key and whether it is found."""
 
-    def __init__(self, config: RunConfig, find: Find) -> None:
+    def __init__(self, config: RunConfig, find: Find, decided: Decided = lambda entry: {"approved": True}) -> None:
         self._config = config
         self._find = find
+        self._decided = decided
         self.tasks: list[StageTask] = []
         self.pieces: list[Ref] = []
         """The work, found or to come, in the order of `tasks`."""
@@ -48,14 +51,29 @@ class Foreteller:
         """Return the reference to finished work of another run; it is no work of this one."""
         return ref_of(entry, computed=False)
 
+    def decision(self, ref: Ref) -> Mapping[str, Any] | None:
+        """Return the row of a decision at a gate; None where it is still to be made."""
+        entry = self._find(ref.key)
+        return self._decided(entry) if entry else None
+
+    def done(self, task: StageTask, step: int, refs: Sequence[Ref], policy: Policy) -> bool:
+        """Tell whether the run itself has finished a stage before, or has taken it over from another run."""
+        entry = self._find(key_of(self._config, task.stage, step, inputs_of(refs, policy)))
+        return entry is not None and entry.run == self._config.name
+
 
 def foretell(place: Place, source: pipeline.Source, evaluation: Place, policy: Policy | None = None) -> list[Ref]:
     """Return every piece of work that the run of `place` consists of, once, found or still to be computed.
 
-    Of a run that ended because nothing was left to train on, those are the pieces up to there.
+    Of a run that ended because nothing was left to train on, or a rule refused it, those are the pieces up to there.
     """
-    tell, tell_evaluation = (Foreteller(each.config, each.find) for each in (place, evaluation))
-    with suppress(pipeline.Evicted):
+
+    def decided(entry: Entry) -> Mapping[str, Any]:
+        row: Mapping[str, Any] = place.store.read(entry.slices("decisions")).to_pylist()[0]
+        return row
+
+    tell, tell_evaluation = (Foreteller(each.config, each.find, decided) for each in (place, evaluation))
+    with suppress(pipeline.Evicted, pipeline.GateRefused):
         if place.config.kind == "replay":
             _walk_replay(place, source, tell)
         else:

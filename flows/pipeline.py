@@ -7,15 +7,31 @@ what a run, a resumed run or a changed config would compute is known before anyt
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from typing import Any, Protocol
 
 from configs.run import RunConfig
-from tasks import advantage, assignment, demonstration, examples, filtering, packing, policy_import, rollout, training
+from tasks import (
+    advantage,
+    assignment,
+    demonstration,
+    examples,
+    filtering,
+    gate,
+    packing,
+    policy_import,
+    rollout,
+    training,
+)
 from tasks.stage import Policy, Ref, StageTask
 
 
 class Evicted(ValueError):
     """Every batch of a step was empty: the filters left nothing to train on."""
+
+
+class GateRefused(ValueError):
+    """A step's batch may not be trained on: a person or a rule said so."""
 
 
 class Do(Protocol):
@@ -30,6 +46,14 @@ class Do(Protocol):
         services: Mapping[str, Any] | None = None,
         extra_inputs: Mapping[str, str] | None = None,
     ) -> Ref: ...
+
+    def decision(self, ref: Ref) -> Mapping[str, Any] | None:
+        """Return the row of a decision at a gate; None where it is still to be made, which is taken to let pass."""
+        ...
+
+    def done(self, task: StageTask, step: int, refs: Sequence[Ref], policy: Policy) -> bool:
+        """Tell whether this run itself has finished a stage before, or has taken it over from another run."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -108,6 +132,36 @@ def prepare_batches(do: Do, step: int, assigned: Ref, traces: tuple[Ref, ...]) -
     return Drawn(assigned, traces, verdicts, credits, do(packing.task, step, (credits, *traces)))
 
 
+def pass_gate(do: Do, step: int, drawn: Drawn, policy: Policy, config: RunConfig) -> None:
+    """Have the step's batch approved where the config has a gate. Raises GateRefused where it is refused.
+
+    What the run has trained on already is not asked about: a gate may be set up later. A person who refused is asked
+    again when the run is resumed, which is another question with a key of its own; a rule says the same of the same
+    batch for ever. The weights do not depend on it: no key of training does.
+    """
+    off = config.gate.type == "none" or step % config.gate.every
+    if off or do.done(training.task, step, (drawn.packing,), policy):
+        return
+    refs = (drawn.packing, drawn.advantage, drawn.filtering, *drawn.traces)
+    for question in count():
+        asked = do(gate.task, step, refs, extra_inputs={"question": str(question)} if question else {})
+        decision = do.decision(asked)
+        if decision is None or decision["approved"]:
+            return
+        if asked.computed or decision["gate"] == "rule":
+            raise GateRefused(_refusal(step, decision, config))
+
+
+def _refusal(step: int, decision: Mapping[str, Any], config: RunConfig) -> str:
+    resume = f"stagecoach resume {config.name} --store {config.store}"
+    again = "with another rule (gate.rule=...)" if decision["gate"] == "rule" else "to be asked again"
+    return (
+        f"step {step}: the batch was refused by {decision['decided_by']}: {decision['reason'] or 'no reason given'}. "
+        f"Nothing was trained on it; the batch and all before it are safe, and so is the decision. Figures: "
+        f"{decision['figures']}. Go on {again}: {resume}; or without a gate: {resume} gate.type=none"
+    )
+
+
 def train(do: Do, step: int, drawn: Drawn, policy: Policy) -> tuple[Ref, Policy]:
     """Train `policy` on one step's batches; the policy made is named by the work that made it."""
     trained = do(training.task, step, (drawn.packing,), policy)
@@ -151,6 +205,7 @@ def run_steps(
         early = config.rollout.max_off_policy_steps and not last
         waiting = ahead(partial(draw, do, after, found, policy, config)) if early else None
         check(drawn)
+        pass_gate(do, step, drawn, policy, config)
         trained, policy = train(do, step, drawn, policy)
         # Waited for before the step is handed out: whoever gets it may ask the engine for another policy.
         following = waiting() if waiting else None
