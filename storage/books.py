@@ -85,3 +85,6 @@ QUARANTINES = Table(
         Column("host", pa.string(), "where it was said"),
     ),
 )
+
+BOOKS = (LEDGER, RUNS, QUARANTINES)
+"""All of them: every row of theirs counts as soon as it is committed."""

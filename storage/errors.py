@@ -55,6 +55,18 @@ class RunUnknown(StoreError):
     """No run of that name is in the store."""
 
 
+class QuarantineUnknown(StoreError):
+    """No quarantine of that id is in the store."""
+
+
+class WorkRemoved(StoreError):
+    """What a row of the ledger would name was removed from the store meanwhile."""
+
+
+class SliceExpired(StoreError):
+    """The rows of a slice were dropped on purpose, because they were older than its table keeps rows."""
+
+
 class StoreUnavailable(StoreError):
     """The store cannot be read or written at the moment, or its log is damaged."""
 

@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 import pyarrow as pa
 import pyarrow.fs as pafs
 
+from storage.books import BOOKS
 from storage.errors import border
 from storage.logs import prune_log
 from storage.refs import Slice
@@ -110,12 +111,13 @@ Piece = tuple[Active, str, pa.Table]  # a file, the key of its rows, its rows
 
 
 def _tables(store: Store) -> list[StoredTable]:
-    stage = [store.slices.table(name) for name in store.root.names("tables") if name not in ("ledger", "runs")]
+    books = {book.name for book in BOOKS}
+    stage = [store.slices.table(name) for name in store.root.names("tables") if name not in books]
     return [*stage, *_books(store)]
 
 
-def _books(store: Store) -> tuple[StoredTable, StoredTable]:
-    return store.ledger.table, store.runs.table
+def _books(store: Store) -> tuple[StoredTable, ...]:
+    return store.ledger.table, store.runs.table, store.quarantines.table
 
 
 def _finished(store: Store, table: str) -> list[Slice]:

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tasks.columns import texts
+from tasks.filters.finding import QUARANTINED
 
 TRAINED, FILTERED, ERRORED, NO_WEIGHT = "trained", "filtered", "errored", "no weight"
 
@@ -33,7 +34,7 @@ class Share:
     """The traces that met one fate."""
 
     fate: str
-    """trained, filtered, errored, or no weight: kept, but without a token that any component weighs."""
+    """trained, filtered, quarantined, errored, or no weight: kept, but without a token that any component weighs."""
     detail: str
     """The filter or the error class; empty otherwise."""
     num_traces: int
@@ -77,6 +78,8 @@ def _fate(row: dict[str, Any], reason: str | None, trained: set[str]) -> tuple[s
         raise _breach("batches", "sample_ids", f"trace {row['trace_id']} is trained although it was not kept")
     if row["error_class"] is not None:
         return ERRORED, row["error_class"]
+    if reason == QUARANTINED:
+        return QUARANTINED, ""
     if reason is not None:
         return FILTERED, reason
     return (TRAINED if row["trace_id"] in trained else NO_WEIGHT), ""

@@ -14,33 +14,46 @@ from configs.run import View
 from configs.sections import ErroredFilter
 from storage.schemas import VERDICTS
 from tasks.branches import owners
+from tasks.columns import texts
 from tasks.filters import FILTERS, Finding, Material
-from tasks.filters.finding import Flags
+from tasks.filters.finding import QUARANTINED, Flags, hits_from
 from tasks.stage import Stage, Tables, as_task
 
 UNTRAINABLE = "untrainable"
 
 
-def filtering(tables: Tables, config: View) -> Tables:
+def filtering(tables: Tables, config: View, *, quarantined: Mapping[str, str]) -> Tables:
     """Return one verdict per trace.
 
-    Every filter records what it finds; only an enforcing one excludes, and the first of those in config order is the
-    reason. Filters of groups look last, at what the others left standing, so that they judge the members that a
-    baseline will be made of. Errored traces are excluded even if the config lists no such filter. A trace whose tokens
-    are not the policy's is excluded as untrainable, whatever else was found.
+    `quarantined` has the reason, by trace id, of those found to be unfit after they were made: they are excluded before
+    anything else, so that no group, and no baseline, sees them. Every filter records what it finds; only an enforcing
+    one excludes, and the first of those in config order is the reason. Filters of groups look last, at what the others
+    left standing, so that they judge the members that a baseline will be made of. Errored traces are excluded even if
+    the config lists no such filter. A trace whose tokens are not the policy's is excluded as untrainable, whatever else
+    a filter found.
     """
     traces, messages = tables["traces"], tables["messages"]
     filters = _with_errored(config.filtering.filters)
     trainable = traces["trainable"].to_numpy().astype(np.bool_)
+    unfit = _unfit(texts(traces["trace_id"]), quarantined)
     findings: dict[int, Finding] = {}
-    standing = trainable
+    standing = trainable & ~unfit.hits
     for of_groups in (False, True):
         material = Material(traces, messages, owners(messages, traces, "messages"), config.model.vocab_size, standing)
         for place, settings in enumerate(filters):
             if FILTERS[settings.type].of_groups == of_groups:
                 findings[place] = FILTERS[settings.type].detect(material, settings)
-        standing = trainable & ~_excluded(filters, findings, traces.num_rows)
-    return {"verdicts": _verdicts(traces, filters, [findings[place] for place in range(len(filters))], trainable)}
+        standing = trainable & ~unfit.hits & ~_excluded(filters, findings, traces.num_rows)
+    found = [(settings.type, settings.enforce, findings[place]) for place, settings in enumerate(filters)]
+    return {"verdicts": _verdicts(traces, [(QUARANTINED, True, unfit), *found], trainable)}
+
+
+def _unfit(trace_ids: Sequence[str], quarantined: Mapping[str, str]) -> Finding:
+    """Return the finding of the quarantine; the evidence is what was said of the trace."""
+    return hits_from(
+        {row: {"reason": quarantined[name]} for row, name in enumerate(trace_ids) if name in quarantined},
+        len(trace_ids),
+    )
 
 
 def _with_errored(filters: Sequence[Any]) -> Sequence[Any]:
@@ -55,16 +68,19 @@ def _excluded(filters: Sequence[Any], findings: Mapping[int, Finding], num_trace
     return excluded
 
 
-def _verdicts(traces: pa.Table, filters: Sequence[Any], findings: Sequence[Finding], trainable: Flags) -> pa.Table:
+def _verdicts(traces: pa.Table, findings: Sequence[tuple[str, bool, Finding]], trainable: Flags) -> pa.Table:
+    """Return the rows for findings by name, each with whether it excludes, in the order in which they give reasons."""
     detected: list[list[str]] = []
     reasons: list[str | None] = []
     evidence: list[str] = []
     for row in range(traces.num_rows):
-        found = [(settings, finding) for settings, finding in zip(filters, findings, strict=True) if finding.hits[row]]
-        enforced = [settings.type for settings, _ in found if settings.enforce]
-        detected.append([settings.type for settings, _ in found])
-        reasons.append(UNTRAINABLE if not trainable[row] else next(iter(enforced), None))
-        evidence.append(json.dumps({settings.type: finding.evidence[row] for settings, finding in found}))
+        found = [(name, enforce, finding) for name, enforce, finding in findings if finding.hits[row]]
+        enforced = [name for name, enforce, _ in found if enforce]
+        if not trainable[row] and QUARANTINED not in enforced:
+            enforced = [UNTRAINABLE]
+        detected.append([name for name, _, _ in found])
+        reasons.append(next(iter(enforced), None))
+        evidence.append(json.dumps({name: finding.evidence[row] for name, _, finding in found}))
     columns = {
         "trace_id": traces["trace_id"],
         "group_id": traces["group_id"],
@@ -83,5 +99,6 @@ STAGE = Stage(
     writes=("verdicts",),
     sections=("filtering", "model"),
     function=filtering,
+    needs=("quarantined",),
 )
 task = as_task(STAGE)

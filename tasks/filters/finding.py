@@ -11,6 +11,8 @@ import pyarrow as pa
 from tasks.ragged import Integers
 
 Flags = npt.NDArray[np.bool_]
+QUARANTINED = "quarantined"
+"""The reason of a verdict on a rollout that was found to be unfit after it was made; no filter finds that."""
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,7 @@ class Step:
         """Write rows as if a stage of that name had made them, changed where the test says so."""
         made = {key: self.changes.get(key, lambda same: same)(value) for key, value in rows.items()}
         stage = Stage(name, 1, (), tuple(made), (), lambda tables, config: made)
-        return perform(stage, self.place, STEP, refs)
+        return perform(stage, self.place, STEP, refs, services={"quarantined": {}})
 
     def or_changed(self, stage: Stage, refs: Sequence[Ref]) -> Ref:
         """Run a real stage, with a change to its output where the test says so."""
@@ -81,7 +81,7 @@ class Step:
         changed = Stage(
             stage.name, stage.version, stage.reads, stage.writes, stage.sections, function, needs=stage.needs
         )
-        return perform(changed, self.place, STEP, refs)
+        return perform(changed, self.place, STEP, refs, services={"quarantined": {}})
 
     def draw(self) -> Drawn:
         """Go from assignments to batches."""
@@ -92,7 +92,7 @@ class Step:
         )
         verdicts = self.or_changed(FILTERING, (traces,))
         credits = self.or_changed(ADVANTAGE, (traces, verdicts))
-        return Drawn(assigned, traces, verdicts, credits, self.or_changed(PACKING, (credits, traces)))
+        return Drawn(assigned, (traces,), verdicts, credits, self.or_changed(PACKING, (credits, traces)))
 
     def account(self, drawn: Drawn) -> None:
         check_account(SimpleNamespace(place=self.place), drawn)  # type: ignore[arg-type]

@@ -20,6 +20,7 @@ TRACES = [
     trace("f", group_id="g1"),
     trace("g", group_id="g1", reward=None),
     trace("h", group_id="g2", trainable=False, agent="judge"),
+    trace("i", reward=0.25),
 ]
 
 
@@ -44,7 +45,7 @@ def step():
         "messages": table("messages", messages),
     }
     filters = [{"type": "truncated", "enforce": True}, {"type": "zero_advantage"}]
-    tables |= filtering(tables, view(FILTERING, filtering={"filters": filters}))
+    tables |= filtering(tables, view(FILTERING, filtering={"filters": filters}), quarantined={"i": "a broken verifier"})
     tables |= advantage(tables, view(ADVANTAGE))
     return tables | packing(tables, view(PACKING))
 
@@ -61,6 +62,7 @@ def test_every_rollout_has_one_fate(step):
         Share("filtered", "untrainable", 1, 3, 2),
         Share("filtered", "zero_advantage", 1, 3, 2),
         Share("no weight", "", 1, 3, 2),
+        Share("quarantined", "", 1, 3, 2),
         Share("trained", "", 2, 6, 4),
     ]
     assert sum(share.num_traces for share in shares(step)) == len(TRACES)
@@ -105,6 +107,6 @@ def test_a_rollout_lost_or_doubled_is_a_breach(step, name, change, message):
 
 def test_a_step_that_trains_nothing_is_accounted_for(step):
     empty = {name: step[name].slice(0, 0) for name in ("credits", "batches")}
-    assert {(s.fate, s.num_traces) for s in shares(step | empty) if s.fate not in ("filtered", "errored")} == {
-        ("no weight", 3)
-    }
+    assert {
+        (s.fate, s.num_traces) for s in shares(step | empty) if s.fate not in ("filtered", "errored", "quarantined")
+    } == {("no weight", 3)}

@@ -6,10 +6,14 @@ from typing import get_args
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from configs.sections import FilterConfig
 from storage.checks import Place, check_rows
 from storage.schemas import TABLES, VERDICTS
+from tasks.advantage import STAGE as ADVANTAGE
+from tasks.advantage import advantage
 from tasks.branches import BrokenGraph
 from tasks.filtering import STAGE, filtering
 from tasks.filters import FILTERS
@@ -20,7 +24,7 @@ from tests.builders import exchange, failed, message, table, trace, view
 VOCABULARY = 1000
 
 
-def judged(traces, messages=None, filters=None, vocab_size=VOCABULARY):
+def judged(traces, messages=None, filters=None, vocab_size=VOCABULARY, quarantined=None):
     """The verdicts by trace id, evidence decoded."""
     if messages is None:
         messages = [row for one in traces for row in exchange(one["trace_id"])]
@@ -28,7 +32,7 @@ def judged(traces, messages=None, filters=None, vocab_size=VOCABULARY):
     sections = {"model": {"vocab_size": vocab_size}}
     if filters is not None:
         sections["filtering"] = {"filters": filters}
-    verdicts = filtering(tables, view(STAGE, **sections))["verdicts"]
+    verdicts = filtering(tables, view(STAGE, **sections), quarantined=quarantined or {})["verdicts"]
     check_rows(verdicts, VERDICTS, Place("verdicts"))
     return {row["trace_id"]: row | {"evidence": json.loads(row["evidence"])} for row in verdicts.to_pylist()}
 
@@ -183,6 +187,53 @@ def test_runs_by_hand():
     flags = np.array([1, 1, 0, 1, 1, 1, 0, 1], bool)
     start, length = runs(flags, np.array([0, 4, 4, 8]))
     assert start.tolist() == [0, 3, 4, 7] and length.tolist() == [2, 1, 2, 1]
+
+
+def test_a_quarantined_trace_goes_first_and_no_group_sees_it():
+    rows = [trace("a"), trace("b", reward=0.0), trace("c"), trace("d", trainable=False), failed("e")]
+    said = {name: f"why {name}" for name in "bde"}
+    verdicts = judged(rows, quarantined=said)
+    assert [verdicts[name]["reason"] for name in "bde"] == ["quarantined"] * 3
+    assert verdicts["b"]["evidence"]["quarantined"] == {"reason": "why b"}
+    assert verdicts["e"]["detected"] == ["quarantined", "errored"]
+    # Without b, the rest of the group are alike: a baseline of a and c alone has nothing to tell.
+    assert verdicts["a"]["reason"] == verdicts["c"]["reason"] == "zero_advantage"
+    assert verdicts["a"]["evidence"]["zero_advantage"] == {"spread": 0.0, "reward": 1.0, "members": 2}
+    assert judged(rows)["a"]["keep"], "not so without the quarantine"
+
+
+def test_a_quarantine_of_other_traces_changes_nothing():
+    rows = [trace("a"), trace("b", reward=0.0)]
+    assert judged(rows, quarantined={"elsewhere": "why"}) == judged(rows)
+
+
+@given(
+    rewards=st.lists(st.sampled_from([0.0, 0.25, 1.0, None]), min_size=1, max_size=12),
+    data=st.data(),
+)
+def test_credits_are_those_of_a_store_in_which_the_quarantined_traces_never_were(rewards, data):
+    rows = [
+        trace(f"t{n}", group_id=f"g{n % 3}", reward=reward)
+        if reward is not None
+        else failed(f"t{n}", group_id=f"g{n % 3}")
+        for n, reward in enumerate(rewards)
+    ]
+    unfit = data.draw(st.sets(st.sampled_from([row["trace_id"] for row in rows])))
+    rest = [row for row in rows if row["trace_id"] not in unfit]
+    assert credited(rows, dict.fromkeys(unfit, "why")).equals(credited(rest, {}))
+
+
+def credited(rows, quarantined):
+    """The credits of these traces, by the group's mean as the baseline."""
+    messages = [row for one in rows for row in exchange(one["trace_id"])]
+    tables = {"traces": table("traces", rows), "messages": table("messages", messages)}
+    tables |= filtering(tables, view(STAGE, model={"vocab_size": VOCABULARY}), quarantined=quarantined)
+    return advantage(tables, view(ADVANTAGE, advantage={"type": "grpo"}))["credits"]
+
+
+def test_credits_tell_a_quarantine_from_none():
+    rows = [trace("a"), trace("b", reward=0.0), trace("c", reward=0.25)]
+    assert not credited(rows, {}).slice(0, 2).equals(credited(rows, {"c": "why"}))
 
 
 def test_a_message_without_its_trace_stops_the_stage():
