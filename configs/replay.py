@@ -47,7 +47,7 @@ class NoGate(Section):
 class PauseGate(Section):
     type: Literal["pause"] = "pause"
     """A person approves each batch in the Prefect UI before it is trained on."""
-    every: int = Field(1, ge=1)
+    every: int = operational(1, ge=1)
     """Ask at every n-th step; the first is asked at."""
     timeout_seconds: float = operational(86_400.0, gt=0)
     """Longest wait for the person; then the run ends and can be resumed."""
@@ -58,7 +58,7 @@ class RuleGate(Section):
     rule: str = "trainable_ratio > 0.1"
     """A condition in SQL over the figures of the batch, for example `trainable_ratio > 0.1`; the run stops where it
     does not hold."""
-    every: int = Field(1, ge=1)
+    every: int = operational(1, ge=1)
     """Ask at every n-th step; the first is asked at."""
 
 

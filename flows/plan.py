@@ -13,6 +13,7 @@ from flows import pipeline
 from flows.facts import directory_digest, facts
 from flows.foretell import Foreteller
 from flows.pipeline import Source
+from flows.preflight import require_gate
 from storage.keys import content_key
 from tasks.stage import Ref, StageTask
 
@@ -27,6 +28,7 @@ def main(files: Sequence[str], overrides: Sequence[str], as_json: bool = False) 
     absent = [line for line in missing(config) if config.model.path or not line.startswith("model.path")]
     if absent:
         raise ConfigError(absent)
+    require_gate(config)
     resolved = resolve(config, facts(_local(config)))
     print(dump(resolved) if as_json else "\n".join(lines(config, resolved)))
     return 0

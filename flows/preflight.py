@@ -5,9 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from configs.run import RunConfig
 from flows.prepare import nothing_started
 from storage.errors import NoSpace
 from storage.store import Store
+from tasks.rules import require_rule
 from tasks.stage import Ref
 
 if TYPE_CHECKING:
@@ -30,18 +32,25 @@ def needs(missing: Sequence[Ref]) -> list[str]:
 
 
 def preflight(session: "Session", missing: Sequence[Ref]) -> None:
-    """Make sure that the missing work can begin: room on the disk, external services, environments that load.
+    """Make sure that the missing work can begin: a gate's rule, room on the disk, services, environments that load.
 
-    Raises NoSpace, ServiceFailed or EnvironmentUnavailable; nothing was started then.
+    Raises ConfigError, NoSpace, ServiceFailed or EnvironmentUnavailable; nothing was started then.
     """
     stages = {piece.stage for piece in missing}
     with nothing_started():
+        require_gate(session.config)
         makes_weights = bool(stages & {"training", "policy_import"})
         require_space(session.place.store, Path(session.source.weights) if makes_weights else None)
         for room in needs(missing):
             getattr(session, room).reach()
         if "examples" in stages and session.config.kind != "sft":
             session.environments.examples()
+
+
+def require_gate(config: RunConfig) -> None:
+    """Raise ConfigError where the gate's rule is no condition in SQL over the figures of a batch."""
+    if config.gate.type == "rule":
+        require_rule(config.gate.rule)
 
 
 def require_space(store: Store, weights: Path | None) -> None:

@@ -126,8 +126,12 @@ def _require_same(recorded: RunConfig, config: RunConfig) -> None:
 
 
 def _identity(config: RunConfig) -> dict[str, Any]:
-    """Return what a run keeps for life: what is in keys, its kind, and how far its rollouts lag behind."""
+    """Return what a run keeps for life: what is in the keys of its weights, its kind, and how far its rollouts lag.
+
+    A gate changes no weights: another rule, or none, is how a run goes on that a gate has stopped.
+    """
     kept = {**content(config), "kind": config.kind, "lag": config.rollout.max_off_policy_steps}
+    del kept["gate"]
     return kept | ({"replay": config.replay.model_dump(mode="json")} if config.kind == "replay" else {})
 
 

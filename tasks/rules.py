@@ -4,12 +4,15 @@ A condition that comes out as null does not hold: what is not known lets nothing
 """
 
 import re
+from typing import TYPE_CHECKING
 
-import duckdb
 import pyarrow as pa
 
 from configs.errors import ConfigError
 from tasks.figures import MEANINGS, Figures
+
+if TYPE_CHECKING:
+    import duckdb  # a tenth of a second to import, for runs that have a rule
 
 SEALED = {"enable_external_access": False, "lock_configuration": True, "threads": 1}
 """A rule sees the figures and nothing else: no files, no network."""
@@ -22,6 +25,8 @@ class RuleFailed(ValueError):
 
 def require_rule(rule: str) -> None:
     """Raise ConfigError unless `rule` is one condition in SQL over the figures."""
+    import duckdb
+
     try:
         with duckdb.connect(":memory:", config=SEALED) as connection:
             problem = _problem(connection, rule)
@@ -34,6 +39,8 @@ def require_rule(rule: str) -> None:
 
 def holds(rule: str, figures: Figures) -> bool:
     """Tell whether a rule is true of the figures; false and null are not. Raises RuleFailed where SQL fails on them."""
+    import duckdb
+
     try:
         with duckdb.connect(":memory:", config=SEALED) as connection:
             ((found,),) = _asked(connection, rule, figures).fetchall()
@@ -56,7 +63,7 @@ def described(rule: str, figures: Figures) -> str:
     return ", ".join(f"{name} {_spelled(value)}" for name, value in named(rule, figures).items())
 
 
-def _problem(connection: duckdb.DuckDBPyConnection, rule: str) -> str:
+def _problem(connection: "duckdb.DuckDBPyConnection", rule: str) -> str:
     """Return what is wrong with a rule; empty where it is one condition. Unknown names raise duckdb.Error."""
     if len(connection.extract_statements(_query(rule))) != 1:
         return "this is more than one statement"
@@ -67,7 +74,7 @@ def _problem(connection: duckdb.DuckDBPyConnection, rule: str) -> str:
     return "" if len(asked.fetchall()) == 1 else "this is more than one value"
 
 
-def _asked(connection: duckdb.DuckDBPyConnection, rule: str, figures: Figures) -> duckdb.DuckDBPyRelation:
+def _asked(connection: "duckdb.DuckDBPyConnection", rule: str, figures: Figures) -> "duckdb.DuckDBPyRelation":
     fields = [pa.field(name, pa.int64() if name in COUNTS else pa.float64()) for name in MEANINGS]
     connection.register("batch", pa.Table.from_pylist([dict(figures)], pa.schema(fields)))
     return connection.sql(_query(rule))
