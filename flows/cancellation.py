@@ -6,14 +6,11 @@ Prefect ends no run that it did not start itself: it only notes the wish, so the
 import threading
 import time
 from collections.abc import Callable
-from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 from flows.prefect_api import cancelled
 
 ASK_SECONDS = 2.0
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
 class RunCancelled(ValueError):
@@ -37,21 +34,3 @@ class Cancellation:
                 self._cancelled = self._ask(flow_run)
                 self._quiet_until = self._clock() + ASK_SECONDS
             return self._cancelled
-
-
-def cancellable(flow_function: Callable[P, R]) -> Callable[P, R]:
-    """Let a flow that was cancelled end as cancelled, where Prefect would take any exception for a failure.
-
-    Whoever calls the flow gets RunCancelled.
-    """
-
-    @wraps(flow_function)
-    def ending(*args: P.args, **kwargs: P.kwargs) -> Any:
-        try:
-            return flow_function(*args, **kwargs)
-        except RunCancelled as error:
-            from prefect.states import Cancelled
-
-            return Cancelled(message=str(error), data=error)
-
-    return ending

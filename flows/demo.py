@@ -53,7 +53,7 @@ def main(overrides: Sequence[str] = (), name: str = "", store: str = "", plain: 
     began = time.monotonic()
     name, root = name or "demo", store or RunConfig().store
     open_store(root)  # before anything else lies there: a store is made in an empty directory
-    sources = build(Path(root).expanduser().resolve() / "sources")
+    sources = build(sources_directory(root))
     warm_up = prepare("sft", ["sft_demo"], sources.overrides, name=f"{name}-warm-up", store=root, seed=SEED)
     with Supervisor(name, log_directory(warm_up)) as supervisor:
         engine = early_engine(supervisor, overrides, name, root, sources.model)
@@ -81,6 +81,11 @@ class Sources:
     def overrides(self) -> list[str]:
         """The settings that name them."""
         return [f"model.path={self.model}", f"data.path={self.demonstrations}"]
+
+
+def sources_directory(root: str) -> Path:
+    """Return where the sources of a store's demo lie: in the store where that is local."""
+    return (Path(".stagecoach") if "://" in root else Path(root).expanduser()).resolve() / "sources"
 
 
 def build(directory: Path) -> Sources:

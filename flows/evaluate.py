@@ -4,31 +4,56 @@ from typing import Any
 
 from prefect import flow
 
-from flows.cancellation import cancellable
-from flows.session import session_for
+from configs.run import RunConfig
+from flows.called import named, session_for
+from flows.endings import note_end, reports_its_end
+from flows.starting_policy import newest_policy
 from flows.walks import walk_evaluate
+from storage.store import open_store
+
+LATEST = "latest"
 
 
-@flow(name="evaluate", flow_run_name="evaluate-{name}", persist_result=False, validate_parameters=False)
-@cancellable
+@flow(
+    name="evaluate",
+    flow_run_name=named("evaluate"),
+    persist_result=False,
+    validate_parameters=False,
+    on_crashed=[note_end],
+    on_cancellation=[note_end],
+)
+@reports_its_end
 def evaluate(
-    files: list[str] | None = None,
-    overrides: list[str] | None = None,
     name: str = "",
-    store: str = "",
-    seed: int | None = None,
     policy: str = "",
-) -> dict[str, Any]:
+    presets: list[str] | None = None,
+    model: str = "",
+    seed: int | None = None,
+    overrides: list[str] | None = None,
+    store: str = "",
+) -> Any:
     """Score a policy on held-out examples with avg@k and pass@k; what is already sampled is not sampled again.
 
     Args:
-        files: presets or TOML files, from left to right.
-        overrides: dotted settings such as evaluation.num_examples=200.
-        name: name of the run; a run of that name is resumed.
-        store: root of the store.
-        seed: seed of the sampling.
-        policy: a run's name for its last policy, run:version for an earlier one; empty takes model.path.
+        name: name of the run; a run of that name goes on where it stopped. Empty names it after this flow run.
+        policy: a run's name for its last policy, run:version for an earlier one, `latest` for the newest of the store.
+        presets: presets (demo, qwen3_gpu) or TOML files on the worker, later ones over earlier ones.
+        model: weights to score where no policy is named: a directory or hub id.
+        seed: seed of the sampling: the same seed samples nothing twice; empty draws one.
+        overrides: dotted settings such as evaluation.num_examples=200, one on each line.
+        store: root of the store: a directory on the worker, or s3://bucket/prefix.
     """
-    given = {"name": name, "store": store, "seed": seed, "evaluation.policy": policy}
-    with session_for("evaluate", files, overrides, **given) as session:
+    if policy == LATEST:
+        policy = newest_policy(open_store(store or RunConfig().store))
+        if not policy:
+            return _nothing_yet()
+    given = {"name": name, "store": store, "seed": seed, "evaluation.policy": policy, "model.path": model}
+    with session_for("evaluate", presets, overrides, **given) as session:
         return walk_evaluate(session)
+
+
+def _nothing_yet() -> Any:
+    """Return a state of Prefect: a schedule may well come before the first policy."""
+    from prefect.states import Completed
+
+    return Completed(message="nothing to evaluate: no run of the store has made a policy yet", data={})

@@ -116,7 +116,7 @@ def termination_reported() -> Iterator[None]:
     try:
         yield
     except BaseException as ended:
-        if _is_termination(ended):
+        if is_termination(ended):
             raise SystemExit(TERMINATED) from ended
         raise
     finally:
@@ -125,13 +125,30 @@ def termination_reported() -> Iterator[None]:
 
 def _terminate(*_: object) -> None:
     """End the process in order, unless this is Prefect that hands the signal on while it sees to the flow's end."""
-    if not _is_termination(sys.exc_info()[1]):
+    if not is_termination(sys.exc_info()[1]):
         raise SystemExit(TERMINATED)
 
 
-def _is_termination(problem: BaseException | None) -> bool:
+def is_termination(problem: BaseException | None) -> bool:
     """Tell whether this is what Prefect raises in a flow at SIGTERM; by name, for it may not be imported."""
     return type(problem).__name__ == "TerminationSignal"
+
+
+def is_shared() -> bool:
+    """Tell whether this process reports to a server that others use too, not to an embedded one or to none."""
+    return _embedded is None and bool(configured_url())
+
+
+def current_flow_run() -> str | None:
+    """Return the id of the flow run that this is called in; None outside of one.
+
+    Does not import Prefect: nobody runs a flow who has not, and importing it settles its API.
+    """
+    if "prefect" not in sys.modules:
+        return None
+    from prefect.runtime import flow_run
+
+    return str(flow_run.id) if flow_run.id else None
 
 
 def run_tags(run_name: str) -> list[str]:
@@ -150,8 +167,11 @@ def run_tags(run_name: str) -> list[str]:
 def cancelled(flow_run_id: Any) -> bool:
     """Tell whether someone asked, in the UI or on the command line, that a flow run be cancelled.
 
-    Prefect does not end runs that no worker started: ask between stages. An API that does not answer says no.
+    Prefect does not end runs that no worker started: ask between stages. An API that does not answer says no, and so
+    does having no flow run.
     """
+    if flow_run_id is None:
+        return False
     import httpx
     from prefect.client.orchestration import get_client
 

@@ -1,17 +1,16 @@
 """A session: everything that lives as long as one run, and the events that others want to see.
 
 `open_session` makes one for a config. A flow uses the session that is open around it, or opens its own when a worker
-called it. Services start early, side by side, and only those that the missing work needs.
+called it (`flows.called`). Services start early, side by side, and only those that the missing work needs.
 """
 
 import os
 import socket
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +18,15 @@ from configs.replay import redone
 from configs.run import RunConfig
 from flows import pipeline
 from flows.cancellation import Cancellation, RunCancelled
+from flows.endings import event_of
 from flows.facts import directory_digest, file_digest, model_directory, versions
 from flows.foretell import foretell
+from flows.gates import approval
+from flows.gpu_slot import gpu_slot
 from flows.policies import find_policy
-from flows.preflight import needs, preflight
-from flows.prepare import nothing_started, prepare
+from flows.prefect_api import current_flow_run
+from flows.preflight import needs
+from flows.prepare import nothing_started
 from flows.rooms import EngineRoom, EnvironmentRoom, LearnerRoom
 from flows.services import Supervisor
 from storage.store import open_store
@@ -57,6 +60,8 @@ class Session:
         """Pieces of work that were computed in this session."""
         self.num_found = 0
         """Pieces of work that the ledger had."""
+        self.slot = ExitStack()
+        """Holds a GPU slot from the first service on; closed by whoever opened the session, after the last one."""
         self._supervisor = supervisor
         self._cancellation = Cancellation()
         self._lock = threading.Lock()
@@ -68,8 +73,9 @@ class Session:
 
     @cached_property
     def services(self) -> dict[str, Any]:
-        """The rooms, and what renders demonstrations, by the name under which stages ask for them."""
+        """The rooms, who approves, and what renders demonstrations, by the name under which stages ask for them."""
         rooms: dict[str, Any] = {"engine": self.engine, "environments": self.environments, "learner": self.learner}
+        rooms["approve"] = approval(self.place.run, self.config.store, self.tell)
         rooms["quarantined"] = {}  # what is sampled now was never found unfit; a replay hands over what was
         if self.config.kind == "sft":
             from tasks.inference.rendering import renderer
@@ -91,12 +97,15 @@ class Session:
 
     def begin(self, missing: Sequence[Ref]) -> None:
         """Start the services that the missing work needs, side by side; returns at once."""
-        for name in needs(missing):
+        rooms = needs(missing)
+        if rooms:
+            self.slot.enter_context(gpu_slot())
+        for name in rooms:
             getattr(self, name).begin()
 
     def stop_if_cancelled(self, step: int, stage: str) -> None:
         """Raise RunCancelled where someone has asked Prefect to cancel the run; meant to be called between stages."""
-        if self._cancellation.asked_for(_flow_run()):
+        if self._cancellation.asked_for(current_flow_run()):
             raise RunCancelled(
                 f"cancelled before stage {stage} of step {step}, as Prefect was asked to. Everything done so far is "
                 f"safe in {self.config.store}; go on with: stagecoach resume {self.config.name} "
@@ -122,7 +131,7 @@ class Session:
             step=step,
             message=message,
             parent_run=self.config.replay.run or None,
-            flow_run=_flow_run(),
+            flow_run=current_flow_run(),
             host=socket.gethostname(),
             pid=os.getpid(),
         )
@@ -137,8 +146,9 @@ def open_session(
     place = Place(store, config.name, config, versions(config))
     with nothing_started():
         chosen = find_policy(store, config.evaluation.policy) if config.kind == "evaluate" else None
-    with Supervisor(config.name, log_directory(config)) as supervisor:
+    with ExitStack() as slot, Supervisor(config.name, log_directory(config)) as supervisor:
         session = Session(place, source_of(config), supervisor, watchers, engine, chosen)
+        session.slot = slot
         token = _current.set(session)
         try:
             yield session
@@ -146,27 +156,9 @@ def open_session(
             _current.reset(token)
 
 
-def session_for(
-    kind: str, files: list[str] | None, overrides: list[str] | None, **settings: Any
-) -> AbstractContextManager[Session]:
-    """Return a context with the session that is open around the flow, or a new one for files and overrides."""
-    return session_of(partial(prepare, kind, files or [], overrides or [], **settings))
-
-
-@contextmanager
-def session_of(prepared: Callable[[], RunConfig]) -> Iterator[Session]:
-    """Yield the session that is open around the flow, or a new one; write down how the run went."""
-    session = _current.get()
-    if session is not None:
-        with recorded(session):
-            yield session
-        return
-    with open_session(prepared()) as opened:
-        missing = [piece for piece in opened.pieces() if piece.computed]
-        preflight(opened, missing)
-        with recorded(opened):
-            opened.begin(missing)
-            yield opened
+def current_session() -> Session | None:
+    """Return the session that is open around the caller."""
+    return _current.get()
 
 
 @contextmanager
@@ -176,14 +168,9 @@ def recorded(session: Session) -> Iterator[None]:
     session.record("resumed" if known else "started")
     try:
         yield
-    except pipeline.Evicted as error:
-        session.record("evicted", message=str(error))
-        raise
-    except RunCancelled as error:
-        session.record("failed", message=str(error))
-        raise
     except BaseException as error:
-        session.record("failed", message=f"{type(error).__name__}: {error}")
+        event, message = event_of(error)
+        session.record(event, message=message)
         raise
     session.record("finished")
 
@@ -212,11 +199,3 @@ def log_directory(config: RunConfig) -> Path:
     """Return the local directory for the logs of a run's services: in the store where that is local."""
     root = Path(".stagecoach") if "://" in config.store else Path(config.store).expanduser()
     return (root / "logs" / config.name).resolve()
-
-
-def _flow_run() -> str | None:
-    if "prefect" not in sys.modules:  # nobody runs a flow who has not imported it; and importing it settles its API
-        return None
-    from prefect.runtime import flow_run
-
-    return str(flow_run.id) if flow_run.id else None

@@ -4,30 +4,42 @@ from typing import Any
 
 from prefect import flow
 
-from flows.cancellation import cancellable
-from flows.session import session_for
+from flows.called import named, session_for
+from flows.endings import note_end, reports_its_end
 from flows.walks import walk_sft
 
 
-@flow(name="sft", flow_run_name="sft-{name}", persist_result=False, validate_parameters=False)
-@cancellable
+@flow(
+    name="sft",
+    flow_run_name=named("sft"),
+    persist_result=False,
+    validate_parameters=False,
+    on_crashed=[note_end],
+    on_cancellation=[note_end],
+)
+@reports_its_end
 def sft(
-    files: list[str] | None = None,
-    overrides: list[str] | None = None,
     name: str = "",
-    store: str = "",
-    seed: int | None = None,
+    presets: list[str] | None = None,
+    model: str = "",
+    data: str = "",
     steps: int | None = None,
+    seed: int | None = None,
+    overrides: list[str] | None = None,
+    store: str = "",
 ) -> dict[str, Any]:
     """Train a policy on demonstrations; calling it again with the same name goes on where it stopped.
 
     Args:
-        files: presets or TOML files, from left to right.
-        overrides: dotted settings such as data.path=demonstrations.jsonl.
-        name: name of the run; a run of that name is resumed.
-        store: root of the store.
-        seed: seed of the run; the same config and seed compute nothing twice.
-        steps: steps to make, each of packing.updates_per_step optimizer steps.
+        name: name of the run; a run of that name goes on where it stopped. Empty names it after this flow run.
+        presets: presets (sft_demo) or TOML files on the worker, later ones over earlier ones.
+        model: weights to start from: a directory or hub id.
+        data: JSONL or Parquet file of demonstrations on the worker.
+        steps: steps to make, each of packing.updates_per_step optimizer steps; empty leaves it to the presets.
+        seed: seed of the run: the same config and seed compute nothing twice; empty draws one.
+        overrides: dotted settings such as training.learning_rate=1e-4, one on each line.
+        store: root of the store: a directory on the worker, or s3://bucket/prefix.
     """
-    with session_for("sft", files, overrides, name=name, store=store, seed=seed, steps=steps) as session:
+    given = {"name": name, "store": store, "seed": seed, "steps": steps, "model.path": model, "data.path": data}
+    with session_for("sft", presets, overrides, **given) as session:
         return walk_sft(session)

@@ -4,30 +4,42 @@ from typing import Any
 
 from prefect import flow
 
-from flows.cancellation import cancellable
-from flows.session import session_for
+from flows.called import named, session_for
+from flows.endings import note_end, reports_its_end
+from flows.starting_policy import weights_of
 from flows.walks import walk_train
 
 
-@flow(name="train", flow_run_name="train-{name}", persist_result=False, validate_parameters=False)
-@cancellable
+@flow(
+    name="train",
+    flow_run_name=named("train"),
+    persist_result=False,
+    validate_parameters=False,
+    on_crashed=[note_end],
+    on_cancellation=[note_end],
+)
+@reports_its_end
 def train(
-    files: list[str] | None = None,
-    overrides: list[str] | None = None,
     name: str = "",
-    store: str = "",
-    seed: int | None = None,
+    presets: list[str] | None = None,
+    model: str = "",
     steps: int | None = None,
+    seed: int | None = None,
+    overrides: list[str] | None = None,
+    store: str = "",
 ) -> dict[str, Any]:
     """Train a policy with reinforcement learning; calling it again with the same name goes on where it stopped.
 
     Args:
-        files: presets or TOML files, from left to right.
-        overrides: dotted settings such as training.learning_rate=1e-5.
-        name: name of the run; a run of that name is resumed.
-        store: root of the store.
-        seed: seed of the run; the same config and seed compute nothing twice.
-        steps: steps to make.
+        name: name of the run; a run of that name goes on where it stopped. Empty names it after this flow run.
+        presets: presets (demo, qwen3_gpu) or TOML files on the worker, later ones over earlier ones.
+        model: weights to start from: a directory or hub id; `demo` makes a small model and warms it up first.
+        steps: steps to make; empty leaves it to the presets.
+        seed: seed of the run: the same config and seed compute nothing twice; empty draws one.
+        overrides: dotted settings such as training.learning_rate=1e-5, one on each line.
+        store: root of the store: a directory on the worker, or s3://bucket/prefix.
     """
-    with session_for("train", files, overrides, name=name, store=store, seed=seed, steps=steps) as session:
+    weights = weights_of(model, store)
+    given = {"name": name, "store": store, "seed": seed, "steps": steps, "model.path": weights}
+    with session_for("train", presets, overrides, **given) as session:
         return walk_train(session)

@@ -9,12 +9,13 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from uuid import uuid4
 
 import pyarrow as pa
 
 from configs.run import RunConfig, View
+from storage.errors import StoreUnavailable
 from storage.keys import work_key
 from storage.refs import Entry, Slice
 from storage.store import Store
@@ -249,6 +250,29 @@ class _Attempt:
         return {name: getattr(self, name) if name in own else services[name] for name in self.stage.needs}
 
 
+RETRY_SECONDS = (5.0, 30.0)
+"""Pauses before Prefect calls a stage again that failed for a cause that may pass."""
+TABLES_ONLY_SECONDS = 6 * 3600.0
+"""Longest time for a stage that waits for nobody. Those that do have time limits of their own in the config."""
+WAITS_FOR = frozenset({"engine", "environments", "learner", "approve"})
+"""Needs that may take any time: services, and a person."""
+TRANSIENT = (ConnectionError, TimeoutError, StoreUnavailable)
+"""What may pass by itself: a lost engine, learner or environment server, a store that does not answer."""
+
+
+def is_transient(task: Any, task_run: Any, state: Any) -> bool:
+    """Tell Prefect whether calling a failed stage again can help; an error that its user has to mend says no."""
+    cause = state.data
+    while hasattr(cause, "data"):  # the state that the stage ended in, within Prefect's own
+        cause = cause.data
+    return isinstance(cause, TRANSIENT)
+
+
+def in_words(error: BaseException) -> str:
+    """Return an error with its notes, which say what is safe and what to do: Prefect would show its text alone."""
+    return "\n".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", [])])
+
+
 class StageTask:
     """A stage as a Prefect task, made when it is first called so that stage files import without Prefect."""
 
@@ -260,6 +284,7 @@ class StageTask:
         """The Prefect task: named after stage and step, no result cache and no result storage of Prefect's own."""
         from prefect import task
         from prefect.cache_policies import NO_CACHE
+        from prefect.states import Failed
 
         @task(
             name=self.stage.name,
@@ -267,9 +292,16 @@ class StageTask:
             task_run_name=f"{self.stage.name}-{{step}}",
             cache_policy=NO_CACHE,
             persist_result=False,
+            retries=len(RETRY_SECONDS),
+            retry_delay_seconds=list(RETRY_SECONDS),
+            retry_condition_fn=is_transient,
+            timeout_seconds=None if WAITS_FOR & set(self.stage.needs) else TABLES_ONLY_SECONDS,
         )
-        def run(place: Place, step: int, refs: Sequence[Ref], policy: Policy | None, bag: Any) -> Ref:
-            return perform(self.stage, place, step, refs, policy, bag.services, bag.extra_inputs)
+        def run(place: Place, step: int, refs: Sequence[Ref], policy: Policy | None, bag: Any) -> Any:
+            try:
+                return perform(self.stage, place, step, refs, policy, bag.services, bag.extra_inputs)
+            except Exception as error:  # the border at which Prefect is told; `__call__` raises it again
+                return Failed(message=in_words(error), data=error)
 
         return run
 
@@ -283,11 +315,15 @@ class StageTask:
         extra_inputs: Mapping[str, str] | None = None,
     ) -> Ref:
         """Run the stage as a task of the current flow; arguments as in `perform`."""
+        from prefect.client.schemas.objects import State
         from prefect.context import TagsContext
 
         # A task run would take over the flow run's tags and ask the API for a limit on each before it starts.
         with TagsContext(current_tags=set()):
-            ref: Ref = self.task(place, step, tuple(refs), policy, _Bag(services or {}, extra_inputs or {}))
+            done = self.task(place, step, tuple(refs), policy, _Bag(services or {}, extra_inputs or {}))
+        if isinstance(done, State):
+            raise cast(BaseException, done.data)
+        ref: Ref = done
         return ref
 
 

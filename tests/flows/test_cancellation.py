@@ -1,12 +1,11 @@
 """When a run asks whether it was cancelled, what it does then, and what a run without rewards shows instead."""
 
 import io
-from collections.abc import Callable
 
 import pytest
 
 from flows import artifacts
-from flows.cancellation import ASK_SECONDS, Cancellation, RunCancelled, cancellable
+from flows.cancellation import ASK_SECONDS, Cancellation
 from flows.panel import Panel
 from flows.watchers import PanelWatcher
 
@@ -58,21 +57,6 @@ def test_outside_a_flow_run_there_is_nobody_to_ask(api: Api, cancellation: Cance
     api.answer = True
     assert not cancellation.asked_for(None)
     assert api.asked == []
-
-
-def test_a_cancelled_flow_returns_a_state_of_prefect_and_other_errors_pass() -> None:
-    def ending(error: Exception) -> Callable[[], object]:
-        @cancellable
-        def flow() -> object:
-            raise error
-
-        return flow
-
-    cancelled = RunCancelled("cancelled before stage packing")
-    state = ending(cancelled)()
-    assert (state.type.value, state.message) == ("CANCELLED", str(cancelled))
-    with pytest.raises(KeyError):
-        ending(KeyError("x"))()
 
 
 def test_a_run_without_rewards_shows_its_loss() -> None:

@@ -105,7 +105,7 @@ def test_a_cancelled_run_ends_between_two_stages_and_goes_on_from_there(seen: Se
     first, second = seen.runs()
     assert (first["state_type"], second["state_type"]) == ("CANCELLED", "COMPLETED")
     events = seen.store.runs.events("small")
-    assert [event.event for event in events] == ["started", "failed", "resumed", "finished"]
+    assert [event.event for event in events] == ["started", "cancelled", "resumed", "finished"]
     assert events[1].message == said
     assert [event.flow_run for event in events] == [first["id"], first["id"], second["id"], second["id"]]
     outcome = seen.said["outcome"]

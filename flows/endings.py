@@ -1,0 +1,93 @@
+"""How a run ends: the event that its store keeps, and the words that Prefect shows for it.
+
+Prefect shows an exception's text alone, without its notes; and those say what is safe and what to do. So a flow that
+fails ends as a state with all the words in it.
+"""
+
+import logging
+from collections.abc import Callable, Iterable
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+from flows.cancellation import RunCancelled
+from flows.cli import OURS
+from flows.pipeline import Evicted, GateRefused
+from flows.prefect_api import cancelled, current_flow_run, is_termination
+from storage.errors import StoreError
+from storage.store import open_store
+from tasks.stage import in_words
+
+OPEN = ("started", "resumed")
+"""Events after which a run is at work, or its process died without a word."""
+P = ParamSpec("P")
+R = TypeVar("R")
+_log = logging.getLogger("stagecoach")
+
+
+def event_of(error: BaseException) -> tuple[str, str]:
+    """Return the event that an error makes of a run, and its message."""
+    if isinstance(error, Evicted):
+        return "evicted", str(error)
+    if isinstance(error, GateRefused):
+        return "refused", str(error)
+    if isinstance(error, RunCancelled):
+        return "cancelled", str(error)
+    if is_termination(error) and cancelled(current_flow_run()):
+        return (
+            "cancelled",
+            "cancelled in Prefect. Everything done so far is safe; the same run again goes on",
+        )
+    return "failed", in_words(error)
+
+
+def reports_its_end(flow_function: Callable[P, R]) -> Callable[P, R]:
+    """Let a flow end in a state of Prefect that says everything; whoever calls the flow gets the error itself.
+
+    The border at which any exception becomes a state. Errors that only a traceback explains are logged with one.
+    """
+
+    @wraps(flow_function)
+    def ending(*args: P.args, **kwargs: P.kwargs) -> Any:
+        try:
+            return flow_function(*args, **kwargs)
+        except RunCancelled as error:
+            from prefect.states import Cancelled
+
+            return Cancelled(message=str(error), data=error)
+        except Exception as error:
+            from prefect.states import Failed
+
+            if type(error).__module__.partition(".")[0] not in OURS:
+                _log.exception("the flow failed")
+            return Failed(message=in_words(error), data=error)
+
+    return ending
+
+
+def note_end(flow: Any, flow_run: Any, state: Any) -> None:
+    """Write into the store that a run's process was killed: a hook for Prefect's crashed and cancelled states.
+
+    Called in the worker, where nothing of the run is left but its tags. A run that wrote down its own end, or that
+    another flow run has taken up since, stays as it is. Prefect passes the arguments by these names.
+    """
+    from prefect.client.orchestration import get_client
+
+    with get_client(sync_client=True) as client:
+        tags = client.read_flow_run(flow_run.id).tags  # as they are now: the run's own process has set them
+    run, store = tagged(tags, "run"), tagged(tags, "store")
+    if not run or not store:
+        return  # it ended before it had a run
+    try:
+        runs = open_store(store).runs
+        last = runs.events(run)[-1] if run in runs.names() else None
+        if last is not None and last.event in OPEN and last.flow_run == str(flow_run.id):
+            event = "cancelled" if state.is_cancelled() or state.is_cancelling() else "crashed"
+            told = f"{state.message or 'its process is gone'}. What is committed is safe; the same run again goes on"
+            runs.record(run=run, event=event, message=told, flow_run=last.flow_run, host=last.host, pid=last.pid)
+    except StoreError as error:
+        _log.warning("the end of run %s could not be written into its store: %s", run, error)
+
+
+def tagged(tags: Iterable[str], name: str) -> str:
+    """Return what a tag `name:value` says; empty without one."""
+    return next((tag.partition(":")[2] for tag in tags if tag.startswith(f"{name}:")), "")

@@ -1,0 +1,90 @@
+"""How a run ends, in the store's events and in Prefect's words."""
+
+from collections.abc import Callable, Iterable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from configs.errors import ConfigError
+from flows.cancellation import RunCancelled
+from flows.endings import event_of, reports_its_end, tagged
+from flows.pipeline import Evicted, GateRefused
+from storage.errors import StoreUnavailable
+from tasks.stage import in_words, is_transient
+
+
+def noted(error: Exception, *notes: str) -> Exception:
+    for note in notes:
+        error.add_note(note)
+    return error
+
+
+def ending(error: Exception) -> Any:
+    @reports_its_end
+    def flow() -> object:
+        raise error
+
+    return flow()
+
+
+def test_a_cancelled_flow_ends_as_cancelled() -> None:
+    cancelled = RunCancelled("cancelled before stage packing")
+    state = ending(cancelled)
+    assert (state.type.value, state.message) == ("CANCELLED", str(cancelled))
+    with pytest.raises(RunCancelled):
+        state.result()
+
+
+@pytest.mark.parametrize("error", [ConfigError(["steps: 0 is too few"]), KeyError("x")])
+def test_a_failed_flow_says_its_notes_and_whoever_calls_it_gets_the_error(error: Exception) -> None:
+    state = ending(noted(error, "Nothing was started.", "Correct it."))
+    told = f"{type(error).__name__}: {error}\nNothing was started.\nCorrect it."
+    assert (state.type.value, state.message) == ("FAILED", told)
+    with pytest.raises(type(error)):
+        state.result()
+
+
+def test_what_a_flow_returns_is_its_own() -> None:
+    flow: Callable[[], int] = reports_its_end(lambda: 7)
+    assert flow() == 7
+
+
+@pytest.mark.parametrize(
+    ("error", "event"),
+    [
+        (Evicted("nothing"), ("evicted", "nothing")),
+        (RunCancelled("asked to"), ("cancelled", "asked to")),
+        (GateRefused("no"), ("refused", "no")),
+        (noted(ValueError("broken"), "All is safe."), ("failed", "ValueError: broken\nAll is safe.")),
+        (KeyboardInterrupt(), ("failed", "KeyboardInterrupt: ")),
+    ],
+)
+def test_the_event_of_an_error(error: BaseException, event: tuple[str, str]) -> None:
+    assert event_of(error) == event
+
+
+@pytest.mark.parametrize(
+    ("error", "again"),
+    [
+        (ConnectionResetError("engine"), True),
+        (TimeoutError("slow"), True),
+        (StoreUnavailable("no answer"), True),
+        (ConfigError(["steps"]), False),
+        (ValueError("rows"), False),
+        (OSError("disk"), False),
+    ],
+)
+def test_only_what_may_pass_is_called_again(error: Exception, again: bool) -> None:
+    """Prefect hands over the error itself where it was raised, and the returned state where one was returned."""
+    returned = SimpleNamespace(data=error, message=in_words(error))
+    assert is_transient(None, None, SimpleNamespace(data=error)) is again
+    assert is_transient(None, None, SimpleNamespace(data=returned)) is again
+
+
+@pytest.mark.parametrize(
+    ("tags", "found"),
+    [(["stagecoach", "run:a", "run-b"], "a"), (["store:s3://b/c"], ""), ([], ""), (["run:a:b"], "a:b")],
+)
+def test_what_a_tag_says(tags: Iterable[str], found: str) -> None:
+    assert tagged(tags, "run") == found
