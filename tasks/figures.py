@@ -90,7 +90,7 @@ def credit_figures(credits: pa.Table) -> Figures:
 def packing_figures(batches: pa.Table, capacity: int) -> Figures:
     """Return the figures of packed rows that have room for `capacity` tokens together; padding fills nothing."""
     rows = batches.filter(pc.greater(pc.list_value_length(batches["sample_ids"]), 0))
-    num_tokens = sum(pc.list_element(rows["cu_seqlens"], -1).to_pylist()) if rows.num_rows else 0
+    num_tokens = sum(borders[-1] for borders in rows["cu_seqlens"].to_pylist())
     return {
         "num_packed": len(pc.list_flatten(batches["sample_ids"])),
         "num_rows": batches.num_rows,

@@ -1,0 +1,97 @@
+"""Answering: what the gates of a run decided, and an answer to the one that waits, where no browser is at hand."""
+
+import getpass
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from configs.errors import ConfigError
+from configs.run import RunConfig
+from flows.gates import decision_lines
+from flows.prefect_settings import configured_url, embedded_settings
+from flows.prepare import recorded_config
+from flows.session import log_directory
+from storage.store import Store, open_store
+
+
+class NothingWaits(ValueError):
+    """No flow run of that name waits for an answer."""
+
+
+def main(run: str, approve: bool | None, by: str = "", reason: str = "", store: str = "") -> int:
+    """Answer the gate that `run` waits at, or with `approve` None print its decisions; return the exit status.
+
+    Raises ConfigError for an unknown run, NothingWaits where it does not wait.
+    """
+    root = open_store(store or RunConfig().store)
+    name = root.runs.latest() if run == "latest" else run
+    config = recorded_config(root, name or "")
+    if name is None or config is None:
+        known = ", ".join(root.runs.names()[-5:]) or "none"
+        raise ConfigError([f"store {root.root.address}: there is no run {run!r}; the last runs are: {known}"])
+    if approve is None:
+        rows = decisions(root, name)
+        print("\n".join(decision_lines(rows)) or f"run {name} has no decisions: gate.type is {config.gate.type}")
+        return 0
+    given = {"approve": approve, "by": by or getpass.getuser(), "reason": reason}
+    found = _answer(root, name, config.model_copy(update={"store": store or config.store}), given)
+    print(f"{'approved' if approve else 'refused'} by {given['by']}; run {name} ({found}) goes on within seconds")
+    return 0
+
+
+def decisions(store: Store, run: str) -> list[Mapping[str, Any]]:
+    """Return the decisions at the gates of a run in order of time, each with its step."""
+    found = [
+        {"step": entry.step, **row}
+        for entry in store.ledger.entries(run=run, stage="gate")
+        for row in store.read(entry.slices("decisions")).to_pylist()
+    ]
+    return sorted(found, key=lambda row: row["decided_at"])
+
+
+def _answer(store: Store, run: str, config: RunConfig, given: Mapping[str, Any]) -> str:
+    """Give the answer to the flow run of the run's last event; return its name."""
+    flow_run = store.runs.events(run)[-1].flow_run
+    directory = log_directory(config).parent / "prefect"
+    url = configured_url() or next(embedded_urls(directory), "")
+    if not flow_run or not url:
+        raise _nothing(run, "it is not at work, or on another machine")
+    if not configured_url():
+        assert "prefect" not in sys.modules, "Prefect reads which API to use when it is imported"
+        os.environ |= embedded_settings(directory, url)
+    return _resume(run, flow_run, given)
+
+
+def _resume(run: str, flow_run_id: str, given: Mapping[str, Any]) -> str:
+    import httpx
+    from prefect.client.orchestration import get_client
+
+    try:
+        with get_client(sync_client=True) as client:
+            flow_run = client.read_flow_run(flow_run_id)
+            if flow_run.state is None or not flow_run.state.is_paused():
+                raise _nothing(run, f"its flow run is {flow_run.state_name}")
+            reply = client.resume_flow_run(flow_run_id, run_input=dict(given))
+    except httpx.HTTPError as error:
+        raise _nothing(run, f"the Prefect API could not be asked: {error}") from error
+    if reply.status.value != "ACCEPT":
+        raise _nothing(run, f"Prefect does not take the answer: {getattr(reply.details, 'reason', reply.status.value)}")
+    return str(flow_run.name)
+
+
+def embedded_urls(directory: Path) -> Iterator[str]:
+    """Yield the API addresses of the servers that live runs have embedded; they share one database."""
+    for report in directory.glob("server-*.json"):
+        process = report.stem.removeprefix("server-")
+        if Path("/proc", process).exists():
+            yield f"{json.loads(report.read_text())['url']}/api"
+
+
+def _nothing(run: str, why: str) -> NothingWaits:
+    return NothingWaits(
+        f"run {run} does not wait for an answer: {why}. Nothing was changed. Look at it with: stagecoach show {run}; "
+        f"its decisions so far: stagecoach gate {run}"
+    )

@@ -1,0 +1,92 @@
+"""Diff: how two runs of a store differ, for the terminal, as JSON for programs, and as artifacts in Prefect."""
+
+import json
+import logging
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from configs.run import RunConfig
+from flows.artifacts import artifact_key, escaped
+from flows.diff_sheets import Sheet, sentences, sheets
+from flows.differences import compare
+from flows.panel import printable
+from storage.store import Store, open_store
+
+PRINTED_WIDTH = 160
+"""Columns of output that goes to a file or a pipe."""
+_log = logging.getLogger("stagecoach")
+
+
+def main(a: str, b: str, step: int | None = None, as_json: bool = False, store: str = "") -> int:
+    """Print how run `b` differs from run `a`, with `step` down to samples; return the exit status.
+
+    Raises ConfigError for an unknown run or step.
+    """
+    found = compare(open_store(store or RunConfig().store), a, b, step)
+    if as_json:
+        print(json.dumps(found, sort_keys=True))
+    else:
+        _print(found)
+    return 0
+
+
+def publish_diff(store: Store, a: str, b: str) -> dict[str, Any]:
+    """Compare two runs and show it in Prefect, in the flow run around; return the differences.
+
+    A Prefect API that does not answer is only told of: what was found does not depend on it.
+    """
+    import httpx
+    from prefect.artifacts import create_markdown_artifact, create_table_artifact
+
+    found = compare(store, a, b)
+    names = f"{a}-{b}"
+    about = f"Run {escaped(b)} against {escaped(a)}"
+    try:
+        create_markdown_artifact(markdown(found), key=artifact_key("diff", names), description=about)
+        create_table_artifact(table_rows(found), key=artifact_key("diff-steps", names), description=f"{about}, by step")
+    except httpx.HTTPError as problem:
+        _log.warning("the differences are not shown in Prefect: %s", problem)
+    return found
+
+
+def markdown(found: Mapping[str, Any]) -> str:
+    """Return the differences as a page of markdown."""
+    a, b = (each["run"] for each in found["runs"])
+    lines = [f"# {escaped(a)} and {escaped(b)}"]
+    for sentence in sentences(found):
+        lines += ["", escaped(sentence)]
+    for sheet in sheets(found):
+        lines += ["", f"## {escaped(sheet.title)}", "", *_markdown_table(sheet)]
+    return "\n".join(lines)
+
+
+def table_rows(found: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Return the differences by step as rows of a table artifact."""
+    (by_step,) = (sheet for sheet in sheets(found) if sheet.name == "steps")
+    return [dict(zip(by_step.headings, row, strict=True)) for row in by_step.rows]
+
+
+def _markdown_table(sheet: Sheet) -> Iterator[str]:
+    yield "| " + " | ".join(map(escaped, sheet.headings)) + " |"
+    yield "|---" * len(sheet.headings) + "|"
+    for row in sheet.rows:
+        yield "| " + " | ".join(map(escaped, row)) + " |"
+
+
+def _print(found: Mapping[str, Any]) -> None:
+    console = Console() if sys.stdout.isatty() else Console(width=PRINTED_WIDTH)
+    for sentence in sentences(found):
+        console.print(Text(printable(sentence)))
+    for sheet in sheets(found):
+        table = Table(box=None, padding=(0, 1))
+        for place, heading in enumerate(sheet.headings):
+            table.add_column(Text(printable(heading)), justify="left" if place == 0 else "right", overflow="fold")
+        for row in sheet.rows:
+            table.add_row(*(Text(printable(cell)) for cell in row))
+        console.print(Text(f"\n{printable(sheet.title)}", style="bold"))
+        console.print(table)

@@ -1,0 +1,180 @@
+"""Differences between two runs of a store, as plain values: their configs, their keys, and what came of both.
+
+The keys are compared piece by piece along the ledger. A key that two runs share is the same work, bit by bit; a
+decision at a gate changes no weights and is no difference in work.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import product
+from typing import Any
+
+from configs.errors import ConfigError
+from configs.run import RunConfig, content
+from flows.prepare import flat, recorded_config
+from flows.recorded import recorded_by
+from flows.recorded_rows import Made, made, together
+from flows.step_differences import between, detail
+from storage.refs import Entry
+from storage.store import Store
+
+STAGES = (
+    "policy_import",
+    "examples",
+    "assignment",
+    "rollout",
+    "regrade",
+    "filtering",
+    "advantage",
+    "packing",
+    "gate",
+    "training",
+    "evaluation",
+)
+"""The order within a step; `rollout` is whatever made the traces. An evaluation has its policy's version for a step."""
+SAME, DIFFERENT, ONLY_A, ONLY_B = "same key", "different key", "only in a", "only in b"
+Work = dict[int, dict[str, Entry]]
+"""A run's finished work by step and stage."""
+
+
+def compare(store: Store, a: str, b: str, step: int | None = None) -> dict[str, Any]:
+    """Return how run `b` differs from run `a`; with `step`, that step's groups and samples too.
+
+    Raises ConfigError for an unknown run, or a step that neither has.
+    """
+    configs = [_config(store, run) for run in (a, b)]
+    works = [work_of(store, run) for run in (a, b)]
+    pieces = compared_keys(*works)
+    steps = sorted({step for work in works for step, stages in work.items() if _is_step(stages)})
+    rows = made(store, [works[run].get(each, {}) for run, each in product((0, 1), steps)])
+    pairs = dict(zip(steps, zip(rows[: len(steps)], rows[len(steps) :], strict=True), strict=True))
+    found = {
+        "runs": [
+            _described(store, run, config, work) for run, config, work in zip((a, b), configs, works, strict=True)
+        ],
+        "config": compared_configs(*configs),
+        "pieces": pieces,
+        "same_work": all(piece["state"] == SAME for piece in pieces if piece["stage"] != "gate"),
+        "parting": parting(pieces),
+        "steps": [_step(each, pair, pieces) for each, pair in pairs.items()],
+        "together": _together(works, pairs),
+        "weights_part_at": next((each for each, pair in pairs.items() if _weights_part(pair)), None),
+        "evaluations": _evaluations(store, works),
+    }
+    return found if step is None else found | {"detail": detail(*_pair_of(step, pairs))}
+
+
+def work_of(store: Store, run: str) -> Work:
+    """Return a run's finished work by step and stage, as its last batch of each step was made."""
+    recorded = recorded_by(store, run)
+    found: Work = {step: dict(each.work) for step, each in recorded.steps.items()}
+    for work in found.values():
+        if "examples" in work:  # are of the run, not of each step
+            found[0] = {"examples": work.pop("examples")} | found.get(0, {})
+    if recorded.first_policy is not None:
+        found.setdefault(0, {})["policy_import"] = recorded.first_policy
+    for entry in store.ledger.entries(run=run):
+        if entry.stage == "gate":
+            found.setdefault(entry.step, {})["gate"] = entry
+        if "evaluation_assignment" in entry.inputs and not entry.part:
+            found.setdefault(entry.step, {})["evaluation"] = entry
+    return found
+
+
+def compared_keys(a: Work, b: Work) -> list[dict[str, Any]]:
+    """Return every piece of work of either run, in order, with both keys and what they say."""
+    cells = [(step, stage) for step in sorted({*a, *b}) for stage in STAGES]
+    keys = ((step, stage, *(_key(work, step, stage) for work in (a, b))) for step, stage in cells)
+    return [
+        {"step": step, "stage": stage, "state": _state(one, other), "a": one, "b": other}
+        for step, stage, one, other in keys
+        if one or other
+    ]
+
+
+def parting(pieces: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """Return the first piece of work, in a step that both runs have, that is not the same; None where there is none."""
+    both = {piece["step"] for piece in pieces if piece["a"] and piece["b"] and piece["stage"] != "examples"}
+    for piece in pieces:
+        if piece["state"] != SAME and piece["step"] in both and piece["stage"] != "gate":
+            return {name: piece[name] for name in ("step", "stage", "state")}
+    return None
+
+
+def compared_configs(a: RunConfig, b: RunConfig) -> list[dict[str, Any]]:
+    """Return the settings that differ, by dotted key; `in_keys` tells those that can change rows. Names always do."""
+    old, new = (dict(flat(config.model_dump(mode="json"))) for config in (a, b))
+    counting = {key for config in (a, b) for key, _ in flat(content(config))}
+    return [
+        {"key": key, "a": old.get(key), "b": new.get(key), "in_keys": key in counting}
+        for key in dict.fromkeys((*old, *new))
+        if key != "name" and (key in old, old.get(key)) != (key in new, new.get(key))
+    ]
+
+
+def _config(store: Store, run: str) -> RunConfig:
+    config = recorded_config(store, run)
+    if config is None:
+        known = ", ".join(store.runs.names()[-5:]) or "none"
+        raise ConfigError([f"store {store.root.address}: there is no run {run!r}; the last runs are: {known}"])
+    return config
+
+
+def _described(store: Store, run: str, config: RunConfig, work: Work) -> dict[str, Any]:
+    num_steps = sum(_is_step(stages) for stages in work.values())
+    return {"run": run, "kind": config.kind, "state": store.runs.events(run)[-1].event, "num_steps": num_steps}
+
+
+def _is_step(stages: Mapping[str, Entry]) -> bool:
+    return not stages.keys() <= {"policy_import", "examples", "evaluation"}
+
+
+def _key(work: Work, step: int, stage: str) -> str | None:
+    entry = work.get(step, {}).get(stage)
+    return None if entry is None else entry.key
+
+
+def _state(one: str | None, other: str | None) -> str:
+    if one is None or other is None:
+        return ONLY_B if one is None else ONLY_A
+    return SAME if one == other else DIFFERENT
+
+
+def _step(step: int, pair: tuple[Made, Made], pieces: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    own = [piece for piece in pieces if piece["step"] == step and piece["stage"] not in ("gate", "evaluation")]
+    differing = next((piece["stage"] for piece in own if piece["state"] != SAME), None)
+    only = next((state for state in (ONLY_A, ONLY_B) if all(piece["state"] == state for piece in own)), None)
+    return {"step": step, "first_difference": differing, "only": only, **_both(pair)}
+
+
+def _both(pair: tuple[Made, Made]) -> dict[str, Any]:
+    a, b = pair
+    return {"a": a.figures(), "b": b.figures(), "between": between(a, b)}
+
+
+def _together(works: Sequence[Work], pairs: Mapping[int, tuple[Made, Made]]) -> dict[str, Any]:
+    """Return the figures over all steps that both runs have, so that they can be set side by side."""
+    both = [step for step in pairs if all(_is_step(work.get(step, {})) for work in works)]
+    a, b = (together(pairs[step][run] for step in both) for run in (0, 1))
+    return {"steps": both, **_both((a, b))}
+
+
+def _weights_part(pair: tuple[Made, Made]) -> bool:
+    one, other = (each.figures().get("weights") for each in pair)
+    return one is not None and other is not None and one != other
+
+
+def _evaluations(store: Store, works: Sequence[Work]) -> list[dict[str, Any]]:
+    versions = sorted({step for work in works for step, stages in work.items() if "evaluation" in stages})
+    wanted = [works[run].get(version, {}) for run, version in product((0, 1), versions)]
+    rows = made(store, [{name: each[name] for name in each if name == "evaluation"} for each in wanted])
+    means = [each.figures().get("reward_mean") for each in rows]
+    pairs = zip(versions, means[: len(versions)], means[len(versions) :], strict=True)
+    return [{"version": version, "a": a, "b": b} for version, a, b in pairs]
+
+
+def _pair_of(step: int, pairs: Mapping[int, tuple[Made, Made]]) -> tuple[Made, Made]:
+    if step not in pairs:
+        raise ConfigError(
+            [f"step {step}: neither run has it; there are the steps {', '.join(map(str, pairs)) or 'none'}"]
+        )
+    return pairs[step]

@@ -1,0 +1,142 @@
+"""Recorded rows of whole runs, to compare them: each table is looked through once, and no column per token is read."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+
+from storage.refs import Entry
+from storage.store import Store
+from tasks.figures import (
+    BATCH_COLUMNS,
+    CREDIT_COLUMNS,
+    TRACE_COLUMNS,
+    VERDICT_COLUMNS,
+    credit_figures,
+    packing_figures,
+    trace_figures,
+    verdict_figures,
+)
+
+MEASURES = (
+    "loss",
+    "rl_loss",
+    "ce_loss",
+    "ref_kl_loss",
+    "grad_norm",
+    "entropy",
+    "mismatch_kl",
+    "masked_fraction",
+    "learning_rate",
+)
+"""What the learner measures of an update; of several updates their mean counts."""
+COLUMNS = {
+    "traces": TRACE_COLUMNS,
+    "verdicts": VERDICT_COLUMNS,
+    "credits": CREDIT_COLUMNS,
+    "batches": BATCH_COLUMNS,
+    "updates": ["version", "update", "weights_sha256", *MEASURES],
+}
+MAKERS = {
+    "traces": ("regrade", "rollout", "evaluation"),
+    "verdicts": ("filtering",),
+    "credits": ("advantage",),
+    "batches": ("packing",),
+    "updates": ("training",),
+}
+"""The stages that make a table; of those that a step has, the first counts."""
+
+
+@dataclass(frozen=True)
+class Made:
+    """The rows that a step made, or several steps: a table is None where no step came that far."""
+
+    traces: pl.DataFrame | None = None
+    verdicts: pl.DataFrame | None = None
+    credits: pl.DataFrame | None = None
+    batches: pl.DataFrame | None = None
+    updates: pl.DataFrame | None = None
+    capacity: int = 0
+    """Tokens that the packed rows have room for."""
+
+    def __add__(self, other: "Made") -> "Made":
+        tables = {name: _joined(getattr(self, name), getattr(other, name)) for name in COLUMNS}
+        return Made(**tables, capacity=self.capacity + other.capacity)
+
+    def figures(self) -> dict[str, Any]:
+        """Return the figures of `tasks.figures`, counts by reason, means of measures, and the digest of the weights."""
+        found: dict[str, Any] = {}
+        if self.traces is not None:
+            found |= trace_figures(arrow(self.traces))
+        if self.traces is not None and self.verdicts is not None:
+            found |= verdict_figures(arrow(self.traces), arrow(self.verdicts))
+            found["reasons"] = _reasons(self.verdicts)
+        if self.credits is not None:
+            found |= credit_figures(arrow(self.credits))
+        if self.batches is not None:
+            found |= packing_figures(arrow(self.batches), self.capacity)
+        if self.updates is not None:
+            found |= {name: self.updates[name].mean() for name in MEASURES}
+            found["weights"] = self.updates.sort("version", "update")["weights_sha256"].to_list()[-1]
+        return found
+
+
+def made(store: Store, works: Iterable[Mapping[str, Entry]]) -> list[Made]:
+    """Return what each of the given works, entries by stage, has made; the tables are read together."""
+    works = list(works)
+    found = [_entries(work) for work in works]
+    rows = {name: _read(store, name, [each[name] for each in found if name in each]) for name in COLUMNS}
+    return [_made(work, entries, rows) for work, entries in zip(works, found, strict=True)]
+
+
+def together(parts: Iterable[Made]) -> Made:
+    """Return the rows of several steps as one."""
+    return reduce(Made.__add__, parts, Made())
+
+
+def arrow(frame: pl.DataFrame) -> pa.Table:
+    """Return a frame as an Arrow table of types that all of Arrow's functions know."""
+    return frame.to_arrow(compat_level=pl.CompatLevel.oldest())
+
+
+def _entries(work: Mapping[str, Entry]) -> dict[str, Entry]:
+    """Return, by table, the work that made it."""
+    makers = {name: [work[stage] for stage in stages if stage in work] for name, stages in MAKERS.items()}
+    return {name: entries[0] for name, entries in makers.items() if entries}
+
+
+def _read(store: Store, table: str, entries: Iterable[Entry]) -> dict[str, pl.DataFrame]:
+    """Return the rows of finished works by attempt; attempts without rows are not there."""
+    attempts = sorted({piece.attempt for entry in entries for piece in entry.slices(table)})
+    rows = store.scan(table).filter(pl.col("attempt").is_in(attempts)).select("attempt", "seq", *COLUMNS[table])
+    parts = rows.collect().sort("seq").partition_by("attempt", as_dict=True, include_key=False)
+    return {str(name): part.drop("seq") for (name,), part in parts.items()} | {"": _empty(rows)}
+
+
+def _empty(rows: pl.LazyFrame) -> pl.DataFrame:
+    return pl.DataFrame(schema=rows.collect_schema()).drop("attempt", "seq")
+
+
+def _made(
+    work: Mapping[str, Entry], entries: Mapping[str, Entry], rows: Mapping[str, Mapping[str, pl.DataFrame]]
+) -> Made:
+    tables = {name: _of(entry.slices(name), rows[name]) for name, entry in entries.items()}
+    budget = work["packing"].section["packing"]["tokens_per_row"] if "packing" in work else 0
+    return Made(**tables, capacity=budget * len(tables.get("batches", ())))
+
+
+def _of(slices: Iterable[Any], rows: Mapping[str, pl.DataFrame]) -> pl.DataFrame:
+    return pl.concat([rows[""], *(rows[piece.attempt] for piece in slices if piece.attempt in rows)])
+
+
+def _joined(one: pl.DataFrame | None, other: pl.DataFrame | None) -> pl.DataFrame | None:
+    frames = [frame for frame in (one, other) if frame is not None]
+    return pl.concat(frames) if frames else None
+
+
+def _reasons(verdicts: pl.DataFrame) -> dict[str, int]:
+    left_out = verdicts.filter(~pl.col("keep")).group_by("reason").len().sort("reason")
+    return {str(reason): count for reason, count in left_out.iter_rows()}
