@@ -63,10 +63,10 @@ def of_trace(trace: Mapping[str, Any]) -> Failure | None:
         return Failure("incomplete", "NothingSampled", f"no model call was made: {trace['stop_condition']}")
     if not any(any(node["mask"]) for node in sampled):
         return Failure("model", "EmptyResponse", "the model's responses hold no tokens")
-    return _of_rewards(trace["rewards"])
+    return of_rewards(trace["rewards"])
 
 
-def _of_rewards(rewards: Mapping[str, Any]) -> Failure | None:
+def of_rewards(rewards: Mapping[str, Any]) -> Failure | None:
     """A failure where a reward is missing or is no number: neither may reach a baseline."""
     for name, reward in rewards.items():
         if reward is None:

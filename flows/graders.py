@@ -1,0 +1,107 @@
+"""The graders of a replay: who scores recorded traces again, and the digest of the code that does."""
+
+import secrets
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from configs.errors import ConfigError
+from configs.run import RunConfig
+from configs.sections import EnvironmentConfig
+from flows.services import Handle, ServiceSpec, Supervisor
+from storage.keys import content_key
+from tasks.columns import texts
+from tasks.inference import regrading, regrading_sources
+from tasks.rollout import MOST_LOSSES
+
+
+def grader_digest(environments: Sequence[EnvironmentConfig]) -> str:
+    """Return the digest of the code that scores, as it is installed now: of each environment's packages and verifiers.
+
+    Data that this code reads from elsewhere is not in it. Raises EnvironmentUnavailable for a package that is missing.
+    """
+    return content_key({each.name: regrading_sources.source_digest(each) for each in environments})
+
+
+class GraderRoom:
+    """One grader for each environment whose traces are scored, in a process of its own until the session ends."""
+
+    def __init__(self, supervisor: Supervisor, config: RunConfig) -> None:
+        self._supervisor = supervisor
+        self._environments = {each.name: each for each in config.environments}
+        self._key = secrets.token_hex(16)
+        self._handles: dict[str, Handle] = {}
+        self._lock = threading.Lock()
+
+    def begin(self) -> None:
+        """Start the graders of all environments side by side; returns at once."""
+        for name in self._environments:
+            self._handle(name)
+
+    def reach(self) -> None:
+        """Raise EnvironmentUnavailable where a package of an environment is missing; starts nothing."""
+        for each in self._environments.values():
+            regrading.command(each, "")
+
+    def scores(self, examples: pa.Table, traces: pa.Table, messages: pa.Table) -> pa.Table:
+        """Return scores of all traces that are not errored, environment after environment.
+
+        Raises NotRegradable for an environment that cannot be scored without a rollout, ConfigError for one that the
+        config does not have, ServiceFailed where a grader does not start or stay.
+        """
+        unscored = traces.filter(pc.is_null(traces["error_class"]))
+        found = [regrading.SCORES.empty_table()]
+        for name in dict.fromkeys(texts(unscored["environment"])):
+            own = unscored.filter(_among(unscored["environment"], pa.chunked_array([[name]])))
+            episodes = traces.filter(_among(traces["episode_id"], own["episode_id"]))
+            tables = {
+                "examples": _of(examples, name, episodes),
+                "traces": episodes,
+                "messages": messages.filter(_among(messages["trace_id"], episodes["trace_id"])),
+            }
+            found.append(self._scores(name, tables))
+        return pa.concat_tables(found)
+
+    def _scores(self, name: str, tables: dict[str, pa.Table]) -> pa.Table:
+        if name not in self._environments:
+            known = ", ".join(self._environments) or "none"
+            raise ConfigError([f"regrading: the traces are of environment {name!r}, the config has: {known}"])
+        losses = 0
+        while True:
+            address = self._handle(name).wait()["address"]  # returns after a restart, or raises when none is left
+            try:
+                return regrading.scores(address, self._key, tables)
+            except regrading.GraderLost:
+                losses += 1  # one that lives and breaks its connections is not restarted
+                if losses > MOST_LOSSES:
+                    raise
+
+    def _handle(self, name: str) -> Handle:
+        with self._lock:
+            if name not in self._handles:
+                self._handles[name] = self._supervisor.start(self._spec(self._environments[name]))
+            return self._handles[name]
+
+    def _spec(self, environment: EnvironmentConfig) -> ServiceSpec:
+        report = self._supervisor.directory / f"grader-{environment.name}.json"
+        argv, variables = regrading.command(environment, report)
+        return ServiceSpec(
+            name=f"grader {environment.name}",
+            argv=argv,
+            env={**variables, regrading.KEY_VARIABLE: self._key},
+            report=report,
+            log=self._supervisor.directory / f"grader-{environment.name}.log",
+            ready=lambda told: regrading.answers(told["address"], self._key),
+        )
+
+
+def _of(examples: pa.Table, environment: str, traces: pa.Table) -> pa.Table:
+    own = examples.filter(_among(examples["environment"], pa.chunked_array([[environment]])))
+    return own.filter(_among(own["example_id"], traces["example_id"]))
+
+
+def _among(column: "pa.ChunkedArray[Any]", values: "pa.ChunkedArray[Any]") -> Any:
+    return pc.is_in(column, value_set=values.combine_chunks())
