@@ -59,7 +59,7 @@ RUNS = Table(
     ("run", "event", "at"),
     (
         Column("run", pa.string(), "the run; the only partition"),
-        Column("event", pa.string(), "started, resumed, finished, failed or evicted"),
+        Column("event", pa.string(), "started, resumed, finished, failed, evicted or removed"),
         Column("at", MOMENT, "when"),
         Column("kind", pa.string(), "train, sft, evaluate or replay"),
         Column("config", pa.string(), "the resolved config as JSON; secrets never"),
@@ -85,6 +85,20 @@ QUARANTINES = Table(
         Column("host", pa.string(), "where it was said"),
     ),
 )
+RETIREMENTS = Table(
+    "retirements",
+    "one slice whose rows were dropped because of their age; the ledger still names it",
+    ("run", "table", "attempt"),
+    (
+        Column("run", pa.string(), "the run that computed the rows; the only partition"),
+        Column("table", pa.string(), "the table"),
+        Column("attempt", pa.string(), "the attempt that made the rows"),
+        Column("rows", pa.int64(), "how many there were"),
+        Column("bytes", pa.int64(), "size of their files as first written"),
+        Column("at", MOMENT, "when they were given up"),
+        Column("hours", pa.int64(), "the age in hours from which on rows were dropped"),
+    ),
+)
 
-BOOKS = (LEDGER, RUNS, QUARANTINES)
+BOOKS = (LEDGER, RUNS, QUARANTINES, RETIREMENTS)
 """All of them: every row of theirs counts as soon as it is committed."""

@@ -1,18 +1,22 @@
 """The ledger: which work is finished and which slices are its output. Its row is the only commit point of a stage."""
 
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import replace
+from datetime import datetime
 
 import pyarrow as pa
 
 from storage.books import LEDGER
-from storage.errors import StoreError, StoreUnavailable
+from storage.errors import StoreError, StoreUnavailable, WorkRemoved
 from storage.refs import Entry
 from storage.roots import Root
 from storage.tables import Raced, StoredTable
 
 APPLICATION = "ledger"
 MAX_RACES = 200
+REMOVAL = "removal"
+"""Application id of commits that remove rows; one after the name of a run holds when rows of it were last removed."""
 FOLD_FILES = 64
 """Files of one run in the ledger that are merged into one, so that opening stays quick between housekeepings."""
 
@@ -27,6 +31,7 @@ class Ledger:
         self._known: set[str] = set()
         self._by_key: dict[str, dict[tuple[str, str], Entry]] = {}
         self._commits = 0
+        self._removals = 0
 
     def find(self, key: str, run: str | None = None) -> Entry | None:
         """The finished whole of a key: the row of `run` if there is one, else the earliest row of any run."""
@@ -58,6 +63,7 @@ class Ledger:
 
         Looks before every append. Another commit in between makes the append fail, and it looks again; a commit whose
         acknowledgement was lost is found the same way, so a row is never there twice.
+        Raises WorkRemoved, with nothing written, where slices that the row names were removed from the store meanwhile.
         """
         for _ in range(MAX_RACES):
             with self._lock:
@@ -66,6 +72,7 @@ class Ledger:
                 if standing is not None:
                     return standing
                 entry = self._as_others_finished(entry)
+                self._check_not_removed(entry)
                 row = pa.Table.from_pylist([entry.to_row()], LEDGER.arrow)
                 number = self.table.transaction_version(APPLICATION) + 1
                 try:
@@ -76,8 +83,50 @@ class Ledger:
                 if self._commits % FOLD_FILES == 0:
                     with suppress(StoreError):  # the row is safe; folding can wait
                         self.table.fold(entry.run, FOLD_FILES)
-        what = f"the ledger is too busy: {MAX_RACES} races lost"
-        raise StoreUnavailable(what, f"run {entry.run!r}, key {entry.key!r}", "everything in the ledger", "run again")
+        raise _too_busy(entry.run, f"committing key {entry.key!r}")
+
+    def remove(self, run: str, rows: Collection[tuple[str, str]], at: datetime, whole: bool = True) -> int:
+        """Remove rows of a run, named by key and part, in one commit; return how many there were.
+
+        Every other process sees it at its next look. With `whole`, work of that run that began before `at` can no
+        longer be committed: its inputs may be gone. Raises StoreUnavailable where too many others commit meanwhile.
+        """
+        for _ in range(MAX_RACES):
+            with self._lock:
+                self._refresh()
+                files = [each for each in self.table.active() if each.run == run]
+                read = [self.table.read(each.path) for each in files]
+                kept = [row for table in read for row in table.to_pylist() if (row["key"], row["part"]) not in rows]
+                num_removed = sum(table.num_rows for table in read) - len(kept)
+                if not num_removed:
+                    return 0
+                groups = [pa.Table.from_pylist(kept, self.table.data_schema)] if kept else []
+                try:
+                    self.table.replace(files, groups, run, self._marks(run, at if whole else None))
+                except Raced:
+                    continue
+                self._refresh()
+                return num_removed
+        raise _too_busy(run, "removing rows")
+
+    def _marks(self, run: str, at: datetime | None) -> dict[str, int]:
+        marks = {name: self.table.transaction_version(name) + 1 for name in (APPLICATION, REMOVAL)}
+        return marks if at is None else {**marks, f"{REMOVAL}:{run}": int(at.timestamp() * 1000)}
+
+    def _check_not_removed(self, entry: Entry) -> None:
+        """Raise WorkRemoved where the row would name slices that may be gone: another's, or made before a removal."""
+        named = {piece for row in self._by_key.get(entry.key, {}).values() for piece in row.outputs}
+        unknown = [piece for piece in entry.outputs if piece not in named]
+        removed = self.table.transaction_version(f"{REMOVAL}:{entry.run}")
+        if any(piece.run != entry.run for piece in unknown) or (
+            removed and unknown and entry.started_at.timestamp() * 1000 < removed
+        ):
+            raise WorkRemoved(
+                f"stage {entry.stage!r} at step {entry.step} builds on work that was removed from the store meanwhile",
+                f"run {entry.run!r}, key {entry.key!r}",
+                "everything in the ledger; nothing of this attempt is visible",
+                "run the same again: what is gone is then computed anew",
+            )
 
     def _as_others_finished(self, entry: Entry) -> Entry:
         whole = [row for (_, part), row in self._by_key.get(entry.key, {}).items() if part == ""]
@@ -92,6 +141,10 @@ class Ledger:
 
     def _refresh(self) -> None:
         paths, version = self.table.added(self._version)
+        if (removals := self.table.transaction_version(REMOVAL)) != self._removals:
+            self._removals = removals
+            self._known, self._by_key = set(), {}
+            paths = [each.path for each in self.table.active()]
         for path in paths:
             if path not in self._known:
                 self._index(path)
@@ -103,6 +156,11 @@ class Ledger:
             entry = Entry.from_row({**row, "run": run})
             self._by_key.setdefault(entry.key, {}).setdefault((entry.run, entry.part), entry)
         self._known.add(path)
+
+
+def _too_busy(run: str, what: str) -> StoreUnavailable:
+    told = f"the ledger is too busy: {MAX_RACES} races lost"
+    return StoreUnavailable(told, f"run {run!r}, {what}", "everything in the ledger", "run the same again")
 
 
 def _age(entry: Entry) -> tuple[object, ...]:

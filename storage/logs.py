@@ -26,7 +26,7 @@ KEPT_CHECKPOINTS = 2
 KEPT_MINUTES = 1
 
 
-def prune_log(root: Root, place: str, minutes: int | None = None) -> int:
+def prune_log(root: Root, place: str, minutes: int | None = None, dry_run: bool = False) -> int:
     """Delete log files older than the newest two checkpoints and than so many minutes (KEPT_MINUTES); return how many.
 
     The minutes are for a process that has listed the log and is about to read it.
@@ -41,7 +41,7 @@ def prune_log(root: Root, place: str, minutes: int | None = None) -> int:
         first_kept = checkpoints[-KEPT_CHECKPOINTS].removesuffix(CHECKPOINT)
         old = [name for name in files if name.endswith((".json", CHECKPOINT)) and name.partition(".")[0] < first_kept]
         old = [name for name in old if (changed := files[name].mtime) is not None and changed <= oldest]
-        for name in old:
+        for name in old if not dry_run else ():
             with suppress(FileNotFoundError):  # another process prunes as well
                 root.files.delete_file(f"{log}/{name}")
     return len(old)

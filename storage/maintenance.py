@@ -6,14 +6,16 @@ deleted only when the copies have been read back and compared.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
 import pyarrow.fs as pafs
 
+from storage.activity import at_work
 from storage.books import BOOKS
-from storage.errors import border
+from storage.errors import StoreError, border
+from storage.files import delete, older, sizes
 from storage.logs import prune_log
+from storage.orphans import drop_orphans, orphaned_policies
 from storage.refs import Slice
 from storage.roots import Root
 from storage.store import Store
@@ -26,31 +28,72 @@ TARGET_BYTES = 100_000_000
 
 
 @dataclass(frozen=True)
-class Housekeeping:
-    """What one round did: files merged, files deleted, and files kept although they are old: the only copy of rows."""
+class TableWork:
+    """What was done to one table: files merged and deleted, bytes of all its files before and after.
 
-    merged: int = 0
-    deleted: int = 0
+    `only_copies` are files kept although they are old: the only copy of rows that the ledger names.
+    """
+
+    table: str
+    merged: int
+    deleted: int
+    bytes_before: int
+    bytes_after: int
     only_copies: tuple[str, ...] = ()
 
 
-def maintain(store: Store, retention_hours: int = RETENTION_HOURS) -> Housekeeping:
+@dataclass(frozen=True)
+class Housekeeping:
+    """What one round did, by table; temporary files swept, and keys of policies that no row ever named."""
+
+    tables: tuple[TableWork, ...] = ()
+    swept: int = 0
+    policies: tuple[str, ...] = ()
+
+    @property
+    def merged(self) -> int:
+        """Files merged, over all tables."""
+        return sum(each.merged for each in self.tables)
+
+    @property
+    def deleted(self) -> int:
+        """Files deleted, temporary ones included."""
+        return sum(each.deleted for each in self.tables) + self.swept
+
+    @property
+    def only_copies(self) -> tuple[str, ...]:
+        """Files kept although they are old: the only copy of rows that the ledger names."""
+        return tuple(path for each in self.tables for path in each.only_copies)
+
+
+def maintain(store: Store, retention_hours: float = RETENTION_HOURS, dry_run: bool = False) -> Housekeeping:
     """Compact, delete what is no longer needed, prune logs, sweep temporary files; return what was done.
 
-    `retention_hours` guards files that some reader or writer elsewhere may still be using; less than the default is
-    for a store that nobody else has open.
+    `retention_hours` guards files that some reader or writer elsewhere may still be using; less than a day is for a
+    store that nobody else has open, and refused with StoreError while a run may be at work. A dry run changes nothing
+    and returns what there is to do now: files that it would merge are deleted by a later round.
     """
-    merged = deleted = 0
-    only_copies: list[str] = []
-    for table in _tables(store):
-        merged += compact(store, table)
-        removed, kept = vacuum(store, table, retention_hours)
-        deleted += removed + prune_log(store.root, table.place)
-        only_copies += kept
-    return Housekeeping(merged, deleted + sweep(store.root), tuple(only_copies))
+    busy = at_work(store)
+    if busy and retention_hours < TEMPORARY_HOURS and not dry_run:
+        what = f"files younger than {TEMPORARY_HOURS} h may be in use: {', '.join(busy)} may be at work"
+        advice = "wait for the runs to end, or keep at least a day"
+        raise StoreError(what, store.root.address, "nothing was changed", advice)
+    tables = tuple(_maintain_table(store, table, retention_hours, dry_run) for table in _tables(store))
+    swept = sweep(store.root, dry_run) + (0 if dry_run else store.policies.sweep(TEMPORARY_HOURS))
+    return Housekeeping(tables, swept, tuple(orphaned_policies(store, retention_hours, dry_run)))
 
 
-def compact(store: Store, table: StoredTable) -> int:
+def _maintain_table(store: Store, table: StoredTable, hours: float, dry_run: bool) -> TableWork:
+    before = sum(sizes(store.root, table.place).values())
+    merged = compact(store, table, dry_run)
+    orphans = [] if table in _books(store) else drop_orphans(store, table, hours, dry_run)
+    deleted, kept = vacuum(store, table, hours, dry_run)
+    deleted += len(orphans) + prune_log(store.root, table.place, dry_run=dry_run)
+    after = sum(sizes(store.root, table.place).values())
+    return TableWork(table.name, merged, deleted, before, after, tuple(kept))
+
+
+def compact(store: Store, table: StoredTable, dry_run: bool = False) -> int:
     """Merge the small files of finished work, run by run; return how many files were merged.
 
     A stage table's file is merged when the ledger names it, rows of one key in one row group. A file of an attempt
@@ -60,19 +103,29 @@ def compact(store: Store, table: StoredTable) -> int:
     merged = 0
     for run in sorted({each.run for each in table.active()}):
         if table in _books(store):
-            merged += table.fold(run, MIN_FILES)
+            merged += _fold(table, run, dry_run)
             continue
         files = [each for each in table.active() if each.run == run and each.size < TARGET_BYTES]
         for bundle in _slice_groups(store, table, files):
             try:
-                table.replace([file for file, _, _ in bundle], _row_groups(bundle), run)
+                if not dry_run:
+                    table.replace([file for file, _, _ in bundle], _row_groups(bundle), run)
             except Raced:
                 break  # someone else is at it
             merged += len(bundle)
     return merged
 
 
-def vacuum(store: Store, table: StoredTable, retention_hours: int = RETENTION_HOURS) -> tuple[int, list[str]]:
+def _fold(table: StoredTable, run: str, dry_run: bool) -> int:
+    if not dry_run:
+        return table.fold(run, MIN_FILES)
+    num_files = sum(each.run == run for each in table.active())
+    return num_files if num_files >= MIN_FILES else 0
+
+
+def vacuum(
+    store: Store, table: StoredTable, retention_hours: float = RETENTION_HOURS, dry_run: bool = False
+) -> tuple[int, list[str]]:
     """Delete data files that the table no longer holds, or never did, and that are older than `retention_hours`.
 
     A file that the ledger names is deleted only if its rows can be read, verified, from where compaction put them.
@@ -82,26 +135,27 @@ def vacuum(store: Store, table: StoredTable, retention_hours: int = RETENTION_HO
     active = {each.path for each in table.active()}
     named = {file.path: piece for piece in _finished(store, table.name) for file in piece.files}
     deleted, kept = 0, []
-    for path in _older(store.root, table.place, retention_hours, ".parquet"):
+    for path in older(store.root, table.place, retention_hours, ".parquet"):
         inside = path.removeprefix(f"{table.place}/")
         if inside.startswith("_delta_log/") or inside in active:
             continue
         if inside in named and not store.slices.moved(named[inside]):
             kept.append(store.root.child(path))
             continue
-        _delete(store.root, path)
+        if not dry_run:
+            delete(store.root, path)
         deleted += 1
     return deleted, kept
 
 
-def sweep(root: Root) -> int:
+def sweep(root: Root, dry_run: bool = False) -> int:
     """Delete what processes that died left half made, older than a day: log drafts and scratch directories."""
-    drafts = [path for path in _older(root, "tables", TEMPORARY_HOURS) if "#" in path.rpartition("/")[2]]
-    drafts += [path for path in _older(root, "", TEMPORARY_HOURS, deep=False) if path.startswith(".format.json.")]
-    for path in drafts:
-        _delete(root, path)
-    scratches = _older(root, "policies/.scratch", TEMPORARY_HOURS, kind=pafs.FileType.Directory, deep=False)
-    for path in scratches:
+    drafts = [path for path in older(root, "tables", TEMPORARY_HOURS) if "#" in path.rpartition("/")[2]]
+    drafts += [path for path in older(root, "", TEMPORARY_HOURS, deep=False) if path.startswith(".format.json.")]
+    for path in drafts if not dry_run else ():
+        delete(root, path)
+    scratches = older(root, "policies/.scratch", TEMPORARY_HOURS, kind=pafs.FileType.Directory, deep=False)
+    for path in scratches if not dry_run else ():
         with border("sweeping a scratch directory", root.child(path)):
             root.files.delete_dir(path)
     return len(drafts) + len(scratches)
@@ -117,12 +171,16 @@ def _tables(store: Store) -> list[StoredTable]:
 
 
 def _books(store: Store) -> tuple[StoredTable, ...]:
-    return store.ledger.table, store.runs.table, store.quarantines.table
+    """Those that are there: no table is made only to be tidied."""
+    there = store.root.names("tables")
+    later = {"quarantines": store.quarantines, "retirements": store.slices.retirements}
+    return store.ledger.table, store.runs.table, *(later[name].table for name in sorted(later) if name in there)
 
 
 def _finished(store: Store, table: str) -> list[Slice]:
-    """Every slice of a table that the ledger names, in order of run, step and time."""
-    return list(dict.fromkeys(piece for entry in store.ledger.entries() for piece in entry.slices(table)))
+    """Every slice of a table that the ledger names and that was not retired, in order of run, step and time."""
+    named = dict.fromkeys(piece for entry in store.ledger.entries() for piece in entry.slices(table))
+    return [piece for piece in named if not store.slices.retirements.has(piece)]
 
 
 def _slice_groups(store: Store, table: StoredTable, files: Sequence[Active]) -> Iterator[list[Piece]]:
@@ -151,20 +209,3 @@ def _row_groups(bundle: Sequence[Piece]) -> list[pa.Table]:
     for _, key, rows in bundle:
         groups.setdefault(key, []).append(rows)
     return [pa.concat_tables(rows).combine_chunks() for rows in groups.values()]
-
-
-def _older(
-    root: Root, below: str, hours: int, ending: str = "", kind: pafs.FileType = pafs.FileType.File, deep: bool = True
-) -> list[str]:
-    """The paths of one kind below a directory that were last changed longer ago than so many hours."""
-    oldest = datetime.now(UTC) - timedelta(hours=hours)
-    selector = pafs.FileSelector(below, allow_not_found=True, recursive=deep)
-    with border("listing files", root.child(below)):
-        found = root.files.get_file_info(selector)
-    wanted = [info for info in found if info.type == kind and info.path.endswith(ending)]
-    return sorted(info.path for info in wanted if info.mtime is not None and info.mtime <= oldest)
-
-
-def _delete(root: Root, path: str) -> None:
-    with border("deleting a file that is no longer needed", root.child(path)):
-        root.files.delete_file(path)

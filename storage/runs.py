@@ -17,6 +17,9 @@ from storage.roots import Root
 from storage.slices import check_run_name
 from storage.tables import StoredTable
 
+REMOVED = "removed"
+"""The event of a run whose work was removed from the store; its name may be used again."""
+
 
 @dataclass(frozen=True)
 class Event:
@@ -99,8 +102,8 @@ class Runs:
             return sorted(self._events, key=lambda run: (self._events[run][-1].at, run))
 
     def latest(self) -> str | None:
-        """The run with the newest event; None in an empty store."""
-        return next(reversed(self.names()), None)
+        """The run with the newest event, but those removed; None in an empty store."""
+        return next((run for run in reversed(self.names()) if self._of(run)[-1].event != REMOVED), None)
 
     def config(self, run: str) -> dict[str, Any]:
         """The resolved config that the run used last."""

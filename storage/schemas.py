@@ -6,7 +6,7 @@ whole against `stored` and refuses anything else, because Delta Lake casts in si
 
 import pyarrow as pa
 
-from storage.books import LEDGER, QUARANTINES, RUNS
+from storage.books import BOOKS
 from storage.columns import FLAGS, FLOATS, INDICES, MOMENT, NAMES, TOKENS, Column, Table
 
 EXAMPLES = Table(
@@ -260,4 +260,4 @@ STAGE_TABLES = (
     DECISIONS,
 )
 
-TABLES = {table.name: table for table in (*STAGE_TABLES, LEDGER, RUNS, QUARANTINES)}
+TABLES = {table.name: table for table in (*STAGE_TABLES, *BOOKS)}
