@@ -17,16 +17,22 @@ from tasks.ragged import Ragged
 from tasks.stage import Stage, Tables, as_task
 
 
+class ImportedWithoutTokens(AdvantageBreach):
+    """Rollouts whose tokens no policy is known to have sampled were to be trained on by reinforcement learning."""
+
+
 def advantage(tables: Tables, config: View) -> Tables:
     """Return one credit per branch of every kept trace, with per-token streams laid along the branch.
 
     A token that several branches share has its weight in the first of them only, so it is trained exactly once. Raises
     AdvantageBreach if verdicts and traces do not match, an errored trace is kept, a reward is not finite, a kept trace
-    has no messages, or a group's advantages do not add up to zero where the algorithm says so.
+    has no messages, or a group's advantages do not add up to zero where the algorithm says so; and
+    ImportedWithoutTokens if tokens that no policy sampled were to be in the rl component.
     """
     algorithm = ALGORITHMS[config.advantage.type]
     kept = _kept(tables)
     credit = algorithm.credit(kept, config.advantage)
+    check_sampled(kept, credit)
     if algorithm.zero_sum:
         check_zero_sum(kept.traces, credit)
     return {"credits": _credits(kept, credit, find_branches(kept.messages, kept.owner))}
@@ -42,6 +48,25 @@ def check_zero_sum(traces: pa.Table, credit: Credit) -> None:
         raise AdvantageBreach(
             f"table credits, column advantage: group {names[wrong[0]]} adds up to {total[wrong[0]]:.3g}, not to zero "
             f"({len(wrong)} groups). Nothing was trained. A trace outside the baseline was given an advantage."
+        )
+
+
+def check_sampled(kept: Kept, credit: Credit) -> None:
+    """Raise ImportedWithoutTokens if a trace that no policy is known to have sampled has weight in the rl component.
+
+    The log-probs of such a trace (a demonstration, an import of text or of token ids alone) are zeros: its importance
+    ratio would be the policy's probability, and means nothing.
+    """
+    unsampled = pc.equal(kept.traces["policy_key"], "").to_numpy().astype(np.bool_)
+    weighted = np.zeros(kept.traces.num_rows, np.bool_)
+    weighted[kept.owner[kept.mask.row_of_value[credit.rl != 0]]] = True
+    if len(wrong := np.flatnonzero(unsampled & weighted)):
+        raise ImportedWithoutTokens(
+            f"table traces, column policy_key: {len(wrong)} kept traces, first {kept.traces['trace_id'][int(wrong[0])]}, "
+            "have tokens that no policy sampled, or none with log-probs: the renderer made them of imported text, or "
+            "the file held token ids alone. The rl component needs the log-prob of every token. Nothing was trained; "
+            "the rows are safe. Train on them with advantage.type=supervised, or score and export them; for "
+            "reinforcement learning import traces with token ids and log-probs (verifiers with a `train` client)."
         )
 
 

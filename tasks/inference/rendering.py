@@ -15,14 +15,17 @@ class DemonstrationUnusable(ValueError):
     """The renderer cannot turn a conversation into a training sample."""
 
 
-def renderer(tokenizer_dir: str | Path, name: str) -> Callable[[Sequence[Message]], list[Row]]:
-    """Return a function from messages to rows, with the tokenizer and renderer loaded once; see `demonstration`."""
+def renderer(tokenizer_dir: str | Path, name: str) -> Callable[..., list[Row]]:
+    """Return a function from messages, and tools if there are any, to rows; see `demonstration`.
+
+    The tokenizer and the renderer are loaded once.
+    """
     from renderers import config_from_name, create_renderer
     from renderers.base import load_tokenizer
 
     known = model_info.renderer_name(name, str(tokenizer_dir))
     made = create_renderer(load_tokenizer(str(tokenizer_dir)), config_from_name(known))
-    return lambda messages: _rows(messages, made)
+    return lambda messages, tools=None: _rows(messages, made, tools)
 
 
 def demonstration(messages: Sequence[Message], tokenizer_dir: str | Path, name: str) -> list[Row]:
@@ -35,14 +38,14 @@ def demonstration(messages: Sequence[Message], tokenizer_dir: str | Path, name: 
     return renderer(tokenizer_dir, name)(messages)
 
 
-def _rows(messages: Sequence[Message], made: Any) -> list[Row]:
+def _rows(messages: Sequence[Message], made: Any, tools: Sequence[Message] | None = None) -> list[Row]:
     if not messages or messages[-1]["role"] != "assistant":
         raise DemonstrationUnusable(
             f"a demonstration ends with an assistant message; this one has the roles "
             f"{[message['role'] for message in messages]}"
         )
-    rendered = made.render([dict(message) for message in messages])
-    mask, tokens = _mask(messages, made, rendered), list(rendered.token_ids)
+    rendered = made.render([dict(message) for message in messages], tools=tools)
+    mask, tokens = _mask(messages, made, rendered, tools), list(rendered.token_ids)
     if not any(mask):
         raise DemonstrationUnusable("the renderer marks no token of this demonstration as the assistant's")
     end = max(index for index, sampled in enumerate(mask) if sampled) + 1
@@ -59,7 +62,7 @@ def _rows(messages: Sequence[Message], made: Any) -> list[Row]:
     ]
 
 
-def _mask(messages: Sequence[Message], made: Any, rendered: Any) -> list[bool]:
+def _mask(messages: Sequence[Message], made: Any, rendered: Any, tools: Sequence[Message] | None) -> list[bool]:
     """Per token: whether the policy would sample it, as the renderer says, or as its generation prompts tell."""
     if rendered.sampled_mask:
         return list(rendered.sampled_mask)
@@ -69,7 +72,8 @@ def _mask(messages: Sequence[Message], made: Any, rendered: Any) -> list[bool]:
     for number, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
-        prompt = made.render([dict(one) for one in messages[:number]], add_generation_prompt=True).token_ids
+        before = [dict(one) for one in messages[:number]]
+        prompt = made.render(before, tools=tools, add_generation_prompt=True).token_ids
         if rendered.token_ids[: len(prompt)] != prompt:
             raise DemonstrationUnusable(
                 f"message {number}: the template renders what comes before it differently once it is there, so its "

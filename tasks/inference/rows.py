@@ -55,7 +55,7 @@ def of_trace_record(trace: "WireTrace", attempted: Attempted, episode_id: str) -
     """One trace as its row and its messages' rows. Nothing is lost: see `rebuild`."""
     record = wire_record(trace)
     failure = of_trace(record)
-    return _trace_row(trace, record, attempted, episode_id, failure), _message_rows(record)
+    return _trace_row(trace, record, attempted, episode_id, failure), message_rows(record)
 
 
 def wire_record(trace: "WireTrace") -> Row:
@@ -121,7 +121,8 @@ def error_columns(failure: Failure | None) -> Row:
     }
 
 
-def _message_rows(record: Row) -> list[Row]:
+def message_rows(record: Row) -> list[Row]:
+    """The rows of a trace's messages; its record as plain JSON values, with every node's lists there."""
     return [
         {
             "trace_id": record["id"],
@@ -181,7 +182,7 @@ def of_failure(failure: Failure, attempted: Attempted, started_at: float, second
 def rebuild(trace_row: Mapping[str, Any], message_rows: Sequence[Mapping[str, Any]]) -> Row:
     """The trace as it came over the wire, from its row and its messages' rows; `{}` where it left no trace."""
     record: Row = json.loads(trace_row["record"])
-    if not record:
+    if "nodes" not in record:
         return {}
     record["id"] = trace_row["trace_id"]
     for name in ("rewards", "metrics", "info"):

@@ -1,0 +1,104 @@
+"""An episode read from a file, on its way to rows: what the file says about it, whatever layout it has."""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Row = dict[str, Any]
+Render = Callable[..., list[Row]]
+"""Turns messages, and `tools` where there are some, into rows of tokens, one for each message."""
+
+SAMPLED, GIVEN, RENDERED = "sampled", "given", "rendered"
+"""Where tokens come from: a policy sampled them, with log-probs; the file has ids alone; the renderer made them."""
+UNKNOWN_POLICY = "imported"
+"""The policy key of traces with log-probs of a policy that is not in the store."""
+NO_POLICY = ""
+"""The policy key of traces whose tokens no policy is known to have sampled: they cannot be in an rl loss."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where an episode was read."""
+
+    file: str
+    number: int
+    """The file's place among those given; 0-based."""
+    line: int
+    """1-based; of a Parquet file, the row's number."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How files are read: what of the command line may change rows, and what turns text into tokens."""
+
+    environment: str = ""
+    """The environment that all rollouts belong to; empty takes each one's own."""
+    vocab_size: int = 0
+    """Token ids are below this; 0 does not look."""
+    render: Render | None = None
+    """None where no model was named: rollouts without token ids are then refused."""
+
+
+@dataclass
+class Episode:
+    """One episode: its traces and messages as rows, without the columns that its assignment decides."""
+
+    origin: Origin
+    episode_id: str
+    environment: str
+    example_id: str
+    task: str
+    """The task's data as JSON, as the examples table has it."""
+    group: str | None
+    """The file's own name for the group; None where it names none."""
+    step: int | None
+    """The training step that the file names; None where it names none."""
+    traces: list[Row]
+    messages: list[Row]
+    split: str = "train"
+    assignment: Row | None = None
+    """The assignment's whole row, where our own export holds it."""
+    seed: int = 0
+
+
+def canonical(value: Any) -> str:
+    """Return JSON with sorted keys and no spaces; NaN is spelt NaN."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+def compact(value: Any) -> str:
+    """Return JSON with its keys in their own order and no spaces."""
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+
+
+def digest(*parts: str) -> str:
+    """Return 24 hex characters that name the parts."""
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
+
+
+def first(*values: Any) -> Any:
+    """Return the first value that is not None; None where all are."""
+    return next((value for value in values if value is not None), None)
+
+
+def mapping(value: Any) -> Mapping[str, Any]:
+    """Return a JSON object, or an empty one in place of anything else."""
+    return value if isinstance(value, dict) else {}
+
+
+def paths(parents: Sequence[int | None]) -> list[list[int]]:
+    """Return the root-to-leaf paths of a graph in which every node comes after its parent, leaves in node order."""
+    inner = {parent for parent in parents if parent is not None}
+    found = []
+    for leaf in range(len(parents)):
+        if leaf in inner:
+            continue
+        path, node = [], parents[leaf]
+        path.append(leaf)
+        while node is not None:
+            path.append(node)
+            node = parents[node]
+        found.append(path[::-1])
+    return found

@@ -1,0 +1,115 @@
+"""Lines of a verifiers file: episodes as the verifiers command line writes them, and traces as prime-rl writes them.
+
+Three layouts are known. An episode holds its `traces`, and what ran it in `env`, `group` and `run`. A trace by itself
+names environment, group, episode and policy in its `info`, or (older) at its own top level.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from tasks.exchange.episodes import Episode, Origin, Reading, Row, canonical, digest, first, mapping
+from tasks.exchange.problems import Unfit
+from tasks.exchange.traces import empty_row, failed, trace_rows
+from tasks.inference.failures import Failure, from_error
+
+UNNAMED = "imported"
+"""The environment of rollouts that name none."""
+
+
+def is_verifiers(line: Mapping[str, Any]) -> bool:
+    """Tell a line of a verifiers file from a conversation."""
+    return isinstance(line.get("traces"), list) or isinstance(line.get("nodes"), list)
+
+
+def read_episode(line: Row, origin: Origin, reading: Reading, step: int | None) -> Episode:
+    """Return the episode of a line; `step` is what the file's path says, for lines that say nothing themselves.
+
+    Raises Unfit where it cannot become rows.
+    """
+    if not is_verifiers(line):
+        raise Unfit("the line is neither an episode nor a trace", "it has neither `traces` nor `nodes`")
+    whole = isinstance(line.get("traces"), list)
+    outer = {name: value for name, value in line.items() if name != "traces"} if whole else None
+    traces = line["traces"] if whole else [line]
+    rows, messages = [], []
+    for at, trace in enumerate(traces):
+        if not isinstance(trace, dict):
+            raise Unfit("a trace is no object")
+        place = {
+            "file": origin.number,
+            "line": origin.line,
+            "at": at,
+            **({"episode": outer} if at == 0 and whole else {}),
+        }
+        row, own = trace_rows(trace, reading, place)
+        rows.append(row)
+        messages += own
+    return _episode(line, origin, reading, step, *_with_failure(line, origin, rows, messages, outer))
+
+
+def _with_failure(
+    line: Mapping[str, Any], origin: Origin, rows: list[Row], messages: list[Row], outer: Row | None
+) -> tuple[list[Row], list[Row]]:
+    """Let an error of the episode count for its faultless traces, or for the rollout that left none."""
+    if outer is None:
+        return rows, messages
+    errors = outer.get("errors") or []
+    whole = from_error(errors[-1]) if errors and not outer.get("ok", True) else None
+    if rows:
+        return [failed(row, whole) if whole and row["error_class"] is None else row for row in rows], messages
+    nothing = Failure("incomplete", "NoTrace", "the environment ran no agent and recorded no error")
+    mark = {"tokens": "", "file": origin.number, "line": origin.line, "at": 0, "episode": outer}
+    row = failed(empty_row(digest("no trace", str(line.get("id")), canonical(outer))), whole or nothing)
+    return [{**row, "record": json.dumps({"imported": mark}, ensure_ascii=False)}], []
+
+
+def _episode(
+    line: Row, origin: Origin, reading: Reading, step: int | None, rows: list[Row], messages: list[Row]
+) -> Episode:
+    run, info = mapping(line.get("run")), {} if "traces" in line else mapping(line.get("info"))
+    work, environment = mapping(run.get("work")), mapping(line.get("env"))
+    said = first(work.get("step"), run.get("step") if "traces" not in line else None, step)
+    version = first(
+        mapping(work.get("policy")).get("start"), info.get("policy_version"), line.get("policy_version"), None
+    )
+    named = (environment.get("name"), environment.get("id"), info.get("env_name"), line.get("env_name"))
+    group = first(mapping(line.get("group")).get("id"), info.get("group_id"), line.get("group_id"))
+    example_id, task = _example(line.get("task"))
+    return Episode(
+        origin=origin,
+        episode_id=str(first(info.get("episode_id"), line.get("id"), rows[0]["trace_id"])),
+        environment=reading.environment or str(first(*(name or None for name in named), UNNAMED)),
+        example_id=example_id,
+        task=task,
+        group=None if group is None else str(group),
+        step=said if type(said) is int and said >= 0 else None,
+        traces=[{**row, **_staleness(version, said)} for row in rows],
+        messages=messages,
+        seed=_seed(line),
+    )
+
+
+def _example(task: Any) -> tuple[str, str]:
+    """Return the durable id of a task and its data as JSON."""
+    if not isinstance(task, Mapping):
+        raise Unfit("the line has no task")
+    data = task.get("data", task)
+    if not isinstance(data, Mapping):
+        raise Unfit("the task's data is no object")
+    content = canonical({name: value for name, value in data.items() if name != "idx"})
+    found = first(data.get("id"), task.get("key"), task.get("hash"), digest(content))
+    return str(found), canonical(data)
+
+
+def _staleness(version: Any, step: Any) -> Row:
+    """Return the policy's version and how far behind the step it was; prime-rl counts steps from 1."""
+    if type(version) is not int or version < 0:
+        return {}
+    return {"policy_version": version, "staleness": max(0, step - 1 - version) if type(step) is int else 0}
+
+
+def _seed(line: Mapping[str, Any]) -> int:
+    trace = (line.get("traces") or [line])[0] if "traces" in line else line
+    calls = [mapping(mapping(call).get("sampling")).get("seed") for call in mapping(trace).get("calls") or []]
+    return first(*(seed for seed in calls if type(seed) is int and 0 <= seed < 2**63), 0)
