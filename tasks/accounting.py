@@ -76,13 +76,18 @@ def _fate(row: dict[str, Any], reason: str | None, trained: set[str]) -> tuple[s
     excluded = reason is not None or row["error_class"] is not None
     if excluded and row["trace_id"] in trained:
         raise _breach("batches", "sample_ids", f"trace {row['trace_id']} is trained although it was not kept")
-    if row["error_class"] is not None:
-        return ERRORED, row["error_class"]
+    return fate_of(row["error_class"], reason, TRAINED if row["trace_id"] in trained else NO_WEIGHT)
+
+
+def fate_of(error_class: str | None, reason: str | None, otherwise: str) -> tuple[str, str]:
+    """Return fate and detail of a rollout by its error and its verdict; `otherwise` is that of one that is kept."""
+    if error_class is not None:
+        return ERRORED, error_class
     if reason == QUARANTINED:
         return QUARANTINED, ""
     if reason is not None:
         return FILTERED, reason
-    return (TRAINED if row["trace_id"] in trained else NO_WEIGHT), ""
+    return otherwise, ""
 
 
 def _check_assignments(assigned: list[str], rows: list[dict[str, Any]]) -> None:

@@ -1,0 +1,154 @@
+"""Identifying: what an id that somebody typed names, in a store whose ids need not be unique over runs.
+
+Written as                     names
+  RUN or RUN:VERSION           a policy, the last one or that of a version
+  RUN:STEP:ROW or KEY/ROW      a row of the batch that the run trained at a step, or of a packing
+  TRACE, TRACE/BRANCH          a rollout, a training sample of it
+  ENVIRONMENT/EXAMPLE          an example
+  GROUP/MEMBER                 an assignment
+  KEY                          a policy or any other finished work, by its key in the ledger
+Keys and traces may be cut to their first eight characters or more.
+"""
+
+import difflib
+import re
+from collections.abc import Iterable, Sequence
+
+import polars as pl
+
+from storage.frames import Frames
+from storage.lineage import Work
+from tasks.hops import KINDS, Node, Tree, Walk, together
+
+SHORTEST_PREFIX = 8
+NEAREST = 5
+WORK = "work"
+NAMED = (*(kind for kind in KINDS if kind not in ("verdict", "update")), WORK)
+"""What an id may be said to be."""
+
+
+class UnknownId(ValueError):
+    """An id names nothing in the store, or several different things."""
+
+
+def identify(frames: Frames, text: str, kind: str = "") -> Tree:
+    """Return the rows that an id names: of one kind and one id, once for each work that made it.
+
+    `kind` chooses where an id can be read in several ways. Raises UnknownId, with the nearest ids.
+    """
+    walk = Walk(frames)
+    found = {each: tree for each in ([kind] if kind else NAMED) if (tree := _find(walk, frames, each, text)).roots}
+    if not found:
+        near = nearest(text, _pool(frames))
+        where = f"run {frames.only!r} of store" if frames.only else "store"
+        raise UnknownId(
+            f"{where} {frames.store.root.address}: {text!r} names {f'no {kind}' if kind else 'nothing'}"
+            f"{'; the nearest ids are ' + ', '.join(near) if near else ''}. The store was only read"
+        )
+    if len(found) > 1:
+        raise UnknownId(f"{text!r} names {' and '.join(f'a {each}' for each in found)}: say which one with --kind")
+    ((kind, tree),) = found.items()
+    several = sorted({node.key if kind == WORK else node.id for node in tree.roots})
+    if len(several) > 1:
+        raise UnknownId(f"{text!r} is the beginning of several ids, {', '.join(several[:NEAREST])}: give more of it")
+    return tree
+
+
+def nearest(text: str, pool: Iterable[str]) -> list[str]:
+    """Return the ids that are most like `text`: those that begin like it, and names that differ by a letter or two."""
+    known = list(dict.fromkeys(pool))
+    begins = [(_common(text, each), each) for each in known]
+    alike = [each for length, each in sorted(begins, key=lambda pair: (-pair[0], pair[1])) if length >= 3]
+    close = difflib.get_close_matches(text, alike[:200] or known[:2000], NEAREST, 0.6)
+    return list(dict.fromkeys((*close, *alike)))[:NEAREST]
+
+
+def _common(one: str, other: str) -> int:
+    """Return how many characters two texts begin with in common."""
+    return next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+
+def _find(walk: Walk, frames: Frames, kind: str, text: str) -> Tree:
+    if kind == WORK:
+        works = [work for work in _by_key(frames, text) if "policies" not in work.tables]
+        return Tree([Node(WORK, work.stage, work.key) for work in works])
+    if kind == "policy":
+        return _of_keys(walk, kind, [work for work in _policies(frames, text) if work.finished])
+    if kind == "row":
+        return _rows(walk, frames, text)
+    return _by_id(walk, frames, kind, text)
+
+
+def _policies(frames: Frames, text: str) -> list[Work]:
+    named = [work for work in frames.graph.making("policies") if text in policy_names(work)]
+    last = frames.graph.of_run(text).making("policies")[-1:] if text in frames.run_names else []
+    by_key = [work for work in _by_key(frames, text) if "policies" in work.tables]
+    return list({work.key: work for work in (*named, *last, *by_key)}.values())
+
+
+def policy_version(work: Work) -> int:
+    """Return the version of the policy that a work made: training at step k makes k + 1, an import 0."""
+    return work.step + 1 if "policy" in work.inputs else 0
+
+
+def policy_names(work: Work) -> list[str]:
+    """Return the names RUN:VERSION of the policy that a work made, one for each run that uses it."""
+    return [f"{run}:{policy_version(work)}" for run in work.runs]
+
+
+def _rows(walk: Walk, frames: Frames, text: str) -> Tree:
+    head, _, row = text.rpartition(":" if ":" in text else "/")
+    if not row.isdecimal():
+        return Tree([])
+    run, _, step = head.rpartition(":")
+    works = _batches(frames, run, int(step)) if run and step.isdecimal() else _by_key(frames, head)
+    return walk.find("row", {"row": int(row)}, [work for work in works if "batches" in work.tables])
+
+
+def _batches(frames: Frames, run: str, step: int) -> list[Work]:
+    """Return the packing that a run trained at a step, or the last one that it has not trained yet."""
+    own = frames.graph.of_run(run)
+    found = [work for work in own.making("batches") if work.step == step]
+    trained = [work for work in found if own.users(work, "batches", made="updates")]
+    return sorted(trained or found, key=lambda work: work.entry.finished_at)[-1:]
+
+
+def _by_key(frames: Frames, prefix: str) -> list[Work]:
+    if not re.fullmatch(f"[0-9a-f]{{{SHORTEST_PREFIX},}}", prefix):
+        return []
+    return [work for key, work in frames.graph.works.items() if key.startswith(prefix)]
+
+
+def _of_keys(walk: Walk, kind: str, works: Sequence[Work]) -> Tree:
+    return together(walk.find(kind, {"key": work.key}, [work]) for work in works)
+
+
+def _by_id(walk: Walk, frames: Frames, kind: str, text: str) -> Tree:
+    described = KINDS[kind]
+    name = pl.concat_str(described.row_id, separator="/")
+    rows = frames[described.table].select(*described.row_id, "key")
+    found = rows.filter(name == text).unique().collect()
+    if not len(found) and kind == "trace" and len(text) >= SHORTEST_PREFIX:
+        found = rows.filter(name.str.starts_with(text)).unique().collect()
+    trees = [
+        walk.find(kind, {column: row[column] for column in described.row_id}, [frames.graph.works[row["key"]]])
+        for row in found.head(NEAREST * 20).sort("key").to_dicts()
+    ]
+    return Tree(
+        [root for tree in trees for root in tree.roots], {k: v for tree in trees for k, v in tree.facts.items()}
+    )
+
+
+def _pool(frames: Frames) -> Iterable[str]:
+    yield from frames.run_names
+    for work in frames.graph.making("policies"):
+        yield from policy_names(work)
+    for kind in ("trace", "assignment", "example"):
+        described = KINDS[kind]
+        yield from (
+            frames[described.table]
+            .select(pl.concat_str(described.row_id, separator="/"))
+            .unique()
+            .collect()[described.row_id[0]]
+        )
+    yield from frames.graph.works

@@ -1,0 +1,195 @@
+"""Lineage: what a row came from and what came of it, as a tree for people or as JSON for programs."""
+
+import json
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from configs.run import RunConfig
+from flows.identify import WORK, identify, policy_names, policy_version
+from flows.telling import KEY, flat, tell, tell_work, title_of
+from storage.frames import Frames, existing_store
+from storage.lineage import Graph, Work
+from tasks.hops import Node, Tree, Walk
+
+MOST_SIBLINGS = 6
+"""Rows of one kind below one row that are printed; JSON has all."""
+WIDTH = 120
+
+
+@dataclass(frozen=True)
+class Lineage:
+    """What was asked about, and what was found in each direction that was asked for."""
+
+    id: str
+    roots: list[Node]
+    trees: dict[str, Tree]
+    """By direction, `up` or `down`."""
+    graph: Graph
+
+    @property
+    def works(self) -> list[Work]:
+        """The work that made any of the rows, by step; each with its config section and versions."""
+        keys = dict.fromkeys(node.key for tree in self.trees.values() for node in tree.facts)
+        return sorted((self.graph.works[key] for key in keys), key=lambda work: (work.step, work.entry.finished_at))
+
+    def policies(self, direction: str) -> list[Work]:
+        """All policies that the rows came from, or all that came from them, by version."""
+        reach = self.graph.ancestors if direction == "up" else self.graph.descendants
+        found = {work.key: work for root in self.roots for work in reach(root.key) if "policies" in work.tables}
+        if direction == "down" and self.roots[0].kind == "update":
+            found |= {root.key: self.graph.works[root.key] for root in self.roots}
+        return sorted(found.values(), key=lambda work: (policy_version(work), work.key))
+
+
+def main(
+    text: str,
+    up: bool = False,
+    down: bool = False,
+    as_json: bool = False,
+    store: str = "",
+    run: str = "",
+    kind: str = "",
+) -> int:
+    """Print the lineage of an id in both directions, or in the one asked for; return the exit status.
+
+    Raises UnknownId, RunUnknown, and LayoutError where there is no store.
+    """
+    frames = Frames(existing_store(store or RunConfig().store))
+    directions = [name for name, asked in (("up", up or not down), ("down", down or not up)) if asked]
+    found = trace_lineage(frames.run(run) if run else frames, text, directions, kind)
+    if as_json:
+        print(json.dumps(as_values(found)))
+    else:
+        print("\n".join(lines(found)))
+    return 0
+
+
+def trace_lineage(frames: Frames, text: str, directions: list[str], kind: str = "") -> Lineage:
+    """Return the lineage of an id within the rows of `frames`."""
+    start = identify(frames, text, kind)
+    if start.roots[0].kind == WORK:
+        trees = {direction: _of_work(frames.graph, start, direction) for direction in directions}
+    else:
+        walk = Walk(frames)
+        trees = {direction: walk.up(start) if direction == "up" else walk.down(start) for direction in directions}
+    return Lineage(text, start.roots, trees, frames.graph)
+
+
+def _of_work(graph: Graph, start: Tree, direction: str) -> Tree:
+    """Return the work around a key; policies are the border, or every step would bring in all before it."""
+    tree = Tree(list(start.roots), {root: {} for root in start.roots})
+    edge = list(start.roots)
+    while edge:
+        node = edge.pop()
+        for work in graph.parents(node.key) if direction == "up" else graph.children(node.key):
+            near = Node(WORK, work.stage, work.key)
+            tree.next.setdefault(node, []).append(near)
+            if near not in tree.facts and "policies" not in work.tables:
+                edge.append(near)
+            tree.facts.setdefault(near, {})
+    return tree
+
+
+def as_values(found: Lineage) -> dict[str, Any]:
+    """Return a lineage as plain JSON values: rows, edges from lower to further rows, policies and all the work."""
+    values: dict[str, Any] = {"id": found.id, "kind": found.roots[0].kind, "roots": [_name(n) for n in found.roots]}
+    for direction, tree in found.trees.items():
+        values[direction] = {
+            "rows": [_row(node, facts, found.graph) for node, facts in tree.facts.items()],
+            "edges": [[_name(node), _name(far)] for node, reached in tree.next.items() for far in reached],
+            "policies": [_policy(work) for work in found.policies(direction)],
+        }
+    works = {work.key: work for work in found.works}
+    return values | {"works": [work.described() for work in works.values()]}
+
+
+def _name(node: Node) -> str:
+    return f"{node.kind}:{node.id}@{node.key}"
+
+
+def _row(node: Node, facts: dict[str, Any], graph: Graph) -> dict[str, Any]:
+    work = graph.works[node.key]
+    given = {"name": _name(node), "kind": node.kind, "id": node.id, "key": node.key, "stage": work.stage}
+    return {**given, "step": work.step, "runs": list(work.runs), "computed_by": work.computed_by, "facts": facts}
+
+
+def _policy(work: Work) -> dict[str, Any]:
+    return {"key": work.key, "version": policy_version(work), "names": policy_names(work)}
+
+
+def lines(found: Lineage) -> Iterator[str]:
+    """Yield a lineage as lines for people: a tree in each direction, the policies, the work with its settings."""
+    titles = {"up": "came from", "down": "became"}
+    for direction, tree in found.trees.items():
+        yield f"{title_of(found.roots[0], found.graph)} {titles[direction]}:"
+        for root in found.roots:
+            yield from _branches(tree, root, found.graph, "", "", set())
+        yield from _policies(found, direction)
+        yield ""
+    yield from _works(found.works)
+
+
+def _branches(tree: Tree, node: Node, graph: Graph, first: str, rest: str, seen: set[Node]) -> Iterator[str]:
+    again = node in seen and bool(tree.next.get(node))
+    yield first + tell(node, tree.facts[node], graph) + (" (as above)" if again else "")
+    if again:
+        return
+    seen.add(node)
+    below = list(dict.fromkeys(tree.next.get(node, [])))
+    shown = below[:MOST_SIBLINGS]
+    for place, each in enumerate(shown):
+        last = place == len(below) - 1
+        yield from _branches(
+            tree, each, graph, f"{rest}{'└' if last else '├'}─ ", f"{rest}{' ' if last else '│'}  ", seen
+        )
+    if len(below) > len(shown):
+        yield f"{rest}└─ ... and {len(below) - len(shown)} more (--json has all)"
+
+
+def _policies(found: Lineage, direction: str) -> Iterator[str]:
+    by_run: dict[str, list[int]] = {}
+    for work in found.policies(direction):
+        for run in work.runs:
+            by_run.setdefault(run, []).append(policy_version(work))
+    sense = "Policies before it" if direction == "up" else "Policies that go back to it"
+    for run, versions in sorted(by_run.items()):
+        numbers = f"{versions[0]} to {versions[-1]}" if len(versions) > 1 else f"{versions[0]}"
+        yield f"{sense}, of {run}: {numbers} ({len(versions)})"
+
+
+def _works(works: list[Work]) -> Iterator[str]:
+    yield "Made by"
+    for work in works:
+        yield f"  {tell_work(work)}"
+    yield "With these settings in their keys"
+    for (name, section), made in _sections(works).items():
+        leaves = ", ".join(f"{path}={json.dumps(value)}" for path, value in flat(json.loads(section), name))
+        yield from _wrapped(f"{', '.join(made)}: {leaves}")
+    yield "With these versions"
+    for versions, made in _versions(works).items():
+        yield from _wrapped(f"{', '.join(made)}: {versions}")
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
+
+
+def _sections(works: list[Work]) -> dict[tuple[str, str], list[str]]:
+    """Return the work by the config sections in its key, each section once."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for work in works:
+        for name, section in work.entry.section.items():
+            found.setdefault((name, json.dumps(section)), []).append(f"{work.stage} {work.key[:KEY]}")
+    return found
+
+
+def _versions(works: list[Work]) -> dict[str, list[str]]:
+    """Return the stages by the versions that they were done with."""
+    found: dict[str, list[str]] = {}
+    for work in works:
+        versions = ", ".join(f"{name} {version}" for name, version in work.entry.versions.items() if version)
+        stages = found.setdefault(versions or "versions unknown", [])
+        stages.append(f"{work.stage} {work.key[:KEY]}")
+    return found

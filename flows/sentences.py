@@ -1,0 +1,143 @@
+"""Sentences: what became of a rollout in plain words, with the numbers that decided."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from flows.telling import KEY, flat, number
+from tasks.accounting import ERRORED, FILTERED, NO_WEIGHT, TRAINED
+from tasks.fates import EVALUATED, PENDING, REFUSED
+from tasks.filters.finding import QUARANTINED
+
+Found = Mapping[str, Any]
+STAGES = ("rollout", "filtering", "advantage", "packing", "training")
+
+
+def head(found: Found) -> str:
+    """Return what the rollout is."""
+    trace = found["trace"]
+    tokens = trace["num_input_tokens"] + trace["num_output_tokens"]
+    runs = ", ".join(dict.fromkeys(use["run"] for use in found["runs"])) or "no run"
+    earned = "it has no reward" if trace["reward"] is None else f"its reward is {number(trace['reward'])}"
+    return (
+        f"Trace {trace['trace_id']}: agent {trace['agent']} on example {trace['environment']}/{trace['example_id']}, "
+        f"assignment {trace['assignment_id']}, step {trace['step']}; {earned}; {tokens} tokens, "
+        f"{trace['num_output_tokens']} of them sampled. Used by: {runs}."
+    )
+
+
+def sentence(found: Found, use: Found) -> str:
+    """Return what one run made of the rollout."""
+    told = [SENTENCES[use["fate"]](found, use), *_again(use), *_noted(use)]
+    if use["fate"] != EVALUATED:
+        told.append(_group(use))
+    return " ".join(told)
+
+
+def _trained(found: Found, use: Found) -> str:
+    samples = "; ".join(
+        f"sample {each['sample_id']} ({_worth(each)}) in row {each['row']} of batch "
+        f"{use['keys']['packing'][:KEY]}, update {each['update']}"
+        for each in use["samples"]
+        if each["row"] is not None
+    )
+    return f"Run {use['run']} trained on it at step {use['step']}: {samples}. That made policy {use['policy']}."
+
+
+def _filtered(found: Found, use: Found) -> str:
+    if use["detail"] == "untrainable":
+        return f"{_not(use)}: its tokens are not the policy's, for it belongs to another seat of the environment."
+    return f"{_not(use)}: filter {use['detail']} left it out{_evidence(use, use['detail'])}."
+
+
+def _errored(found: Found, use: Found) -> str:
+    trace = found["trace"]
+    what = ": ".join(filter(None, (trace["error_type"], trace["error_message"])))
+    return (
+        f"{_not(use)}: the rollout failed with an error of class {use['detail']}{f' ({what})' if what else ''}. "
+        f"Failed rollouts are in no baseline and in no batch."
+    )
+
+
+def _quarantined(found: Found, use: Found) -> str:
+    reasons = "; ".join(each["reason"] for each in found["quarantines"]) or "a quarantine"
+    return f"{_not(use)}: it is in quarantine{_evidence(use, QUARANTINED)}: {reasons}."
+
+
+def _refused(found: Found, use: Found) -> str:
+    decision = use["decision"]
+    figures = ", ".join(f"{name} {_value(value)}" for name, value in decision["figures"].items())
+    return (
+        f"{_not(use)}: the {decision['gate']} gate held back the whole batch. Decided by {decision['decided_by']}: "
+        f"{decision['reason']}. The figures were: {figures}."
+    )
+
+
+def _no_weight(found: Found, use: Found) -> str:
+    worth = "; ".join(f"{each['sample_id']}: {_worth(each)}" for each in use["samples"])
+    return f"{_not(use)}: it was kept, but none of its tokens has a weight in the loss ({worth or 'no samples'})."
+
+
+def _pending(found: Found, use: Found) -> str:
+    last = next(stage for stage in reversed((*STAGES, "demonstration", "regrade")) if stage in use["keys"])
+    last = next((stage for stage in reversed(STAGES) if stage in use["keys"]), last)
+    return f"Run {use['run']} has not trained on it yet: of step {use['step']} nothing is finished after {last}."
+
+
+def _evaluated(found: Found, use: Found) -> str:
+    failed = f" It failed with an error of class {use['detail']}." if use["detail"] else ""
+    return f"Run {use['run']} sampled it to score policy {use['scored']}, not to train on.{failed}"
+
+
+SENTENCES: dict[str, Callable[[Found, Found], str]] = {
+    TRAINED: _trained,
+    FILTERED: _filtered,
+    ERRORED: _errored,
+    QUARANTINED: _quarantined,
+    REFUSED: _refused,
+    NO_WEIGHT: _no_weight,
+    PENDING: _pending,
+    EVALUATED: _evaluated,
+}
+
+
+def _not(use: Found) -> str:
+    return f"Run {use['run']} did not train on it at step {use['step']}"
+
+
+def _worth(sample: Found) -> str:
+    numbers = ", ".join(f"{name} {number(sample[name])}" for name in ("advantage", "reward", "baseline"))
+    return f"{numbers}, {sample['num_tokens']} tokens"
+
+
+def _evidence(use: Found, name: str) -> str:
+    found = (use["verdict"] or {}).get("evidence", {}).get(name) or {}
+    told = ", ".join(f"{path.replace('_', ' ')} {_value(value)}" for path, value in flat(found))
+    return f" ({told})" if told else ""
+
+
+def _again(use: Found) -> list[str]:
+    if use["regrade"] is None:
+        return []
+    before, now = (number(use["regrade"][name]) for name in ("reward_before", "reward"))
+    return [f"It was scored again: its reward was {before} and is {now}."]
+
+
+def _noted(use: Found) -> list[str]:
+    detected = (use["verdict"] or {}).get("detected", [])
+    noted = [f"{name}{_evidence(use, name)}" for name in detected if name != use["detail"]]
+    return [f"Noted, without keeping it out: {'; '.join(noted)}."] if noted else []
+
+
+def _group(use: Found) -> str:
+    group = use["group"]
+    scored = (
+        f"rewards from {number(group['lowest'])} to {number(group['highest'])}, mean {number(group['mean'])}"
+        if group["num_rewarded"]
+        else "no rewards"
+    )
+    failed = f", {group['num_errored']} failed" if group["num_errored"] else ""
+    return f"Its group {group['group_id']} has {group['num_rollouts']} rollouts{failed}: {scored}."
+
+
+def _value(value: Any) -> str:
+    return number(value) if isinstance(value, float) else "none" if value is None else str(value)

@@ -1,0 +1,116 @@
+"""SQL over a store: one question, answered as a table, JSON, CSV or a Parquet file; nothing can be changed."""
+
+import json
+import sys
+from datetime import datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv as pacsv
+import pyarrow.parquet as pq
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from configs.run import RunConfig
+from storage.frames import Frames, existing_store
+from storage.questions import QuestionError, ask, columns_of
+from tasks.fates import DERIVED
+
+MOST_ROWS = 100
+"""Rows that are printed as a table."""
+PRINTED_WIDTH = 160
+"""Columns of output that goes to a file or a pipe."""
+ENDINGS = {".json": "json", ".csv": "csv", ".parquet": "parquet"}
+
+
+def main(query: str, form: str = "", output: str = "", tokens: bool = False, store: str = "", run: str = "") -> int:
+    """Answer a question, or list the tables where there is none; return the exit status.
+
+    Raises QuestionError with the database's message, RunUnknown, and LayoutError where there is no store.
+    """
+    frames = Frames(existing_store(store or RunConfig().store), DERIVED)
+    frames = frames.run(run) if run else frames
+    if not query:
+        print("\n".join(f"{name}: {', '.join(columns_of(frames, name, tokens))}" for name in frames.names))
+        return 0
+    form = form or ENDINGS.get(Path(output).suffix, "table")
+    if form == "parquet" and not output:
+        raise QuestionError("Parquet is not for the terminal", query, "the store was only read", "add --output FILE")
+    answer = ask(frames, query, tokens)
+    if output:
+        write(answer, form, Path(output))
+        print(f"{answer.num_rows} rows in {output}")
+    else:
+        show(answer, form)
+    return 0
+
+
+def write(answer: pa.Table, form: str, path: Path) -> None:
+    """Write an answer to a new file or over an old one. Raises QuestionError where that cannot be done."""
+    try:
+        if form == "parquet":
+            pq.write_table(answer, path)
+        elif form == "csv":
+            pacsv.write_csv(_without_lists(answer), path)
+        else:
+            path.write_text(as_json(answer) if form == "json" else "\n".join(map(str, answer.to_pylist())))
+    except OSError as error:
+        raise QuestionError(
+            f"the answer cannot be written: {error}", str(path), "the store", "name another file"
+        ) from error
+
+
+def show(answer: pa.Table, form: str) -> None:
+    """Print an answer."""
+    if form == "json":
+        print(as_json(answer))
+    elif form == "csv":
+        sink = pa.BufferOutputStream()
+        pacsv.write_csv(_without_lists(answer), sink)
+        sys.stdout.write(sink.getvalue().to_pybytes().decode())
+    else:
+        _print(answer)
+
+
+def as_json(answer: pa.Table) -> str:
+    """Return an answer as a JSON array of objects; times are ISO 8601."""
+    return json.dumps(answer.to_pylist(), default=_plain)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return value.isoformat()
+    return float(value) if isinstance(value, Decimal) else str(value)
+
+
+def _without_lists(answer: pa.Table) -> pa.Table:
+    """Write lists and structs as JSON text: CSV has no word for them."""
+    for place, field in enumerate(answer.schema):
+        if pa.types.is_nested(field.type):
+            texts = [
+                None if value is None else json.dumps(value, default=_plain) for value in answer[place].to_pylist()
+            ]
+            answer = answer.set_column(place, field.name, pa.array(texts, pa.string()))
+    return answer
+
+
+def _print(answer: pa.Table) -> None:
+    console = Console() if sys.stdout.isatty() else Console(width=PRINTED_WIDTH)
+    table = Table(box=None, padding=(0, 1))
+    for field in answer.schema:
+        numeric = pa.types.is_integer(field.type) or pa.types.is_floating(field.type)
+        table.add_column(field.name, justify="right" if numeric else "left", overflow="fold")
+    for row in answer.slice(0, MOST_ROWS).to_pylist():
+        table.add_row(*(Text(_cell(value)) for value in row.values()))
+    console.print(table)
+    if answer.num_rows > MOST_ROWS:
+        console.print(Text(f"... and {answer.num_rows - MOST_ROWS} more rows: --format csv or --output FILE has all"))
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, datetime):
+        return value.isoformat(sep=" ", timespec="seconds")
+    return "-" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,157 @@
+"""Why: was a rollout trained on, by which run, in which batch; and if not, what decided against it."""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import polars as pl
+
+from configs.run import RunConfig
+from flows.identify import identify, policy_names, policy_version
+from flows.sentences import head, sentence
+from storage.frames import Frames, existing_store
+from storage.lineage import Work
+from tasks.accounting import NO_WEIGHT, fate_of
+from tasks.fates import EVALUATED, Chain, chains, outcome
+
+TRACE = (
+    "trace_id",
+    "assignment_id",
+    "environment",
+    "example_id",
+    "group_id",
+    "agent",
+    "trainable",
+    "policy_key",
+    "policy_version",
+    "staleness",
+    "reward",
+    "num_input_tokens",
+    "num_output_tokens",
+    "error_class",
+    "error_type",
+    "error_message",
+)
+"""What is told of a rollout."""
+
+
+def main(text: str, as_json: bool = False, store: str = "", run: str = "") -> int:
+    """Print what became of a rollout in every run that uses it; return the exit status.
+
+    Raises UnknownId, RunUnknown, and LayoutError where there is no store.
+    """
+    frames = Frames(existing_store(store or RunConfig().store))
+    found = explain(frames.run(run) if run else frames, text)
+    if as_json:
+        print(json.dumps(found, default=str))
+        return 0
+    print(head(found))
+    for use in found["runs"]:
+        print(f"\n{sentence(found, use)}")
+    for each in found["quarantines"]:
+        print(f"\nIt is in quarantine {each['quarantine']} of {each['run']}: {each['reason']} (where {each['where']}).")
+    return 0
+
+
+def explain(frames: Frames, text: str) -> dict[str, Any]:
+    """Return what became of a rollout as plain values: its own, by run, and the quarantines that it is in."""
+    roots = identify(frames, text, "trace").roots
+    keys = {root.key for root in roots}
+    trace_id = roots[0].id
+    rows = frames.of([frames.graph.works[key] for key in sorted(keys)], "traces").filter(pl.col("trace_id") == trace_id)
+    traces = {row["key"]: row for row in rows.select("key", "step", *TRACE).collect().to_dicts()}
+    uses = [
+        _use(frames, chain, traces[chain.traces.key])
+        for run in frames.run_names
+        for chain in chains(frames.graph, run)
+        if chain.traces.key in traces
+    ]
+    quarantines = [
+        {name: value for name, value in vars(each).items() if name != "trace_ids"}
+        for each in frames.store.quarantines.all()
+        if trace_id in each.trace_ids
+    ]
+    return {"trace": traces[roots[-1].key], "runs": uses, "quarantines": quarantines}
+
+
+def _use(frames: Frames, chain: Chain, trace: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what one run made of the rollout, with the numbers that decided."""
+    verdict = next(_rows(frames, chain.verdicts, "verdicts", trace), None)
+    samples = _samples(frames, chain, trace)
+    decision = next(_rows(frames, chain.decision, "decisions", None), None)
+    refused = {chain.decision.key} if chain.decision and decision and not decision["approved"] else set()
+    weighted = any(sample["row"] is not None for sample in samples)
+    otherwise = outcome(chain, refused) if not chain.for_training or not chain.batches or weighted else NO_WEIGHT
+    fate, detail = fate_of(trace["error_class"], verdict["reason"] if verdict else None, otherwise)
+    if otherwise == EVALUATED:
+        fate, detail = EVALUATED, trace["error_class"] or ""
+    return {
+        "run": chain.run,
+        "step": chain.traces.step,
+        "fate": fate,
+        "detail": detail,
+        "reward": trace["reward"],
+        "verdict": verdict and {**verdict, "evidence": json.loads(verdict["evidence"])},
+        "group": _group(frames, chain.traces, trace),
+        "samples": samples,
+        "decision": decision and {**decision, "figures": json.loads(decision["figures"])},
+        "regrade": next(
+            _rows(frames, chain.traces if "regrades" in chain.traces.tables else None, "regrades", trace), None
+        ),
+        "policy": f"{chain.run}:{policy_version(chain.updates)}" if chain.updates else None,
+        "scored": _policy(frames, trace) if otherwise == EVALUATED else None,
+        "keys": _keys(chain),
+    }
+
+
+def _policy(frames: Frames, trace: Mapping[str, Any]) -> str:
+    work = frames.graph.works.get(trace["policy_key"])
+    return policy_names(work)[0] if work else trace["policy_key"]
+
+
+def _keys(chain: Chain) -> dict[str, str]:
+    works = (chain.traces, chain.verdicts, chain.credits, chain.batches, chain.decision, chain.updates)
+    return {work.stage: work.key for work in works if work}
+
+
+def _rows(frames: Frames, work: Work | None, table: str, trace: Mapping[str, Any] | None) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a table that a work made, all of them or those of one rollout; none where there is no work."""
+    if work is None:
+        return
+    rows = frames.of([work], table)
+    if trace is not None:
+        rows = rows.filter(pl.col("trace_id") == trace["trace_id"])
+    yield from rows.drop("run", "step", "key", "attempt", "seq").collect().to_dicts()
+
+
+def _samples(frames: Frames, chain: Chain, trace: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the rollout's samples with the batch row that each is in; the row is None where it was not packed."""
+    if chain.credits is None:
+        return []
+    numbers = ("sample_id", "reward", "baseline", "advantage", "num_tokens")
+    own = frames.of([chain.credits], "credits").filter(pl.col("trace_id") == trace["trace_id"])
+    packed = frames.of([chain.batches] if chain.batches else [], "batches")
+    rows = packed.select("row", "update", pl.col("sample_ids").alias("sample_id")).explode("sample_id")
+    return (
+        own.sort("seq")
+        .select(numbers)
+        .join(rows, on="sample_id", how="left", maintain_order="left")
+        .collect()
+        .to_dicts()
+    )
+
+
+def _group(frames: Frames, work: Work, trace: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the rollouts of the same group earned."""
+    rows = frames.of([work], "traces").filter(pl.col("group_id") == trace["group_id"])
+    rewards = rows.select("reward", "error_class").collect()
+    reward = rewards["reward"].drop_nulls()
+    return {
+        "group_id": trace["group_id"],
+        "num_rollouts": len(rewards),
+        "num_rewarded": len(reward),
+        "num_errored": len(rewards) - rewards["error_class"].null_count(),
+        "lowest": reward.min(),
+        "mean": reward.mean(),
+        "highest": reward.max(),
+    }

@@ -1,0 +1,39 @@
+"""Files of a table as one Arrow dataset, into which columns and filters are pushed down; on any file system."""
+
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+
+from storage.roots import Root
+from storage.tables import PARTITION, Active, StoredTable
+
+
+def of_attempts(root: Root, stored: StoredTable, schema: pa.Schema, wanted: Mapping[str, Iterable[str]]) -> ds.Dataset:
+    """The rows of some attempts, given by run; files that hold none of them are not opened."""
+    stored.refresh()
+    attempts = {run: sorted(of_run) for run, of_run in wanted.items()}
+    files = [each for each in stored.active() if _may_hold(each, attempts.get(each.run, ()))]
+    found = of_files(root, stored, schema, files)
+    if all(each.first_attempt == each.last_attempt for each in files):
+        return found
+    return found.filter(pc.field("attempt").isin(sorted({each for of_run in attempts.values() for each in of_run})))
+
+
+def of_files(root: Root, stored: StoredTable, schema: pa.Schema, files: Iterable[Active]) -> ds.Dataset:
+    """All rows of some files, the run out of each file's place."""
+    form = ds.ParquetFileFormat()
+    fragments = [
+        form.make_fragment(
+            f"{stored.place}/{each.path}", root.files, partition_expression=pc.field(PARTITION) == each.run
+        )
+        for each in files
+    ]
+    return ds.FileSystemDataset(fragments, schema, form, root.files)
+
+
+def _may_hold(file: Active, attempts: Sequence[str]) -> bool:
+    place = bisect_left(attempts, file.first_attempt)
+    return place < len(attempts) and attempts[place] <= file.last_attempt

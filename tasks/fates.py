@@ -1,0 +1,194 @@
+"""Fates: what became of every rollout that a run uses, and of its tokens and seconds, out of the tables of a store.
+
+`tasks.accounting` says the same of one step, from the rows that its stages hold, and checks it before training. Here
+the whole store is looked at, finished or not: what is not decided yet is pending.
+"""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+import polars as pl
+
+from storage.frames import Derivation, Frames
+from storage.lineage import Graph, Work
+from tasks.accounting import NO_WEIGHT, TRAINED, fate_of
+
+EVALUATED, PENDING, REFUSED = "evaluated", "pending", "refused"
+"""Sampled to score a policy, never to train on; not through all stages yet; held back by a gate."""
+EVALUATION = "evaluation_assignment"
+
+FATES = {
+    "run": pl.String,
+    "step": pl.Int64,
+    "environment": pl.String,
+    "trace_id": pl.String,
+    "fate": pl.String,
+    "detail": pl.String,
+    "stale": pl.Boolean,
+    "num_tokens": pl.Int64,
+    "num_sampled_tokens": pl.Int64,
+    "seconds": pl.Float64,
+    "key": pl.String,
+}
+"""One row for each rollout that a run uses; `key` is the work that made the trace, `stale` whether an older policy than
+the step's sampled it, `seconds` its wall-clock of set-up, generation and scoring."""
+
+
+@dataclass(frozen=True)
+class Chain:
+    """The work of one run that a batch of rollouts went through, as far as it is done."""
+
+    run: str
+    traces: Work
+    verdicts: Work | None = None
+    credits: Work | None = None
+    batches: Work | None = None
+    updates: Work | None = None
+    decision: Work | None = None
+
+    @property
+    def for_training(self) -> bool:
+        """False of rollouts that score a policy."""
+        return EVALUATION not in self.traces.inputs
+
+
+def chains(graph: Graph, run: str) -> list[Chain]:
+    """Return what became of every batch of rollouts that a run uses, by step."""
+    own = graph.of_run(run)
+    made = own.making("traces")
+    return [_chain(own, run, work) for work in made if not own.users(work, "traces", made="traces")]
+
+
+def _chain(graph: Graph, run: str, traces: Work) -> Chain:
+    if EVALUATION in traces.inputs:
+        return Chain(run, traces)
+    verdicts = _last(graph.users(traces, "traces", made="verdicts"))
+    credits = _last(graph.users(verdicts, "verdicts", made="credits")) if verdicts else None
+    batches = _last(graph.users(credits, "credits", made="batches")) if credits else None
+    updates = _last(graph.users(batches, "batches", made="updates")) if batches else None
+    decision = _last(graph.users(batches, "batches", made="decisions")) if batches else None
+    return Chain(run, traces, verdicts, credits, batches, updates, decision)
+
+
+def _last(works: Iterable[Work]) -> Work | None:
+    return max(works, key=lambda work: (work.entry.finished_at, work.key), default=None)
+
+
+def fates(frames: Frames) -> pl.LazyFrame:
+    """Return one row for each rollout that a run uses, of all runs of `frames`; columns as in `FATES`."""
+    found = [chain for run in frames.run_names for chain in chains(frames.graph, run)]
+    return _fates(frames, found).select(*FATES).lazy()
+
+
+def accounting(frames: Frames) -> pl.LazyFrame:
+    """Return what became of rollouts, tokens and seconds, by run, step, environment, fate and detail."""
+    return (
+        fates(frames)
+        .group_by("run", "step", "environment", "fate", "detail")
+        .agg(
+            num_traces=pl.len().cast(pl.Int64),
+            num_stale=pl.col("stale").sum().cast(pl.Int64),
+            num_tokens=pl.col("num_tokens").sum(),
+            num_sampled_tokens=pl.col("num_sampled_tokens").sum(),
+            seconds=pl.col("seconds").sum(),
+        )
+        .sort("run", "step", "environment", "fate", "detail")
+    )
+
+
+DERIVED: dict[str, Derivation] = {"fates": fates, "accounting": accounting}
+"""Tables that are made out of those of a store: for `storage.open(root, derived=DERIVED)`."""
+
+
+def _fates(frames: Frames, found: list[Chain]) -> pl.DataFrame:
+    """Return the fates of rollouts, which are of one chain each."""
+    rows = _chains(frames, found).join(_traces(frames, found), on="key")
+    rows = rows.join(_reasons(frames, found), on=["verdicts", "trace_id"], how="left")
+    rows = rows.join(_packed(frames, found), on=["batches", "trace_id"], how="left")
+    waits = pl.col("for_training").not_() | pl.col("batches").is_null() | pl.col("packed").is_not_null()
+    rows = rows.with_columns(otherwise=pl.when(waits).then("outcome").otherwise(pl.lit(NO_WEIGHT)))
+    given = ["error_class", "reason", "otherwise"]
+    return rows.join(_ruled(rows.select(given).unique()), on=given, nulls_equal=True)
+
+
+def _ruled(combinations: pl.DataFrame) -> pl.DataFrame:
+    """Ask the rule of the accounts, once for each combination that there is."""
+    decided = [
+        (EVALUATED, error or "") if otherwise == EVALUATED else fate_of(error, reason, otherwise)
+        for error, reason, otherwise in combinations.iter_rows()
+    ]
+    fate, detail = zip(*decided, strict=True) if decided else ((), ())
+    return combinations.with_columns(fate=pl.Series(fate, dtype=pl.String), detail=pl.Series(detail, dtype=pl.String))
+
+
+def _chains(frames: Frames, found: list[Chain]) -> pl.DataFrame:
+    """Return the chains as rows: their keys, and what becomes of a rollout that nothing holds back."""
+    refused = _refused(frames, found)
+    rows = [
+        {
+            "run": chain.run,
+            "key": chain.traces.key,
+            "verdicts": chain.verdicts and chain.verdicts.key,
+            "batches": chain.batches and chain.batches.key,
+            "for_training": chain.for_training,
+            "outcome": outcome(chain, refused),
+        }
+        for chain in found
+    ]
+    text = dict.fromkeys(("run", "key", "verdicts", "batches"), pl.String)
+    return pl.DataFrame(rows, schema={**text, "for_training": pl.Boolean, "outcome": pl.String})
+
+
+def outcome(chain: Chain, refused: Collection[str]) -> str:
+    """Return the fate of a packed rollout of a chain; `refused` are the decisions, by key, that were against it."""
+    if not chain.for_training:
+        return EVALUATED
+    if chain.updates:
+        return TRAINED
+    return REFUSED if chain.decision and chain.decision.key in refused else PENDING
+
+
+def _refused(frames: Frames, found: list[Chain]) -> set[str]:
+    decisions = frames.of(_present(chain.decision for chain in found), "decisions")
+    return set(decisions.filter(~pl.col("approved")).select("key").collect()["key"])
+
+
+def _traces(frames: Frames, found: list[Chain]) -> pl.DataFrame:
+    spans = (pl.col(f"{name}_seconds") for name in ("setup", "generation", "scoring"))
+    return (
+        frames.of(_present(chain.traces for chain in found), "traces")
+        .select(
+            "key",
+            "step",
+            "environment",
+            "trace_id",
+            "error_class",
+            stale=pl.col("staleness") > 0,
+            num_tokens=pl.col("num_input_tokens") + pl.col("num_output_tokens"),
+            num_sampled_tokens=pl.col("num_output_tokens"),
+            seconds=pl.sum_horizontal(*spans),
+        )
+        .collect()
+    )
+
+
+def _reasons(frames: Frames, found: list[Chain]) -> pl.DataFrame:
+    verdicts = frames.of(_present(chain.verdicts for chain in found), "verdicts")
+    return verdicts.select(pl.col("key").alias("verdicts"), "trace_id", "reason").collect()
+
+
+def _packed(frames: Frames, found: list[Chain]) -> pl.DataFrame:
+    """Return the rollouts that have a sample in a batch, by the key of the batch."""
+    pairs = [(chain.credits.key, chain.batches.key) for chain in found if chain.credits and chain.batches]
+    keys = pl.DataFrame(sorted(set(pairs)), schema={"credits": pl.String, "batches": pl.String}, orient="row")
+    credits = frames.of(_present(chain.credits for chain in found), "credits")
+    samples = credits.select(pl.col("key").alias("credits"), "sample_id", "trace_id")
+    rows = frames.of(_present(chain.batches for chain in found), "batches")
+    packed = rows.select(pl.col("key").alias("batches"), pl.col("sample_ids").alias("sample_id")).explode("sample_id")
+    joined = packed.join(keys.lazy(), on="batches").join(samples, on=["credits", "sample_id"])
+    return joined.select("batches", "trace_id", packed=pl.lit(True)).unique().collect()
+
+
+def _present(works: Iterable[Work | None]) -> list[Work]:
+    """Return the work that there is, each once."""
+    return list({work.key: work for work in works if work is not None}.values())
