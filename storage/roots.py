@@ -4,30 +4,34 @@ import hashlib
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
+from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.fs as pafs
 
+from storage.buckets import Bucket
 from storage.errors import LayoutError, border
 from storage.refs import File
-
-OBJECT_STORES = ("s3", "gcs", "abfs")
+from storage.s3 import commit_options, file_system, locate, settings
 
 
 @dataclass(frozen=True)
 class Root:
     """One place that holds a store; all paths given to it are relative and use forward slashes.
 
-    `directory` is the local directory, or None on any other file system; `address` is what table libraries are given.
+    `directory` is the local directory, or None in an object store, whose place is then `bucket`. `address` and
+    `options` are for what reads tables (Polars, Arrow), `commits` are the options for Delta, which commits to them.
     """
 
     address: str
     files: pafs.SubTreeFileSystem
     directory: Path | None
-    options: Mapping[str, str]
+    options: Mapping[str, str] = field(repr=False)  # the secret key is among them
+    bucket: Bucket | None = None
+    commits: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def child(self, path: str) -> str:
         """The address of something below the root."""
@@ -35,6 +39,8 @@ class Root:
 
     def exists(self, path: str) -> bool:
         """Say whether a file or directory is there."""
+        if self.bucket is not None and self.bucket.holds(path):
+            return True
         return bool(self.files.get_file_info(path).type != pafs.FileType.NotFound)
 
     def names(self, path: str) -> list[str]:
@@ -44,6 +50,8 @@ class Root:
 
     def read(self, path: str) -> bytes:
         """All bytes of a file; FileNotFoundError passes through."""
+        if self.bucket is not None:
+            return self.bucket.get(path)
         with self.files.open_input_stream(path, compression=None) as stream:
             return bytes(stream.read())
 
@@ -61,10 +69,27 @@ class Root:
                 _write_durably(self.directory / path, data)
         return File(path, len(data), hashlib.sha256(data).hexdigest())
 
+    def create(self, path: str, data: bytes) -> bool:
+        """Write a file where there is none, whole or not at all; False where another was first.
+
+        On an object store False may also mean that an earlier trial of ours was done and its answer lost.
+        Raises NoSpace or StoreUnavailable.
+        """
+        with border(f"writing {len(data)} bytes", self.child(path)):
+            if self.bucket is not None:
+                return self.bucket.put_new(path, data)
+            assert self.directory is not None
+            return _create_durably(self.directory / path, data)
+
+    def delete(self, path: str) -> None:
+        """Remove a file; FileNotFoundError passes through where the file system says so, an object store does not."""
+        if self.bucket is None:
+            self.files.delete_file(path)
+        else:
+            self.bucket.delete(path)
+
     def writer(self, path: str) -> pa.NativeFile:
-        """A stream into a new file of a file system that is not local; the file is there when it is closed."""
-        if self.files.base_fs.type_name not in OBJECT_STORES:  # those know no directories
-            self.files.create_dir(path.rpartition("/")[0], recursive=True)
+        """A stream into a new object of an object store; the object is there when it is closed."""
         return self.files.open_output_stream(path, compression=None)
 
     def make_durable(self, *paths: str) -> None:
@@ -81,23 +106,23 @@ class Root:
 def open_root(root: str, options: Mapping[str, str] | None = None) -> Root:
     """Find the file system of a path or URL (`s3://bucket/prefix`, `file:///...`).
 
-    `options` are the object store's, spelled as Delta spells them (AWS_ENDPOINT_URL, AWS_REGION, ...).
+    `options` are the object store's, spelled as the environment variables that they come before (AWS_ENDPOINT_URL,
+    AWS_REGION, ...). Raises LayoutError or StoreError for a place that cannot be used; nothing was asked of it then.
     """
     scheme = urlsplit(root).scheme if "://" in root else ""
     if not root or (scheme == "file" and not urlsplit(root).path):
         raise LayoutError("the store's root is empty", root, "nothing was touched", "name a directory or a URL")
-    if scheme in ("", "file"):
-        directory = Path(root) if not scheme else Path(pafs.FileSystem.from_uri(root)[1])
-        directory = directory.expanduser().absolute()
-        if re.search("%[0-9A-Fa-f]{2}", str(directory)):
-            what = "a path with a percent sign before two hex digits is taken apart by the table library"
-            raise LayoutError(what, str(directory), "nothing was touched", "choose another name")
-        files = pafs.SubTreeFileSystem(str(directory), pafs.LocalFileSystem())
-        return Root(str(directory), files, directory, {})
-    given = dict(options or {})
-    with border("opening the store's file system", root):
-        base, path = _object_store(scheme, root, given)
-    return Root(root.partition("?")[0].rstrip("/"), pafs.SubTreeFileSystem(path, base), None, given)
+    if scheme in ("s3", "s3a"):
+        return _object_store(root, options or {})
+    if scheme not in ("", "file"):
+        what = f"a store cannot be at {scheme}://"
+        raise LayoutError(what, root, "nothing was touched", "name a directory or s3://bucket/prefix")
+    directory = Path(root) if not scheme else Path(pafs.FileSystem.from_uri(root)[1])
+    directory = directory.expanduser().absolute()
+    if re.search("%[0-9A-Fa-f]{2}", str(directory)):
+        what = "a path with a percent sign before two hex digits is taken apart by the table library"
+        raise LayoutError(what, str(directory), "nothing was touched", "choose another name")
+    return Root(str(directory), pafs.SubTreeFileSystem(str(directory), pafs.LocalFileSystem()), directory, {})
 
 
 def synchronise(path: Path) -> None:
@@ -132,17 +157,24 @@ def _write_durably(path: Path, data: bytes) -> None:
     synchronise(path.parent)
 
 
-def _object_store(scheme: str, root: str, options: Mapping[str, str]) -> tuple[pafs.FileSystem, str]:
-    if scheme not in ("s3", "s3a"):
-        files, path = pafs.FileSystem.from_uri(root)
-        return files, path
-    read = {name: options.get(name, os.environ.get(name)) for name in ("AWS_ENDPOINT_URL", "AWS_REGION")}
-    files = pafs.S3FileSystem(
-        access_key=options.get("AWS_ACCESS_KEY_ID"),
-        secret_key=options.get("AWS_SECRET_ACCESS_KEY"),
-        session_token=options.get("AWS_SESSION_TOKEN"),
-        region=read["AWS_REGION"],
-        endpoint_override=read["AWS_ENDPOINT_URL"],
-    )
-    split = urlsplit(root)
-    return files, f"{split.netloc}{split.path}".rstrip("/")
+def _create_durably(path: Path, data: bytes) -> bool:
+    """A draft beside the file is linked to its name, which fails where the name is taken."""
+    draft = path.with_name(f".{path.name}.{uuid4().hex}")
+    _write_durably(draft, data)
+    try:
+        os.link(draft, path)
+    except FileExistsError:
+        return False
+    finally:
+        draft.unlink()
+        synchronise(path.parent)
+    return True
+
+
+def _object_store(root: str, options: Mapping[str, str]) -> Root:
+    found = settings(options)
+    bucket = locate(root, found)
+    with border("opening the object store", bucket.address):
+        files = file_system(bucket)
+    base = f"{bucket.name}{'/' if bucket.prefix else ''}{bucket.prefix}"
+    return Root(bucket.address, pafs.SubTreeFileSystem(base, files), None, found, bucket, commit_options(found))

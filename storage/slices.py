@@ -9,11 +9,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from storage.books import BOOKS
 from storage.checks import Place, check_rows
 from storage.digests import content_digest
 from storage.errors import DamagedSlice, SchemaError, StoreError, StoreUnavailable
 from storage.parquet import decode
 from storage.refs import File, Slice
+from storage.retirements import Retirements
 from storage.roots import Root
 from storage.schemas import TABLES
 from storage.tables import StoredTable
@@ -27,13 +29,14 @@ class Slices:
 
     def __init__(self, root: Root) -> None:
         self._root = root
+        self.retirements = Retirements(root)
         self._tables: dict[str, StoredTable] = {}
         self._attempts: dict[tuple[str, str], int] = {}
         self._lock = Lock()
 
     def table(self, name: str) -> StoredTable:
         """The kept table of a name; SchemaError if the contract has none."""
-        if name not in TABLES or name in ("ledger", "runs"):
+        if name not in TABLES or TABLES[name] in BOOKS:
             raise SchemaError(f"there is no stage table {name!r}", self._root.address, SAFE, "see storage/schemas.py")
         with self._lock:
             if name not in self._tables:
@@ -61,19 +64,22 @@ class Slices:
         """The rows of slices of one table, slice after slice in the order given, each in its own order.
 
         Listed files are checked by size and SHA-256. Where compaction has moved a slice, its rows are found by attempt
-        and checked by the content digest. Raises DamagedSlice, InvariantBreach, StoreUnavailable.
+        and checked by the content digest. Raises DamagedSlice, SliceExpired, InvariantBreach, StoreUnavailable.
         """
         name = one_table(slices)
         schema = TABLES[name].arrow
-        moved = self._moved(name, [each for each in slices if not self._listed(each)])
-        pieces = [moved[each] if each in moved else self._read_listed(each) for each in slices]
-        rows = pa.concat_tables(pieces) if pieces else schema.empty_table()
+        listed = {each: self._read_listed(each) for each in slices}
+        try:
+            moved = self._moved(name, [each for each, found in listed.items() if found is None])
+        except DamagedSlice as error:
+            raise self.retirements.explain(slices) or error from error
+        pieces = {**{each: rows for each, rows in listed.items() if rows is not None}, **moved}
+        rows = pa.concat_tables([schema.empty_table(), *(pieces[each] for each in slices)])
         return rows if columns is None else rows.select(list(columns))
 
     def stored(self, piece: Slice) -> pa.Table:
         """The verified rows of a slice as they are stored, out of its listed files; without the run column."""
-        schema = self.table(piece.table).data_schema
-        rows = pa.concat_tables([schema.empty_table(), *(self._read_file(piece, file, schema) for file in piece.files)])
+        rows = self._listed_rows(piece)
         _stage_rows(rows, piece)
         return rows
 
@@ -91,11 +97,19 @@ class Slices:
             self._attempts[table, attempt] = count + 1
         return f"{attempt}.{count}" if count else attempt
 
-    def _listed(self, piece: Slice) -> bool:
-        return all(self._root.exists(f"tables/{piece.table}/{file.path}") for file in piece.files)
+    def _read_listed(self, piece: Slice) -> pa.Table | None:
+        """The rows out of the slice's own files; None where compaction has put them elsewhere."""
+        try:
+            rows = self._listed_rows(piece)
+        except DamagedSlice as error:
+            if isinstance(error.__cause__, FileNotFoundError):
+                return None
+            raise
+        return _stage_rows(rows, piece)
 
-    def _read_listed(self, piece: Slice) -> pa.Table:
-        return _stage_rows(self.stored(piece), piece)
+    def _listed_rows(self, piece: Slice) -> pa.Table:
+        schema = self.table(piece.table).data_schema
+        return pa.concat_tables([schema.empty_table(), *(self._read_file(piece, each, schema) for each in piece.files)])
 
     def _read_file(self, piece: Slice, file: File, schema: pa.Schema) -> pa.Table:
         path = f"tables/{piece.table}/{file.path}"

@@ -1,10 +1,8 @@
 """The store: one root that holds many runs. This is the door that stages and flows come through."""
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from uuid import uuid4
 
 import polars as pl
 import pyarrow as pa
@@ -12,8 +10,9 @@ import pyarrow as pa
 from storage.errors import LayoutError, border
 from storage.ledger import Ledger
 from storage.policies import Policies
+from storage.quarantines import Quarantines
 from storage.refs import Slice
-from storage.roots import Root, make_directory, open_root, synchronise
+from storage.roots import Root, open_root
 from storage.runs import Runs
 from storage.slices import Slices
 
@@ -29,6 +28,7 @@ class Store:
         self.slices = Slices(root)
         self.ledger = Ledger(root)
         self.runs = Runs(root)
+        self.quarantines = Quarantines(root)
         self.policies = Policies(root)
 
     def append(self, table: str, rows: pa.Table, *, run: str, step: int, key: str, attempt: str) -> Slice:
@@ -80,7 +80,7 @@ def _check_layout(root: Root) -> None:
                 "nothing was touched",
                 "name an empty or new directory, or an existing store",
             )
-        _found(root)
+        root.create(FORMAT, json.dumps({"layout": LAYOUT}).encode())  # whoever comes first; it is checked like any
     text = root.read(FORMAT)
     try:
         layout = json.loads(text)["layout"]
@@ -90,24 +90,8 @@ def _check_layout(root: Root) -> None:
     if layout != LAYOUT:
         what = f"the store has layout {layout}, this version of the program reads layout {LAYOUT}"
         raise LayoutError(what, root.address, "nothing was touched", _DO)
+    if root.bucket is not None:
+        root.bucket.require_conditional_puts(FORMAT, text)
 
 
 _DO = "use the version of the program that made the store, or another root"
-
-
-def _found(root: Root) -> None:
-    """Write the layout version into a new root: whole or not at all, by whoever comes first."""
-    text = json.dumps({"layout": LAYOUT}).encode()
-    if root.directory is None:
-        root.write(FORMAT, text)
-        return
-    make_directory(root.directory)
-    draft = f".{FORMAT}.{uuid4().hex}"
-    root.write(draft, text)
-    try:
-        os.link(root.directory / draft, root.directory / FORMAT)
-    except FileExistsError:
-        pass  # another process was first; what it wrote is checked like any other
-    finally:
-        (root.directory / draft).unlink()
-    synchronise(root.directory)

@@ -38,6 +38,8 @@ PROPERTIES = {
     "delta.deletedFileRetentionDuration": "interval 7 days",
 }
 ATTEMPTS_TO_COMMIT = 50
+KEPT_LOGS = 64
+"""Versions of the log that are kept in memory once read."""
 
 
 class Raced(Exception):
@@ -69,6 +71,8 @@ class StoredTable:
         with border(f"opening table {name!r}", root.child(self.place)):
             self._delta = self._open()
         self._active: tuple[int, list[Active]] = (-1, [])
+        self._numbers: dict[str, tuple[int, int]] = {}
+        self._logs: dict[int, str] = {}
 
     @property
     def version(self) -> int:
@@ -83,26 +87,36 @@ class StoredTable:
         """
         file = self._write([rows], run)
         try:
-            self._commit([self._addition(file, rows, run, new=True)], file.path, transaction)
+            self._commit(
+                [self._addition(file, rows, run, new=True)], file.path, dict([transaction] if transaction else [])
+            )
         except Raced:
-            self._root.files.delete_file(f"{self.place}/{file.path}")
+            self._root.delete(f"{self.place}/{file.path}")
             raise
         return file
 
-    def replace(self, old: Sequence[Active], groups: Sequence[pa.Table], run: str) -> None:
+    def replace(
+        self, old: Sequence[Active], groups: Sequence[pa.Table], run: str, marks: Mapping[str, int] | None = None
+    ) -> None:
         """Swap files for one that holds the same rows, a row group for each of `groups`, in one commit.
 
+        Where rows are to be removed, `groups` are the rows that stay, perhaps none, and `marks` (numbers by application
+        id, committed together with the swap) tell every other reader. A mark of the mark's last number plus one makes
+        the swap fail where others wrote that mark since.
         Raises Raced, with nothing changed, where another swap came since the handle last moved.
         """
-        file = self._write(groups, run)
+        file = self._write(groups, run) if groups else None
         swap: list[AddAction | RemoveAction] = [
             RemoveAction(each.path, False, int(time.time() * 1000), each.size, {PARTITION: run}) for each in old
         ]
-        swap.append(self._addition(file, pa.concat_tables(groups), run, new=False))
+        if file is not None:
+            swap.append(self._addition(file, pa.concat_tables(groups), run, new=False))
+        numbers = {"compaction": self.transaction_version("compaction") + 1, **(marks or {})}
         try:
-            self._commit(swap, file.path, ("compaction", self.transaction_version("compaction") + 1))
+            self._commit(swap, file.path if file else uuid4().hex, numbers)
         except Raced:
-            self._root.files.delete_file(f"{self.place}/{file.path}")
+            if file is not None:
+                self._root.delete(f"{self.place}/{file.path}")
             raise
 
     def fold(self, run: str, min_files: int) -> int:
@@ -148,8 +162,16 @@ class StoredTable:
                 return [each.path for each in self.active()], version
 
     def transaction_version(self, application: str) -> int:
-        """The number of the last commit under an application id at the version seen; 0 before the first."""
-        return int(self._delta.transaction_version(application) or 0)
+        """The number of the last commit under an application id at the version seen; 0 before the first.
+
+        The library reads all of the log since its last checkpoint to tell; what came since we last asked is enough.
+        """
+        with self.lock:
+            seen, number = self._numbers.get(application, (-1, 0))
+            if seen != self.version:
+                number = self._number(application, seen, number)
+                self._numbers[application] = (self.version, number)
+            return number
 
     def active(self) -> list[Active]:
         """The files of the version seen."""
@@ -161,12 +183,15 @@ class StoredTable:
 
     def read(self, path: str, attempts: Collection[str] | None = None) -> pa.Table:
         """Rows of a file that the table holds, by page checksums but without digest; without the run column."""
-        where = self._root.child(f"{self.place}/{path}")
-        with border("reading a file", where), self._root.files.open_input_file(f"{self.place}/{path}") as source:
-            return decode(source, self.data_schema, attempts)
+        inside = f"{self.place}/{path}"
+        with border("reading a file", self._root.child(inside)):
+            if attempts is None and self._root.directory is None:
+                return decode(pa.BufferReader(self._root.read(inside)), self.data_schema)  # one request
+            with self._root.files.open_input_file(inside) as source:
+                return decode(source, self.data_schema, attempts)
 
     def _open(self) -> DeltaTable:
-        address, options = self._root.child(self.place), dict(self._root.options) or None
+        address, options = self._root.child(self.place), dict(self._root.commits) or None
         try:
             delta = DeltaTable(address, storage_options=options)
         except TableNotFoundError:
@@ -208,12 +233,16 @@ class StoredTable:
         }
         return AddAction(file.path, file.size, {PARTITION: run}, int(time.time() * 1000), new, json.dumps(stats))
 
-    def _commit(self, actions: list[Any], witness: str, transaction: tuple[str, int] | None) -> None:
-        """Commit, and after any error look whether the commit is there: `witness` is a path that only it adds."""
-        properties = CommitProperties(app_transactions=[Transaction(*transaction)] if transaction else None)
+    def _commit(self, actions: list[Any], witness: str, numbers: Mapping[str, int]) -> None:
+        """Commit, and after any error look whether the commit is there: `witness` is a name that only it holds.
+
+        `numbers` by application id go with it; where there are any, whoever else wrote one of them since wins.
+        """
+        transactions = [Transaction(*number) for number in numbers.items()]
+        properties = CommitProperties({"witness": witness}, app_transactions=transactions or None)
         with self.lock, border(f"committing to table {self.name!r}", self._root.child(self.place)):
             for attempt in range(ATTEMPTS_TO_COMMIT):
-                if transaction is None:
+                if not numbers:
                     self.refresh()  # a handle long idle could not be compared with a log that was pruned since
                 before = self.version
                 try:
@@ -223,11 +252,14 @@ class StoredTable:
                         return
                     if not isinstance(error, CommitFailedError):
                         raise
-                    if transaction is not None:
+                    if numbers:
                         raise Raced(self.name) from error
                     time.sleep(random.uniform(0, 0.02 * (attempt + 1)))
                 else:
-                    self._settle(before, witness)
+                    if self._root.directory is not None:
+                        self._settle(before, witness)
+                    else:
+                        self._prune(before + 1)  # an answered put is on disk; the next look moves the handle on
                     return
         what = f"table {self.name!r} is too busy: {ATTEMPTS_TO_COMMIT} commits lost their race"
         raise StoreUnavailable(what, self._root.child(self.place), "everything in the ledger", "run the same again")
@@ -238,11 +270,11 @@ class StoredTable:
         )
 
     def _settle(self, before: int, witness: str) -> bool:
-        """Move the handle on; if one of the new versions adds `witness`, force its log to the disk and say so."""
+        """Move the handle on; if one of the new versions holds `witness`, force its log to the disk and say so."""
         self.refresh()
         for version in range(self.version, before, -1):  # newest first: old ones may have been pruned
             try:
-                found = witness in self._paths_of(version, copies=True)
+                found = witness in self._log(version)
             except FileNotFoundError:
                 return False
             if found:
@@ -256,15 +288,40 @@ class StoredTable:
         if (version + 1) % CHECKPOINT_INTERVAL == 0:
             written += [f"{log}/{version:020d}.checkpoint.parquet", f"{log}/_last_checkpoint"]
         self._root.make_durable(*written)
+        self._prune(version)
+
+    def _prune(self, version: int) -> None:
         if (version + 1) % PRUNE_INTERVAL == 0:
             with suppress(StoreError):  # the commit is safe; pruning can wait
                 prune_log(self._root, self.place)
 
-    def _paths_of(self, version: int, copies: bool = False) -> list[str]:
-        """The paths that one version adds; with `copies`, also those that only repeat rows."""
-        text = self._root.read(f"{self.place}/_delta_log/{version:020d}.json").decode()
-        additions = [action["add"] for line in text.splitlines() if "add" in (action := json.loads(line))]
-        return [each["path"] for each in additions if copies or each["dataChange"]]
+    def _paths_of(self, version: int) -> list[str]:
+        """The paths of files with new rows that one version adds; not of those that only repeat rows."""
+        actions = (json.loads(line) for line in self._log(version).splitlines())
+        additions = [action["add"] for action in actions if "add" in action]
+        return [each["path"] for each in additions if each["dataChange"]]
+
+    def _number(self, application: str, seen: int, number: int) -> int:
+        """The number of an application id now, where it was `number` at version `seen` (-1: not known)."""
+        if not 0 <= seen <= self.version < seen + KEPT_LOGS:
+            return int(self._delta.transaction_version(application) or 0)
+        try:
+            with border(f"reading the log of table {self.name!r}", self._root.child(self.place)):
+                logs = [self._log(version) for version in range(seen + 1, self.version + 1)]
+        except StoreUnavailable as error:
+            if not isinstance(error.__cause__, FileNotFoundError):  # else it was pruned
+                raise
+            return int(self._delta.transaction_version(application) or 0)
+        found = [json.loads(line).get("txn") for log in logs for line in log.splitlines() if '"txn"' in line]
+        return int(next((each["version"] for each in reversed(found) if each and each["appId"] == application), number))
+
+    def _log(self, version: int) -> str:
+        """The text of one version, which never changes; the last ones read are kept."""
+        if version not in self._logs:
+            self._logs[version] = self._root.read(f"{self.place}/_delta_log/{version:020d}.json").decode()
+            for old in sorted(self._logs)[:-KEPT_LOGS]:
+                del self._logs[old]
+        return self._logs[version]
 
 
 def _active(row: Mapping[str, Any]) -> Active:

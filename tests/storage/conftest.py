@@ -1,10 +1,12 @@
 """A new store for each test, at a root whose name holds a space."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from storage.store import Store, open_store
+from tests.storage.s3_host import S3Host
 
 
 @pytest.fixture
@@ -15,3 +17,27 @@ def root(tmp_path: Path) -> Path:
 @pytest.fixture
 def store(root: Path) -> Store:
     return open_store(root)
+
+
+@pytest.fixture(scope="session")
+def s3_host() -> Iterator[S3Host]:
+    """An S3 server on loopback, one for all tests."""
+    host = S3Host()
+    yield host
+    host.stop()
+
+
+@pytest.fixture
+def s3(s3_host: S3Host, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Host]:
+    """The server, well-behaved before and after the test, in the environment as a user would name it."""
+    for name, value in s3_host.environment.items():
+        monkeypatch.setenv(name, value)
+    s3_host.requests()
+    yield s3_host
+    s3_host.behave()
+
+
+@pytest.fixture
+def s3_root(s3: S3Host) -> str:
+    """The URL of a new place."""
+    return s3.new_place()

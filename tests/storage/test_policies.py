@@ -1,12 +1,10 @@
-"""A policy is a complete directory or absent, on a local disk and elsewhere."""
+"""A policy is a complete directory or absent, on a local disk and in an object store."""
 
 import importlib
 import tempfile
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
-import pyarrow.fs as pafs
 import pytest
 
 from storage.errors import DamagedSlice, NoSpace, PolicyAbsent, PolicyConflict, StoreError
@@ -16,14 +14,13 @@ from storage.roots import Root, open_root
 FILES = {"config.json": "{}", "model.safetensors": "weights", "sub/tokenizer.json": "tokens"}
 
 
-@pytest.fixture(params=["local", "elsewhere"])
+@pytest.fixture(params=["local", pytest.param("s3", marks=pytest.mark.engine)])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Root:
-    """A local root, and the same files seen as a file system that is not local."""
-    root = open_root(str(tmp_path / "a root"))
+    """A local root, and one in an object store."""
+    if request.param == "s3":
+        return open_root(request.getfixturevalue("s3_root"))
     (tmp_path / "a root").mkdir()
-    if request.param == "local":
-        return root
-    return replace(root, directory=None, files=pafs.SubTreeFileSystem(str(tmp_path / "a root"), pafs.LocalFileSystem()))
+    return open_root(str(tmp_path / "a root"))
 
 
 @pytest.fixture
@@ -175,7 +172,8 @@ def test_a_full_disk_leaves_it_absent(policies: Policies, monkeypatch: pytest.Mo
 
     scratch = write(policies.scratch("k"))
     with monkeypatch.context() as patch:
-        patch.setattr("storage.policies._manifest", full)
+        for module in ("policies", "uploads"):
+            patch.setattr(f"storage.{module}.manifest", full)
         with pytest.raises(NoSpace):
             policies.publish(scratch, "k")
     assert policies.find("k") is None

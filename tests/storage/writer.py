@@ -13,7 +13,7 @@ from tests.storage.rows import entry, messages
 def main() -> None:
     root, what, *rest = sys.argv[1:]
     store = open_store(root)
-    {"steps": steps, "race": race, "policies": policies, "read": read}[what](store, *rest)
+    {"steps": steps, "race": race, "policies": policies, "read": read, "rows": rows}[what](store, *rest)
 
 
 def steps(store: Store, attempt: str) -> None:
@@ -35,6 +35,15 @@ def race(store: Store, attempt: str, count: str) -> None:
     sys.stdin.readline()
     for number in range(int(count)):
         print(store.ledger.commit(entry(f"key-{number}", attempt=attempt)).attempt, flush=True)
+
+
+def rows(store: Store, run: str, count: str) -> None:
+    """Commit rows of a run of its own, once told to go."""
+    print("ready", flush=True)
+    sys.stdin.readline()
+    for number in range(int(count)):
+        store.ledger.commit(entry(f"{run}-{number}", run=run))
+        print(number, flush=True)
 
 
 def policies(store: Store, attempt: str) -> None:

@@ -1,0 +1,181 @@
+"""Signed requests to one place in an S3-compatible object store: what Arrow and Delta do not offer.
+
+That is putting an object only where there is none, which decides who was first, and deleting one without leaving a
+marker of its directory behind. Everything else goes through Arrow, Delta and Polars, with the same settings.
+"""
+
+import hashlib
+import http.client
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from threading import local
+from urllib.parse import quote, urlsplit
+
+from storage.errors import LayoutError, StoreError, StoreUnavailable
+from storage.signing import authorize
+
+SECONDS_TO_CONNECT = 5
+SECONDS_TO_ANSWER = 60
+TRIALS = 4
+FIRST_PAUSE = 0.2
+"""Seconds before the second trial of a request; doubled before each one after."""
+DONE = (200, 204, 206, 412, 416)
+"""Answers that say what was asked: 412 that a condition does not hold, 416 that an object is shorter than a range."""
+AGAIN = (409, 429, 500, 502, 503, 504)
+"""Answers that may be others a moment later; 409 is a conditional put that met another one under way."""
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """A bucket, a prefix in it, and what requests to it are signed with; keys given to it are below the prefix."""
+
+    name: str
+    prefix: str
+    endpoint: str
+    region: str
+    access_key: str
+    secret_key: str = field(repr=False)
+    session_token: str = field(default="", repr=False)
+    _kept: local = field(default_factory=local, repr=False, compare=False)
+
+    @property
+    def address(self) -> str:
+        """The place as a URL."""
+        return f"s3://{self.name}{'/' if self.prefix else ''}{self.prefix}"
+
+    def get(self, key: str) -> bytes:
+        """All bytes of an object; FileNotFoundError where there is none."""
+        return self._request("GET", key)[1]
+
+    def holds(self, key: str) -> bool:
+        """Say whether there is an object of that key."""
+        try:
+            self._request("GET", key, headers={"range": "bytes=0-0"})
+        except FileNotFoundError:
+            return False
+        return True
+
+    def put_new(self, key: str, data: bytes) -> bool:
+        """Put an object where there is none, whole or not at all; False where there is one already.
+
+        Also False where an earlier trial of ours was done and its answer lost: look what is there.
+        """
+        return self._request("PUT", key, data, {"if-none-match": "*"})[0] != 412
+
+    def delete(self, key: str) -> None:
+        """Remove an object; one that is gone already is fine."""
+        self._request("DELETE", key)
+
+    def require_conditional_puts(self, key: str, data: bytes) -> None:
+        """Raise StoreError unless the server refuses to put an object where there is one: `key`, which holds `data`.
+
+        A server that ignored the condition would let two commits take the same number, and one would be lost
+        silently. Where we may not write, nothing can be lost and nothing is said.
+        """
+        try:
+            refused = not self.put_new(key, data)
+        except PermissionError:
+            return
+        if not refused:
+            raise self._unconditional("it wrote over an object although it was told not to (If-None-Match)")
+
+    def _request(
+        self, method: str, key: str, data: bytes = b"", headers: Mapping[str, str] | None = None
+    ) -> tuple[int, bytes]:
+        path = quote(f"/{self.name}/{self.prefix}{'/' if self.prefix else ''}{key}", safe="/-_.~")
+        pause = FIRST_PAUSE
+        for trial in range(1, TRIALS + 1):
+            try:
+                status, found, body = self._once(method, path, data, dict(headers or {}))
+            except (OSError, http.client.HTTPException) as error:
+                if trial == TRIALS or isinstance(error, TimeoutError):
+                    raise self._unreachable(error) from error
+            else:
+                if status in DONE:
+                    return status, body
+                if status not in AGAIN or trial == TRIALS:
+                    raise self._refused(method, key, status, found, body)
+            time.sleep(pause)
+            pause *= 2
+        raise AssertionError("the last trial returns or raises")
+
+    def _once(
+        self, method: str, path: str, data: bytes, headers: dict[str, str]
+    ) -> tuple[int, http.client.HTTPMessage, bytes]:
+        """One exchange over this thread's connection; where that was kept and is stale, another over a new one."""
+        kept = getattr(self._kept, "connection", None)
+        connection = kept or self._connect()
+        self._kept.connection = None
+        try:
+            host = urlsplit(self.endpoint).netloc
+            connection.request(method, path, data or None, self._signed(method, path, data, headers, host))
+            answer = connection.getresponse()
+            found = answer.status, answer.headers, answer.read()
+        except (OSError, http.client.HTTPException):
+            connection.close()
+            if kept is None:
+                raise
+            return self._once(method, path, data, headers)
+        self._kept.connection = connection
+        return found
+
+    def _connect(self) -> http.client.HTTPConnection:
+        split = urlsplit(self.endpoint)
+        kind = http.client.HTTPSConnection if split.scheme == "https" else http.client.HTTPConnection
+        connection = kind(split.netloc, timeout=SECONDS_TO_CONNECT)
+        connection.connect()
+        connection.sock.settimeout(SECONDS_TO_ANSWER)
+        return connection
+
+    def _signed(self, method: str, path: str, data: bytes, headers: Mapping[str, str], host: str) -> dict[str, str]:
+        now = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+        digest = hashlib.sha256(data).hexdigest()
+        signed = {**headers, "host": host, "x-amz-content-sha256": digest, "x-amz-date": now}
+        if self.session_token:
+            signed["x-amz-security-token"] = self.session_token
+        authorization = authorize(method, path, signed, digest, self.access_key, self.secret_key, self.region)
+        return {**signed, "authorization": authorization}
+
+    def _unreachable(self, error: BaseException) -> StoreUnavailable:
+        what = f"the object store does not answer: {type(error).__name__}: {error}"
+        advice = "check AWS_ENDPOINT_URL and that the server runs, then run the same again"
+        return StoreUnavailable(what, f"{self.address} at {self.endpoint}", "everything that the ledger names", advice)
+
+    def _unconditional(self, how: str) -> LayoutError:
+        what = f"the object store does not keep writers apart: {how}"
+        advice = (
+            "two writers would lose each other's commits without notice; take a server with conditional puts (AWS S3, "
+            "a current MinIO), or a store in a directory"
+        )
+        return LayoutError(what, f"{self.address} at {self.endpoint}", "nothing else was written", advice)
+
+    def _refused(
+        self, method: str, key: str, status: int, headers: http.client.HTTPMessage, body: bytes
+    ) -> StoreError | OSError:
+        """The error for an answer that is none of those hoped for."""
+        code = _between(body, b"Code") or str(status)
+        if status == 404 and code != "NoSuchBucket":
+            return FileNotFoundError(f"{self.address}/{key}")
+        if status in (301, 307, 400) and (region := headers.get("x-amz-bucket-region", "")) not in ("", self.region):
+            what, advice = f"the bucket is in region {region}, not {self.region}", f"set AWS_REGION={region}"
+        elif status == 404:
+            what, advice = f"there is no bucket {self.name!r}", "make the bucket, or name another with --store"
+        elif status in (400, 501) and method == "PUT":
+            return self._unconditional(f"it answered a put with the condition If-None-Match with {status} {code}")
+        elif status in (401, 403) and method == "PUT":
+            return PermissionError(f"{self.address}/{key}: {status} {code}")
+        elif status in (401, 403):
+            what = f"the object store refuses us: {status} {code}"
+            advice = "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN, and what they may do there"
+        else:
+            what = f"the object store answered {method} with {status} {code}: {_between(body, b'Message')[:200]}"
+            advice = "check that it is an S3-compatible server and well, then run the same again"
+        return StoreUnavailable(what, f"{self.address} at {self.endpoint}", "nothing was written", advice)
+
+
+def _between(body: bytes, tag: bytes) -> str:
+    found = re.search(b"<" + tag + b">([^<]*)</" + tag + b">", body)
+    return found[1].decode(errors="replace") if found else ""

@@ -1,0 +1,147 @@
+"""Policies in an object store: uploaded under a name of their own, then named by a manifest, put only where none is.
+
+What a killed upload left is named by no manifest: nobody sees it, and `sweep` removes it a day later.
+"""
+
+import hashlib
+import os
+import shutil
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from uuid import uuid4
+
+import pyarrow.fs as pafs
+
+from storage.errors import DamagedSlice, border
+from storage.manifests import MANIFEST, Policy, check_files, manifest, parse
+from storage.refs import File
+from storage.roots import Root
+from storage.scratches import Scratches
+
+CHUNK = 1 << 22
+KEPT_COPIES = 4
+"""Local copies of policies that stay whatever their age."""
+KEPT_SECONDS = 3600
+"""How long a local copy stays after it was last asked for: whoever asked may be about to read it."""
+
+
+class Uploads:
+    """Puts policies into an object store and keeps local copies of those asked for."""
+
+    def __init__(self, root: Root, copies: Path, scratches: Scratches) -> None:
+        self._root = root
+        self._copies = copies
+        self._scratches = scratches
+
+    def put(self, source: Path, policy_key: str, weights_sha256: str, files: Sequence[File]) -> None:
+        """Upload a new policy; where another process was first with the key, its policy stands and ours is removed."""
+        below = self._upload(source, policy_key, files)
+        name = f"policies/{policy_key}/{MANIFEST}"
+        if self._root.create(name, manifest(weights_sha256, files, below).encode()):
+            return
+        if parse(self._root.read(name), policy_key).place != f"policies/{policy_key}{below}":
+            self._remove([f"policies/{policy_key}{below}/{file.path}" for file in files])
+
+    def add(self, source: Path, standing: Policy, files: Sequence[File]) -> None:
+        """Upload files that a policy lacks; its new manifest names them as well."""
+        below = self._upload(source, standing.policy_key, files)
+        top = f"policies/{standing.policy_key}"
+        places = {path: place.removeprefix(top) for path, place in standing.added.items()}
+        added = {**places, **{file.path: below for file in files}}
+        text = manifest(standing.weights_sha256, (*standing.files, *files), standing.place.removeprefix(top), added)
+        self._root.write(f"{top}/{MANIFEST}", text.encode())
+
+    def copy(self, policy: Policy) -> Path:
+        """A local directory with the policy's files: an earlier copy of the right sizes, else a verified download."""
+        target = self._place(policy)
+        try:
+            check_files(target, policy.files, verify=False)
+        except DamagedSlice:
+            shutil.rmtree(target, ignore_errors=True)
+            self._download(policy, target)
+        with suppress(FileNotFoundError):
+            os.utime(target)
+        return target
+
+    def keep(self, source: Path, policy: Policy) -> None:
+        """Make a scratch directory with exactly the policy's files its local copy, which saves the download."""
+        self._settle(source, self._place(policy))
+
+    def sweep(self, hours: int) -> int:
+        """Delete objects below policies that no manifest names and that are older than so many hours; return how many.
+
+        A download under way that began with a manifest since replaced is safe: files are only ever added to one.
+        """
+        oldest = datetime.now(UTC) - timedelta(hours=hours)
+        with border("looking for what killed uploads left", self._root.child("policies")):
+            found = [info for info in self._files("policies") if info.mtime is not None and info.mtime <= oldest]
+            by_key: dict[str, list[str]] = {}
+            for info in found:
+                if info.path.split("/")[1].startswith("."):
+                    continue  # what is said about policies, not part of one
+                by_key.setdefault(info.path.split("/")[1], []).append(info.path)
+            orphans = [path for key, paths in by_key.items() for path in sorted(set(paths) - self._named(key))]
+            self._remove(orphans)
+        return len(orphans)
+
+    def _upload(self, source: Path, policy_key: str, files: Sequence[File]) -> str:
+        below = f"/{uuid4().hex[:12]}"
+        for file in files:
+            place = f"policies/{policy_key}{below}/{file.path}"
+            with open(source / file.path, "rb") as read, self._root.writer(place) as write:
+                shutil.copyfileobj(read, write, CHUNK)
+        return below
+
+    def _download(self, policy: Policy, target: Path) -> None:
+        ours = self._scratches.make(policy.policy_key)
+        try:
+            with border(f"downloading policy {policy.policy_key!r}", self._root.child(policy.place)):
+                for file in policy.files:
+                    (ours / file.path).parent.mkdir(parents=True, exist_ok=True)
+                    place = policy.place_of(file)
+                    with self._root.files.open_input_stream(place) as read, open(ours / file.path, "wb") as write:
+                        shutil.copyfileobj(read, write, CHUNK)
+            check_files(ours, policy.files, verify=True)
+            self._settle(ours, target)
+        finally:
+            self._scratches.discard(ours)
+
+    def _settle(self, ours: Path, target: Path) -> None:
+        self._drop_old()
+        try:
+            os.rename(ours, target)
+        except OSError:
+            if not target.is_dir():  # else another process was first
+                raise
+
+    def _drop_old(self) -> None:
+        copies = [path for path in self._copies.iterdir() if path.is_dir() and not path.name.startswith(".")]
+        used = {path: path.stat().st_mtime for path in copies}
+        newest_first = sorted(copies, key=lambda path: -used[path])
+        for path in newest_first[KEPT_COPIES:]:
+            if used[path] < time.time() - KEPT_SECONDS:
+                shutil.rmtree(path, ignore_errors=True)
+
+    def _place(self, policy: Policy) -> Path:
+        """The place of the local copy of exactly these files."""
+        told = manifest(policy.weights_sha256, policy.files)
+        return self._copies / f"{policy.policy_key}-{hashlib.sha256(told.encode()).hexdigest()[:16]}"
+
+    def _files(self, below: str) -> list[pafs.FileInfo]:
+        found = self._root.files.get_file_info(pafs.FileSelector(below, allow_not_found=True, recursive=True))
+        return [info for info in found if info.type == pafs.FileType.File]
+
+    def _named(self, policy_key: str) -> set[str]:
+        name = f"policies/{policy_key}/{MANIFEST}"
+        try:
+            policy = parse(self._root.read(name), policy_key)
+        except FileNotFoundError:
+            return set()
+        return {name, *(policy.place_of(file) for file in policy.files)}
+
+    def _remove(self, paths: Sequence[str]) -> None:
+        for path in paths:
+            self._root.delete(path)

@@ -1,0 +1,118 @@
+"""Settings of an object store: what is wrong with them is said before anything is asked of a server."""
+
+from collections.abc import Mapping
+
+import pytest
+
+from storage.errors import LayoutError, StoreError
+from storage.roots import open_root
+from storage.s3 import SETTINGS, commit_options, locate, settings
+from storage.signing import authorize
+
+GIVEN = {
+    "AWS_ENDPOINT_URL": "http://127.0.0.1:9",
+    "AWS_ACCESS_KEY_ID": "key",
+    "AWS_SECRET_ACCESS_KEY": "very secret",
+    "AWS_ALLOW_HTTP": "true",
+}
+
+
+@pytest.fixture(autouse=True)
+def bare(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*SETTINGS, "AWS_DEFAULT_REGION"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_a_signature_is_that_of_the_documentation() -> None:
+    """The example "GET Object" of AWS's page on signatures in the Authorization header."""
+    nothing = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+    headers = {
+        "host": "examplebucket.s3.amazonaws.com",
+        "range": "bytes=0-9",
+        "x-amz-content-sha256": nothing,
+        "x-amz-date": "20130524T000000Z",
+    }
+    keys = "AKIAIOSFODNN7EXAMPLE", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY", "us-east-1"
+    told = authorize("GET", "/test.txt", headers, nothing, *keys)
+    assert told == (
+        "AWS4-HMAC-SHA256 Credential=AKIAIOSFODNN7EXAMPLE/20130524/us-east-1/s3/aws4_request, "
+        "SignedHeaders=host;range;x-amz-content-sha256;x-amz-date, "
+        "Signature=f0e8bdb87c964420e857bd35b5d6ed310bd44f0170aba48dd91039c6036bdb41"
+    )
+
+
+def test_given_settings_come_before_the_environment_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "https://elsewhere")
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "token")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-west-3")
+    found = settings(GIVEN)
+    assert found == {**GIVEN, "AWS_SESSION_TOKEN": "token", "AWS_REGION": "eu-west-3"}
+    assert settings({})["AWS_ENDPOINT_URL"] == "https://elsewhere"
+    assert commit_options(found)["aws_conditional_put"] == "etag"
+
+
+def test_without_an_endpoint_it_is_aws() -> None:
+    given = settings({**GIVEN, "AWS_ENDPOINT_URL": "", "AWS_REGION": "eu-central-1"})
+    assert locate("s3://bucket", given).endpoint == "https://s3.eu-central-1.amazonaws.com"
+    assert settings({})["AWS_REGION"] == "us-east-1"
+
+
+@pytest.mark.parametrize(
+    ("url", "address"),
+    [
+        ("s3://bucket", "s3://bucket"),
+        ("s3://bucket/", "s3://bucket"),
+        ("s3a://my.bucket/a/b-c/", "s3://my.bucket/a/b-c"),
+    ],
+)
+def test_a_place_has_one_address(url: str, address: str) -> None:
+    root = open_root(url, GIVEN)
+    assert root.address == address
+    assert root.directory is None
+    assert root.child("x") == f"{address}/x"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "s3://",
+        "s3:///prefix",
+        "s3://bucket//prefix",
+        "s3://bucket/a b",
+        "s3://bucket/../other",
+        "s3://bucket/a%20b",
+        "s3://bucket/a?region=x",
+        "s3://key:secret@bucket/a",
+        "gs://bucket/a",
+        "abfss://container@account/a",
+        "ftp://host/a",
+    ],
+)
+def test_other_places_are_refused(url: str) -> None:
+    with pytest.raises(LayoutError, match="s3://bucket/prefix"):
+        open_root(url, GIVEN)
+
+
+@pytest.mark.parametrize(
+    ("spoilt", "told"),
+    [
+        ({"AWS_ACCESS_KEY_ID": ""}, "AWS_ACCESS_KEY_ID not set"),
+        (
+            {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""},
+            "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY not set",
+        ),
+        ({"AWS_ALLOW_HTTP": ""}, "set AWS_ALLOW_HTTP=true"),
+        ({"AWS_ENDPOINT_URL": "127.0.0.1:9"}, "no address of a server"),
+        ({"AWS_ENDPOINT_URL": "http://127.0.0.1:9/minio"}, "no address of a server"),
+    ],
+)
+def test_what_is_wrong_with_settings_is_said(spoilt: Mapping[str, str], told: str) -> None:
+    with pytest.raises(StoreError, match=told) as caught:
+        open_root("s3://bucket/a", {**GIVEN, **spoilt})
+    assert caught.value.safe == "nothing was touched"
+
+
+def test_secrets_are_not_told() -> None:
+    root = open_root("s3://bucket/a", {**GIVEN, "AWS_SESSION_TOKEN": "also secret"})
+    assert "secret" not in repr(root)
+    assert root.options["AWS_SECRET_ACCESS_KEY"] == "very secret"
