@@ -57,16 +57,17 @@ def check_sampled(kept: Kept, credit: Credit) -> None:
     The log-probs of such a trace (a demonstration, an import of text or of token ids alone) are zeros: its importance
     ratio would be the policy's probability, and means nothing.
     """
-    unsampled = pc.equal(kept.traces["policy_key"], "").to_numpy().astype(np.bool_)
+    unsampled = np.array([key == "" for key in texts(kept.traces["policy_key"])], np.bool_)
     weighted = np.zeros(kept.traces.num_rows, np.bool_)
     weighted[kept.owner[kept.mask.row_of_value[credit.rl != 0]]] = True
     if len(wrong := np.flatnonzero(unsampled & weighted)):
         raise ImportedWithoutTokens(
-            f"table traces, column policy_key: {len(wrong)} kept traces, first {kept.traces['trace_id'][int(wrong[0])]}, "
-            "have tokens that no policy sampled, or none with log-probs: the renderer made them of imported text, or "
-            "the file held token ids alone. The rl component needs the log-prob of every token. Nothing was trained; "
-            "the rows are safe. Train on them with advantage.type=supervised, or score and export them; for "
-            "reinforcement learning import traces with token ids and log-probs (verifiers with a `train` client)."
+            f"table traces, column policy_key: {len(wrong)} kept traces, first "
+            f"{kept.traces['trace_id'][int(wrong[0])]}, have tokens that no policy sampled, or none with log-probs: "
+            "the renderer made them of text, or an imported file held token ids alone. The rl component needs the "
+            "log-prob of every token. Nothing was trained on; the rows are safe. Train on them with "
+            "advantage.type=supervised, or score or export them. For reinforcement learning, import traces with token "
+            "ids and log-probs (verifiers writes them where its client is of type train)."
         )
 
 
