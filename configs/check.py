@@ -125,8 +125,9 @@ def _reinforcement(config: RunConfig) -> Iterator[str]:
             f"packing.tokens_per_row: a row of {config.packing.tokens_per_row} tokens cannot hold the longest sample, "
             f"engine.max_model_len {config.engine.max_model_len}"
         )
-    if config.advantage.type == "grpo" and config.assignment.group_size == 1:
-        yield "assignment.group_size: grpo compares the rollouts of a group; with 1 every advantage is zero"
+    kind = config.advantage.type
+    if kind in ("grpo", "rloo") and config.assignment.group_size == 1:
+        yield f"assignment.group_size: {kind} compares the rollouts of a group; with 1 there is nothing to compare"
     if config.rollout.temperature == 0:
         yield "rollout.temperature: training needs a temperature above 0; at 0 the rollouts of a group are all the same"
     for index, environment in enumerate(config.environments):

@@ -168,11 +168,15 @@ class GrpoConfig(Section):
     """Added to the standard deviation."""
 
 
+class RlooConfig(Section):
+    type: Literal["rloo"] = "rloo"
+
+
 class SupervisedConfig(Section):
     type: Literal["supervised"] = "supervised"
 
 
-AdvantageConfig = Annotated[GrpoConfig | SupervisedConfig, Field(discriminator="type")]
+AdvantageConfig = Annotated[GrpoConfig | RlooConfig | SupervisedConfig, Field(discriminator="type")]
 
 
 class PackingConfig(Section):

@@ -8,11 +8,11 @@ import sys
 import warnings
 from collections.abc import Sequence
 
-from flows.commands import keeping, looking, running
+from flows.commands import asking, comparing, deploying, exchanging, keeping, looking, replaying, running
 from flows.commands.arguments import settle
 
 OURS = ("configs", "storage", "tasks", "flows")
-GROUPS = (running, looking, keeping)
+GROUPS = (running, replaying, looking, asking, keeping, deploying, comparing, exchanging)
 """Files of commands, in the order of the help text."""
 
 

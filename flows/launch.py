@@ -13,6 +13,8 @@ from flows.panel import Panel
 from flows.preflight import preflight
 from flows.prepare import nothing_started, prepare
 from flows.quiet import route_prefect_logs
+from flows.replay_config import Asked, prepare_replay
+from flows.replay_outcome import summary, trains_again
 from flows.rooms import EngineRoom
 from flows.session import Session, Watcher, log_directory, open_session, recorded
 from flows.walks import WALKS
@@ -37,6 +39,14 @@ def start(
     return 0
 
 
+def replay(asked: Asked, plain: bool = False) -> int:
+    """Go through recorded steps again as asked, and show it; return the exit status."""
+    config = prepare_replay(asked)
+    outcome = watch(config, plain=plain)
+    print("\n".join(summary(outcome, config)))
+    return 0
+
+
 def resume(name: str, overrides: Sequence[str] = (), store: str = "", plain: bool = False) -> int:
     """Go on with a run of the store, `latest` for the newest; return the exit status."""
     root = store or RunConfig().store
@@ -46,6 +56,8 @@ def resume(name: str, overrides: Sequence[str] = (), store: str = "", plain: boo
         raise ConfigError([f"store {root} holds no run yet: start one with `stagecoach run`"])
     with nothing_started():
         kind = runs.events(chosen)[-1].kind
+    if kind == "replay":
+        return replay(Asked(run="", overrides=overrides, name=chosen, store=root), plain=plain)
     watch(prepare(kind, (), overrides, name=chosen, store=root), plain=plain)
     return 0
 
@@ -73,8 +85,8 @@ def watch(
 
 def panel_of(config: RunConfig, plain: bool) -> Panel:
     """Return the panel for a run of this kind."""
-    num_steps = 0 if config.kind == "evaluate" else config.steps
-    measure = "loss" if config.kind == "sft" else "reward"
+    num_steps = 0 if config.kind == "evaluate" else config.replay.first_step + config.steps
+    measure = "loss" if config.kind == "sft" or trains_again(config) else "reward"
     return Panel(f"{config.kind} {config.name}", num_steps, plain=plain, measure=measure)
 
 
@@ -124,6 +136,16 @@ def _call(session: Session) -> dict[str, Any]:
 
     config = session.config
     flow = getattr(import_module(f"flows.{config.kind}"), config.kind)
-    last = {"policy": config.evaluation.policy} if config.kind == "evaluate" else {"steps": config.steps}
     with tags(*prefect_api.run_tags(config.name)):
-        return flow(name=config.name, store=config.store, seed=config.seed, **last)
+        return flow(name=config.name, store=config.store, **_parameters(config))
+
+
+def _parameters(config: RunConfig) -> dict[str, Any]:
+    """Return what Prefect shows of a flow run; the session that is open around it has the config itself."""
+    replay = config.replay
+    if config.kind == "replay":
+        last = "" if replay.last_step is None else str(replay.last_step)
+        steps = {"steps": f"{replay.first_step}:{last}", "regrade": replay.regrade, "policies": replay.policies}
+        return {"run": replay.run, "from_stage": replay.from_stage, "until": replay.until, **steps}
+    last_one = {"policy": config.evaluation.policy} if config.kind == "evaluate" else {"steps": config.steps}
+    return {"seed": config.seed, **last_one}

@@ -1,6 +1,6 @@
 """Outcome: what a run made, step by step, as plain data for panels, artifacts, monitors and programs."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from flows.metrics import step_metrics
 from flows.pipeline import Drawn
 from flows.session import Session
-from storage.schemas import TRACES
+from storage.schemas import TRACES, VERDICTS
 from tasks.accounting import TRAINED, AccountBreach, Share, account
 from tasks.stage import Policy, Ref
 
@@ -83,17 +83,26 @@ def low_signal(described: Mapping[str, Any]) -> str:
 
 
 def describe_step(session: Session, step: int, drawn: Drawn, trained: Ref) -> dict[str, Any]:
-    """Return a step as plain values: reward, tokens, seconds and rows by stage, fates of rollouts, the update."""
-    refs = (*drawn.refs, trained)
+    """Return a finished step as plain values, see `describe`."""
+    return describe(session, step, (*drawn.refs, trained), drawn)
+
+
+def describe(session: Session, step: int, refs: Sequence[Ref], drawn: Drawn | None) -> dict[str, Any]:
+    """Return what is done of a step as plain values: reward, tokens, seconds and rows by stage, fates, the update.
+
+    `drawn` is None where the step has no batches, and the update is None where nothing was trained.
+    """
     computed = any(ref.computed for ref in refs)
     place = session.place
-    shares = check_account(session, drawn) if computed else []  # of a step that was found, only the gist is shown
-    traces = place.table("traces", drawn.traces, TRACE_COLUMNS)
+    # Of a step that was found, only the gist is shown.
+    shares = check_account(session, drawn) if computed and drawn else []
+    made = {table for ref in refs for table, _ in ref.rows}
+    traces = place.table("traces", refs, TRACE_COLUMNS)
+    verdicts = place.table("verdicts", refs) if "verdicts" in made else VERDICTS.arrow.empty_table()
+    update = place.table("updates", refs).to_pylist()[-1] if "updates" in made else None
     seconds = {ref.stage: ref.seconds for ref in refs}
-    update = place.table("updates", [trained]).to_pylist()[-1]
     fates = {"/".join(filter(None, (share.fate, share.detail))): share.num_traces for share in shares}
-    verdicts = place.table("verdicts", [drawn.filtering])
-    filters = [each.type for each in place.config.filtering.filters]
+    filters = [each.type for each in place.config.filtering.filters] if verdicts.num_rows else []
     return {
         "step": step,
         "computed": computed,

@@ -19,6 +19,7 @@ NEEDS = {
     "rollout": ("engine", "environments"),
     "training": ("learner",),
     "policy_import": ("learner",),
+    "regrade": ("graders",),
 }
 """Rooms of a session by the stage that needs them."""
 MIB = 1024**2

@@ -64,7 +64,7 @@ def _prepare(kind: str, files: Sequence[str], overrides: Sequence[str], settings
         read_rows(Path(config.data.path).expanduser())  # a bad row is worth knowing before anything starts
         config = _with_demonstrations(config)
     if recorded is not None:
-        _require_same(recorded, config)
+        require_same(recorded, config)
         _require_same_sources(store, config)
         require_agreement(recorded, facts(recorded))
     return config
@@ -110,7 +110,8 @@ def _with_demonstrations(config: RunConfig) -> RunConfig:
     return config.model_copy(update={"environments": (file,)})
 
 
-def _require_same(recorded: RunConfig, config: RunConfig) -> None:
+def require_same(recorded: RunConfig, config: RunConfig) -> None:
+    """Raise ConfigError, with every difference, where a run of this name was begun with another config."""
     old, new = dict(flat(_identity(recorded))), dict(flat(_identity(config)))
     differing = [key for key in dict.fromkeys((*old, *new)) if old.get(key) != new.get(key)]
     if differing:

@@ -1,9 +1,14 @@
 """Recovery: how a learner gets back to a policy whose optimizer state was not saved."""
 
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
+from tasks.learner.client import Learner
 from tasks.stage import Place, Policy
 
 
@@ -29,13 +34,95 @@ def ancestry(place: Place, policy: Policy) -> list[dict[str, Any]]:
     return way
 
 
-def recorded_batches(place: Place, policy_key: str) -> tuple[int, pa.Table]:
-    """Return the step and the batches that made a policy."""
+@dataclass(frozen=True)
+class RecordedTraining:
+    """What made a policy: its step, its batches, and the settings of training, which may be another run's."""
+
+    step: int
+    batches: pa.Table
+    settings: dict[str, Any]
+
+
+def recorded_training(place: Place, policy_key: str) -> RecordedTraining:
+    """Return what made a policy."""
     training = place.find(policy_key)
     assert training is not None, f"policy {policy_key} is referred to but not in the ledger"
     packing = place.find(training.inputs["packing"])
     assert packing is not None, f"training {policy_key} names batches that are not in the ledger"
-    return training.step, place.store.read(packing.slices("batches"))
+    return RecordedTraining(
+        training.step, place.store.read(packing.slices("batches")), dict(training.section["training"])
+    )
+
+
+class Retrace:
+    """Brings a learner to a recorded policy, optimizer state included, by training recorded batches again."""
+
+    def __init__(self, learner: Learner, place: Place, sections: tuple[dict[str, Any], dict[str, Any]]) -> None:
+        self._learner = learner
+        self._place = place
+        self._training, self._own = sections
+        """The sections training and learner that the learner is configured with, and is again in the end."""
+
+    def to(self, policy: Policy, held: str | None) -> None:
+        """Go to `policy` from the nearest policy that can be loaded, or from the one that the learner holds.
+
+        Raises WeightsDiffer when training again does not give the recorded weights.
+        """
+        way = ancestry(self._place, policy)
+        if any(self._foreign(row) for row in way[1:]):
+            self._through_other_settings(way)
+            return
+        start = next((i for i, row in enumerate(way) if row["policy_key"] == held), 0)
+        if way[start]["policy_key"] != held:
+            self._load(way[0], self._place.store.policies.directory(way[0]["policy_key"]))
+        for row in way[start + 1 :]:
+            with self._scratch(row) as scratch:
+                self._train(row, scratch, save_optimizer=False)
+
+    def _foreign(self, row: dict[str, Any]) -> bool:
+        """Tell whether a policy was trained with other settings than the learner has: the run it belongs to had."""
+        settings = recorded_training(self._place, row["policy_key"]).settings
+        return settings != {name: self._training.get(name) for name in settings}
+
+    def _through_other_settings(self, way: Sequence[dict[str, Any]]) -> None:
+        """Train each batch with its recorded settings; state goes from one to the next on disk, for a learner that is
+        configured anew forgets."""
+        directory = self._place.store.policies.directory(way[0]["policy_key"])
+        before = way[0]
+        with ExitStack() as scratches:
+            for row in way[1:]:
+                settings = recorded_training(self._place, row["policy_key"]).settings
+                self._learner.configure(self._training | settings, self._own)
+                self._load(before, directory)
+                directory, before = scratches.enter_context(self._scratch(row)), row
+                self._train(row, directory, save_optimizer=True)
+            self._learner.configure(self._training, self._own)
+            self._load(before, directory)
+
+    def _load(self, row: dict[str, Any], directory: Path) -> None:
+        trained = row["parent_key"] is not None  # weights that came in have no optimizer state, and need none
+        self._learner.load(row["policy_key"], str(directory), fresh_optimizer=not trained)
+
+    def _train(self, row: dict[str, Any], directory: Path, save_optimizer: bool) -> None:
+        """Train the recorded batches that made the policy of `row`; the weights must come out as recorded."""
+        made = recorded_training(self._place, row["policy_key"])
+        self._learner.train(
+            made.batches,
+            step=made.step,
+            policy_key_in=row["parent_key"],
+            policy_key_out=row["policy_key"],
+            directory_out=str(directory),
+            save_optimizer=save_optimizer,
+        )
+        check_same_weights(row, self._learner.state()["weights_sha256"])
+
+    @contextmanager
+    def _scratch(self, row: dict[str, Any]) -> Iterator[Path]:
+        scratch = self._place.store.policies.scratch(f"again-{row['policy_key']}")
+        try:
+            yield scratch
+        finally:
+            self._place.store.policies.discard(scratch)
 
 
 def check_same_weights(row: dict[str, Any], weights_sha256: str) -> None:

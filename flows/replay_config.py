@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from configs.errors import ConfigError
@@ -11,7 +11,8 @@ from configs.replay import ORDER, ReplayConfig, redone
 from configs.resolve import resolve
 from configs.run import RunConfig, View, content
 from flows.facts import facts, has_cuda
-from flows.prepare import flat, nothing_started, prepare, recorded_config
+from flows.graders import grader_digest
+from flows.prepare import flat, nothing_started, recorded_config, require_same
 from flows.recorded import Recorded, recorded_by, trace_ids
 from flows.replaying import chosen
 from storage.keys import content_key
@@ -51,22 +52,38 @@ def prepare_replay(asked: Asked) -> RunConfig:
     again, or the config does not hold together. Nothing is started or written.
     """
     with nothing_started():
-        root = asked.store or RunConfig().store
-        store = open_store(root)
+        store = open_store(asked.store or RunConfig().store)
+        begun = recorded_config(store, asked.name)
+        asked = _as_begun(asked, begun)
         source = source_config(store, asked.run)
         recorded = recorded_by(store, asked.run)
-        touching = quarantines_on(store, recorded) if asked.quarantine else ()
-        requested = _requested(source, asked, root, touching)
+        requested = _requested(begun or source, source, asked, _quarantines(store, recorded, asked, begun))
         _require_reached(source, requested)
-        if not requested.name:
-            requested = requested.model_copy(update={"name": _name(requested)})
-        if recorded_config(store, requested.name) is not None:
-            return prepare("replay", (), (), name=requested.name, store=root)
         steps = chosen(requested.replay, recorded)
-        requested = _with_weights(store, requested, steps[0].policy)
-        resolved = resolve(_unresolved(requested), facts(requested))
-        _require_device(resolved)
-        return resolved.model_copy(update={"steps": len(steps)})
+        config = _resolved(_with_weights(store, _named(requested), steps[0].policy))
+        known = recorded_config(store, config.name)
+        if known is not None:
+            require_same(known, config)
+        return config.model_copy(update={"steps": len(steps)})
+
+
+def _as_begun(asked: Asked, begun: RunConfig | None) -> Asked:
+    """Fill in, of a replay that goes on, what it was asked for when it began, as far as it is not said again."""
+    if begun is None:
+        return asked
+    if begun.kind != "replay":
+        raise ConfigError([f"name: {begun.name!r} is a run of kind {begun.kind}; give the replay a name of its own"])
+    replay = begun.replay
+    last = "" if replay.last_step is None else replay.last_step
+    return replace(
+        asked,
+        run=asked.run or replay.run,
+        from_stage=asked.from_stage or replay.from_stage,
+        until=asked.until or replay.until,
+        steps=asked.steps or f"{replay.first_step}:{last}",
+        policies=asked.policies or replay.policies,
+        regrade=asked.regrade or replay.regrade,
+    )
 
 
 def source_config(store: Store, run: str) -> RunConfig:
@@ -80,8 +97,13 @@ def source_config(store: Store, run: str) -> RunConfig:
     return config
 
 
-def quarantines_on(store: Store, recorded: Recorded) -> tuple[str, ...]:
-    """Return the ids of the quarantines that name a rollout of the recorded steps, sorted."""
+def _quarantines(store: Store, recorded: Recorded, asked: Asked, begun: RunConfig | None) -> tuple[str, ...]:
+    """Return the ids of the quarantines that name a rollout of the recorded steps, sorted; one that goes on keeps its
+    own, for its rows would otherwise be of two kinds."""
+    if begun is not None:
+        return begun.replay.quarantines
+    if not asked.quarantine:
+        return ()
     findings = store.quarantines.all()
     if not findings:
         return ()
@@ -90,18 +112,17 @@ def quarantines_on(store: Store, recorded: Recorded) -> tuple[str, ...]:
     return tuple(sorted({each.quarantine for each in findings if not ids.isdisjoint(each.trace_ids)}))
 
 
-def _requested(source: RunConfig, asked: Asked, root: str, quarantines: tuple[str, ...]) -> RunConfig:
-    base = source.model_dump(mode="json")
+def _requested(start: RunConfig, source: RunConfig, asked: Asked, quarantines: tuple[str, ...]) -> RunConfig:
+    """Return the config `start` with what was asked for laid over it."""
     # What the source was called, and what it went through again, is its own.
-    base |= {"kind": "replay", "name": asked.name, "store": root, "replay": ReplayConfig().model_dump(mode="json")}
-    changed = load((), asked.overrides, base=base)
+    own = {"kind": "replay", "name": asked.name, "replay": ReplayConfig().model_dump(mode="json")}
+    own["store"] = asked.store or RunConfig().store
+    changed = load((), asked.overrides, base=start.model_dump(mode="json") | own)
     if changed.kind != "replay" or changed.replay != ReplayConfig():
         raise ConfigError(
             ["replay: what is gone through again is said by options (--from, --steps, ...), not by --set"]
         )
     first, last = _range(asked.steps)
-    if asked.regrade:
-        from flows.graders import grader_digest
     begin = _first_stage(source, changed, asked, bool(quarantines))
     until = asked.until or "training"
     settings = {
@@ -113,7 +134,7 @@ def _requested(source: RunConfig, asked: Asked, root: str, quarantines: tuple[st
         "policies": asked.policies or "own",
         "regrade": asked.regrade,
         "graders": grader_digest(changed.environments) if asked.regrade else "",
-        "fresh_weights": changed.model.path != source.model.path,
+        "fresh_weights": changed.model.path not in (source.model.path, start.model.path) or start.replay.fresh_weights,
     }
     # Loaded once more, for the messages about what is misspelt.
     requested = load((), (), base=changed.model_dump(mode="json") | {"replay": settings | {"quarantines": quarantines}})
@@ -171,10 +192,13 @@ def _require_reached(source: RunConfig, requested: RunConfig) -> None:
         raise ConfigError(list(dict.fromkeys(lines)))
 
 
-def _name(requested: RunConfig) -> str:
-    """Return a name that the same replay of the same run has again, so that it finds what it did."""
-    digest = content_key({"content": content(requested), "replay": requested.replay.model_dump(mode="json")})
-    return f"{requested.replay.run}-{requested.replay.from_stage}-{digest[:8]}"
+def _named(requested: RunConfig) -> RunConfig:
+    """Give a replay without a name one that the same replay of the same run has again, so that it finds what it did."""
+    if requested.name:
+        return requested
+    replay = requested.replay
+    digest = content_key({"content": content(requested), "replay": replay.model_dump(mode="json")})
+    return requested.model_copy(update={"name": f"{replay.run}-{replay.from_stage}-{digest[:8]}"})
 
 
 def _with_weights(store: Store, requested: RunConfig, policy: Any) -> RunConfig:
@@ -196,8 +220,8 @@ def _with_weights(store: Store, requested: RunConfig, policy: Any) -> RunConfig:
     return requested.model_copy(update={"model": requested.model.model_copy(update={"path": path})})
 
 
-def _unresolved(requested: RunConfig) -> RunConfig:
-    """Open the versions of what computes again: they are those of this machine, not the recorded ones."""
+def _resolved(requested: RunConfig) -> RunConfig:
+    """Take the versions of what computes again from this machine: they are not the recorded ones."""
     again = redone(requested.replay)
     updates: dict[str, Any] = {}
     if "training" in again:
@@ -206,7 +230,9 @@ def _unresolved(requested: RunConfig) -> RunConfig:
         updates["engine"] = requested.engine.model_copy(update={"version": ""})
     if "rollout" in again or requested.replay.regrade:
         updates["environments"] = tuple(each.model_copy(update={"version": ""}) for each in requested.environments)
-    return requested.model_copy(update=updates)
+    config = resolve(requested.model_copy(update=updates), facts(requested))
+    _require_device(config)
+    return config
 
 
 def _require_device(config: RunConfig) -> None:

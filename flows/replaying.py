@@ -13,7 +13,7 @@ from flows.recorded import Recorded, RecordedStep, policy_of, trace_ids
 from storage.keys import content_key
 from storage.refs import Entry
 from storage.store import Store
-from tasks import advantage, assignment, demonstration, filtering, packing, rollout
+from tasks import advantage, assignment, demonstration, filtering, packing, regrade, rollout
 from tasks.stage import Policy, Ref, StageTask
 
 
@@ -146,8 +146,6 @@ class _Step:
         return self._do(rollout.task, *refs, policy=self.policy)
 
     def _regrade(self) -> Ref:
-        from tasks import regrade
-
         refs = self.work["rollout"], self.work["examples"]
         digest = {"graders": self.config.replay.graders}
         return self.do(regrade.task, self.past.step, refs, extra_inputs=digest)
@@ -174,6 +172,7 @@ class _Step:
             return None
         assert self.policy is not None, "a replay that trains has weights to start from; prepare_replay saw to it"
         check(drawn)
+        pipeline.pass_gate(self.do, self.past.step, drawn, self.config)
         self.work["training"], made = pipeline.train(self.do, self.past.step, drawn, self.policy)
         return made
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from configs.run import RunConfig
 from configs.sections import EnvironmentConfig
-from flows.recovery import ancestry, check_same_weights, policy_row, recorded_batches
+from flows.recovery import Retrace, policy_row
 from flows.services import Handle, ServiceSpec, Supervisor
 from tasks.inference import environments as environment_service
 from tasks.inference.engine import Engine, EngineLost, check_serving
@@ -183,7 +183,8 @@ class LearnerRoom:
     def at(self, policy: Policy) -> Learner:
         """Return a learner that holds the weights and the optimizer state of `policy`.
 
-        Where no optimizer state was saved, the recorded batches since the last one that was are trained again.
+        Where no optimizer state was saved, the recorded batches since the last one that was are trained again, with
+        the settings that they were trained with.
         Raises LearnerLost when it dies on the way, ServiceFailed when no restart is left, and WeightsDiffer when
         training again does not give the recorded weights.
         """
@@ -191,13 +192,7 @@ class LearnerRoom:
         held = learner.state()["policy_key"]
         if held == policy.key:
             return learner
-        way = ancestry(self._place, policy)
-        start = next((i for i, row in enumerate(way) if row["policy_key"] == held), 0)
-        if way[start]["policy_key"] != held:
-            directory = self._place.store.policies.directory(way[0]["policy_key"])
-            learner.load(way[0]["policy_key"], str(directory), fresh_optimizer=not way[0]["has_optimizer"])
-        for row in way[start + 1 :]:
-            self._train_again(learner, row)
+        Retrace(learner, self._place, self._sections).to(policy, held)
         return learner
 
     def fresh(self, policy: Policy, directory: Path) -> Learner:
@@ -205,23 +200,6 @@ class LearnerRoom:
         learner = self._connected()
         learner.load(policy.key, str(directory), fresh_optimizer=True)
         return learner
-
-    def _train_again(self, learner: Learner, row: dict[str, Any]) -> None:
-        """Train the recorded batches that made the policy of `row`; the weights must come out as recorded."""
-        step, batches = recorded_batches(self._place, row["policy_key"])
-        scratch = self._place.store.policies.scratch(f"again-{row['policy_key']}")
-        try:
-            learner.train(
-                batches,
-                step=step,
-                policy_key_in=row["parent_key"],
-                policy_key_out=row["policy_key"],
-                directory_out=str(scratch),
-                save_optimizer=False,
-            )
-        finally:
-            self._place.store.policies.discard(scratch)
-        check_same_weights(row, learner.state()["weights_sha256"])
 
     def _connected(self) -> Learner:
         self.begin()
@@ -239,9 +217,13 @@ class LearnerRoom:
 
     def _configured(self, address: str) -> Learner:
         learner = Learner(address)
-        config = self._place.config
-        learner.configure(config.training.model_dump(mode="json"), config.learner.model_dump(mode="json"))
+        learner.configure(*self._sections)
         return learner
+
+    @property
+    def _sections(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        config = self._place.config
+        return config.training.model_dump(mode="json"), config.learner.model_dump(mode="json")
 
     def _spec(self) -> ServiceSpec:
         config = self._place.config.learner

@@ -11,6 +11,9 @@ from flows import pipeline
 from flows.doing import Worker
 from flows.outcome import Outcome, check_account, finish_step
 from flows.pipeline import Ahead, Drawn
+from flows.recorded import recorded_by
+from flows.replay_outcome import Apart, finish_replayed
+from flows.replaying import quarantined_in, replay_steps
 from flows.session import Session, sampling_for_evaluation
 from tasks.evaluation import estimates
 from tasks.stage import Policy
@@ -53,7 +56,19 @@ def walk_evaluate(session: Session) -> dict[str, Any]:
     return {"policy_key": policy.key, **evaluate_now(session, policy), **counts}
 
 
-WALKS = {"train": walk_train, "sft": walk_sft, "evaluate": walk_evaluate}
+def walk_replay(session: Session) -> dict[str, Any]:
+    """Go through recorded steps again; return what came of it, beside what was recorded, as plain values."""
+    config, store = session.config, session.place.store
+    outcome, apart = Outcome(session.place.run, config.steps), Apart(store)
+    recorded, quarantined = recorded_by(store, config.replay.run), quarantined_in(store, config.replay)
+    steps = replay_steps(Worker(session), session.source, config, recorded, quarantined, check_of(session))
+    for done in steps:
+        outcome.add(finish_replayed(session, done, apart))
+        outcome.policy = done.policy or outcome.policy
+    return outcome.finished(session)
+
+
+WALKS = {"train": walk_train, "sft": walk_sft, "evaluate": walk_evaluate, "replay": walk_replay}
 
 
 def evaluate_now(session: Session, policy: Policy) -> dict[str, Any]:

@@ -41,7 +41,8 @@ class PanelWatcher:
         self._panel.stage(step, stage)
 
     def _step(self, step: int, tokens: int, seconds: Mapping[str, float], **measured: Any) -> None:
-        value = measured["reward"] if self._panel.measure == "reward" else measured["update"][self._panel.measure]
+        values = measured if self._panel.measure == "reward" else measured["update"] or {}
+        value = values.get(self._panel.measure)
         self._panel.step(step, value, tokens, sum(seconds.values()))
 
     def _evaluation(self, version: int, scores: list[dict[str, Any]], **_: Any) -> None:

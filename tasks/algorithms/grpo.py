@@ -3,8 +3,8 @@
 import numpy as np
 
 from configs.sections import GrpoConfig
-from tasks.algorithms.credit import AdvantageBreach, Credit, Kept
-from tasks.columns import codes, texts
+from tasks.algorithms.credit import Credit, Kept
+from tasks.algorithms.groups import Groups
 
 
 def grpo(kept: Kept, settings: GrpoConfig) -> Credit:
@@ -15,33 +15,8 @@ def grpo(kept: Kept, settings: GrpoConfig) -> Credit:
     advantages add up to zero. A trace without a reward, which is not a reward of zero, gets no advantage and no weight.
     Raises AdvantageBreach if a group mixes agents: rewards of different seats are not comparable.
     """
-    _refuse_several_agents(kept)
-    reward = kept.traces["reward"].to_numpy()
-    members = np.flatnonzero(~np.isnan(reward))
-    code, groups = codes(kept.traces["group_id"].take(members))
-    num_groups = len(groups)
-    size = np.bincount(code, minlength=num_groups)
-    mean = np.bincount(code, reward[members], num_groups) / size
-    centred = reward[members] - mean[code]
-    # Large rewards leave a remainder of rounding that division by a small deviation would blow up.
-    centred -= (np.bincount(code, centred, num_groups) / size)[code]
+    groups = Groups.of(kept, "grpo")
+    advantage = groups.centred()
     if settings.normalise_std:
-        deviation = np.sqrt(np.bincount(code, centred**2, num_groups) / size)
-        centred = centred / (deviation[code] + settings.epsilon)
-    baseline, advantage = np.full(len(reward), np.nan), np.full(len(reward), np.nan)
-    baseline[members], advantage[members] = mean[code], centred
-    credited = ~np.isnan(advantage)[kept.owner[kept.mask.row_of_value]]
-    zero = np.zeros(len(kept.mask.values), np.float32)
-    weights = (kept.mask.values & credited).astype(np.float32)
-    return Credit(baseline=baseline, advantage=advantage, rl=weights, ce=zero, ref_kl=zero)
-
-
-def _refuse_several_agents(kept: Kept) -> None:
-    seat_of: dict[str, str] = {}
-    for group, seat in zip(texts(kept.traces["group_id"]), texts(kept.traces["agent"]), strict=True):
-        if seat_of.setdefault(group, seat) != seat:
-            raise AdvantageBreach(
-                f"table traces, column agent: group {group} holds trainable agents {seat_of[group]!r} and {seat!r}, "
-                "whose rewards 'grpo' would average. Nothing was trained; all that was sampled is safe. Choose an "
-                "algorithm with a baseline per agent, or make one seat trainable."
-            )
+        advantage = advantage / (np.sqrt(groups.mean(advantage**2)) + settings.epsilon)
+    return groups.credit(kept, groups.mean(groups.reward), advantage)

@@ -121,7 +121,7 @@ def test_wrong_types_are_told_all_at_once() -> None:
 
 def test_an_unknown_type_names_the_known_ones() -> None:
     (line,) = problems("advantage.type=grop")
-    assert line.startswith("advantage: tag 'grop'") and "'grpo', 'supervised'" in line
+    assert line.startswith("advantage: tag 'grop'") and "'grpo', 'rloo', 'supervised'" in line
 
 
 def test_a_pool_without_type_is_refused_plainly() -> None:

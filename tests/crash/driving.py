@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,9 +49,9 @@ class Driven:
         return self.directory / "store"
 
     @property
-    def outcome(self) -> dict[str, Any]:
-        """What the last process that came to the end of the run made."""
-        found: dict[str, Any] = json.loads((self.directory / "outcome.json").read_text())
+    def outcome(self) -> Any:
+        """What the last process that came to the end of the run made; a list where it did replays."""
+        found: Any = json.loads((self.directory / "outcome.json").read_text())
         return found
 
     def live(
@@ -62,20 +62,23 @@ class Driven:
         prefect: bool = False,
         backwards: bool = False,
         overrides: Sequence[str] = (),
+        replays: Sequence[Mapping[str, Any]] = (),
+        path: Path | None = None,
     ) -> Life:
         """Call the run in a new process, which dies at the moment `kill`, if any, and return how it went.
 
-        With `prefect` it is a flow with a real Prefect server; `backwards` samples the groups in reverse order.
+        With `prefect` it is a flow with a real Prefect server; `backwards` samples the groups in reverse order. With
+        `replays` the process does those instead. `path` is a directory of modules that come before all others.
         """
         for noted in ("moments", "sampled", "receipt"):
             (self.directory / f"{noted}.jsonl").unlink(missing_ok=True)
         request = {"overrides": [*self.overrides, *overrides], "kill": kill, "name": name}
-        request |= {"prefect": prefect, "backwards": backwards}
+        request |= {"prefect": prefect, "backwards": backwards, "replays": list(replays)}
         command = [sys.executable, "-P", "-m", "tests.crash.program", str(self.directory), json.dumps(request)]
         done = subprocess.run(
             command,
             cwd=ROOT,
-            env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_WAIT_POLICY": "PASSIVE"},
+            env=os.environ | {"PYTHONPATH": f"{path}:{ROOT}" if path else str(ROOT), "OMP_WAIT_POLICY": "PASSIVE"},
             capture_output=True,
             text=True,
             timeout=SECONDS,

@@ -2,8 +2,8 @@
 
 The store, the ledger, the learner's process and, with `"prefect": true`, the embedded Prefect server are real. What is
 not: a fixed rollout table stands in for sampling, so no engine and no environment server is started. REQUEST is JSON
-with `overrides`, `kill` (the moment, or empty), `name` of the run, `prefect` and `backwards` (hand groups over in
-reverse order).
+with `overrides`, `kill` (the moment, or empty), `name` of the run, `prefect`, `backwards` (hand groups over in
+reverse order) and `replays`: where there are any, those are done in turn and the run is not.
 """
 
 import json
@@ -13,9 +13,10 @@ from typing import Any
 
 from flows import launch
 from flows.prepare import prepare
+from flows.replay_config import Asked, prepare_replay
 from flows.rooms import EngineRoom, EnvironmentRoom
 from flows.session import open_session, recorded
-from flows.walks import walk_train
+from flows.walks import walk_replay, walk_train
 from tasks import rollout
 from tasks.stage import StageTask, perform
 from tests.crash import fixed
@@ -28,8 +29,12 @@ def main(directory: Path, request: dict[str, Any]) -> None:
     moments.watch()
     replace_sampling(directory, moments, request["backwards"])
     store = str(directory / "store")
-    config = prepare("train", ["demo"], request["overrides"], name=request["name"], store=store)
-    outcome = launch.run(config) if request["prefect"] else without_prefect(config)
+    if request["replays"]:
+        asked = [Asked(store=store, **replay) for replay in request["replays"]]
+        outcome: Any = [without_prefect(prepare_replay(each)) for each in asked]
+    else:
+        config = prepare("train", ["demo"], request["overrides"], name=request["name"], store=store)
+        outcome = launch.run(config) if request["prefect"] else without_prefect(config)
     (directory / "outcome.json").write_text(json.dumps(outcome))
 
 
@@ -39,7 +44,8 @@ def without_prefect(config: Any) -> dict[str, Any]:
     with open_session(config) as session:
         session.begin([piece for piece in session.pieces() if piece.computed])
         with recorded(session):
-            return walk_train(session)
+            walk = walk_replay if config.kind == "replay" else walk_train
+            return walk(session)
 
 
 def replace_sampling(directory: Path, moments: Moments, backwards: bool) -> None:

@@ -60,6 +60,25 @@ def test_grpo_by_hand():
     assert rows[0]["ce_weights"] == rows[0]["ref_kl_weights"] == [0, 0, 0, 0, 0]
 
 
+def test_rloo_by_hand():
+    rows = credited(group(1.0, 1.0, 0.0, 0.0), type="rloo")
+    assert advantages(rows) == pytest.approx([2 / 3, 2 / 3, -2 / 3, -2 / 3])
+    assert [row["baseline"] for row in rows] == pytest.approx([1 / 3, 1 / 3, 2 / 3, 2 / 3])
+    assert rows[0]["rl_weights"] == [0, 0, 0, 1, 1]
+
+
+@given(REWARDS)
+def test_rloo_is_the_mean_of_the_others_and_a_multiple_of_grpo(rewards):
+    rows, grouped = (credited(group(*rewards), type=kind) for kind in ("rloo", "grpo"))
+    size = len(rewards)
+    if size == 1:
+        assert advantages(rows) == [None] and rows[0]["baseline"] is None and not any(rows[0]["rl_weights"])
+        return
+    others = [(sum(rewards) - reward) / (size - 1) for reward in rewards]
+    assert advantages(rows) == pytest.approx([r - o for r, o in zip(rewards, others, strict=True)], abs=1e-9)
+    assert advantages(rows) == pytest.approx([a * size / (size - 1) for a in advantages(grouped)], abs=1e-9)
+
+
 def test_an_errored_member_is_in_no_baseline():
     first, *others = group(1.0, 1.0, 0.0, 0.0)
     rows = credited([first | {"error_class": "timeout"}, *others])

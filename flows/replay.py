@@ -1,0 +1,51 @@
+"""Replay: recorded steps again from a stage on, with other settings, or with none to see the same come out."""
+
+from functools import partial
+from typing import Any
+
+from prefect import flow
+
+from flows.called import session_of
+from flows.endings import note_end, reports_its_end
+from flows.replay_config import Asked, prepare_replay
+from flows.walks import walk_replay
+
+
+@flow(
+    name="replay",
+    flow_run_name="replay-{run}",
+    persist_result=False,
+    validate_parameters=False,
+    on_crashed=[note_end],
+    on_cancellation=[note_end],
+)
+@reports_its_end
+def replay(
+    run: str,
+    from_stage: str = "",
+    until: str = "",
+    steps: str = "",
+    overrides: list[str] | None = None,
+    name: str = "",
+    store: str = "",
+    policies: str = "",
+    regrade: bool = False,
+    quarantine: bool = True,
+) -> dict[str, Any]:
+    """Go through a run's recorded steps again in a new run; what lies before the first stage done again is shared.
+
+    Args:
+        run: name of the recorded run; it is not changed.
+        from_stage: first stage to do again; empty takes the first that the overrides reach.
+        until: last stage to do again; empty is training.
+        steps: which steps, as 3:10 (3 to 9); empty takes all.
+        overrides: dotted settings such as advantage.normalise_std=true, one on each line.
+        name: name of the new run; empty makes one that the same replay has again.
+        store: root of the store: a directory on the worker, or s3://bucket/prefix.
+        policies: own (the default) trains along; recorded starts every step from the recorded policy.
+        regrade: score the recorded traces again with the reward functions of today.
+        quarantine: leave out rollouts that were marked as unfit.
+    """
+    asked = Asked(run, from_stage, until, steps, overrides or (), name, store, policies, regrade, quarantine)
+    with session_of(partial(prepare_replay, asked)) as session:
+        return walk_replay(session)

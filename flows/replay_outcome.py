@@ -1,0 +1,96 @@
+"""What a replayed step came to, beside what was recorded: how far its policy is from the one that sampled."""
+
+from typing import Any
+
+from configs.replay import redone
+from configs.run import RunConfig
+from flows.outcome import describe
+from flows.replaying import Replayed
+from flows.session import Session
+from storage.refs import Entry
+from storage.store import Store
+
+OUTSIDE = 0.1
+"""Share of a step's tokens outside the trust region above which it is said that the replay has left it."""
+MEASURES = ("loss", "grad_norm", "mismatch_kl", "mismatch_kl_max", "masked_fraction", "weights_sha256")
+
+
+class Apart:
+    """Counts how many updates the replay's policy is away from the policy that sampled the rollouts."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.num_updates = 0
+        """Trainings so far that are not the recorded ones."""
+        self.warned = False
+
+    def recorded(self, training: Entry | None) -> dict[str, Any] | None:
+        """Return what the recorded training of a step measured last; None where it was not trained."""
+        if training is None:
+            return None
+        row = self._store.read(training.slices("updates"), list(MEASURES)).to_pylist()[-1]
+        return {"key": training.key, **row}
+
+
+def finish_replayed(session: Session, done: Replayed, apart: Apart) -> dict[str, Any]:
+    """Describe a replayed step with what was recorded and tell the watchers, with a warning where it is called for."""
+    recorded = apart.recorded(done.past.work.get("training"))
+    described = describe(session, done.step, tuple(done.work.values()), done.drawn)
+    described["recorded"] = recorded
+    described["updates_apart"] = apart.num_updates
+    update = described["update"]
+    same = None if update is None or recorded is None else update["weights_sha256"] == recorded["weights_sha256"]
+    described["same_weights"] = same
+    session.tell("step", **described)
+    for text in _notes(done, described, apart):
+        session.tell("note", text=text)
+    apart.num_updates += update is not None and not same and session.config.replay.policies == "own"
+    return described
+
+
+def _notes(done: Replayed, described: dict[str, Any], apart: Apart) -> list[str]:
+    if done.drawn is not None and not done.drawn.packing.num_rows("batches"):
+        return [f"step {done.step}: the batch is empty under these settings; the policy stays as it is"]
+    masked = (described["update"] or {}).get("masked_fraction")
+    if masked is None or masked <= OUTSIDE or apart.warned:
+        return []
+    apart.warned = True
+    return [
+        f"step {done.step}: {masked:.0%} of the tokens are outside the trust region (recorded: "
+        f"{_share(described['recorded'])}); the policy is {apart.num_updates} updates away from the one that sampled. "
+        f"What it learns from these rollouts is less and less its own; to sample anew: stagecoach replay --from rollout"
+    ]
+
+
+def _share(recorded: dict[str, Any] | None) -> str:
+    value = (recorded or {}).get("masked_fraction")
+    return "-" if value is None else f"{value:.0%}"
+
+
+def trains_again(config: RunConfig) -> bool:
+    """Tell whether a run is a replay that trains."""
+    return config.kind == "replay" and "training" in redone(config.replay)
+
+
+def summary(outcome: dict[str, Any], config: RunConfig) -> list[str]:
+    """Return the lines that end a replay: what was done, whether the weights are the recorded ones, what to look at."""
+    replay, trained = config.replay, [step for step in outcome["steps"] if step["update"] is not None]
+    lines = [
+        f"replay {config.name} of {replay.run} from {replay.from_stage}: {outcome['num_computed']} pieces of work were "
+        f"computed, {outcome['num_found']} were in the ledger"
+    ]
+    compared = [step for step in trained if step["same_weights"] is not None]
+    if compared:
+        parted = next((step["step"] for step in compared if not step["same_weights"]), None)
+        what = (
+            "are the recorded ones at every step" if parted is None else f"part from the recorded ones at step {parted}"
+        )
+        lines.append(f"weights {what}")
+    masked = [step["update"]["masked_fraction"] for step in trained if step["update"]["masked_fraction"] is not None]
+    if masked:
+        worst = max(step["update"]["mismatch_kl"] or 0.0 for step in trained)
+        lines.append(
+            f"importance ratio: at most {max(masked):.1%} of tokens outside the trust region, KL up to {worst:.2g}"
+        )
+    store = "" if config.store == RunConfig().store else f" --store {config.store}"
+    return [*lines, f"compare: stagecoach diff {replay.run} {config.name}{store}"]

@@ -1,0 +1,69 @@
+"""Groups: the rewarded rollouts of one example, compared with each other; what baselines of groups have in common."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tasks.algorithms.credit import AdvantageBreach, Credit, Kept
+from tasks.columns import codes, texts
+
+Values = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The kept traces that have a reward, each in its group; one without a reward is in no baseline."""
+
+    members: NDArray[np.int64]
+    """Rows of the kept traces that have a reward."""
+    code: NDArray[np.int64]
+    """Each member's group, as a number from 0."""
+    reward: Values
+    """Each member's reward."""
+    size: NDArray[np.int64]
+    """Members of each group."""
+
+    @classmethod
+    def of(cls, kept: Kept, algorithm: str) -> "Groups":
+        """Return the groups of the kept traces. Raises AdvantageBreach where one mixes agents, whose rewards are not
+        comparable."""
+        _refuse_several_agents(kept, algorithm)
+        reward = kept.traces["reward"].to_numpy()
+        members = np.flatnonzero(~np.isnan(reward))
+        code, groups = codes(kept.traces["group_id"].take(members))
+        return cls(members, code, reward[members], np.bincount(code, minlength=len(groups)))
+
+    def mean(self, values: Values) -> Values:
+        """Return the mean of a value of each member over its group, laid along the members."""
+        found: Values = (np.bincount(self.code, values, len(self.size)) / self.size)[self.code]
+        return found
+
+    def centred(self) -> Values:
+        """Return each member's reward minus the mean of its group; these add up to zero up to rounding."""
+        centred = self.reward - self.mean(self.reward)
+        # Large rewards leave a remainder of rounding that division by a small deviation would blow up.
+        return centred - self.mean(centred)
+
+    def credit(self, kept: Kept, baseline: Values, advantage: Values) -> Credit:
+        """Return the credit of baselines and advantages of members: rl weight 1 on every sampled token of a trace that
+        has an advantage; NaN, and a trace without a reward, is none and gets no weight."""
+        along = {"baseline": baseline, "advantage": advantage}
+        whole = {name: np.full(kept.traces.num_rows, np.nan) for name in along}
+        for name, values in along.items():
+            whole[name][self.members] = values
+        credited = ~np.isnan(whole["advantage"])[kept.owner[kept.mask.row_of_value]]
+        zero = np.zeros(len(kept.mask.values), np.float32)
+        weights = (kept.mask.values & credited).astype(np.float32)
+        return Credit(**whole, rl=weights, ce=zero, ref_kl=zero)
+
+
+def _refuse_several_agents(kept: Kept, algorithm: str) -> None:
+    seat_of: dict[str, str] = {}
+    for group, seat in zip(texts(kept.traces["group_id"]), texts(kept.traces["agent"]), strict=True):
+        if seat_of.setdefault(group, seat) != seat:
+            raise AdvantageBreach(
+                f"table traces, column agent: group {group} holds trainable agents {seat_of[group]!r} and {seat!r}, "
+                f"whose rewards {algorithm!r} would average. Nothing was trained; all that was sampled is safe. Choose "
+                "an algorithm with a baseline per agent, or make one seat trainable."
+            )
