@@ -21,7 +21,7 @@ from tasks.rollout import MOST_LOSSES
 def grader_digest(environments: Sequence[EnvironmentConfig]) -> str:
     """Return the digest of the code that scores, as it is installed now: of each environment's packages and verifiers.
 
-    Data that this code reads from elsewhere is not in it. Raises EnvironmentUnavailable for a package that is missing.
+    Data that this code reads from elsewhere is not in it.
     """
     return content_key({each.name: regrading_sources.source_digest(each) for each in environments})
 

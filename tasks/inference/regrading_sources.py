@@ -7,8 +7,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tasks.inference.environments import package_version
-
 if TYPE_CHECKING:
     from configs.sections import EnvironmentConfig
 
@@ -16,10 +14,9 @@ if TYPE_CHECKING:
 def source_digest(environment: "EnvironmentConfig") -> str:
     """SHA-256 over the files of every package that an environment's section names, and the version of verifiers.
 
-    Those are the taskset's, the harness's, and the functions plugged into the task by import path. Raises
-    EnvironmentUnavailable where taskset or harness is not installed.
+    Those are the taskset's, the harness's, and the functions plugged into the task by import path. What
+    verifiers brings along, or is not installed, adds nothing.
     """
-    package_version(environment)
     digest = hashlib.sha256(f"verifiers {version('verifiers')}".encode())
     for name in dict.fromkeys(_modules(environment)):
         for file, inside in _files(name):
@@ -41,7 +38,7 @@ def _modules(environment: "EnvironmentConfig") -> Iterator[str]:
 
 
 def _files(module: str) -> Iterator[tuple[Path, str]]:
-    """Yield the files of a module with their names inside it, in order; none for one that verifiers brings along."""
+    """Yield the files of a module with their names inside it, in order."""
     if module.endswith(".py"):
         yield Path(module), Path(module).name
         return
