@@ -135,16 +135,17 @@ def prepare_batches(do: Do, step: int, assigned: Ref, traces: tuple[Ref, ...]) -
 def pass_gate(do: Do, step: int, drawn: Drawn, policy: Policy, config: RunConfig) -> None:
     """Have the step's batch approved where the config has a gate. Raises GateRefused where it is refused.
 
-    What the run has trained on already is not asked about: a gate may be set up later. A person who refused is asked
-    again when the run is resumed, which is another question with a key of its own; a rule says the same of the same
-    batch for ever. The weights do not depend on it: no key of training does.
+    What the run has trained on already is not asked about: a gate may be set up later. A rule says the same of the same
+    batch for ever; a person decides for one run, and who refused is asked again when it is resumed, which is another
+    question with a key of its own. The weights do not depend on it: no key of training does.
     """
     off = config.gate.type == "none" or step % config.gate.every
     if off or do.done(training.task, step, (drawn.packing,), policy):
         return
     refs = (drawn.packing, drawn.advantage, drawn.filtering, *drawn.traces)
+    own = {"run": config.name} if config.gate.type == "pause" else {}
     for question in count():
-        asked = do(gate.task, step, refs, extra_inputs={"question": str(question)} if question else {})
+        asked = do(gate.task, step, refs, extra_inputs=own | ({"question": str(question)} if question else {}))
         decision = do.decision(asked)
         if decision is None or decision["approved"]:
             return

@@ -92,7 +92,7 @@ def shown_rollouts(traces: pa.Table, messages: pa.Table) -> tuple[Shown, ...]:
     ranked = sorted(scored, key=lambda row: (row["reward"], row["trace_id"]))
     if not ranked:
         return ()
-    places = {len(ranked) - 1: "best", len(ranked) // 2: "median", 0: "worst"}  # of one rollout, the worst
+    places = {0: "worst", len(ranked) // 2: "median", len(ranked) - 1: "best"}  # of one rollout, the last of these
     chosen = [(label, ranked[place]) for place, label in sorted(places.items(), reverse=True)]
     return tuple(
         Shown(label, row["trace_id"], row["reward"], _texts(messages, row["trace_id"])) for label, row in chosen
