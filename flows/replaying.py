@@ -172,7 +172,7 @@ class _Step:
             return None
         assert self.policy is not None, "a replay that trains has weights to start from; prepare_replay saw to it"
         check(drawn)
-        pipeline.pass_gate(self.do, self.past.step, drawn, self.config)
+        pipeline.pass_gate(self.do, self.past.step, drawn, self.policy, self.config)
         self.work["training"], made = pipeline.train(self.do, self.past.step, drawn, self.policy)
         return made
 
