@@ -1,12 +1,46 @@
-"""Maintain: compact the tables of a store and remove what no ledger row names."""
+"""Maintain: housekeeping as a Prefect flow, for a schedule; `stagecoach maintain` and `gc` do the same without."""
+
+from typing import Any
+
+from prefect import flow
 
 from configs.run import RunConfig
-from storage.maintenance import maintain
+from flows import gc, housekeeping
 from storage.store import open_store
 
 
-def main(store: str = "") -> int:
-    """Maintain a store and print what was done; return the exit status."""
-    done = maintain(open_store(store or RunConfig().store))
-    print(done)
-    return 0
+@flow(name="maintain", persist_result=False)
+def maintain(
+    store: str = "",
+    retention_hours: float = 168,
+    retain: list[str] | None = None,
+    keep: list[str] | None = None,
+    keep_last: int = 0,
+    policies: str = "all",
+    dry_run: bool = False,
+) -> dict[str, Any]:
+    """Compact the tables of a store and delete what nobody needs; with runs to keep, remove all others.
+
+    Args:
+        store: root of the store: a directory on the worker, or s3://bucket/prefix.
+        retention_hours: age from which on files that nothing names are deleted; others may still be using younger ones.
+        retain: how long tables keep rows, such as token_statistics=30d, one on each line; only tables that no later
+            stage reads.
+        keep: runs to keep, with all that they reach; every other finished run is removed. Empty removes no run.
+        keep_last: keep that many newest runs as well; with this alone, every older finished run is removed.
+        policies: which weights the runs keep: all, last, or every:N for every n-th version and the last.
+        dry_run: change nothing, only say what would be done.
+    """
+    root = open_store(store or RunConfig().store)
+    going = gc.chosen(root, keep or [], keep_last, (), (), policies)
+    removed = gc.Swept() if dry_run else gc.remove_planned(root, going)
+    expired, done = housekeeping.keep_house(root, retention_hours, retain or [], False, dry_run)
+    _show(done)
+    return {"gc": gc.described(going, removed), **housekeeping.described(expired, done, dry_run)}
+
+
+def _show(done: housekeeping.Housekeeping) -> None:
+    from prefect.artifacts import create_table_artifact
+
+    rows = [{k: v for k, v in vars(each).items() if k != "only_copies"} for each in done.tables]
+    create_table_artifact(key="maintain", table=rows, description="What housekeeping did to each table")

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from storage.activity import unfinished, why_protected
 from storage.errors import RunUnknown, StoreError
 from storage.refs import Entry, Slice
+from storage.runs import REMOVED
 from storage.store import Store
 from storage.thinning import KEEP_ALL, Thinning, thin
 
@@ -52,7 +53,7 @@ def plan(store: Store, keep: Collection[str], force: Collection[str] = (), thinn
     Runs without a finished event, or that finished just now, stay unless `force` names them; nor are the policies of
     unfinished runs thinned then. Raises RunUnknown for a name that is no run of the store, StoreError for one in both.
     """
-    runs = _runs(store)
+    runs = runs_in(store)
     _check_names(runs, keep, force)
     reasons = {run: why_protected(store, run) for run in runs if run not in force}
     spared = {run: why for run, why in reasons.items() if why and run not in keep}
@@ -82,11 +83,12 @@ def policy_bytes(store: Store, key: str) -> int:
     return sum(file.size for file in policy.files) if policy else 0
 
 
-def _runs(store: Store) -> list[str]:
-    """All runs with an event or a row, but those removed before of which nothing is left to remove."""
+def runs_in(store: Store) -> list[str]:
+    """All runs with an event or a row, newest last, but those removed before of which no row is left."""
+    named = store.runs.names()
     with_rows = {entry.run for entry in store.ledger.entries()}
-    gone = {run for run in store.runs.names() if store.runs.events(run)[-1].event == "removed"} - with_rows
-    return sorted(({*store.runs.names()} | with_rows) - gone)
+    there = [run for run in named if run in with_rows or store.runs.events(run)[-1].event != REMOVED]
+    return [*sorted(with_rows - {*named}), *there]
 
 
 def _check_names(runs: Sequence[str], keep: Collection[str], force: Collection[str]) -> None:

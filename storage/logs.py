@@ -43,7 +43,7 @@ def prune_log(root: Root, place: str, minutes: int | None = None, dry_run: bool 
         old = [name for name in old if (changed := files[name].mtime) is not None and changed <= oldest]
         for name in old if not dry_run else ():
             with suppress(FileNotFoundError):  # another process prunes as well
-                root.files.delete_file(f"{log}/{name}")
+                root.delete(f"{log}/{name}")
     return len(old)
 
 

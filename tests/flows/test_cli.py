@@ -17,6 +17,9 @@ from tasks.inference.engine import EngineError
 
 NONE = {"name": "", "store": "", "plain": False}
 Calls = list[tuple[str, tuple[Any, ...], dict[str, Any]]]
+QUIET = {"dry_run": False, "as_json": False}
+MAINTAIN = {"store": "s", "retention_hours": 168.0, "retain": [], "force": False, **QUIET}
+GC = {"store": "", "keep": [], "keep_last": 0, "remove": [], "force": [], "policies": "all", "yes": False, **QUIET}
 
 
 @pytest.fixture
@@ -27,7 +30,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
         "demo": ["main"],
         "launch": ["start", "resume"],
         "show": ["main"],
-        "maintain": ["main"],
+        "housekeeping": ["main"],
+        "gc": ["main"],
     }.items():
         stand_in = ModuleType(f"flows.{module}")
         for name in names:
@@ -59,7 +63,21 @@ def test_run_takes_files_and_overrides_in_any_order_with_options_between(calls: 
         ),
         (["show", "--json", "latest"], ("show.main", ("latest",), {"overrides": [], "store": "", "as_json": True})),
         (["show", "a", "x.y=1"], ("show.main", ("a",), {"overrides": ["x.y=1"], "store": "", "as_json": False})),
-        (["maintain", "--store", "s"], ("maintain.main", (), {"store": "s"})),
+        (["maintain", "--store", "s"], ("housekeeping.main", (), MAINTAIN)),
+        (
+            ["maintain", "--retention-hours", "24", "--retain", "messages=9d", "--force", "--dry-run", "--json"],
+            (
+                "housekeeping.main",
+                (),
+                {"store": "", "retention_hours": 24.0, "retain": ["messages=9d"], "force": True, "dry_run": True}
+                | {"as_json": True},
+            ),
+        ),
+        (["gc", "--keep", "a", "--keep", "b"], ("gc.main", (), GC | {"keep": ["a", "b"]})),
+        (
+            ["gc", "--remove", "a", "--force", "b", "--policies", "every:5", "--yes", "--keep-last", "2"],
+            ("gc.main", (), GC | {"remove": ["a"], "force": ["b"], "policies": "every:5", "yes": True, "keep_last": 2}),
+        ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -152,7 +170,8 @@ def test_every_command_calls_something_that_exists() -> None:
         "demo": ["main"],
         "launch": ["start", "resume"],
         "show": ["main"],
-        "maintain": ["main"],
+        "housekeeping": ["main"],
+        "gc": ["main"],
     }.items():
         real = importlib.import_module(f"flows.{module}")
         assert all(callable(getattr(real, name)) for name in names)

@@ -1,0 +1,140 @@
+"""Gc: remove whole runs, and weights between those that are kept; what a kept run reaches stays."""
+
+import json
+import shutil
+import sys
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any
+
+from configs.run import RunConfig
+from flows.printing import bytes_text, console, grid
+from storage.errors import StoreError
+from storage.gc import Plan, plan, runs_in
+from storage.store import Store, open_store
+from storage.sweeping import Swept, finish, sweep_plan
+from storage.thinning import Thinning
+
+
+def main(
+    store: str = "",
+    keep: Sequence[str] = (),
+    keep_last: int = 0,
+    remove: Sequence[str] = (),
+    force: Sequence[str] = (),
+    policies: str = "all",
+    yes: bool = False,
+    dry_run: bool = False,
+    as_json: bool = False,
+) -> int:
+    """Print what would go, ask, and remove it; return the exit status: 1 where the answer was no."""
+    root = open_store(store or RunConfig().store)
+    going = chosen(root, keep, keep_last, remove, force, policies)
+    if not as_json:
+        _print(root, going)
+    if going.empty or dry_run:
+        left = Swept() if dry_run else finish(root)
+        return _end(root, going, left, as_json, "dry run: nothing was changed" if dry_run else "nothing to remove")
+    if not yes and not _agreed(as_json):
+        return _end(root, going, Swept(), as_json, "nothing was changed", status=1)
+    return _end(root, going, remove_planned(root, going), as_json, "removed")
+
+
+def chosen(
+    store: Store, keep: Sequence[str], keep_last: int, remove: Sequence[str], force: Sequence[str], policies: str
+) -> Plan:
+    """Return the plan for what a person asked for. Without `keep`, `keep_last` and `remove` no run goes.
+
+    Raises StoreError where runs to keep and runs to remove are named at once, or one to remove is protected.
+    """
+    if remove and (keep or keep_last):
+        raise StoreError("runs to keep and runs to remove at once", "", "nothing was removed", "name one kind")
+    runs = runs_in(store)
+    kept = {*keep, *(runs[-keep_last:] if keep_last else ())}
+    if not (keep or keep_last):
+        unknown = sorted({*remove} - {*runs})
+        if unknown:
+            raise StoreError(f"there is no run {', '.join(unknown)}", store.root.address, "nothing was removed", "")
+        kept = {*runs} - {*remove} - {*force}
+    going = plan(store, kept, [run for run in force if run not in kept], Thinning.parse(policies))
+    if refused := [f"{run} ({why})" for run, why in going.protected if run in remove]:
+        advice = "wait until they have ended, or name them with --force"
+        raise StoreError(f"not removed: {', '.join(refused)}", store.root.address, "nothing was removed", advice)
+    return going
+
+
+def remove_planned(store: Store, going: Plan) -> Swept:
+    """Carry out a plan, and remove the logs of the removed runs; return what went."""
+    swept = sweep_plan(store, going)
+    if store.root.directory is not None:
+        for run in going.removed:
+            shutil.rmtree(store.root.directory / "logs" / run, ignore_errors=True)
+    return swept
+
+
+def described(going: Plan, swept: Swept) -> dict[str, Any]:
+    """Return a plan and what came of it as plain values."""
+    return {
+        "kept": list(going.kept),
+        "protected": dict(going.protected),
+        "removed": list(going.removed),
+        "rows": len(going.rows),
+        "rows_staying": len(going.staying),
+        "slices": len(going.slices),
+        "slice_bytes": going.slice_bytes,
+        "policies": list(going.policies),
+        "thinned": list(going.thinned),
+        "policy_bytes": going.policy_bytes,
+        "done": vars(swept),
+    }
+
+
+def _agreed(as_json: bool) -> bool:
+    if as_json or not sys.stdin.isatty():
+        raise StoreError("nobody was there to be asked", "", "nothing was removed", "say --yes, or --dry-run")
+    return input("Remove this for good? [y/N] ").strip().lower() in ("y", "yes")
+
+
+def _end(store: Store, going: Plan, swept: Swept, as_json: bool, told: str, status: int = 0) -> int:
+    if as_json:
+        print(json.dumps(described(going, swept), sort_keys=True))
+        return status
+    out = console()
+    if swept.rows or swept.slices or swept.policies:
+        out.print(
+            f"removed {swept.rows} ledger rows, {swept.slices} slices in {swept.files} files "
+            f"({bytes_text(swept.bytes)}) and the weights of {swept.policies} policies "
+            f"({bytes_text(swept.policy_bytes)})"
+        )
+    else:
+        out.print(told)
+    return status
+
+
+def _print(store: Store, going: Plan) -> None:
+    out = console()
+    reasons = dict(going.protected)
+    rows = []
+    for run in (*going.removed, *going.kept, *reasons):
+        entries = [entry for entry in going.rows if entry.run == run]
+        staying = sum(entry.run == run for entry in going.staying)
+        what = "remove" if run in going.removed else f"keep: {reasons[run]}" if run in reasons else "keep"
+        rows.append((run, what, len(entries), staying))
+    out.print(grid(("run", "", "ledger rows to go", "stay for other runs"), rows))
+    out.print(f"slices that nobody names then: {len(going.slices)}, {bytes_text(going.slice_bytes)} as written")
+    out.print(
+        f"weights to go: {len(going.policies)} policies of removed runs, {len(going.thinned)} of kept runs, "
+        f"{bytes_text(going.policy_bytes)} together"
+    )
+    for run in (*going.kept, *reasons):
+        if versions := _versions(store, run, going.thinned):
+            out.print(f"{run}: weights of versions {versions} go; their rows stay, nothing starts from them any more")
+
+
+def _versions(store: Store, run: str, keys: Sequence[str]) -> str:
+    """Return the versions of a run's policies as ranges: 1-4, 6."""
+    made = [entry for entry in store.ledger.entries(run=run) if entry.key in keys and entry.slices("policies")]
+    numbers = enumerate(sorted(entry.step + 1 for entry in made if "policy" in entry.inputs))
+    grouped = groupby(numbers, key=lambda pair: pair[1] - pair[0])
+    ranges = [[number for _, number in group] for _, group in grouped]
+    return ", ".join(f"{each[0]}-{each[-1]}" if len(each) > 1 else str(each[0]) for each in ranges)
