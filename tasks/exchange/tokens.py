@@ -34,7 +34,9 @@ def rendered(nodes: Sequence[Row], tools: Sequence[Mapping[str, Any]], render: R
     for path in paths([node["parent"] for node in nodes]):
         replies = [place for place, number in enumerate(path) if nodes[number]["message"]["role"] == "assistant"]
         spoken = path[: replies[-1] + 1] if replies else []
-        rows = render([_plain(nodes[number]["message"]) for number in spoken], _specified(tools)) if spoken else []
+        rows = (
+            render([openai_message(nodes[number]["message"]) for number in spoken], _specified(tools)) if spoken else []
+        )
         for number, row in zip(spoken, rows, strict=True):
             if made.setdefault(number, row)["token_ids"] != row["token_ids"]:
                 raise Unfit("branches render a message they share to different tokens", f"node {number}")
@@ -48,8 +50,8 @@ def _tokens(node: Row, row: Row | None) -> Row:
     return {"token_ids": row["token_ids"], "mask": mask, "is_content": row["is_content"], "logprobs": []}
 
 
-def _plain(message: Mapping[str, Any]) -> Row:
-    """Return a message in the form that chat templates are written for."""
+def openai_message(message: Mapping[str, Any]) -> Row:
+    """Return a message in the form that chat templates are written for, without fields that are null."""
     calls = message.get("tool_calls") or []
     named = [call if "function" in call else _function(call) for call in calls]
     kept = {name: value for name, value in message.items() if value is not None and name != "provider_state"}

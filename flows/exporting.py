@@ -1,0 +1,155 @@
+"""Export: rollouts of the store as files that other programs read, and weights as a Hugging Face directory."""
+
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+import pyarrow.parquet as pq
+
+from flows.drafts import ExportRefused, write_whole
+from flows.export_rows import Choice, Sampled, sampled
+from flows.policies import find_policy
+from storage.frames import existing_store
+from storage.store import Store
+from tasks.exchange.datasets import Pairs, preferences, samples, table
+from tasks.exchange.episodes import Row, compact
+from tasks.exchange.own_lines import line_of
+from tasks.exchange.traces import MARK, source_of
+
+Format = Literal["verifiers", "sft", "preferences", "weights"]
+LEFT_BEHIND = ("optimizer*", "manifest.json")
+"""What of a policy's directory is no part of the model."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What somebody wants exported, as given."""
+
+    form: Format
+    target: Path
+    choice: Choice = field(default_factory=Choice)
+    policy: str = ""
+    """RUN or RUN:VERSION, for weights; empty takes the last policy of the choice's run."""
+    store: str = ""
+    pairs: Pairs = "extremes"
+    force: bool = False
+
+
+def export(request: Request) -> int:
+    """Write what was asked for, whole or not at all, and return the number of rows (of weights: files).
+
+    Raises ExportRefused where there is nothing to write or something is in the way, NotText, PolicyUnknown, RunUnknown,
+    and QuestionError.
+    """
+    store = existing_store(request.store)
+    if request.form == "weights":
+        return _weights(store, request)
+    rows = list(_ROWS[request.form](store, request))
+    if not rows:
+        raise ExportRefused(f"there is nothing to export{_hint(request)}. Nothing was written.")
+    write_whole(request.target, partial(_write, rows, request), request.force)
+    return len(rows)
+
+
+def episode_lines(steps: Sequence[Sampled]) -> Iterator[Row]:
+    """Yield the lines of a verifiers file: every episode with a chosen trace, whole.
+
+    What was read from such a file is the line that it was; what our own runs sampled carries a block `stagecoach`.
+    """
+    read: dict[tuple[str, int, int], list[tuple[int, Row, list[Row]]]] = {}
+    for step in steps:
+        episodes: dict[str, list[Row]] = {}
+        for row in step.traces:
+            episodes.setdefault(row["episode_id"], []).append(row)
+        for rows in episodes.values():
+            if not any(row["trace_id"] in step.chosen for row in rows):
+                continue
+            mark = json.loads(rows[0]["record"]).get(MARK)
+            if mark is None or "conversation" in mark:
+                example = step.examples[rows[0]["environment"], rows[0]["example_id"]]
+                assignment = step.assignments[rows[0]["assignment_id"]]
+                yield line_of(step.run, step.step, rows, step.messages, assignment, example)
+                continue
+            for row in rows:
+                mark = json.loads(row["record"])[MARK]
+                place = (step.run, mark["file"], mark["line"])
+                read.setdefault(place, []).append((mark["at"], row, step.messages.get(row["trace_id"], [])))
+    for place in sorted(read):
+        yield _line_as_read([(row, messages) for _, row, messages in sorted(read[place], key=lambda one: one[0])])
+
+
+def _line_as_read(traces: Sequence[tuple[Row, list[Row]]]) -> Row:
+    outer = json.loads(traces[0][0]["record"])[MARK].get("episode")
+    found = [source_of(row, messages) for row, messages in traces if "nodes" in json.loads(row["record"])]
+    return found[0] if outer is None else {**outer, "traces": found}
+
+
+def _episodes(store: Store, request: Request) -> Iterator[Row]:
+    return episode_lines(list(sampled(store, request.choice)))
+
+
+def _samples(store: Store, request: Request) -> Iterator[Row]:
+    for step in sampled(store, request.choice):
+        for trace, messages in step.chosen_traces:
+            if trace["error_class"] is None:
+                yield from ({**row, "run": step.run, "step": step.step} for row in samples(trace, messages))
+
+
+def _preferences(store: Store, request: Request) -> Iterator[Row]:
+    for step in sampled(store, request.choice):
+        groups: dict[str, list[tuple[Row, list[Row]]]] = {}
+        for trace, messages in step.chosen_traces:
+            if trace["error_class"] is None:
+                groups.setdefault(trace["group_id"], []).append((trace, messages))
+        for group in groups.values():
+            yield from ({**row, "run": step.run, "step": step.step} for row in preferences(group, request.pairs))
+
+
+_ROWS = {"verifiers": _episodes, "sft": _samples, "preferences": _preferences}
+
+
+def _write(rows: Sequence[Row], request: Request, draft: Path) -> None:
+    if request.target.suffix == ".parquet":
+        if request.form == "verifiers":
+            raise ExportRefused("verifiers reads JSONL: name a file that ends in .jsonl. Nothing was written.")
+        pq.write_table(table(rows), draft)
+        return
+    with draft.open("w", encoding="utf-8") as file:
+        for row in rows:
+            file.write(compact(row) + "\n")
+
+
+def _hint(request: Request) -> str:
+    """Say which of the conditions may have left nothing."""
+    choice = request.choice
+    if choice.kept or choice.min_reward is not None or choice.sql:
+        return ": no rollout meets the conditions (--kept, --min-reward, --sql, --steps)"
+    if request.form == "preferences":
+        return ": no group has two answers to one prompt whose rewards differ"
+    return f": run {choice.run!r} has no finished rollouts in these steps"
+
+
+def _weights(store: Store, request: Request) -> int:
+    policy = find_policy(store, request.policy or request.choice.run)
+    if policy is None:
+        raise ExportRefused("weights: say whose (--policy RUN or RUN:VERSION). Nothing was written.")
+    source = store.policies.directory(policy.key, verify=True)
+    leave = shutil.ignore_patterns(*LEFT_BEHIND)
+    write_whole(request.target, lambda draft: _copy(source, draft, leave), request.force)
+    return sum(path.is_file() for path in request.target.rglob("*"))
+
+
+def _copy(source: Path, draft: Path, leave: object) -> None:
+    shutil.copytree(source, draft, ignore=leave)  # type: ignore[arg-type]
+
+
+def main(request: Request) -> int:
+    """Export as asked and say what was written; return the exit status."""
+    number = export(request)
+    noun = {"verifiers": "episodes", "sft": "samples", "preferences": "pairs", "weights": "files"}[request.form]
+    print(f"{request.target}: {number} {noun}")
+    return 0

@@ -1,0 +1,133 @@
+"""Traces as datasets: supervised samples, and pairs of a better and a worse answer to the same prompt."""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
+from typing import Any, Literal
+
+import pyarrow as pa
+
+from tasks.exchange.episodes import Row, compact, paths
+from tasks.exchange.tokens import openai_message
+
+Pairs = Literal["extremes", "all"]
+CALL = pa.struct(
+    [
+        ("id", pa.string()),
+        ("type", pa.string()),
+        ("function", pa.struct([("name", pa.string()), ("arguments", pa.string())])),
+    ]
+)
+FIELDS = {
+    "role": pa.string(),
+    "content": pa.string(),
+    "reasoning_content": pa.string(),
+    "tool_calls": pa.list_(CALL),
+    "tool_call_id": pa.string(),
+    "name": pa.string(),
+}
+"""What a message of a dataset may hold; fields that no message has are left out."""
+CONVERSATIONS = ("messages", "prompt", "chosen", "rejected")
+
+
+class NotText(ValueError):
+    """A message holds something that a dataset of text has no place for."""
+
+
+def samples(trace: Row, messages: Sequence[Row]) -> Iterator[Row]:
+    """Yield one row for each branch of a trace, up to its last sampled message; none where nothing was sampled.
+
+    Raises NotText for a message with parts that are no text.
+    """
+    for branch, path in enumerate(paths([message["parent"] for message in messages])):
+        spoken = _spoken([messages[number] for number in path])
+        if spoken:
+            yield {"messages": [_message(one) for one in spoken], **_about(trace), "branch": branch, **_tools(trace)}
+
+
+def preferences(group: Sequence[tuple[Row, Sequence[Row]]], pairs: Pairs) -> Iterator[Row]:
+    """Yield pairs of traces of one group, with their messages, that answer the same prompt and earned differently.
+
+    `extremes` pairs the best with the worst, the first of each; `all` pairs every two whose rewards differ. Of a trace
+    with several branches the last one counts, as in verifiers. Raises NotText.
+    """
+    answers: dict[tuple[str, str], list[tuple[float, Row, list[Row]]]] = defaultdict(list)
+    for trace, messages in group:
+        branches = paths([message["parent"] for message in messages])
+        spoken = _spoken([messages[number] for number in branches[-1]]) if branches else []
+        if not spoken or trace["reward"] is None:
+            continue
+        start = next(place for place, message in enumerate(spoken) if message["sampled"])
+        said = [_message(one) for one in spoken]
+        key = (trace["agent"], compact([said[:start], _tools(trace)]))
+        answers[key].append((trace["reward"], trace, said))
+    for (_, key), found in answers.items():
+        yield from _pairs(json.loads(key)[0], found, pairs)
+
+
+def table(rows: Sequence[Row]) -> pa.Table:
+    """Return dataset rows as an Arrow table; messages are structs of the fields that at least one of them has."""
+    said = [message for row in rows for name in CONVERSATIONS for message in row.get(name, ())]
+    used = [name for name in FIELDS if name in ("role", "content") or any(name in message for message in said)]
+    conversation = pa.list_(pa.struct([(name, FIELDS[name]) for name in used]))
+    columns = {}
+    for name in dict.fromkeys(name for row in rows for name in row):
+        values = [row.get(name) for row in rows]
+        columns[name] = pa.array(values, conversation if name in CONVERSATIONS else None)
+    return pa.table(columns)
+
+
+def _pairs(prompt: list[Row], answers: list[tuple[float, Row, list[Row]]], pairs: Pairs) -> Iterator[Row]:
+    chosen = list(combinations(answers, 2))
+    if pairs == "extremes":
+        best, worst = max(answers, key=lambda one: one[0]), min(answers, key=lambda one: one[0])
+        chosen = [(best, worst)]
+    for one, other in chosen:
+        if one[0] == other[0]:
+            continue
+        better, worse = (one, other) if one[0] > other[0] else (other, one)
+        about = _about(better[1])
+        yield {
+            "prompt": prompt,
+            "chosen": better[2][len(prompt) :],
+            "rejected": worse[2][len(prompt) :],
+            "chosen_reward": better[0],
+            "rejected_reward": worse[0],
+            **{name: about[name] for name in ("environment", "example_id")},
+            "group_id": better[1]["group_id"],
+            "chosen_trace_id": better[1]["trace_id"],
+            "rejected_trace_id": worse[1]["trace_id"],
+        }
+
+
+def _about(trace: Row) -> Row:
+    return {name: trace[name] for name in ("trace_id", "environment", "example_id", "reward")}
+
+
+def _tools(trace: Row) -> Row:
+    """Return the tools that the model was offered, as JSON, where there are any."""
+    tools = json.loads(trace["record"]).get("tools")
+    return {"tools": compact(tools)} if tools else {}
+
+
+def _spoken(messages: Sequence[Row]) -> Sequence[Row]:
+    """Return the messages up to the last that was sampled; none where none was."""
+    last = max((place for place, message in enumerate(messages) if message["sampled"]), default=-1)
+    return messages[: last + 1]
+
+
+def _message(row: Mapping[str, Any]) -> Row:
+    message = openai_message(json.loads(row["body"]) or {"role": row["role"], "content": row["content"]})
+    return {name: _field(name, message[name], row) for name in FIELDS if message.get(name) is not None}
+
+
+def _field(name: str, value: Any, row: Mapping[str, Any]) -> Any:
+    if name != "content" or isinstance(value, str):
+        return value
+    if any(part.get("type") != "text" for part in value):
+        raise NotText(
+            f"trace {row['trace_id']}, message {row['message']}: its content has parts that are no text, which a "
+            "dataset of text cannot hold. Nothing was written. Leave such traces out (--sql), or use verifiers' form."
+        )
+    return "\n".join(part["text"] for part in value)
