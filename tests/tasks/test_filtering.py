@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from configs.run import RunConfig
 from configs.sections import FilterConfig
 from storage.checks import Place, check_rows
 from storage.schemas import TABLES, VERDICTS
@@ -19,6 +20,7 @@ from tasks.filtering import STAGE, filtering
 from tasks.filters import FILTERS
 from tasks.filters.gibberish import UnknownVocabulary
 from tasks.filters.repetition import runs
+from tasks.stage import key_of
 from tests.builders import exchange, failed, message, table, trace, view
 
 VOCABULARY = 1000
@@ -239,6 +241,11 @@ def test_credits_tell_a_quarantine_from_none():
 def test_a_message_without_its_trace_stops_the_stage():
     with pytest.raises(BrokenGraph, match="table messages, column trace_id: stray"):
         judged([trace("a")], exchange("stray"))
+
+
+def test_what_was_filtered_before_there_were_quarantines_is_found_again():
+    config = RunConfig.model_validate({"seed": 7, "model": {"vocab_size": VOCABULARY}})
+    assert key_of(config, STAGE, 3, {"rollout": "r"}) == "1742b3ec1471d317b3859f55c9a7d0e3"
 
 
 def test_the_stage_declares_its_tables():

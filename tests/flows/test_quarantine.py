@@ -1,0 +1,217 @@
+"""Quarantine: which rollouts a condition finds, what they went into, and how a person is told."""
+
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from configs.run import RunConfig
+from flows import cli
+from flows.quarantine_search import NoSuchRollouts, search
+from flows.quarantine_usage import uses
+from storage.errors import RunUnknown
+from storage.refs import Entry
+from storage.store import Store, open_store
+from tasks.advantage import STAGE as ADVANTAGE
+from tasks.filtering import STAGE as FILTERING
+from tasks.packing import STAGE as PACKING
+from tasks.stage import Place, Ref, Stage, perform
+from tests.builders import exchange, failed, table, trace
+
+CONFIG = RunConfig.model_validate({"seed": 7, "model": {"vocab_size": 512}, "training": {"dtype": "float32"}})
+REWARDS = {"a": 1.0, "b": 0.0, "c": 0.5}
+
+
+class Run:
+    """A run in a real store whose rollouts are given and whose policies have no weights."""
+
+    def __init__(self, store: Store, name: str) -> None:
+        self.place = Place(store, name, CONFIG, {})
+        store.runs.record(run=name, event="started", kind="train", config={})
+
+    def sample(self, step: int, rewards: Mapping[str, float] = REWARDS, stage: str = "rollout", **columns: Any) -> Ref:
+        """Write rollouts, one for each reward and a failed one, as if they had been sampled at this step."""
+        rows = [rollout(f"{step}{name}", step, reward=reward, **columns) for name, reward in rewards.items()]
+        return self.planted(step, stage, [*rows, failed(f"{step}x")])
+
+    def planted(self, step: int, name: str, rows: list[dict[str, Any]]) -> Ref:
+        messages = [row for one in rows for row in exchange(one["trace_id"])]
+        made = {"traces": table("traces", rows), "messages": table("messages", messages)}
+        return perform(Stage(name, 1, (), tuple(made), (), lambda tables, config: made), self.place, step)
+
+    def pack(self, step: int, *traces: Ref, quarantined: Mapping[str, str] | None = None) -> Ref:
+        """Go from rollouts to packed batches."""
+        extra = {"quarantine": ",".join(quarantined)} if quarantined else {}
+        services = {"quarantined": quarantined or {}}
+        verdicts = perform(FILTERING, self.place, step, traces, services=services, extra_inputs=extra)
+        credits = perform(ADVANTAGE, self.place, step, (*traces, verdicts))
+        return perform(PACKING, self.place, step, (credits, *traces))
+
+    def train(self, step: int, packed: Ref, policy: str) -> str:
+        """Write down that a policy was trained on packed batches; return its key."""
+        now = datetime.now(UTC)
+        inputs = {"packing": packed.key, "policy": policy}
+        key = f"trained-{self.place.run}-{step}"
+        self.place.store.ledger.commit(
+            Entry(self.place.run, step, "training", 1, key, "", f"{key}-attempt", {}, inputs, (), now, now)
+        )
+        return key
+
+
+def rollout(name: str, step: int, **columns: Any) -> dict[str, Any]:
+    """Return a row of traces, in the group of its step."""
+    return trace(name, group_id=f"g{step}", **columns)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return open_store(tmp_path / "store")
+
+
+@pytest.fixture
+def run(store: Store) -> Run:
+    return Run(store, "demo")
+
+
+def test_a_condition_on_the_columns_of_traces(store: Store, run: Run) -> None:
+    run.sample(0, metrics='{"exact": 1.0}')
+    run.sample(1, metrics='{"exact": 0.0}')
+    assert search(store, "reward >= 0.5 and step = 1").trace_ids == ("1a", "1c")
+    assert search(store, "json_extract(metrics, '$.exact') = 1").trace_ids == ("0a", "0b", "0c")
+    assert search(store, "REWARD is null -- these failed").trace_ids == ("0x", "1x")
+    assert search(store, "error_class = 'timeout' or \"Reward\" = 1", "demo").looked_at == 8
+
+
+def test_only_the_rollouts_that_a_run_uses(store: Store, run: Run) -> None:
+    shared = run.sample(0)
+    run.sample(1)
+    other = Run(store, "other")
+    entry = store.ledger.find(shared.key)
+    assert entry is not None
+    other.place.adopt(entry, 0)
+    assert search(store, "reward = 1", "other").trace_ids == ("0a",)
+    assert search(store, "reward = 1").trace_ids == ("0a", "1a")
+    with pytest.raises(RunUnknown, match="nobody"):
+        search(store, "reward = 1", "nobody")
+
+
+def test_a_rollout_counts_by_any_of_its_gradings(store: Store, run: Run) -> None:
+    run.sample(0)
+    run.planted(0, "regrade", [rollout("0b", 0, reward=0.75)])
+    assert search(store, "reward = 0").trace_ids == search(store, "reward = 0.75").trace_ids == ("0b",)
+
+
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [
+        ("rewrd > 2", 'Referenced column "rewrd" not found'),
+        ("reward >", "syntax error"),
+        ("reward > 'much'", "Could not convert"),
+        ("true); select (1", "takes one condition"),
+        ("trace_id in (select * from read_csv('/etc/passwd'))", "disabled by configuration"),
+        ("reward > 7", "holds for none of 4"),
+    ],
+)
+def test_what_is_no_condition_is_explained_with_the_columns(store: Store, run: Run, where: str, said: str) -> None:
+    run.sample(0)
+    with pytest.raises(NoSuchRollouts, match=said) as caught:
+        search(store, where)
+    assert "error_class" in str(caught.value) and "Nothing was recorded" in str(caught.value)
+
+
+def test_an_empty_store_has_nothing_to_find(store: Store) -> None:
+    with pytest.raises(NoSuchRollouts, match="none of 0"):
+        search(store, "true")
+
+
+def test_every_batch_step_and_policy_that_used_them(store: Store, run: Run) -> None:
+    policy, keys = "imported", []
+    for step in range(3):
+        packed = run.pack(step, run.sample(step))
+        policy = run.train(step, packed, policy)
+        keys.append(packed.key)
+    other = Run(store, "other")  # shares the batch of step 1, and trains nothing on it
+    entry = store.ledger.find(keys[1])
+    assert entry is not None
+    other.place.adopt(entry, 1)
+    found = uses(store, ["0a", "1a", "1b", "1x"])
+    assert [(use.run, use.step, use.num_samples, use.num_tokens, use.version, use.num_later) for use in found] == [
+        ("demo", 0, 1, 5, 1, 2),
+        ("demo", 1, 2, 10, 2, 1),
+        ("other", 1, 2, 10, None, 0),
+    ]
+    assert [use.batch for use in found] == [keys[0], keys[1], keys[1]]
+    assert found[1].policy == "trained-demo-1" and found[2].policy is None
+    assert uses(store, ["1x"]) == [], "a failed rollout was never packed"
+
+
+def test_samples_and_tokens_add_up_to_the_batches(store: Store, run: Run) -> None:
+    batches = [run.pack(step, run.sample(step)) for step in range(2)]
+    every = uses(store, [f"{step}{name}" for step in range(2) for name in REWARDS])
+    tables = [run.place.table("batches", (each,)) for each in batches]
+    assert sum(use.num_samples for use in every) == sum(len(ids) for t in tables for ids in t["sample_ids"].to_pylist())
+    assert sum(use.num_tokens for use in every) == sum(t["cu_seqlens"].to_pylist()[0][-1] for t in tables)
+    assert every[0].num_rows == tables[0].num_rows
+
+
+def test_a_batch_made_without_them_is_no_use(store: Store, run: Run) -> None:
+    sampled = run.sample(0)
+    run.pack(0, sampled, quarantined={"0a": "why"})
+    assert uses(store, ["0a"]) == [] and len(uses(store, ["0b"])) == 1
+
+
+def test_what_was_graded_again_and_packed_is_found(store: Store, run: Run) -> None:
+    sampled = run.sample(0)
+    rows = [rollout(f"0{name}", 0, reward=1 - reward) for name, reward in REWARDS.items()]
+    again = run.planted(0, "regrade", [*rows, failed("0x")])
+    packed = run.pack(0, again, sampled)
+    assert [use.batch for use in uses(store, ["0a"])] == [packed.key]
+
+
+def command(store: Store, *arguments: str) -> int:
+    return cli.main(["quarantine", "--store", str(store.root.directory), *arguments])
+
+
+def test_the_command_records_and_tells(store: Store, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    run.train(0, run.pack(0, run.sample(0)), "imported")
+    assert command(store, "--where", "reward = 1", "--dry-run") == 0
+    assert "1 of 4 rollouts fit; nothing was recorded" in capsys.readouterr().out
+    assert store.quarantines.all() == []
+    assert command(store, "--where", "reward = 1", "--reason", "verifier [broken]", "--run", "demo") == 0
+    (noted,) = open_store(str(store.root.directory)).quarantines.all()
+    assert (noted.trace_ids, noted.reason, noted.run) == (("0a",), "verifier [broken]", "demo")
+    told = capsys.readouterr().out
+    assert f"quarantine {noted.quarantine}: 1 of 4 rollouts: verifier [broken]" in told
+    assert "run demo: 1 samples, 5 tokens in 1 batches; policies 1 to 1" in told
+    assert "stagecoach replay demo --from filtering" in told
+    assert command(store, "--list") == 0
+    assert noted.quarantine in (listed := capsys.readouterr().out) and "verifier [broken]" in listed
+
+
+def test_the_command_for_programs(store: Store, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    run.sample(0)
+    assert command(store, "--where", "reward = 1", "--reason", "why", "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["trace_ids"], told["uses"], told["num_looked_at"]) == (["0a"], [], 4)
+    assert command(store, "--list", "--json") == 0
+    assert [each["quarantine"] for each in json.loads(capsys.readouterr().out)] == [told["quarantine"]]
+
+
+@pytest.mark.parametrize("arguments", [[], ["--where", "true"], ["--reason", "why"], ["--where", " ", "--reason", "w"]])
+def test_the_command_wants_a_condition_and_a_reason(
+    store: Store, arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(store, *arguments) == 2
+    assert "say which rollouts" in capsys.readouterr().err
+
+
+def test_the_command_explains_a_condition_that_is_none(
+    store: Store, run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.sample(0)
+    assert command(store, "--where", "rewrd > 1", "--reason", "why") == 2
+    said = capsys.readouterr().err
+    assert "rewrd" in said and "scoring_seconds" in said and "Traceback" not in said
