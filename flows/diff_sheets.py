@@ -30,7 +30,7 @@ class Sheet:
 def sentences(found: Found) -> list[str]:
     """Return what a person wants to know first: who, whether they are the same work, and from where not."""
     one, other = found["runs"]
-    who = [f"{each['run']} ({each['kind']}, {each['state']}, {each['num_steps']} steps)" for each in (one, other)]
+    who = [f"{each['run']} ({each['kind']}, {each['state']}, steps: {each['num_steps']})" for each in (one, other)]
     return [f"a: {who[0]}   b: {who[1]}", *_work(found), *_apart(found)]
 
 
@@ -70,7 +70,7 @@ def _only(found: Found) -> list[str]:
         has = {step for step in steps for piece in found["pieces"] if piece["step"] == step and piece[run]}
         others = {step for step in steps for piece in found["pieces"] if piece["step"] == step and piece[other]}
         if only := sorted(has - others):
-            lines.append(f"Only {run} has the steps {ranges(only)}.")
+            lines.append(f"Only in {run}: step {ranges(only)}.")
     return lines
 
 

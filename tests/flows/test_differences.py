@@ -149,7 +149,7 @@ def test_a_decision_at_a_gate_is_no_difference_in_work(store: Store) -> None:
     assert found["together"]["between"]["weights_equal"] is True
     assert sentences(found)[1:] == [
         "The same work as far as both go: 8 pieces have the same keys.",
-        "Only a has the steps 1.",
+        "Only in a: step 1.",
         "The weights are equal.",
     ]
 
@@ -172,7 +172,7 @@ def test_unknown_runs_and_steps_are_refused_with_those_that_there_are(store: Sto
 def test_differences_are_printed_for_people_and_for_programs(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["diff", "base", "spread", "--step", "0", "--store", str(root)]) == 0
     printed = capsys.readouterr().out
-    assert "They part at step 0, stage advantage: the key is another one. 6 pieces are shared." in printed
+    assert "They part at step 0, stage advantage: the key is another one. 5 pieces are shared." in printed
     assert "advantage.normalise_std" in printed and "The weights part at step 0." in printed
     assert "shared samples whose advantages differ most" in printed
     assert cli.main(["diff", "base", "spread", "--json", "--store", str(root)]) == 0
