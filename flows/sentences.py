@@ -9,7 +9,7 @@ from tasks.fates import EVALUATED, PENDING, REFUSED
 from tasks.filters.finding import QUARANTINED
 
 Found = Mapping[str, Any]
-STAGES = ("rollout", "filtering", "advantage", "packing", "training")
+STAGES = ("rollout", "demonstration", "regrade", "filtering", "advantage", "packing", "gate")
 
 
 def head(found: Found) -> str:
@@ -59,8 +59,7 @@ def _errored(found: Found, use: Found) -> str:
 
 
 def _quarantined(found: Found, use: Found) -> str:
-    reasons = "; ".join(each["reason"] for each in found["quarantines"]) or "a quarantine"
-    return f"{_not(use)}: it is in quarantine{_evidence(use, QUARANTINED)}: {reasons}."
+    return f"{_not(use)}: it is in quarantine: {use['verdict']['evidence'][QUARANTINED]['reason']}."
 
 
 def _refused(found: Found, use: Found) -> str:
@@ -78,8 +77,7 @@ def _no_weight(found: Found, use: Found) -> str:
 
 
 def _pending(found: Found, use: Found) -> str:
-    last = next(stage for stage in reversed((*STAGES, "demonstration", "regrade")) if stage in use["keys"])
-    last = next((stage for stage in reversed(STAGES) if stage in use["keys"]), last)
+    last = next((stage for stage in reversed(STAGES) if stage in use["keys"]), "the rollouts")
     return f"Run {use['run']} has not trained on it yet: of step {use['step']} nothing is finished after {last}."
 
 
@@ -124,7 +122,7 @@ def _again(use: Found) -> list[str]:
 
 def _noted(use: Found) -> list[str]:
     detected = (use["verdict"] or {}).get("detected", [])
-    noted = [f"{name}{_evidence(use, name)}" for name in detected if name != use["detail"]]
+    noted = [f"{name}{_evidence(use, name)}" for name in detected if name not in (use["detail"], QUARANTINED)]
     return [f"Noted, without keeping it out: {'; '.join(noted)}."] if noted else []
 
 

@@ -1,0 +1,160 @@
+"""A store to ask: runs that share work and part ways, with every fate that a rollout can have in a run of its own kind.
+
+`base` trains two steps and scores its policies; `branch` shares its first rollouts and gives other advantages; `gated`
+is refused at its first step; `regraded` scores the first rollouts again and leaves one out that is in quarantine;
+`begun` has the first rollouts and nothing after them. Ids of rollouts are the same in all of them.
+"""
+
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from configs.run import View
+from flows import pipeline
+from flows.pipeline import GateRefused
+from flows.session import Session, recorded, sampling_for_evaluation
+from tasks import assignment, policy_import, rollout, training
+from tasks import examples as listing
+from tasks.learner.rows import batches_from_table
+from tasks.stage import Policy, Ref, Stage, StageTask, Tables
+from tests.builders import example, exchange, failed, message, table
+from tests.crash import fixed
+from tests.flows.rehearsal import SOURCE, Played, Rehearsal, session_for, trained
+
+UNFIT = "trace-0-0-0"
+"""The rollout that is in quarantine."""
+REASON = "the verifier took an empty answer"
+NUM_TRAIN = 8
+HELD_OUT = range(NUM_TRAIN, 12)
+SETTINGS: dict[str, Any] = {
+    "assignment": {"groups_per_step": 3, "group_size": 6},
+    "evaluation": {"num_examples": 2, "attempts": 4, "every": 0},
+    "filtering": {"filters": [{"type": "truncated", "enforce": True}, {"type": "zero_advantage"}]},
+    "packing": {"tokens_per_row": 64, "updates_per_step": 2},
+}
+
+
+def listed(tables: Tables, config: View) -> Tables:
+    """Stand in for what an environment has to offer."""
+    splits = ["eval" if number in HELD_OUT else "train" for number in range(NUM_TRAIN + len(HELD_OUT))]
+    rows = [example(f"example-{number}", fixed.ENVIRONMENT, split) for number, split in enumerate(splits)]
+    return {"examples": table("examples", rows)}
+
+
+def sampled(tables: Tables, config: View, *, step: int, policy: Policy) -> Tables:
+    """Stand in for sampling: in every group one is cut short, one branches and one fails; in one of them all earn 1.
+
+    The first of the third group is not scored.
+    """
+    traces, messages = [], []
+    for number, members in enumerate(fixed.groups(tables["assignments"]).values()):
+        made = fixed.group(members, {"key": policy.key, "version": policy.version}, step)
+        for member, row in enumerate(made["traces"].to_pylist()):
+            reward = None if (number, member) == (2, 0) else 1.0 if number == 1 else row["reward"]
+            changes: dict[str, Any] = {"reward": reward, "is_truncated": member == 1}
+            changes |= {"num_branches": 2 if member == 2 else 1}
+            if member == 3:
+                broken = failed(row["trace_id"])
+                changes = {name: broken[name] for name in ("reward", "error_class", "error_type", "error_message")}
+            traces.append(row | changes)
+            messages += exchange(row["trace_id"], completion=range(20, 24 + number))
+            if member == 2:
+                messages.append(message(row["trace_id"], 2, parent=0, tokens=(7, 8), sampled=True))
+    return {"traces": table("traces", traces), "messages": table("messages", messages)}
+
+
+def learnt(tables: Tables, config: View, *, step: int, key: str, policy: Policy, directory: Path) -> Tables:
+    """Stand in for training: an update for each that the batches hold, and a policy with weights of its own."""
+    (row,) = trained(tables, config, step=step, key=key, policy=policy)["updates"].to_pylist()
+    numbers = sorted({update for update in tables["batches"]["update"].to_pylist()})
+    assert batches_from_table(tables["batches"], 1), "the learner's own reader takes the rows apart"
+    updates = table("updates", [row | {"update": number} for number in numbers])
+    return {"updates": updates, **imported(tables, config, key=key, directory=directory, step=step, policy=policy)}
+
+
+def imported(
+    tables: Tables, config: View, *, key: str, directory: Path, step: int = -1, policy: Policy | None = None
+) -> Tables:
+    """Stand in for weights that are brought in."""
+    (directory / "model.safetensors").write_bytes(key.encode())
+    row = {"policy_key": key, "version": step + 1, "parent_key": policy and policy.key, "weights_sha256": "0" * 64}
+    row |= {"has_optimizer": False, "probe_token_ids": [1, 2], "probe_logprobs": [0.0, -1.0]}
+    return {"policies": table("policies", [row])}
+
+
+def scored_again(tables: Tables, config: View) -> Tables:
+    """Stand in for reward functions of today: every reward that there is grows by a half."""
+    rows = tables["traces"].to_pylist()
+    now = [row | {"reward": None if row["reward"] is None else row["reward"] + 0.5} for row in rows]
+    regrades = [
+        {
+            **{name: row[name] for name in ("trace_id", "environment", "example_id", "reward", "rewards")},
+            **{"reward_before": old["reward"], "rewards_before": old["rewards"], "changed": row["reward"] is not None},
+            **{"error_type": None, "error_message": None, "seconds": 0.0},
+        }
+        for row, old in zip(now, rows, strict=True)
+    ]
+    return {"traces": table("traces", now), "regrades": table("regrades", regrades)}
+
+
+STAND_INS: dict[str, Stage] = {
+    "policy_import": replace(policy_import.STAGE, writes=("policies",), needs=("key", "directory"), function=imported),
+    "examples": replace(listing.task.stage, needs=(), function=listed),
+    "rollout": replace(rollout.task.stage, needs=("step", "policy"), function=sampled),
+    "training": replace(
+        training.STAGE, writes=("updates", "policies"), needs=("step", "key", "policy", "directory"), function=learnt
+    ),
+}
+REGRADE = StageTask(Stage("regrade", 1, ("traces",), ("traces", "regrades"), (), scored_again))
+
+
+class Asked(Rehearsal):
+    """Does stages as in a run; what would need an engine or a learner is played, policies and failures included."""
+
+    def __call__(self, task: StageTask, *arguments: Any, **named: Any) -> Ref:
+        return super(Rehearsal, self).__call__(Played(STAND_INS.get(task.stage.name, task.stage)), *arguments, **named)
+
+
+def everything(root: Path) -> None:
+    """Make the store."""
+    run(root, "base", evaluation=SETTINGS["evaluation"] | {"every": 1})
+    run(root, "branch", advantage={"type": "rloo"})
+    with suppress(GateRefused):
+        run(root, "gated", gate={"type": "rule", "rule": "reward_mean < 0"})
+    regrade(root)
+    begin(root)
+
+
+def run(root: Path, name: str, **changes: Any) -> Session:
+    """Walk a run, score its policies where it is to, and return its session."""
+    session = session_for(root, name, **SETTINGS | changes)
+    every = session.config.evaluation.every
+    do, score = Asked(session), Asked(session, sampling_for_evaluation(session.place))
+    with recorded(session):
+        for *_, policy in pipeline.run_steps(do, SOURCE, session.config):
+            if every:
+                pipeline.attempts(score, policy)
+    return session
+
+
+def regrade(root: Path) -> None:
+    """Score the first rollouts of `base` again, without the one in quarantine, and train on them."""
+    session = session_for(root, "regraded", **SETTINGS)
+    session.services["quarantined"] = {UNFIT: REASON}
+    do = Asked(session)
+    with recorded(session):
+        found, policy = pipeline.start(do, SOURCE)
+        drawn = pipeline.draw(do, 0, found, policy, session.config)
+        again = do(REGRADE, 0, drawn.traces)
+        pipeline.train(do, 0, pipeline.prepare_batches(do, 0, drawn.assignment, (again, *drawn.traces)), policy)
+
+
+def begin(root: Path) -> None:
+    """Take over the first rollouts of `base` and stop."""
+    session = session_for(root, "begun", **SETTINGS)
+    do = Asked(session)
+    with recorded(session):
+        found, policy = pipeline.start(do, SOURCE)
+        assigned = do(assignment.task, 0, (found,), services={"batch": 0})
+        do(rollout.task, 0, (assigned, found), policy)

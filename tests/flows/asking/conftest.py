@@ -1,0 +1,51 @@
+"""One store for all questions, made once: it is only read."""
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from storage.frames import Frames
+from storage.store import open_store
+from tasks.fates import DERIVED
+from tests.flows.asking import asked
+
+Row = dict[str, Any]
+Rows = Callable[[str, str], list[Row]]
+
+
+@pytest.fixture(scope="session")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The root of the store."""
+    place = tmp_path_factory.mktemp("asked") / "store"
+    asked.everything(place)
+    open_store(place).quarantines.record([asked.UNFIT], where="trace_id = '...'", reason=asked.REASON)
+    return place
+
+
+@pytest.fixture(scope="session")
+def frames(root: Path) -> Frames:
+    """Its tables."""
+    return Frames(open_store(root), DERIVED)
+
+
+@pytest.fixture(scope="session")
+def rows(root: Path) -> Rows:
+    """Reads the rows of a table that a run's ledger names, each with the key and the inputs of its work.
+
+    This is the way that stages read, entry by entry, and not that of the questions.
+    """
+    store = open_store(root)
+
+    @cache
+    def read(run: str, table: str) -> list[Row]:
+        entries = [entry for entry in store.ledger.entries(run=run) if not entry.part and entry.slices(table)]
+        return [
+            row | {"key": entry.key, "inputs": entry.inputs, "step": entry.step}
+            for entry in entries
+            for row in store.read(entry.slices(table)).to_pylist()
+        ]
+
+    return read
