@@ -94,7 +94,7 @@ class Policies:
         check_files(local, policy.files, verify)
         return local
 
-    def sweep(self, hours: int) -> int:
+    def sweep(self, hours: float) -> int:
         """Delete what killed uploads left in an object store more than so many hours ago; return how many objects.
 
         On a local root there is nothing of the kind: what killed processes leave there is a scratch directory.

@@ -70,7 +70,7 @@ class Uploads:
         """Make a scratch directory with exactly the policy's files its local copy, which saves the download."""
         self._settle(source, self._place(policy))
 
-    def sweep(self, hours: int) -> int:
+    def sweep(self, hours: float) -> int:
         """Delete objects below policies that no manifest names and that are older than so many hours; return how many.
 
         A download under way that began with a manifest since replaced is safe: files are only ever added to one.

@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow.fs as pafs
 import pytest
 
 from storage.maintenance import vacuum
@@ -28,8 +29,6 @@ def objects(store: Store, below: str) -> list[str]:
 
 
 def _paths(store: Store, below: str) -> list[str]:
-    import pyarrow.fs as pafs
-
     found = store.root.files.get_file_info(pafs.FileSelector(below, allow_not_found=True, recursive=True))
     return [info.path for info in found if "_delta_log" not in info.path]
 
