@@ -1,11 +1,14 @@
 """Show: a run at a glance, for people and for programs, and what a change to its config would run again."""
 
 import json
+import socket
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import Any
 
+import psutil
 import pyarrow.compute as pc
 from rich.console import Console
 from rich.table import Table
@@ -19,18 +22,27 @@ from flows.foretell import foretell
 from flows.panel import printable
 from flows.prepare import recorded_config
 from flows.session import sampling_for_evaluation, source_of
+from storage.frames import existing_store
 from storage.refs import Entry
-from storage.store import Store, open_store
+from storage.runs import Event
+from storage.store import Store
+from tasks.evaluation import estimates
 from tasks.stage import Place, Ref, ref_of
 
+GOING = ("started", "resumed")
+CLOCK_SECONDS = 1.0
+"""How exactly the start of a process is known."""
 STAGES = ("assignment", "rollout", "demonstration", "filtering", "advantage", "packing", "training")
 PRINTED_WIDTH = 140
 """Columns of output that goes to a file or a pipe."""
 
 
 def main(name: str, overrides: Sequence[str] = (), store: str = "", as_json: bool = False) -> int:
-    """Print the run `name`, `latest` for the newest; return the exit status. Raises ConfigError for an unknown one."""
-    root = open_store(store or RunConfig().store)
+    """Print the run `name`, `latest` for the newest; return the exit status.
+
+    Raises ConfigError for an unknown run, LayoutError where there is no store; none is made.
+    """
+    root = existing_store(store or RunConfig().store)
     run = root.runs.latest() if name == "latest" else name
     config = recorded_config(root, run or "")
     if run is None or config is None:
@@ -45,20 +57,35 @@ def main(name: str, overrides: Sequence[str] = (), store: str = "", as_json: boo
 
 
 def describe(store: Store, run: str, config: RunConfig, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """Return a run as plain values: its state, its steps stage by stage, and what `overrides` would run again."""
+    """Return a run as plain values: its state, steps stage by stage, scores, and what `overrides` would run again."""
     events = store.runs.events(run)
     described: dict[str, Any] = {
         "run": run,
         "kind": config.kind,
         "state": events[-1].event,
         "message": events[-1].message,
+        "process_gone": process_gone(events[-1]),
         "store": store.root.address,
         "num_steps": config.steps,
         "steps": [_step(store, step, entries) for step, entries in _by_step(store, run).items()],
+        "evaluations": _evaluations(store, run, config),
     }
     if overrides:
         described["change"] = changes(store, run, config, overrides)
     return described
+
+
+def process_gone(event: Event) -> bool:
+    """Say whether a run that is said to be going has no process any more; False where that cannot be seen from here.
+
+    A process that began after the event is another one with the same number.
+    """
+    if event.event not in GOING or event.host != socket.gethostname():
+        return False
+    try:
+        return psutil.Process(event.pid).create_time() > event.at.timestamp() + CLOCK_SECONDS
+    except psutil.NoSuchProcess:
+        return True
 
 
 def changes(store: Store, run: str, config: RunConfig, overrides: Sequence[str]) -> dict[str, dict[str, int]]:
@@ -79,6 +106,21 @@ def _by_step(store: Store, run: str) -> dict[int, dict[str, Entry]]:
         if entry.stage in STAGES and not entry.part and not of_evaluation:
             found.setdefault(entry.step, {})[entry.stage] = entry
     return dict(sorted(found.items()))
+
+
+def _evaluations(store: Store, run: str, config: RunConfig) -> list[dict[str, Any]]:
+    """Return what the policies of a run scored on held-out examples, by version."""
+    found = [
+        entry
+        for entry in store.ledger.entries(run=run, stage="rollout")
+        if not entry.part and "evaluation_assignment" in entry.inputs
+    ]
+    columns = ["environment", "example_id", "trainable", "reward", "error_class"]
+    return [
+        {"version": entry.step, "scores": [asdict(score) for score in estimates(rows, config.evaluation.pass_at)]}
+        for entry in found
+        for rows in [store.read(entry.slices("traces"), columns)]
+    ]
 
 
 def _step(store: Store, step: int, entries: dict[str, Entry]) -> dict[str, Any]:
@@ -107,9 +149,8 @@ def _mean(store: Store, entry: Entry | None, table: str, column: str) -> float |
 
 def _print(found: dict[str, Any]) -> None:
     console = Console() if sys.stdout.isatty() else Console(width=PRINTED_WIDTH)
-    console.print(
-        Text(f"{found['kind']} {found['run']}: {found['state']}, {len(found['steps'])}/{found['num_steps']} steps")
-    )
+    state = f"{found['state']}; its process is gone" if found["process_gone"] else found["state"]
+    console.print(Text(f"{found['kind']} {found['run']}: {state}, {len(found['steps'])}/{found['num_steps']} steps"))
     if found["message"]:
         console.print(Text(printable(found["message"])))
     table = Table(box=None, padding=(0, 1))
@@ -121,11 +162,22 @@ def _print(found: dict[str, Any]) -> None:
         seconds = [_seconds(step, stage) for stage in stages]
         table.add_row(str(step["step"]), *figures, str(max(step["tokens"].values(), default=0)), *seconds)
     console.print(table)
+    for line in _scores(found["evaluations"]):
+        console.print(Text(line))
     console.print(Text(f"tables: {found['store']}/tables    (* shared with another run)"))
     for stage, count in found.get("change", {}).items():
         console.print(
             Text(f"{stage:<14} {count.get('computed', 0):>5} to compute, {count.get('found', 0):>5} in the ledger")
         )
+
+
+def _scores(evaluations: Sequence[dict[str, Any]]) -> Iterator[str]:
+    for version, score in ((each["version"], score) for each in evaluations for score in each["scores"]):
+        passes = "".join(f", pass@{each['k']} {_number(each['estimate'])}" for each in score["pass_at"])
+        errors = "".join(f", {count} {kind}" for kind, count in score["errors"].items())
+        attempts = f"{score['num_attempts']} attempts at {score['num_examples']} examples{errors}"
+        average = _number(score["average"])
+        yield f"policy {version} on held-out {score['environment']}: average {average}{passes} ({attempts})"
 
 
 def _seconds(step: dict[str, Any], stage: str) -> str:

@@ -1,6 +1,10 @@
 """Showing a run: for people, for programs, and what a change would compute again."""
 
 import json
+import os
+import socket
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -8,9 +12,10 @@ import pytest
 from configs.errors import ConfigError
 from configs.run import RunConfig
 from flows import show
+from storage.errors import LayoutError
 from storage.store import Store, open_store
 from tasks.stage import Place, Ref, Stage, Tables, perform
-from tests.builders import table, trace
+from tests.builders import failed, table, trace
 
 
 def finished_run(root: Path) -> Store:
@@ -68,6 +73,52 @@ def test_evaluation_rollouts_are_not_taken_for_a_step(tmp_path: Path) -> None:
     assert show.describe(store, "a", config)["steps"][0]["rows"]["rollout"] == {"traces": 3}
 
 
+def test_what_policies_scored_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = finished_run(tmp_path)
+    rows = [trace("e0", reward=1.0), trace("e1", reward=0.5), failed("e2")]
+    stage = Stage("rollout", 1, (), ("traces",), (), lambda tables, view: {"traces": table("traces", rows)})
+    chosen = Ref("evaluation_assignment", 0, "k", (), 0, 0.0, True)
+    perform(stage, Place(store, "a", RunConfig(name="a", steps=2), {}), 3, (chosen,))
+    show.main("a", store=str(tmp_path), as_json=True)
+    (found,) = json.loads(capsys.readouterr().out)["evaluations"]
+    assert (found["version"], found["scores"][0]["average"]) == (3, 0.75)
+    show.main("a", store=str(tmp_path))
+    said = "policy 3 on held-out reverse: average 0.75, pass@1 0.5 (3 attempts at 1 examples, 1 timeout)"
+    assert said in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("event", "host", "pid", "gone"),
+    [
+        ("started", socket.gethostname(), os.getpid(), False),
+        ("resumed", socket.gethostname(), 2**22 + 1, True),  # above the greatest that Linux gives
+        ("started", "elsewhere", 2**22 + 1, False),
+        ("finished", socket.gethostname(), 2**22 + 1, False),
+    ],
+)
+def test_a_run_whose_process_was_killed_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], event: str, host: str, pid: int, gone: bool
+) -> None:
+    store = finished_run(tmp_path)
+    noted = store.runs.record(run="a", event=event, host=host, pid=pid)
+    assert show.process_gone(noted) is gone
+    show.main("a", store=str(tmp_path))
+    assert (f"train a: {event}; its process is gone, 1/2 steps" in capsys.readouterr().out) is gone
+
+
+def test_a_process_that_began_after_the_event_is_another_one(tmp_path: Path) -> None:
+    noted = finished_run(tmp_path).runs.events("a")[-1]
+    assert not show.process_gone(noted)
+    assert show.process_gone(replace(noted, at=datetime(2001, 1, 1, tzinfo=UTC)))
+
+
 def test_an_empty_store_says_so(tmp_path: Path) -> None:
+    open_store(tmp_path)
     with pytest.raises(ConfigError, match="none"):
         show.main("latest", store=str(tmp_path))
+
+
+def test_a_mistyped_store_is_not_made(tmp_path: Path) -> None:
+    with pytest.raises(LayoutError, match="there is no store"):
+        show.main("latest", store=str(tmp_path / "typo"))
+    assert not (tmp_path / "typo").exists()
