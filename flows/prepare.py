@@ -55,6 +55,8 @@ def _prepare(kind: str, files: Sequence[str], overrides: Sequence[str], settings
     requested = load(files or DEFAULT_FILES[kind], later)
     store = open_store(requested.store)
     recorded = recorded_config(store, requested.name)
+    if kind != "replay":
+        _require_own_rollouts(store, requested.name)
     if recorded is not None and not files:
         requested = load((), later, base=recorded.model_dump(mode="json"))
     requested = _with_weights(store, requested)
@@ -68,6 +70,17 @@ def _prepare(kind: str, files: Sequence[str], overrides: Sequence[str], settings
         _require_same_sources(store, config)
         require_agreement(recorded, facts(recorded))
     return config
+
+
+def _require_own_rollouts(store: Store, name: str) -> None:
+    """Refuse to go on with an imported run: it would mix rollouts of its own with those of the files."""
+    if name and store.ledger.entries(run=name, stage="import"):
+        raise ConfigError(
+            [
+                f"run {name!r} was imported and has no rollouts of its own to go on with; nothing changed. Train on it "
+                f"with: stagecoach replay {name} --from filtering --set model.path=DIR"
+            ]
+        )
 
 
 def recorded_config(store: Store, name: str) -> RunConfig | None:
