@@ -1,5 +1,6 @@
 """Placing: which step, group and member every imported episode is, and its rows with that filled in."""
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -24,8 +25,9 @@ class Imported:
         return pa.Table.from_pylist(list(self.example_rows), schema=EXAMPLES.arrow)
 
     def assignments(self, step: int) -> pa.Table:
-        """Return the assignments of a step, in the ASSIGNMENTS schema."""
-        rows = [episode.assignment for episode in self.steps[step]]
+        """Return the assignments of a step, in the ASSIGNMENTS schema, groups and members in their order."""
+        rows = [episode.assignment for episode in self.steps[step] if episode.assignment]
+        rows.sort(key=_by_number)
         return pa.Table.from_pylist(rows, schema=ASSIGNMENTS.arrow)
 
     def traces(self, step: int) -> pa.Table:
@@ -37,6 +39,12 @@ class Imported:
         """Return the messages of a step, in the MESSAGES schema."""
         rows = [row for episode in self.steps[step] for row in episode.messages]
         return pa.Table.from_pylist(rows, schema=MESSAGES.arrow)
+
+
+def _by_number(assignment: Row) -> list[tuple[int, str]]:
+    """Order ids with numbers in them as one would count: 0-2 comes before 0-10."""
+    parts = re.split(r"(\d+)", assignment["assignment_id"])
+    return [(int(part), "") if part.isdecimal() else (0, part) for part in parts]
 
 
 def doubled(episodes: Sequence[Episode]) -> tuple[list[Episode], list[Problem]]:
