@@ -137,8 +137,8 @@ def test_counterfactual_steps_each_start_from_the_recorded_policy(source: Driven
     recorded, what_if, along = (store.ledger.entries(run=run, stage="training") for run in (NAME, "what-if", "along"))
     made = [entry for entry in what_if if entry.run in {piece.run for piece in entry.outputs}]
     assert [entry.inputs["policy"] for entry in made] == [entry.inputs["policy"] for entry in recorded]
-    own = [entry for entry in along if entry.run in {piece.run for piece in entry.outputs}]
-    assert [entry.inputs["policy"] for entry in own] == [recorded[0].inputs["policy"], own[0].key]
+    assert along[0].key == made[0].key, "the first step is the same counterfactual"
+    assert [entry.inputs["policy"] for entry in along] == [recorded[0].inputs["policy"], along[0].key]
     assert [step["updates_apart"] for step in source.outcome[0]["steps"]] == [0, 0]
     assert [step["updates_apart"] for step in source.outcome[1]["steps"]] == [0, 1]
     assert source.outcome[0]["steps"][0]["update"]["weights_sha256"] == last_weights(store, "along")[0]
