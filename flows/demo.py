@@ -59,7 +59,7 @@ def main(overrides: Sequence[str] = (), name: str = "", store: str = "", plain: 
         engine = early_engine(supervisor, overrides, name, root, sources.model)
         engine.reach()
         policy = watch(warm_up, before=engine.begin, plain=plain)["policy"]
-        weights = open_store(root).policies.directory(policy["key"])
+        weights = warmed_up(root, policy["key"])
         config = prepare("train", ["demo"], [f"model.path={weights}", *overrides], name=name, store=root, seed=SEED)
         outcome = watch(config, engine=engine, plain=plain)
     print("\n".join(summary(outcome, config, time.monotonic() - began)))
@@ -81,6 +81,21 @@ class Sources:
     def overrides(self) -> list[str]:
         """The settings that name them."""
         return [f"model.path={self.model}", f"data.path={self.demonstrations}"]
+
+
+def warmed_up(root: str, key: str) -> Path:
+    """Return a directory with the warm-up's weights that stays: in the store, or beside the sources for a URL.
+
+    What an object store hands out is a copy that gives way to newer ones.
+    """
+    weights = open_store(root).policies.directory(key)
+    if "://" not in root:
+        return weights
+    kept = sources_directory(root) / key
+    if not kept.is_dir():
+        shutil.copytree(weights, draft := kept.with_name(f".{key}"), dirs_exist_ok=True)
+        draft.rename(kept)
+    return kept
 
 
 def sources_directory(root: str) -> Path:
@@ -144,10 +159,11 @@ def summary(outcome: dict[str, Any], config: RunConfig, seconds: float) -> list[
         lines.append(f"Held-out examples, policy {found['version']}: {scores}")
     done = f"{outcome['num_computed']} pieces of work were computed, {outcome['num_found']} were in the ledger"
     store = "" if config.store == RunConfig().store else f" --store {config.store}"
+    place = config.store if "://" in config.store else Path(config.store).resolve()
     return [
         *lines,
         f"{done}; {seconds:.0f} s.",
-        f"Every rollout, verdict, advantage, batch and weight is in {Path(config.store).resolve()}.",
+        f"Every rollout, verdict, advantage, batch and weight is in {place}.",
         "Try next:",
         f"  stagecoach show {config.name}{store}",
         f"  stagecoach show {config.name}{store} advantage.normalise_std=true",

@@ -72,6 +72,7 @@ def checks(store: str) -> list[Callable[[], Iterator[Finding]]]:
         environments,
         cores_and_memory,
         lambda: space(Path(store), "the store's disk", warn=5 * GIB, bad=1 * GIB),
+        lambda: object_store(store),
         lambda: space(Path("/dev/shm"), "/dev/shm", warn=1 * GIB, bad=GIB // 8),
         torch,
         prefect,
@@ -165,6 +166,23 @@ def space(path: Path, what: str, warn: int, bad: int) -> Iterator[Finding]:
         yield Finding("warn", f"{what}: {path} is not there", "the engine's processes share memory through it")
         return
     yield _amount(shutil.disk_usage(there).free, what, warn, bad, advice=f"make room in {there}")
+
+
+def object_store(store: str) -> Iterator[Finding]:
+    """Yield whether the store's server answers and lets us read; nothing for a directory. Nothing is made there."""
+    if "://" not in store:
+        return
+    from storage.errors import StoreError  # as late as can be: what is not installed is told first
+    from storage.roots import open_root
+    from storage.store import FORMAT
+
+    try:
+        root = open_root(store)
+        found = root.exists(FORMAT)
+    except StoreError as error:
+        yield Finding("bad", f"the store {store}: {error.what}", error.do)
+        return
+    yield Finding("ok", f"the store's server answers for {root.address}{'' if found else ', where no store is yet'}")
 
 
 def torch() -> Iterator[Finding]:

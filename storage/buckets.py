@@ -157,11 +157,11 @@ class Bucket:
     ) -> StoreError | OSError:
         """The error for an answer that is none of those hoped for."""
         code = _between(body, b"Code") or str(status)
-        if status == 404 and code != "NoSuchBucket":
+        if code == "NoSuchKey":
             return FileNotFoundError(f"{self.address}/{key}")
         if status in (301, 307, 400) and (region := headers.get("x-amz-bucket-region", "")) not in ("", self.region):
             what, advice = f"the bucket is in region {region}, not {self.region}", f"set AWS_REGION={region}"
-        elif status == 404:
+        elif code == "NoSuchBucket":
             what, advice = f"there is no bucket {self.name!r}", "make the bucket, or name another with --store"
         elif status in (400, 501) and method == "PUT":
             return self._unconditional(f"it answered a put with the condition If-None-Match with {status} {code}")

@@ -71,17 +71,7 @@ def open_store(root: str | Path, options: Mapping[str, str] | None = None) -> St
 
 
 def _check_layout(root: Root) -> None:
-    if not root.exists(FORMAT):
-        others = [name for name in root.names("") if not name.startswith(f".{FORMAT}")]
-        if others:
-            raise LayoutError(
-                f"this is not a store: there is no {FORMAT}, but there are {', '.join(others[:3])}",
-                root.address,
-                "nothing was touched",
-                "name an empty or new directory, or an existing store",
-            )
-        root.create(FORMAT, json.dumps({"layout": LAYOUT}).encode())  # whoever comes first; it is checked like any
-    text = root.read(FORMAT)
+    text = _format_of(root)
     try:
         layout = json.loads(text)["layout"]
     except (ValueError, KeyError, TypeError) as error:
@@ -92,6 +82,23 @@ def _check_layout(root: Root) -> None:
         raise LayoutError(what, root.address, "nothing was touched", _DO)
     if root.bucket is not None:
         root.bucket.require_conditional_puts(FORMAT, text)
+
+
+def _format_of(root: Root) -> bytes:
+    """What the store says of its layout; where nothing is yet, it is made a store by whoever comes first."""
+    try:
+        return root.read(FORMAT)
+    except FileNotFoundError:
+        others = [name for name in root.names("") if not name.startswith(f".{FORMAT}")]
+    if others:
+        raise LayoutError(
+            f"this is not a store: there is no {FORMAT}, but there are {', '.join(others[:3])}",
+            root.address,
+            "nothing was touched",
+            "name an empty or new directory, or an existing store",
+        )
+    root.create(FORMAT, json.dumps({"layout": LAYOUT}).encode())
+    return root.read(FORMAT)
 
 
 _DO = "use the version of the program that made the store, or another root"

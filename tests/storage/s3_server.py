@@ -8,6 +8,7 @@ writes later), requests are noted, and by `PUT /-/mode?...` the server misbehave
     conditional=unknown    a put with a condition is answered 501, as on some others
     lost=N                 the next N conditional puts of log files are done and answered 500
     region=NAME            every request is answered 301: the bucket is in another region
+    missing=all            every request is answered 404 without a word, as by a server that is none for S3
     denied=all, puts       requests, or puts alone, are answered 403
 
 `GET /-/requests` returns the requests since the last look, one `METHOD path?query` on a line, ` if-none-match` after
@@ -63,6 +64,8 @@ class Server:
     def _spoilt(self, environ: dict[str, Any], respond: Respond) -> Iterable[bytes]:
         if region := self.mode.get("region"):
             return _answer(respond, "301 Moved Permanently", b"<Error/>", ("x-amz-bucket-region", region))
+        if self.mode.get("missing"):
+            return _answer(respond, "404 Not Found", b"")
         put = environ["REQUEST_METHOD"] == "PUT"
         if self.mode.get("denied") == "all" or (put and self.mode.get("denied") == "puts"):
             return _answer(respond, "403 Forbidden", b"<Error><Code>AccessDenied</Code></Error>")

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from flows import doctor
 from storage.errors import LayoutError, StoreError, StoreUnavailable
 from storage.ledger import Ledger
 from storage.maintenance import maintain
@@ -196,6 +197,25 @@ def test_a_server_that_goes_away_is_an_error_for_everyone_at_work(store: Store) 
 def test_a_bucket_that_is_not_there_is_an_error(s3: S3Host) -> None:
     with pytest.raises(StoreUnavailable, match="there is no bucket 'nowhere'"):
         open_store("s3://nowhere/store")
+
+
+def test_a_server_of_another_kind_is_an_error(s3: S3Host, root: str) -> None:
+    s3.behave(missing="all")
+    with pytest.raises(StoreUnavailable, match="answered GET with 404") as caught:
+        open_store(root)
+    assert "S3-compatible" in caught.value.do
+
+
+def test_the_doctor_asks_the_server(s3: S3Host, root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert list(doctor.object_store("a directory")) == []
+    (new,) = doctor.object_store(root)
+    assert (new.level, new.what) == ("ok", f"the store's server answers for {root}, where no store is yet")
+    assert not [each for each in s3.requests() if each.startswith("PUT")], "a doctor makes nothing"
+    open_store(root)
+    assert [found.what for found in doctor.object_store(root)] == [f"the store's server answers for {root}"]
+    monkeypatch.setenv("AWS_ALLOW_HTTP", "")
+    (bad,) = doctor.object_store(root)
+    assert (bad.level, "AWS_ALLOW_HTTP=true" in bad.advice) == ("bad", True)
 
 
 def test_a_bucket_elsewhere_is_an_error(s3: S3Host, root: str) -> None:
