@@ -4,7 +4,7 @@ In the second case it opens a session of its own, gives the run a name that a re
 flow run's tags name the run, its store and its process, and the run's events name the flow run.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
@@ -15,21 +15,19 @@ from flows.monitor import Monitor
 from flows.prefect_api import current_flow_run, run_tags
 from flows.preflight import preflight
 from flows.prepare import prepare
-from flows.reaper import mark_crashed
 from flows.session import Session, Watcher, current_session, log_directory, open_session, recorded
 from flows.watchers import ArtifactWatcher, MonitorWatcher
-from storage.store import open_store
 
 ID_CHARACTERS = 8
 OF_A_PROCESS = ("run:", "store:", "host:", "boot:", "pid:", "started:")
 
 
 def session_for(
-    kind: str, files: list[str] | None, overrides: list[str] | None, **settings: Any
+    kind: str, files: Sequence[str], overrides: Sequence[str], **settings: Any
 ) -> AbstractContextManager[Session]:
     """Return a context with the session that is open around the flow, or a new one for files and overrides."""
     settings["name"] = settings.get("name") or run_name(kind)
-    return session_of(partial(prepare, kind, files or [], overrides or [], **settings))
+    return session_of(partial(prepare, kind, files, overrides, **settings))
 
 
 @contextmanager
@@ -42,7 +40,6 @@ def session_of(prepared: Callable[[], RunConfig]) -> Iterator[Session]:
         return
     config = prepared()
     link(config)
-    mark_crashed(open_store(config.store))
     with watching(config) as watchers, open_session(config, watchers) as opened:
         missing = [piece for piece in opened.pieces() if piece.computed]
         preflight(opened, missing)

@@ -15,6 +15,8 @@ import yaml
 from configs.run import RunConfig
 from flows import prefect_api
 from flows.prefect_settings import configured_url
+from flows.reaper import mark_crashed
+from storage.store import FORMAT, open_store
 
 FILE = Path(__file__).parents[1] / "deploy" / "prefect.yaml"
 POOL = "stagecoach"
@@ -42,14 +44,16 @@ def main(pool: str = POOL, store: str = "", slots: int = 1, file: str = "") -> i
 
     limit = f"{pool}-gpu"
     print(f"Prefect server {url}")
+    for name in prefect_api.crash_stale_runs(embedded=False):
+        print(f"  flow run {name}: its process is gone, marked as crashed")
     print(f"  work pool {pool}: {server.ensure_pool(pool)}")
     print(f"  limit {limit}: {server.ensure_limit(limit, slots)}")
     print(f"  automation {server.AUTOMATION!r}: {server.ensure_automation()}")
     root = absolute(store or RunConfig().store)
     for each in found:
         print(f"  deployment {register(each, pool, root, limit)}")
-    crashed = prefect_api.crash_stale_runs(embedded=False)
-    print("".join(f"  run {name}: its process is gone, marked as crashed\n" for name in crashed), end="")
+    for name in lost_runs(root):
+        print(f"  run {name} of the store: its process is gone, marked as crashed")
     print(f"Runs are kept in {root}. Next, on each machine:\n  prefect worker start --pool {pool}")
     return 0
 
@@ -68,6 +72,12 @@ def read(file: Path) -> list[dict[str, Any]]:
 def absolute(store: str) -> str:
     """Return a store's root as workers find it: a worker's runs begin in directories of their own."""
     return store if "://" in store else str(Path(store).expanduser().resolve())
+
+
+def lost_runs(root: str) -> list[str]:
+    """Mark runs of a store on this machine as crashed whose process is gone; return their names. Makes no store."""
+    there = "://" not in root and Path(root, FORMAT).is_file()
+    return mark_crashed(open_store(root)) if there else []
 
 
 def register(described: Mapping[str, Any], pool: str, store: str, limit: str) -> str:

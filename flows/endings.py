@@ -82,7 +82,8 @@ def note_end(flow: Any, flow_run: Any, state: Any) -> None:
         last = runs.events(run)[-1] if run in runs.names() else None
         if last is not None and last.event in OPEN and last.flow_run == str(flow_run.id):
             event = "cancelled" if state.is_cancelled() or state.is_cancelling() else "crashed"
-            told = f"{state.message or 'its process is gone'}. What is committed is safe; the same run again goes on"
+            how = (state.message or "its process is gone").rstrip(".")
+            told = f"{how}. What is committed is safe; the same run again goes on from there"
             runs.record(run=run, event=event, message=told, flow_run=last.flow_run, host=last.host, pid=last.pid)
     except StoreError as error:
         _log.warning("the end of run %s could not be written into its store: %s", run, error)

@@ -1,5 +1,6 @@
 """Evaluate: a policy on held-out examples, one request for each rollout."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from prefect import flow
@@ -26,21 +27,21 @@ LATEST = "latest"
 def evaluate(
     name: str = "",
     policy: str = "",
-    presets: list[str] | None = None,
+    presets: Sequence[str] = (),
     model: str = "",
     seed: int | None = None,
-    overrides: list[str] | None = None,
+    overrides: Sequence[str] = (),
     store: str = "",
 ) -> Any:
     """Score a policy on held-out examples with avg@k and pass@k; what is already sampled is not sampled again.
 
     Args:
-        name: name of the run; a run of that name goes on where it stopped. Empty names it after this flow run.
+        name: name of the run in the store; a run of that name goes on where it stopped. Empty makes one.
         policy: a run's name for its last policy, run:version for an earlier one, `latest` for the newest of the store.
         presets: presets (demo, qwen3_gpu) or TOML files on the worker, later ones over earlier ones.
         model: weights to score where no policy is named: a directory or hub id.
-        seed: seed of the sampling: the same seed samples nothing twice; empty draws one.
-        overrides: dotted settings such as evaluation.num_examples=200, one on each line.
+        seed: seed of the sampling: the same seed samples nothing twice; None draws one.
+        overrides: dotted settings such as evaluation.num_examples=200.
         store: root of the store: a directory on the worker, or s3://bucket/prefix.
     """
     if policy == LATEST:

@@ -6,8 +6,9 @@ last one is gone, whichever deployment or command line it comes from. Where Pref
 
 import logging
 import os
+import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from flows.cancellation import RunCancelled
@@ -42,26 +43,41 @@ def gpu_slot() -> Iterator[None]:
 
 def _taken(limit: str) -> AbstractContextManager[None]:
     """Return an entered context that holds a slot."""
-    from prefect.concurrency.sync import concurrency
-
     said = False
-    while True:
-        # Not ended when the server is away for a while: what is trained is worth more than the slot's order.
-        slot = concurrency(
-            limit, lease_duration=LEASE_SECONDS, timeout_seconds=WAIT_SECONDS, raise_on_lease_renewal_failure=False
-        )
+    while (slot := _tried(limit)) is None:
+        if cancelled(current_flow_run()):
+            raise RunCancelled("cancelled while it waited for a GPU slot; nothing was started")
+        if not said:
+            _show(f"waiting for a slot of {limit}: another run has an engine or a learner")
+        said = True
+        time.sleep(WAIT_SECONDS)
+    if said:
+        _show("")
+    return slot
+
+
+def _tried(limit: str) -> AbstractContextManager[None] | None:
+    """Return an entered context that holds a slot; None where all are taken. Prefect logs each refusal: look first."""
+    from prefect.client.orchestration import get_client
+    from prefect.concurrency.sync import concurrency
+    from prefect.exceptions import ObjectNotFound
+
+    with get_client(sync_client=True) as client:
         try:
-            slot.__enter__()
-        except TimeoutError:
-            if cancelled(current_flow_run()):
-                raise RunCancelled("cancelled while it waited for a GPU slot; nothing was started") from None
-            if not said:
-                _show(f"waiting for a slot of {limit}: another run has an engine or a learner")
-            said = True
-        else:
-            if said:
-                _show("")
-            return slot
+            found = client.read_global_concurrency_limit_by_name(limit)
+        except ObjectNotFound:
+            return nullcontext()
+    if found.active_slots >= found.limit:
+        return None
+    # Not ended when the server is away for a while: what is trained is worth more than the slot's order.
+    slot = concurrency(
+        limit, lease_duration=LEASE_SECONDS, timeout_seconds=WAIT_SECONDS, raise_on_lease_renewal_failure=False
+    )
+    try:
+        slot.__enter__()
+    except TimeoutError:
+        return None  # another run was faster
+    return slot
 
 
 def _show(waiting: str) -> None:

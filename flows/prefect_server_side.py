@@ -1,11 +1,13 @@
 """What deployments need on a Prefect server: a work pool, a limit of GPU slots, an automation for lost runs."""
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 AUTOMATION = "stagecoach: mark lost runs as crashed"
 SILENCE = timedelta(minutes=10)
 """A run without a heartbeat for so long is lost. Runs of a command line send one every three minutes."""
+FORGOTTEN = timedelta(minutes=3)
+"""A slot that is taken although no run is alive, so long after the limit last changed, is freed by nobody else."""
 MADE, THERE, UPDATED = "made", "was there", "updated"
 
 
@@ -24,9 +26,10 @@ def ensure_pool(name: str) -> str:
 
 
 def ensure_limit(name: str, slots: int) -> str:
-    """Make the limit or set it. Slots that nobody can hold any more, for no run is alive, are given back.
+    """Make the limit or set it. Slots that nobody can hold any more are given back.
 
-    Prefect keeps in memory who holds a slot, so that a server that was killed forgets it and the slot stays taken.
+    Prefect keeps in memory who holds a slot: a server that was killed with the run forgets it, and it stays taken.
+    Otherwise the slot of a dead run is freed a minute later, and must not be given back twice.
     """
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate, GlobalConcurrencyLimitUpdate
@@ -38,7 +41,8 @@ def ensure_limit(name: str, slots: int) -> str:
         except ObjectNotFound:
             client.create_global_concurrency_limit(GlobalConcurrencyLimitCreate(name=name, limit=slots, active=True))
             return f"{MADE}, {slots}"
-        stuck = before.active_slots > 0 and not _alive(client)
+        quiet = before.updated is not None and datetime.now(UTC) - before.updated > FORGOTTEN
+        stuck = before.active_slots > 0 and quiet and not _alive(client)
         changed = {"limit": slots, "active": True} | ({"active_slots": 0} if stuck else {})
         client.update_global_concurrency_limit(name, GlobalConcurrencyLimitUpdate(**changed))
     return f"{THERE}, {slots}" + (", a slot that nobody holds was given back" if stuck else "")

@@ -23,10 +23,12 @@ from flows.facts import directory_digest, file_digest, model_directory, versions
 from flows.foretell import foretell
 from flows.gates import approval
 from flows.gpu_slot import gpu_slot
+from flows.graders import GraderRoom
 from flows.policies import find_policy
 from flows.prefect_api import current_flow_run
 from flows.preflight import needs
 from flows.prepare import nothing_started
+from flows.reaper import mark_crashed
 from flows.rooms import EngineRoom, EnvironmentRoom, LearnerRoom
 from flows.services import Supervisor
 from storage.store import open_store
@@ -56,6 +58,7 @@ class Session:
         self.engine = engine or EngineRoom(supervisor, place, Path(source.weights))
         self.environments = EnvironmentRoom(supervisor, place.config, self.engine.key)
         self.learner = LearnerRoom(supervisor, place)
+        self.graders = GraderRoom(supervisor, place.config)
         self.num_computed = 0
         """Pieces of work that were computed in this session."""
         self.num_found = 0
@@ -76,6 +79,7 @@ class Session:
         """The rooms, who approves, and what renders demonstrations, by the name under which stages ask for them."""
         rooms: dict[str, Any] = {"engine": self.engine, "environments": self.environments, "learner": self.learner}
         rooms["approve"] = approval(self.place.run, self.config.store, self.tell)
+        rooms["graders"] = self.graders
         rooms["quarantined"] = {}  # what is sampled now was never found unfit; a replay hands over what was
         if self.config.kind == "sft":
             from tasks.inference.rendering import renderer
@@ -143,6 +147,7 @@ def open_session(
 ) -> Iterator[Session]:
     """Open a session for a resolved config; its services are gone when the block ends, in whatever way."""
     store = open_store(config.store)
+    mark_crashed(store)
     place = Place(store, config.name, config, versions(config))
     with nothing_started():
         chosen = find_policy(store, config.evaluation.policy) if config.kind == "evaluate" else None

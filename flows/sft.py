@@ -1,5 +1,6 @@
 """SFT: supervised warm start on demonstrations, with the packing, the learner and the tables of training."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from prefect import flow
@@ -20,24 +21,24 @@ from flows.walks import walk_sft
 @reports_its_end
 def sft(
     name: str = "",
-    presets: list[str] | None = None,
+    presets: Sequence[str] = (),
     model: str = "",
     data: str = "",
     steps: int | None = None,
     seed: int | None = None,
-    overrides: list[str] | None = None,
+    overrides: Sequence[str] = (),
     store: str = "",
 ) -> dict[str, Any]:
     """Train a policy on demonstrations; calling it again with the same name goes on where it stopped.
 
     Args:
-        name: name of the run; a run of that name goes on where it stopped. Empty names it after this flow run.
+        name: name of the run in the store; a run of that name goes on where it stopped. Empty makes one.
         presets: presets (sft_demo) or TOML files on the worker, later ones over earlier ones.
         model: weights to start from: a directory or hub id.
         data: JSONL or Parquet file of demonstrations on the worker.
-        steps: steps to make, each of packing.updates_per_step optimizer steps; empty leaves it to the presets.
-        seed: seed of the run: the same config and seed compute nothing twice; empty draws one.
-        overrides: dotted settings such as training.learning_rate=1e-4, one on each line.
+        steps: steps to make, each of packing.updates_per_step optimizer steps; None leaves it to the presets.
+        seed: seed of the run: the same config and seed compute nothing twice; None draws one.
+        overrides: dotted settings such as training.learning_rate=1e-4.
         store: root of the store: a directory on the worker, or s3://bucket/prefix.
     """
     given = {"name": name, "store": store, "seed": seed, "steps": steps, "model.path": model, "data.path": data}

@@ -1,5 +1,6 @@
 """Train: reinforcement learning, step by step, through the six stages."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from prefect import flow
@@ -21,22 +22,22 @@ from flows.walks import walk_train
 @reports_its_end
 def train(
     name: str = "",
-    presets: list[str] | None = None,
+    presets: Sequence[str] = (),
     model: str = "",
     steps: int | None = None,
     seed: int | None = None,
-    overrides: list[str] | None = None,
+    overrides: Sequence[str] = (),
     store: str = "",
 ) -> dict[str, Any]:
     """Train a policy with reinforcement learning; calling it again with the same name goes on where it stopped.
 
     Args:
-        name: name of the run; a run of that name goes on where it stopped. Empty names it after this flow run.
+        name: name of the run in the store; a run of that name goes on where it stopped. Empty makes one.
         presets: presets (demo, qwen3_gpu) or TOML files on the worker, later ones over earlier ones.
         model: weights to start from: a directory or hub id; `demo` makes a small model and warms it up first.
-        steps: steps to make; empty leaves it to the presets.
-        seed: seed of the run: the same config and seed compute nothing twice; empty draws one.
-        overrides: dotted settings such as training.learning_rate=1e-5, one on each line.
+        steps: steps to make; None leaves it to the presets.
+        seed: seed of the run: the same config and seed compute nothing twice; None draws one.
+        overrides: dotted settings such as training.learning_rate=1e-5.
         store: root of the store: a directory on the worker, or s3://bucket/prefix.
     """
     weights = weights_of(model, store)

@@ -55,9 +55,9 @@ def set_aside_torn(root: Root, place: str) -> list[str]:
         names = root.names(log)
         commits = [name for name in names if name.endswith(".json")]
         checkpoints = [name for name in names if name.endswith(CHECKPOINT)]
-        if commits and not _is_log(root.read(f"{log}/{commits[-1]}")):
+        if commits and not is_whole(root.read(f"{log}/{commits[-1]}")):
             moved.append(_rename(root, f"{log}/{commits[-1]}"))
-        if checkpoints and not _is_parquet(root.read(f"{log}/{checkpoints[-1]}")):
+        if checkpoints and not is_parquet(root.read(f"{log}/{checkpoints[-1]}")):
             moved.append(_rename(root, f"{log}/{checkpoints[-1]}"))
             if "_last_checkpoint" in names:
                 moved.append(_rename(root, f"{log}/_last_checkpoint"))
@@ -66,14 +66,18 @@ def set_aside_torn(root: Root, place: str) -> list[str]:
     return moved
 
 
-def _is_log(data: bytes) -> bool:
+def is_whole(data: bytes) -> bool:
+    """Say whether a commit's log file is all there: every line JSON, and as many as the commit says of itself."""
     try:
-        return all(isinstance(json.loads(line), dict) for line in data.splitlines())
-    except ValueError:
+        actions = [json.loads(line) for line in data.splitlines()]
+        info = [action["commitInfo"] for action in actions if "commitInfo" in action]
+    except (ValueError, TypeError):
         return False
+    return len(info) == 1 and len(actions) - 1 == int(info[0].get("actions", len(actions) - 1))
 
 
-def _is_parquet(data: bytes) -> bool:
+def is_parquet(data: bytes) -> bool:
+    """Say whether these bytes are a Parquet file that can be read to the end."""
     try:
         pq.ParquetFile(pa.BufferReader(data)).read()
     except (pa.ArrowException, OSError):

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.fs as pafs
 
+from storage.actions import Active
 from storage.activity import at_work
-from storage.books import BOOKS
+from storage.books import BOOKS, QUARANTINES, RETIREMENTS
 from storage.errors import StoreError, border
 from storage.files import delete, older, sizes
 from storage.logs import prune_log
@@ -19,7 +20,7 @@ from storage.orphans import drop_orphans, orphaned_policies
 from storage.refs import Slice
 from storage.roots import Root
 from storage.store import Store
-from storage.tables import Active, Raced, StoredTable
+from storage.tables import Raced, StoredTable
 
 RETENTION_HOURS = 168
 TEMPORARY_HOURS = 24
@@ -173,8 +174,9 @@ def _tables(store: Store) -> list[StoredTable]:
 def _books(store: Store) -> tuple[StoredTable, ...]:
     """Those that are there: no table is made only to be tidied."""
     there = store.root.names("tables")
-    later = {"quarantines": store.quarantines, "retirements": store.slices.retirements}
-    return store.ledger.table, store.runs.table, *(later[name].table for name in sorted(later) if name in there)
+    later = (store.quarantines.table,) if QUARANTINES.name in there else ()
+    more = (store.slices.retirements.table,) if RETIREMENTS.name in there else ()
+    return store.ledger.table, store.runs.table, *later, *more
 
 
 def _finished(store: Store, table: str) -> list[Slice]:

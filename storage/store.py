@@ -90,7 +90,7 @@ def _format_of(root: Root) -> bytes:
         return root.read(FORMAT)
     except FileNotFoundError:
         others = [name for name in root.names("") if not name.startswith(f".{FORMAT}")]
-    if others:
+    if others and FORMAT not in others:  # else another process has just made it
         raise LayoutError(
             f"this is not a store: there is no {FORMAT}, but there are {', '.join(others[:3])}",
             root.address,

@@ -9,12 +9,14 @@ import json
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
 from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.fs as pafs
 
+from storage.actions import Active
 from storage.errors import StoreUnavailable, border
 from storage.files import delete
 from storage.gc import Plan
@@ -23,7 +25,7 @@ from storage.policies import REMOVED, SCRATCHES
 from storage.refs import Slice
 from storage.roots import Root, make_directory, synchronise
 from storage.store import Store
-from storage.tables import Active, Raced, StoredTable
+from storage.tables import Raced, StoredTable
 
 RECORDS = "removals"
 TRIES = 20
@@ -158,7 +160,7 @@ def _take_out(table: StoredTable, run: str, pieces: Collection[Slice]) -> list[s
     raise StoreUnavailable(what, f"run {run!r}", "everything that the ledger names", "run the same again")
 
 
-def _rows(table: StoredTable, file: Active, attempts: pa.Array) -> pa.Table | None:
+def _rows(table: StoredTable, file: Active, attempts: "pa.Array[Any]") -> pa.Table | None:
     """The rows of a file without some attempts; None where it holds none of those."""
     if file.first_attempt == file.last_attempt:
         mine = pc.is_in(pa.scalar(file.first_attempt), attempts).as_py()

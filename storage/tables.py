@@ -9,17 +9,16 @@ import random
 import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from threading import RLock
 from typing import Any, cast
 from uuid import uuid4
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 
+from storage.actions import Active, addition, removal
 from storage.checks import Place, check_schema
 from storage.errors import StoreError, StoreUnavailable, border
 from storage.logs import prune_log, set_aside_torn
@@ -44,17 +43,6 @@ KEPT_LOGS = 64
 
 class Raced(Exception):
     """Another writer committed under the same application id since this handle last looked; for storage's own use."""
-
-
-@dataclass(frozen=True)
-class Active:
-    """One file that the table holds now: its path, size, run, and the least and greatest attempt in it."""
-
-    path: str
-    size: int
-    run: str
-    first_attempt: str
-    last_attempt: str
 
 
 class StoredTable:
@@ -95,6 +83,10 @@ class StoredTable:
             raise
         return file
 
+    def adopt(self, file: File, rows: pa.Table, run: str) -> None:
+        """Hold a file again that lies where it was written, with these rows: its commit was lost."""
+        self._commit([self._addition(file, rows, run, new=True)], file.path, {})
+
     def replace(
         self, old: Sequence[Active], groups: Sequence[pa.Table], run: str, marks: Mapping[str, int] | None = None
     ) -> None:
@@ -106,9 +98,7 @@ class StoredTable:
         Raises Raced, with nothing changed, where another swap came since the handle last moved.
         """
         file = self._write(groups, run) if groups else None
-        swap: list[AddAction | RemoveAction] = [
-            RemoveAction(each.path, False, int(time.time() * 1000), each.size, {PARTITION: run}) for each in old
-        ]
+        swap: list[AddAction | RemoveAction] = [removal(each, {PARTITION: run}) for each in old]
         if file is not None:
             swap.append(self._addition(file, pa.concat_tables(groups), run, new=False))
         numbers = {"compaction": self.transaction_version("compaction") + 1, **(marks or {})}
@@ -178,7 +168,7 @@ class StoredTable:
         with self.lock:
             if self._active[0] != self.version:
                 found = pa.table(self._delta.get_add_actions(flatten=True)).to_pylist()
-                self._active = (self.version, [_active(row) for row in found])
+                self._active = (self.version, [Active.from_row(row) for row in found])
             return self._active[1]
 
     def read(self, path: str, attempts: Collection[str] | None = None) -> pa.Table:
@@ -224,14 +214,7 @@ class StoredTable:
         return File(path, written.size, written.sha256)
 
     def _addition(self, file: File, rows: pa.Table, run: str, new: bool) -> AddAction:
-        bounds = {name: cast(Any, pc.min_max(rows[name])).as_py() for name in self._stats}
-        stats = {
-            "numRecords": rows.num_rows,
-            "minValues": {name: bound["min"] for name, bound in bounds.items()},
-            "maxValues": {name: bound["max"] for name, bound in bounds.items()},
-            "nullCount": {name: 0 for name in bounds},
-        }
-        return AddAction(file.path, file.size, {PARTITION: run}, int(time.time() * 1000), new, json.dumps(stats))
+        return addition(file, rows, {PARTITION: run}, self._stats, new)
 
     def _commit(self, actions: list[Any], witness: str, numbers: Mapping[str, int]) -> None:
         """Commit, and after any error look whether the commit is there: `witness` is a name that only it holds.
@@ -239,7 +222,9 @@ class StoredTable:
         `numbers` by application id go with it; where there are any, whoever else wrote one of them since wins.
         """
         transactions = [Transaction(*number) for number in numbers.items()]
-        properties = CommitProperties({"witness": witness}, app_transactions=transactions or None)
+        properties = CommitProperties(
+            {"witness": witness, "actions": len(actions) + len(transactions)}, app_transactions=transactions or None
+        )
         with self.lock, border(f"committing to table {self.name!r}", self._root.child(self.place)):
             for attempt in range(ATTEMPTS_TO_COMMIT):
                 if not numbers:
@@ -322,8 +307,3 @@ class StoredTable:
             for old in sorted(self._logs)[:-KEPT_LOGS]:
                 del self._logs[old]
         return self._logs[version]
-
-
-def _active(row: Mapping[str, Any]) -> Active:
-    first, last = row.get("min.attempt"), row.get("max.attempt")
-    return Active(row["path"], row["size_bytes"], row["partition.run"], first or "", last or "\U0010ffff")

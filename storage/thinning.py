@@ -63,8 +63,8 @@ def _row(store: Store, entry: Entry) -> Mapping[str, Any]:
 def _kept(made: Mapping[str, Mapping[str, Any]], thinning: Thinning) -> set[str]:
     order = sorted(made, key=lambda key: made[key]["version"])
     kept = {order[0], *(key for key in order if thinning.wants(made[key]["version"]))}
-    key: str | None = order[-1]
-    while key in made:
-        kept.add(key)
-        key = None if made[key]["has_optimizer"] else made[key]["parent_key"]
-    return kept
+    last = made[order[-1]]
+    while not last["has_optimizer"] and last["parent_key"] in made:
+        kept.add(last["parent_key"])
+        last = made[last["parent_key"]]
+    return kept | {order[-1]}

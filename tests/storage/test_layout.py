@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from storage.errors import LayoutError, SchemaError
+from storage.roots import Root
 from storage.store import LAYOUT, open_store
 from storage.tables import StoredTable
 from tests.storage.rows import entry, messages
@@ -75,3 +76,17 @@ def test_a_root_may_have_any_name(tmp_path: Path, name: str) -> None:
 def test_a_file_url_is_the_same_root(root: Path) -> None:
     open_store(root).runs.record(run="r", event="started", kind="train", config={})
     assert open_store(root.as_uri()).runs.names() == ["r"]
+
+
+def test_a_store_that_another_process_has_just_made_is_one(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, looks = Root.read, []
+
+    def read(self: Root, path: str) -> bytes:
+        looks.append(path)
+        if len(looks) == 1:
+            open_store(root)  # the other's, after we have looked
+            raise FileNotFoundError(path)
+        return real(self, path)
+
+    monkeypatch.setattr(Root, "read", read)
+    assert open_store(root).ledger.entries() == []

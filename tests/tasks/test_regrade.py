@@ -1,5 +1,9 @@
 """Regrade: traces with the scores of today, and a row that says what they were."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -10,6 +14,8 @@ from storage.schemas import REGRADES, TABLES, TRACES
 from tasks.inference.regrading import SCORES
 from tasks.regrade import STAGE, GradingBreach, regrade
 from tests.builders import example, exchange, failed, table, trace, view
+
+ROOT = Path(__file__).parents[2]
 
 
 def score(trace_id, reward=1.0, **others):
@@ -93,3 +99,9 @@ def test_changed_says_whether_the_reward_is_another_or_appeared_or_went(rewards)
 
 def test_the_stage_declares_its_tables():
     assert set(STAGE.reads) | set(STAGE.writes) <= set(TABLES) and STAGE.sections == ("environments",)
+
+
+def test_the_pipeline_imports_neither_verifiers_nor_an_environment():
+    look = "import sys, flows.graders, tasks.regrade; print(sorted({'verifiers', 'reverse_text'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.strip() == "[]"

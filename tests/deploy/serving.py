@@ -1,0 +1,148 @@
+"""A real Prefect server and a process worker with state of their own, and the commands that a person types."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from flows.ownership import sweep
+
+ROOT = Path(__file__).parents[2]
+PREFECT = str(Path(sys.executable).with_name("prefect"))
+PATIENCE = 240.0
+"""Seconds until a wait counts as failed: generous, for machines that are busy with other things."""
+
+
+class Serving:
+    """A server and workers below one directory."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        self.store = place / "store"
+        self.url = f"http://127.0.0.1:{free_port()}"
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "STAGECOACH_"))}
+        home = place / "prefect"
+        self.environment = {
+            **kept,
+            "PYTHONPATH": str(ROOT),
+            "PREFECT_HOME": str(home),
+            "PREFECT_PROFILES_PATH": str(home / "profiles.toml"),
+            "PREFECT_LOCAL_STORAGE_PATH": str(home / "storage"),
+            "PREFECT_MEMO_STORE_PATH": str(home / "memo_store.toml"),
+            "PREFECT_API_URL": f"{self.url}/api",
+            "PREFECT_SERVER_API_PORT": self.url.rpartition(":")[2],
+            "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+            "PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "2",
+            "PREFECT_WORKER_QUERY_SECONDS": "1",
+            "DO_NOT_TRACK": "1",
+        }
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def begin(self, *command: str) -> "subprocess.Popen[bytes]":
+        """Start a process that stays."""
+        with (self.place / "processes.log").open("ab") as log:
+            process = subprocess.Popen(
+                command, env=self.environment, cwd=self.place, stdout=log, stderr=log, start_new_session=True
+            )
+        self.processes.append(process)
+        return process
+
+    def prefect(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
+        """Run one command of Prefect."""
+        return self._run(PREFECT, *arguments)
+
+    def stagecoach(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
+        """Run one command of ours."""
+        return self._run(sys.executable, "-m", "flows.cli", *arguments)
+
+    def worker(self) -> "subprocess.Popen[bytes]":
+        """Start a worker."""
+        return self.begin(PREFECT, "worker", "start", "--pool", "stagecoach")
+
+    def ask(self, path: str, *items: Any, **body: Any) -> Any:
+        """Ask the API: by POST with items or a body, by GET without."""
+        data = json.dumps(items or body).encode() if items or body else None
+        request = urllib.request.Request(f"{self.url}/api{path}", data, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
+            return json.loads(answer.read())
+
+    def start_run(self, deployment: str, **parameters: Any) -> str:
+        """Ask for a run of a deployment, as a person would; return its id."""
+        given = [part for name, value in parameters.items() for part in ("-p", f"{name}={json.dumps(value)}")]
+        done = self.prefect("deployment", "run", deployment, *given)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return next(line.split()[-1] for line in done.stdout.splitlines() if "UUID" in line)
+
+    def state(self, flow_run: str) -> tuple[str, str]:
+        """Return type and message of a flow run's state."""
+        state = self.ask(f"/flow_runs/{flow_run}")["state"]
+        return state["type"], state["message"] or ""
+
+    def ended(self, flow_run: str, *types: str) -> tuple[str, str]:
+        """Wait until a flow run is in a state of one of these types, or in any final one; return type and message."""
+        final = types or ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
+        until(lambda: self.state(flow_run)[0] in final, lambda: f"{self.state(flow_run)}\n{self.log()}")
+        return self.state(flow_run)
+
+    def log(self) -> str:
+        """Return the end of what server and workers said."""
+        return (self.place / "processes.log").read_text(errors="replace")[-4000:]
+
+    def close(self) -> None:
+        """End everything, the last started first."""
+        for process in self.processes[::-1]:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        sweep()
+
+    def _run(self, *command: str) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            command, env=self.environment, cwd=self.place, capture_output=True, text=True, timeout=PATIENCE
+        )
+
+
+@contextmanager
+def serving(place: Path) -> Iterator[Serving]:
+    """Give a server that answers, with our deployments and a worker."""
+    served = Serving(place)
+    try:
+        served.begin(PREFECT, "server", "start")
+        until(lambda: _answers(served), served.log)
+        done = served.stagecoach("deploy", "--store", str(served.store))
+        assert done.returncode == 0, done.stdout + done.stderr
+        served.worker()
+        yield served
+    finally:
+        served.close()
+
+
+def until(holds: Callable[[], bool], told: Callable[[], str]) -> None:
+    """Wait until something holds; fail with what is told when it does not."""
+    deadline = time.monotonic() + PATIENCE
+    while not holds():
+        assert time.monotonic() < deadline, told()
+        time.sleep(0.3)
+
+
+def free_port() -> int:
+    """Return a port that the system has free."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        return int(bound.getsockname()[1])
+
+
+def _answers(served: Serving) -> bool:
+    try:
+        return bool(served.ask("/health") is True)
+    except (urllib.error.URLError, ConnectionError):
+        return False

@@ -1,0 +1,160 @@
+"""A real Prefect server, a worker and `stagecoach deploy`: refused, made, scheduled, cancelled, retried, killed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from flows.ownership import owned, start_time
+from storage.store import Store, open_store
+from tests.deploy.serving import ROOT, Serving, serving, until
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
+DEPLOYMENTS = {"train/demo", "train/train", "sft/sft", "evaluate/evaluate", "replay/replay", "maintain/maintain"}
+SMALL = ["assignment.groups_per_step=4", "packing.tokens_per_row=256", "packing.updates_per_step=1"]
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    place = tmp_path_factory.mktemp("served")
+    shape = ["--hidden", "32", "--layers", "1", "--heads", "1", "--kv-heads", "1"]
+    subprocess.run(
+        [sys.executable, "-m", "tasks.learner.tiny", str(place / "model"), *shape], check=True, cwd=ROOT, timeout=240
+    )
+    rows = [{"prompt": f"say {number}", "completion": str(number)} for number in range(12)]
+    (place / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    with serving(place) as found:
+        yield found
+
+
+def sft(served: Serving, **parameters: Any) -> str:
+    """Start supervised training of the tiny model; return the flow run's id."""
+    given = {"model": str(served.place / "model"), "data": str(served.place / "rows.jsonl"), "overrides": SMALL}
+    return served.start_run("sft/sft", **(given | parameters))
+
+
+def store(served: Serving) -> Store:
+    return open_store(served.store)
+
+
+def events(served: Serving, run: str) -> list[tuple[str, str | None]]:
+    return [(event.event, event.flow_run) for event in store(served).runs.events(run)]
+
+
+def trained(served: Serving, run: str) -> dict[int, str]:
+    """The finished trainings of a run: step to the attempt that did it."""
+    return {entry.step: entry.attempt for entry in store(served).ledger.entries(run=run, stage="training")}
+
+
+def tags(served: Serving, flow_run: str) -> dict[str, str]:
+    return dict(tag.split(":", 1) for tag in served.ask(f"/flow_runs/{flow_run}")["tags"] if ":" in tag)
+
+
+def test_deploying_again_changes_nothing(served: Serving) -> None:
+    before = served.ask("/deployments/filter", limit=50)
+    done = served.stagecoach("deploy", "--store", str(served.store))
+    assert done.returncode == 0
+    assert "work pool stagecoach: was there" in done.stdout
+    after = served.ask("/deployments/filter", limit=50)
+    assert {each["id"] for each in before} == {each["id"] for each in after}
+    flows = {each["id"]: each["name"] for each in served.ask("/flows/filter", limit=50)}
+    assert {f"{flows[each['flow_id']]}/{each['name']}" for each in after} == DEPLOYMENTS
+    active = {each["name"]: [schedule["active"] for schedule in each["schedules"]] for each in after}
+    assert active | {"train": [False], "evaluate": [True], "maintain": [True]} == active
+    assert len(served.ask("/automations/filter", limit=50)) == 1
+
+
+def test_a_wrong_type_is_refused_before_there_is_a_run(served: Serving) -> None:
+    before = len(served.ask("/flow_runs/filter", limit=100))
+    for wrong, told in (("steps=many", "steps"), ("stepz=2", "stepz")):
+        done = served.prefect("deployment", "run", "sft/sft", "-p", wrong)
+        assert done.returncode == 1
+        assert told in done.stdout + done.stderr
+    assert len(served.ask("/flow_runs/filter", limit=100)) == before
+
+
+def test_a_wrong_setting_fails_the_run_with_the_configs_own_message(served: Serving) -> None:
+    flow_run = sft(served, name="wrong", overrides=["training.lerning_rate=1"])
+    state, message = served.ended(flow_run)
+    assert state == "FAILED"
+    assert "The config has a problem; nothing was started." in message
+    assert "training.lerning_rate" in message and "learning_rate" in message.replace("lerning_rate", "")
+    assert "wrong" not in store(served).runs.names()
+
+
+def test_a_run_of_two_steps_links_to_its_run_and_back(served: Serving) -> None:
+    flow_run = sft(served, steps=2)
+    assert served.ended(flow_run)[0] == "COMPLETED"
+    linked = tags(served, flow_run)
+    assert (linked["run"], linked["store"]) == (f"sft-{flow_run[:8]}", str(served.store))
+    assert events(served, linked["run"]) == [("started", flow_run), ("finished", flow_run)]
+    assert sorted(trained(served, linked["run"])) == [0, 1]
+    artifacts = served.ask("/artifacts/filter", artifacts={"flow_run_id": {"any_": [flow_run]}})
+    assert {each["type"] for each in artifacts} == {"markdown", "table", "progress"}
+
+
+def test_a_schedule_fires(served: Serving) -> None:
+    """Of the evaluation, which finds no policy in an empty store, says so and is content."""
+    deployment = served.ask("/deployments/name/evaluate/evaluate")
+    empty = str(served.place / "empty")
+    soon = (datetime.now(UTC) + timedelta(seconds=10)).isoformat()
+    clock = {"interval": 3600, "anchor_date": soon}
+    wanted = {"active": True, "slug": "soon", "schedule": clock, "parameters": {"store": empty}}
+    served.ask(f"/deployments/{deployment['id']}/schedules", wanted)
+    fired: list[dict[str, Any]] = []
+
+    def has_fired() -> bool:
+        runs = served.ask("/flow_runs/filter", deployments={"id": {"any_": [deployment["id"]]}}, limit=50)
+        fired[:] = [run for run in runs if run["auto_scheduled"] and run["state_type"] == "COMPLETED"]
+        return bool(fired)
+
+    until(has_fired, served.log)
+    assert "nothing to evaluate" in fired[0]["state"]["message"]
+    assert fired[0]["parameters"]["store"] == empty
+
+
+def test_cancelled_retried_and_killed_it_goes_on_where_it_stopped(served: Serving) -> None:
+    flow_run = sft(served, steps=4000)
+    run = f"sft-{flow_run[:8]}"
+    until(lambda: run in store(served).runs.names() and len(trained(served, run)) > 1, served.log)
+    owner = _owner(served, flow_run)
+    assert owned(owner)
+    assert served.prefect("flow-run", "cancel", flow_run).returncode == 0
+    assert served.ended(flow_run, "CANCELLED")[0] == "CANCELLED"
+    assert owned(owner) == []
+    assert events(served, run) == [("started", flow_run), ("cancelled", flow_run)]
+    before = trained(served, run)
+
+    assert served.prefect("flow-run", "retry", flow_run).returncode == 0
+    until(lambda: len(trained(served, run)) > len(before) + 1, served.log)
+    assert trained(served, run).items() > before.items()  # what was done is not done again
+    assert events(served, run)[2:] == [("resumed", flow_run)]
+
+    os.kill(_process(served, flow_run), signal.SIGKILL)
+    assert served.ended(flow_run, "CRASHED")[0] == "CRASHED"
+    until(lambda: events(served, run)[-1] == ("crashed", flow_run), served.log)  # noted by the worker's hook
+
+    assert served.prefect("flow-run", "retry", flow_run).returncode == 0
+    until(lambda: events(served, run)[-1] == ("resumed", flow_run), served.log)
+    process, worker = _process(served, flow_run), served.processes[-1]
+    os.kill(worker.pid, signal.SIGKILL)
+    os.kill(process, signal.SIGKILL)
+    until(lambda: start_time(process) is None, served.log)
+    served.stagecoach("deploy", "--store", str(served.store))
+    assert served.state(flow_run) == ("CRASHED", "The process of this run is gone.")
+    assert events(served, run)[-1] == ("crashed", flow_run)
+
+
+def _owner(served: Serving, flow_run: str) -> str:
+    linked = tags(served, flow_run)
+    return f"{linked['pid']}:{linked['started']}"
+
+
+def _process(served: Serving, flow_run: str) -> int:
+    return int(tags(served, flow_run)["pid"])

@@ -1,0 +1,238 @@
+"""Files that verifiers and prime-rl write: read as rows, refused by line, and given back as they were."""
+
+import copy
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from storage.checks import Place, check_rows
+from storage.schemas import MESSAGES, TRACES
+from tasks.exchange.episodes import Reading
+from tasks.exchange.placing import Imported, place
+from tasks.exchange.traces import source_of, trace_rows
+from tasks.exchange.verifiers_lines import read_episode
+from tests.tasks.exchange.lines import ORIGIN, READING, letters, one, read, verifiers_lines
+
+Change = Callable[[dict[str, Any]], Any]
+
+
+def node(number: int, **values: Any) -> Change:
+    """Return what sets fields of a node."""
+    return lambda trace: trace["nodes"][number].update(values)
+
+
+def imported(path: Path, lines: list[Any], **options: Any) -> Imported:
+    """Read and place lines that are all good."""
+    episodes, problems = read(path, lines, **options)
+    assert problems == []
+    return place(episodes)
+
+
+def test_what_the_command_line_wrote_becomes_rows_of_the_contract(tmp_path: Path) -> None:
+    found = imported(tmp_path / "t.jsonl", verifiers_lines("tokens"), reading=Reading())
+    traces, messages = found.traces(0), found.messages(0)
+    check_rows(traces, TRACES, Place("traces"))
+    check_rows(messages, MESSAGES, Place("messages"))
+    assert traces.num_rows == 10 and messages.num_rows == 20
+    assert set(traces["policy_key"].to_pylist()) == {"imported"}
+    assert set(traces["temperature"].to_pylist()) == {1.0}
+    assert set(traces["environment"].to_pylist()) == {"reverse_text"}
+    assert set(traces["stop_condition"].to_pylist()) == {"agent_completed"}
+    assert traces["error_class"].null_count == 10
+    sizes = {group: traces["group_id"].to_pylist().count(group) for group in traces["group_id"].to_pylist()}
+    assert sizes == {"0-0": 5, "0-1": 5}, "rollouts of one example are a group"
+    assert found.examples()["example_id"].to_pylist() == ["mzjp", "ynbi"]
+    assert found.assignments(0)["assignment_id"].to_pylist() == [f"0-{g}/{m}" for g in range(2) for m in range(5)]
+
+
+def test_the_columns_of_one_trace() -> None:
+    line = one()
+    trace = line["traces"][0]
+    row, messages = trace_rows(trace, Reading(), {})
+    assert row["trace_id"] == trace["id"]
+    assert row["reward"] == trace["rewards"]["similarity"]["score"]
+    assert json.loads(row["metrics"]) == trace["metrics"]
+    assert row["started_at"] == datetime.fromtimestamp(trace["timing"]["start"], UTC)
+    assert (row["num_turns"], row["num_branches"]) == (1, 1)
+    assert row["num_output_tokens"] == len(trace["nodes"][1]["logprobs"]) > 0
+    answer = messages[1]
+    assert answer["token_ids"] == trace["nodes"][1]["token_ids"]
+    said = [value for value, flag in zip(answer["logprobs"], answer["mask"], strict=True) if flag]
+    assert said == trace["nodes"][1]["logprobs"]
+
+
+@pytest.mark.parametrize("name", ["tokens", "relayed"])
+def test_a_trace_is_given_back_as_it_was(name: str) -> None:
+    for line in verifiers_lines(name):
+        trace = line["traces"][0]
+        row, messages = trace_rows(trace, READING, {})
+        assert source_of(row, messages) == trace
+
+
+EXTRA = st.dictionaries(
+    st.sampled_from(["extra", "imported", "stagecoach_note", "x"]),
+    st.none() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=4) | st.lists(st.integers(), max_size=3),
+)
+OPTIONAL = st.sets(st.sampled_from(["metrics", "info", "errors", "calls", "tools", "timing", "agent", "version", "ok"]))
+
+
+@given(extra=EXTRA, gone=OPTIONAL, of_node=EXTRA, scores=st.lists(st.floats(-30, 0, allow_nan=False), min_size=1))
+def test_unknown_and_absent_fields_come_back_too(
+    extra: dict[str, Any], gone: set[str], of_node: dict[str, Any], scores: list[float]
+) -> None:
+    trace = {name: value for name, value in one()["traces"][0].items() if name not in gone} | extra
+    answer = trace["nodes"][1]
+    answer |= of_node | {"token_ids": [7] * len(scores), "mask": [True] * len(scores), "logprobs": scores}
+    answer["is_content"] = []
+    row, messages = trace_rows(copy.deepcopy(trace), Reading(), {"file": 0})
+    assert source_of(row, messages) == trace
+    assert json.loads(row["record"])["imported"]["file"] == 0, "the mark is ours, whatever the trace calls its fields"
+
+
+def test_text_without_tokens_is_rendered_and_marked() -> None:
+    trace = verifiers_lines("relayed")[0]["traces"][0]
+    row, messages = trace_rows(trace, Reading(render=letters), {})
+    assert row["policy_key"] == "" and json.loads(row["record"])["imported"]["tokens"] == "rendered"
+    asked, answered = (node["message"]["content"] for node in trace["nodes"])
+    assert messages[0]["token_ids"] == [ord(letter) for letter in f"u{asked}"]
+    assert messages[1]["token_ids"] == [ord(letter) for letter in f"a{answered}"]
+    assert messages[1]["mask"] == [False, *[True] * len(answered)] and not any(messages[0]["mask"])
+    assert set(messages[1]["logprobs"]) == {0.0}
+    assert row["num_output_tokens"] == len(answered)
+
+
+def test_token_ids_without_log_probs_are_marked() -> None:
+    trace = one(node(1, logprobs=[]))["traces"][0]
+    row, messages = trace_rows(trace, Reading(), {})
+    assert row["policy_key"] == "" and json.loads(row["record"])["imported"]["tokens"] == "given"
+    assert set(messages[1]["logprobs"]) == {0.0}
+    assert source_of(row, messages) == trace
+
+
+def test_an_unknown_temperature_is_marked() -> None:
+    def forget(trace: dict[str, Any]) -> None:
+        trace["calls"][0]["sampling"] = trace["agent"]["config"]["sampling"] = None
+
+    row, _ = trace_rows(one(forget)["traces"][0], Reading(), {})
+    assert (row["temperature"], json.loads(row["record"])["imported"]["temperature"]) == (1.0, "unknown")
+    known, _ = trace_rows(one()["traces"][0], Reading(), {})
+    assert "temperature" not in json.loads(known["record"])["imported"]
+
+
+def positive(trace: dict[str, Any]) -> None:
+    trace["nodes"][1]["logprobs"][0] = 0.5
+
+
+def infinite(trace: dict[str, Any]) -> None:
+    trace["nodes"][1]["logprobs"][0] = float("-inf")
+
+
+def two_temperatures(trace: dict[str, Any]) -> None:
+    trace["calls"].append({"sampling": {"temperature": 0.5}})
+
+
+BAD = [
+    (node(1, parent=1), "a node's parent does not precede it"),
+    (node(1, parent=True), "a node's parent does not precede it"),
+    (node(1, mask=[True]), "per-token lists differ in length"),
+    (node(0, is_content=[True]), "per-token lists differ in length"),
+    (node(1, sampled=False), "a mask is set on a message that was not sampled"),
+    (node(1, logprobs=[-1.0]), "log-probs and sampled tokens differ in number"),
+    (node(0, token_ids=[-1], mask=[False], is_content=[]), "a token id is out of range"),
+    (node(0, token_ids=["1"], mask=[False], is_content=[]), "a token id is out of range"),
+    (node(0, message={"role": "oracle", "content": ""}), "a message has no known role"),
+    (node(0, message={"role": "user", "content": 3}), "a message's content is neither text nor parts"),
+    (positive, "a log-prob is not finite or above zero"),
+    (infinite, "a log-prob is not finite or above zero"),
+    (two_temperatures, "calls of one trace differ in temperature"),
+    (lambda trace: trace.pop("id"), "a trace has no id"),
+    (lambda trace: trace.update(nodes={}), "nodes are no list"),
+    (lambda trace: trace.update(rewards={"r": 1.0}), "the line is malformed"),
+]
+
+
+@pytest.mark.parametrize(("change", "reason"), BAD, ids=[f"{i}-{reason}" for i, (_, reason) in enumerate(BAD)])
+def test_a_bad_line_is_named(change: Change, reason: str, tmp_path: Path) -> None:
+    episodes, problems = read(tmp_path / "t.jsonl", [one(), one(change)])
+    assert len(episodes) == 1, "the good line is good"
+    assert [(problem.line, problem.reason) for problem in problems] == [(2, reason)]
+
+
+def test_ids_beyond_the_vocabulary_are_refused(tmp_path: Path) -> None:
+    _, problems = read(tmp_path / "t.jsonl", [one()], Reading(vocab_size=200))
+    assert [problem.reason for problem in problems] == ["a token id is out of range"]
+
+
+def test_text_is_refused_where_no_model_was_named(tmp_path: Path) -> None:
+    _, problems = read(tmp_path / "t.jsonl", verifiers_lines("relayed"), Reading())
+    assert [problem.line for problem in problems] == [1, 2, 3, 4]
+    assert "--model" in problems[0].reason
+
+
+def test_errors_are_rows(tmp_path: Path) -> None:
+    error = {"type": "TimeoutError", "message": "too slow"}
+    broken = one(lambda trace: trace.update(ok=False, errors=[error], id="broken"))
+    whole = {**one(lambda trace: trace.update(id="whole")), "ok": False, "errors": [error]}
+    nothing = {**one(), "ok": False, "errors": [error], "traces": []}
+    traces = imported(tmp_path / "t.jsonl", [broken, whole, nothing]).traces(0)
+    assert traces["error_class"].to_pylist() == ["timeout"] * 3
+    assert traces["reward"].to_pylist() == [None] * 3
+
+
+PRIME_RUN = {"type": "train", "id": "r", "work": {"type": "train", "step": 4, "policy": {"start": 2, "end": 3}}}
+
+
+def prime_episode(line: dict[str, Any]) -> dict[str, Any]:
+    """Lay a line out as prime-rl writes episodes."""
+    return {**line, "run": PRIME_RUN, "group": {"id": "g"}, "env": {"id": "reverse_text", "name": "rev"}}
+
+
+def prime_trace(line: dict[str, Any]) -> dict[str, Any]:
+    """Lay a line out as prime-rl wrote traces by themselves, with what ran them in info."""
+    info = {"env_name": "rev", "group_id": "g", "episode_id": line["id"], "policy_version": 2}
+    return {**line["traces"][0], "info": info, "run": {"type": "train", "id": "r", "step": 4}}
+
+
+def old_prime_trace(line: dict[str, Any]) -> dict[str, Any]:
+    """Lay a line out as prime-rl wrote traces before, with what ran them beside the trace's own fields."""
+    return {**line["traces"][0], "kind": "train", "env_name": "rev", "group_id": "g", "policy_version": 2}
+
+
+@pytest.mark.parametrize("layout", [prime_episode, prime_trace, old_prime_trace])
+def test_layouts_of_prime_rl(layout: Callable[[dict[str, Any]], dict[str, Any]], tmp_path: Path) -> None:
+    lines = [layout(line) for line in verifiers_lines("tokens")[:2]]
+    path = tmp_path / "rollouts/step_4/train/effective/traces.jsonl"
+    path.parent.mkdir(parents=True)
+    found = imported(path, lines)
+    assert list(found.steps) == [4]
+    traces = found.traces(4)
+    assert set(traces["environment"].to_pylist()) == {"rev"}
+    assert set(traces["policy_version"].to_pylist()) == {2}
+    assert set(traces["staleness"].to_pylist()) <= {0, 1}
+    assert len(set(traces["group_id"].to_pylist())) == 2, "a group of the file is split by example"
+    rows = zip(traces.to_pylist(), lines, strict=True)
+    own = found.messages(4).to_pylist()
+    for row, line in rows:
+        trace = line["traces"][0] if "traces" in line else line
+        assert source_of(row, [one for one in own if one["trace_id"] == row["trace_id"]]) == trace
+
+
+def test_traces_of_one_episode_are_joined(tmp_path: Path) -> None:
+    solver, judge = (prime_trace(line) for line in verifiers_lines("tokens")[:2])
+    judge["info"]["episode_id"] = solver["info"]["episode_id"]
+    judge["agent"] |= {"name": "judge", "trainable": False}
+    found = imported(tmp_path / "t.jsonl", [solver, judge])
+    assert found.assignments(4).num_rows == 1
+    assert found.traces(4)["agent"].to_pylist() == ["agent", "judge"]
+    assert found.traces(4)["trainable"].to_pylist() == [True, False]
+    assert len(set(found.traces(4)["assignment_id"].to_pylist())) == 1
+
+
+def test_another_environment_may_be_named() -> None:
+    assert read_episode(one(), ORIGIN, Reading(environment="mine"), None).environment == "mine"
