@@ -128,6 +128,8 @@ def _task(rows: Sequence[Row], example: Row) -> Row:
 def _trace(row: Row, messages: list[Row], task: Row) -> Row | None:
     """Return the trace as it came over the wire, or one made of its messages; None where there is neither."""
     if found := exact(rebuild(row, messages)):
+        for node, message in zip(found["nodes"], messages, strict=True):
+            node["message"] = _message(message)
         return found
     if not messages:
         return None
@@ -148,13 +150,17 @@ def _trace(row: Row, messages: list[Row], task: Row) -> Row | None:
 
 def _node(message: Row) -> Row:
     logprobs = [value for value, sampled in zip(message["logprobs"], message["mask"], strict=True) if sampled]
-    body = json.loads(message["body"])
     return {
         "parent": message["parent"],
-        "message": body if "role" in body else {"role": message["role"], "content": message["content"]},
+        "message": _message(message),
         **{name: message[name] for name in ("sampled", "token_ids", "mask", "is_content")},
         "logprobs": shortest(logprobs),
     }
+
+
+def _message(row: Row) -> Row:
+    body: Row = json.loads(row["body"])
+    return body if "role" in body else {"role": row["role"], "content": row["content"]}
 
 
 def _error(row: Row) -> Row:

@@ -1,0 +1,119 @@
+"""Conversations with rewards: messages, prompts and completions, and the results of earlier verifiers."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from tasks.exchange.files import read_files
+from tasks.exchange.placing import place
+from tests.tasks.exchange.lines import READING, read
+
+ASKED = {"role": "user", "content": "2 + 2"}
+ANSWERED = {"role": "assistant", "content": "4"}
+
+
+def rows(path: Path, lines: list[Any]) -> list[dict[str, Any]]:
+    """Return the traces of lines that are all good."""
+    episodes, problems = read(path, lines)
+    assert problems == []
+    return place(episodes).traces(0).to_pylist()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"messages": [ASKED, ANSWERED], "reward": 1},
+        {"prompt": "2 + 2", "completion": "4", "reward": 1.0},
+        {"prompt": [ASKED], "completion": [ANSWERED], "reward": 1.0},
+    ],
+)
+def test_forms_of_one_conversation_are_the_same_rollout(line: dict[str, Any], tmp_path: Path) -> None:
+    episodes, problems = read(tmp_path / "t.jsonl", [line])
+    found = place(episodes)
+    (trace,), said = found.traces(0).to_pylist(), found.messages(0).to_pylist()
+    assert problems == []
+    assert (trace["reward"], trace["policy_key"], trace["num_output_tokens"]) == (1.0, "", 1)
+    assert [(row["role"], row["content"], row["sampled"]) for row in said] == [
+        ("user", "2 + 2", False),
+        ("assistant", "4", True),
+    ]
+    assert said[1]["token_ids"] == [ord("a"), ord("4")] and said[1]["mask"] == [False, True]
+    assert json.loads(found.examples()["task"][0].as_py())["prompt"] == "2 + 2"
+
+
+def test_results_of_earlier_verifiers(tmp_path: Path) -> None:
+    line = {"example_id": 7, "prompt": [ASKED], "completion": [ANSWERED], "answer": "4", "task": "sums"}
+    line |= {"reward": 0.5, "metrics": {"exact": 1.0}, "info": {"seen": True}, "generation_ms": 3.5}
+    (trace,) = rows(tmp_path / "results.jsonl", [line])
+    assert (trace["environment"], trace["example_id"], trace["reward"]) == ("sums", "7", 0.5)
+    assert json.loads(trace["metrics"]) == {"exact": 1.0} and json.loads(trace["info"]) == {"seen": True}
+    data = json.loads(trace["record"])["task"]["data"]
+    assert (data["answer"], data["generation_ms"]) == ("4", 3.5)
+
+
+def test_no_reward_is_not_a_reward_of_zero(tmp_path: Path) -> None:
+    lines = [{"messages": [ASKED, ANSWERED]}, {"messages": [ASKED, ANSWERED], "reward": 0}]
+    assert [trace["reward"] for trace in rows(tmp_path / "t.jsonl", lines)] == [None, 0.0]
+
+
+def test_a_reward_that_is_no_finite_number_is_an_error(tmp_path: Path) -> None:
+    (trace,) = rows(tmp_path / "t.jsonl", [{"messages": [ASKED, ANSWERED], "reward": float("nan")}])
+    assert (trace["error_class"], trace["reward"]) == ("environment", None)
+
+
+def test_equal_lines_are_different_rollouts_of_one_group(tmp_path: Path) -> None:
+    line = {"prompt": "2 + 2", "completion": "4", "reward": 1.0}
+    other = {"prompt": "3 + 3", "completion": "4", "reward": 0.0}
+    traces = rows(tmp_path / "t.jsonl", [line, other, line])
+    assert len({trace["trace_id"] for trace in traces}) == 3
+    assert [trace["assignment_id"] for trace in traces] == ["0-0/0", "0-1/0", "0-0/1"]
+    again = rows(tmp_path / "copy.jsonl", [line, other, line])
+    assert [trace["trace_id"] for trace in again] == [trace["trace_id"] for trace in traces]
+
+
+def test_a_prompt_may_hold_earlier_answers(tmp_path: Path) -> None:
+    line = {"prompt": [ASKED, ANSWERED, ASKED], "completion": "four"}
+    (trace,) = rows(tmp_path / "t.jsonl", [line])
+    assert (trace["num_turns"], trace["num_output_tokens"]) == (1, 4)
+
+
+def test_parquet_is_read_by_row(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    good = {"messages": [ASKED, ANSWERED], "reward": 1.0}
+    pl.DataFrame([good, {"messages": [ASKED], "reward": 1.0}]).write_parquet(path)
+    episodes, problems = read_files([path], "auto", READING)
+    assert len(episodes) == 1
+    assert [(problem.line, problem.reason) for problem in problems] == [
+        (2, "the conversation does not end with an assistant message")
+    ]
+
+
+BAD = [
+    ("{", "the line is not JSON"),
+    ("[1]", "the line is no JSON object"),
+    ('{"text": "hello"}', "the line is in no known form"),
+    ('{"messages": [], "reward": 1}', "the conversation does not end with an assistant message"),
+    ('{"messages": [{"content": "x"}]}', "a message has no known role"),
+    ('{"prompt": "x", "completion": 3}', "messages are neither text nor a list of messages"),
+    ('{"prompt": "x", "completion": "y", "reward": "high"}', "a reward or metric is no number"),
+    ('{"prompt": "x", "completion": "y", "reward": true}', "a reward or metric is no number"),
+    ('{"prompt": "x", "completion": "y", "info": "no json"}', "a field is neither an object nor JSON"),
+    ('{"prompt": "x", "completion": "\\ud83d"}', "the line is not UTF-8"),
+]
+
+
+@pytest.mark.parametrize(("text", "reason"), BAD, ids=[reason for _, reason in BAD])
+def test_a_bad_line_is_named(text: str, reason: str, tmp_path: Path) -> None:
+    episodes, problems = read(tmp_path / "t.jsonl", ["", json.dumps({"prompt": "x", "completion": "y"}), text])
+    assert len(episodes) == 1
+    assert [(problem.line, problem.reason) for problem in problems] == [(3, reason)]
+
+
+@pytest.mark.parametrize(("form", "lacks"), [("messages", "messages"), ("prompt", "prompt"), ("verifiers", "traces")])
+def test_a_form_that_was_asked_for_is_held_to(form: str, lacks: str, tmp_path: Path) -> None:
+    line = {"messages": [ASKED, ANSWERED]} if form != "messages" else {"prompt": "x", "completion": "y"}
+    episodes, problems = read(tmp_path / "t.jsonl", [line], form=form)
+    assert episodes == [] and lacks in str(problems[0])

@@ -1,0 +1,100 @@
+"""Datasets: supervised samples branch by branch, and pairs of answers that earned differently."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tasks.exchange.datasets import NotText, preferences, samples, table
+from tasks.exchange.episodes import Row
+from tests.builders import message, trace
+
+
+def said(name: str, number: int, parent: int | None, role: str, text: Any, sampled: bool = False, **more: Any) -> Row:
+    """Return a message with its text in its body."""
+    body = json.dumps({"role": role, "content": text, **more})
+    return message(name, number, parent=parent, sampled=sampled, role=role, body=body, content=None)
+
+
+def exchange(name: str, answer: str, asked: str = "2 + 2") -> list[Row]:
+    """Return a question and its answer."""
+    return [said(name, 0, None, "user", asked), said(name, 1, 0, "assistant", answer, sampled=True)]
+
+
+def test_every_branch_is_a_sample_up_to_its_last_answer() -> None:
+    messages = [
+        said("t", 0, None, "user", "q"),
+        said("t", 1, 0, "assistant", "a", sampled=True),
+        said("t", 2, 1, "user", "more"),
+        said("t", 3, 0, "assistant", "b", sampled=True),
+        said("t", 4, 0, "user", "nobody answered"),
+    ]
+    rows = list(samples(trace("t", reward=0.5), messages))
+    assert [row["branch"] for row in rows] == [0, 1]
+    assert [[one["content"] for one in row["messages"]] for row in rows] == [["q", "a"], ["q", "b"]]
+    assert {(row["trace_id"], row["reward"], row["example_id"]) for row in rows} == {("t", 0.5, "e0")}
+
+
+def test_calls_and_reasoning_are_kept_in_the_form_of_chat_templates() -> None:
+    call = {"id": "c", "type": "function", "name": "add", "arguments": "{}"}
+    messages = [
+        said("t", 0, None, "user", [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]),
+        said("t", 1, 0, "assistant", None, sampled=True, tool_calls=[call], reasoning_content="hm"),
+        said("t", 2, 1, "tool", "4", tool_call_id="c"),
+        said("t", 3, 2, "assistant", "4", sampled=True),
+    ]
+    (row,) = samples(trace("t"), messages)
+    made = table([row])["messages"][0].as_py()
+    assert made[0]["content"] == "a\nb"
+    assert made[1]["tool_calls"] == [{"id": "c", "type": "function", "function": {"name": "add", "arguments": "{}"}}]
+    assert made[1]["reasoning_content"] == "hm" and made[2]["tool_call_id"] == "c"
+    assert "name" not in made[0], "a field that no message has is no column"
+
+
+def test_plain_messages_have_two_fields() -> None:
+    (row,) = samples(trace("t"), exchange("t", "4"))
+    assert table([row])["messages"][0].as_py() == [
+        {"role": "user", "content": "2 + 2"},
+        {"role": "assistant", "content": "4"},
+    ]
+
+
+def test_pictures_are_refused() -> None:
+    picture = said("t", 0, None, "user", [{"type": "image_url", "image_url": {"url": "x"}}])
+    with pytest.raises(NotText, match="trace t, message 0"):
+        list(samples(trace("t"), [picture, said("t", 1, 0, "assistant", "a", sampled=True)]))
+
+
+def group(*rewards: float | None, asked: str = "2 + 2") -> list[tuple[Row, list[Row]]]:
+    """Return traces of one group with these rewards."""
+    return [
+        (trace(f"t{i}", reward=reward), exchange(f"t{i}", f"answer {i}", asked)) for i, reward in enumerate(rewards)
+    ]
+
+
+def test_the_best_is_paired_with_the_worst() -> None:
+    (pair,) = preferences(group(0.5, 1.0, None, 0.0), "extremes")
+    assert pair["prompt"] == [{"role": "user", "content": "2 + 2"}]
+    assert pair["chosen"] == [{"role": "assistant", "content": "answer 1"}]
+    assert pair["rejected"] == [{"role": "assistant", "content": "answer 3"}]
+    assert (pair["chosen_reward"], pair["rejected_reward"]) == (1.0, 0.0)
+    assert (pair["chosen_trace_id"], pair["rejected_trace_id"]) == ("t1", "t3")
+
+
+@settings(max_examples=50)
+@given(st.lists(st.none() | st.sampled_from([0.0, 0.5, 1.0]), max_size=6))
+def test_all_pairs_differ_in_reward(rewards: list[float | None]) -> None:
+    pairs = list(preferences(group(*rewards), "all"))
+    scored = [reward for reward in rewards if reward is not None]
+    assert len(pairs) == sum(a != b for i, a in enumerate(scored) for b in scored[i + 1 :])
+    assert all(pair["chosen_reward"] > pair["rejected_reward"] for pair in pairs)
+    assert len(list(preferences(group(*rewards), "extremes"))) == (len(set(scored)) > 1)
+
+
+def test_prompts_must_be_the_same() -> None:
+    assert list(preferences([*group(1.0), *group(0.0, asked="3 + 3")], "all")) == []
+    judge = (trace("j", reward=0.0, agent="judge"), exchange("j", "no"))
+    assert list(preferences([*group(1.0), judge], "all")) == []
+    assert len(list(preferences(group(1.0, 0.0), "all"))) == 1

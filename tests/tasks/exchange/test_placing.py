@@ -1,0 +1,85 @@
+"""Placing: steps, groups and members of episodes that know little of these."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from storage.schemas import BATCHES, CREDITS
+from tasks.accounting import AccountBreach, account
+from tasks.exchange.episodes import Episode
+from tasks.exchange.placing import doubled, place
+from tests.builders import table, trace, verdict
+from tests.tasks.exchange.lines import ORIGIN, read, verifiers_lines
+
+
+def episode(name: str, example: str = "e", **values: Any) -> Episode:
+    """Return an episode of one trace."""
+    row = trace(name)
+    for column in ("assignment_id", "group_id", "environment", "example_id", "episode_id"):
+        del row[column]
+    given = {"group": None, "step": None, "task": f"task of {example}"} | values
+    return Episode(ORIGIN, name, "reverse", example, traces=[row], messages=[], **given)
+
+
+EPISODES = st.lists(
+    st.builds(
+        dict,
+        example=st.sampled_from(["a", "b", "c"]),
+        group=st.none() | st.sampled_from(["g", "h"]),
+        step=st.none() | st.integers(0, 2),
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+@settings(max_examples=40)
+@given(EPISODES, st.integers(0, 3))
+def test_every_episode_is_one_member_of_one_group(drawn: list[dict[str, Any]], groups_per_step: int) -> None:
+    found = place([episode(f"t{number}", **values) for number, values in enumerate(drawn)], groups_per_step)
+    seen = Counter(row["trace_id"] for step in found.steps for row in found.traces(step).to_pylist())
+    assert seen == Counter(f"t{number}" for number in range(len(drawn)))
+    examples_of: dict[str, set[str]] = {}
+    for step in found.steps:
+        traces, assigned = found.traces(step), found.assignments(step)
+        verdicts = table("verdicts", [verdict(name, reason="x") for name in traces["trace_id"].to_pylist()])
+        empty = CREDITS.arrow.empty_table(), BATCHES.arrow.empty_table()
+        account(assigned, traces, verdicts, *empty)  # raises unless all answer each other
+        for row in assigned.to_pylist():
+            examples_of.setdefault(row["group_id"], set()).add(row["example_id"])
+        if groups_per_step:
+            assert len(set(assigned["group_id"].to_pylist())) <= groups_per_step
+    assert all(len(examples) == 1 for examples in examples_of.values()), "a group compares attempts at one example"
+
+
+def test_groups_and_steps_of_the_file_stand() -> None:
+    found = place(
+        [episode("t0", step=5), episode("t1", step=2, group="g"), episode("t2", step=2), episode("t3", step=2)]
+    )
+    assert list(found.steps) == [2, 5]
+    assert found.assignments(2)["assignment_id"].to_pylist() == ["2-0/0", "2-1/0", "2-1/1"]
+    assert found.traces(5)["policy_version"].to_pylist() == [0], "what a trace says of its policy stands"
+
+
+def test_another_task_under_a_known_id_is_another_example() -> None:
+    found = place([episode("t0"), episode("t1", task="other"), episode("t2", task="other")])
+    assert found.examples()["example_id"].to_pylist() == ["e", "e#2"]
+    assert found.traces(0)["example_id"].to_pylist() == ["e", "e#2", "e#2"]
+
+
+def test_a_trace_that_is_there_twice_is_a_problem(tmp_path: Path) -> None:
+    line = verifiers_lines("tokens")[0]
+    episodes, _ = read(tmp_path / "t.jsonl", [line, line])
+    kept, problems = doubled(episodes)
+    assert len(kept) == 1
+    assert [(problem.line, problem.reason) for problem in problems] == [(2, "a trace is there twice")]
+    with pytest.raises(AccountBreach):  # what would come of it
+        found = place(episodes)
+        verdicts = table("verdicts", [verdict(line["traces"][0]["id"], reason="x")] * 2)
+        account(
+            found.assignments(0), found.traces(0), verdicts, CREDITS.arrow.empty_table(), BATCHES.arrow.empty_table()
+        )
