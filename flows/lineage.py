@@ -9,6 +9,7 @@ from typing import Any
 from configs.run import RunConfig
 from flows.identify import WORK, identify, policy_names, policy_version
 from flows.telling import KEY, flat, tell, tell_work, title_of
+from storage.errors import border
 from storage.frames import Frames, existing_store
 from storage.lineage import Graph, Work
 from tasks.hops import Node, Tree, Walk
@@ -58,7 +59,8 @@ def main(
     """
     frames = Frames(existing_store(store or RunConfig().store))
     directions = [name for name, asked in (("up", up or not down), ("down", down or not up)) if asked]
-    found = trace_lineage(frames.run(run) if run else frames, text, directions, kind)
+    with border("reading the tables", frames.store.root.address):
+        found = trace_lineage(frames.run(run) if run else frames, text, directions, kind)
     if as_json:
         print(json.dumps(as_values(found)))
     else:

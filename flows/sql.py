@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from configs.run import RunConfig
+from storage.errors import border
 from storage.frames import Frames, existing_store
 from storage.questions import QuestionError, ask, columns_of
 from tasks.fates import DERIVED
@@ -39,7 +40,8 @@ def main(query: str, form: str = "", output: str = "", tokens: bool = False, sto
     form = form or ENDINGS.get(Path(output).suffix, "table")
     if form == "parquet" and not output:
         raise QuestionError("Parquet is not for the terminal", query, "the store was only read", "add --output FILE")
-    answer = ask(frames, query, tokens)
+    with border("reading the tables", frames.store.root.address):
+        answer = ask(frames, query, tokens)
     if output:
         write(answer, form, Path(output))
         print(f"{answer.num_rows} rows in {output}")

@@ -9,6 +9,7 @@ import polars as pl
 from configs.run import RunConfig
 from flows.identify import identify, policy_names, policy_version
 from flows.sentences import head, sentence
+from storage.errors import border
 from storage.frames import Frames, existing_store
 from storage.lineage import Work
 from tasks.accounting import NO_WEIGHT, fate_of
@@ -41,7 +42,8 @@ def main(text: str, as_json: bool = False, store: str = "", run: str = "") -> in
     Raises UnknownId, RunUnknown, and LayoutError where there is no store.
     """
     frames = Frames(existing_store(store or RunConfig().store))
-    found = explain(frames.run(run) if run else frames, text)
+    with border("reading the tables", frames.store.root.address):
+        found = explain(frames.run(run) if run else frames, text)
     if as_json:
         print(json.dumps(found, default=str))
         return 0

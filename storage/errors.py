@@ -82,7 +82,7 @@ def is_full(error: BaseException) -> bool:
 
 def is_foreign(error: BaseException) -> bool:
     """Say whether an error comes from a storage library: a Rust panic is a BaseException, which `Exception` misses."""
-    modules = ("pyarrow", "deltalake", "_internal", "pyo3_runtime")
+    modules = ("pyarrow", "deltalake", "polars", "_internal", "pyo3_runtime")
     return isinstance(error, OSError) or type(error).__module__.split(".")[0] in modules
 
 
