@@ -9,8 +9,10 @@ import http.client
 import re
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from html import unescape
 from threading import local
 from urllib.parse import quote, urlsplit
 
@@ -82,14 +84,33 @@ class Bucket:
         if not refused:
             raise self._unconditional("it wrote over an object although it was told not to (If-None-Match)")
 
+    def unfinished(self) -> list[tuple[str, str, datetime]]:
+        """Uploads in parts below the prefix that were neither completed nor given up: key, id, when they began.
+
+        Not more than a thousand; nobody sees them, but they are paid for.
+        """
+        below = f"{self.prefix}/" if self.prefix else ""
+        body = self._request("GET", None, query=f"prefix={quote(below, safe='')}&uploads=")[1]
+        found = [
+            [_between(each, tag) for tag in (b"Key", b"UploadId", b"Initiated")] for each in _each(body, b"Upload")
+        ]
+        mine = [(key, number, began) for key, number, began in found if key.startswith(below)]
+        return [(key.removeprefix(below), number, datetime.fromisoformat(began)) for key, number, began in mine]
+
+    def give_up(self, key: str, upload: str) -> None:
+        """Drop the parts of an upload that will not be completed; one that is gone already is fine."""
+        with suppress(FileNotFoundError):
+            self._request("DELETE", key, query=f"uploadId={quote(upload, safe='')}")
+
     def _request(
-        self, method: str, key: str, data: bytes = b"", headers: Mapping[str, str] | None = None
+        self, method: str, key: str | None, data: bytes = b"", headers: Mapping[str, str] | None = None, query: str = ""
     ) -> tuple[int, bytes]:
-        path = quote(f"/{self.name}/{self.prefix}{'/' if self.prefix else ''}{key}", safe="/-_.~")
+        path = f"/{self.name}" if key is None else f"/{self.name}/{self.prefix}{'/' if self.prefix else ''}{key}"
+        asked = method, quote(path, safe="/-_.~"), query, data, dict(headers or {})
         pause = FIRST_PAUSE
         for trial in range(1, TRIALS + 1):
             try:
-                status, found, body = self._once(method, path, data, dict(headers or {}))
+                status, found, body = self._once(*asked)
             except (OSError, http.client.HTTPException) as error:
                 if trial == TRIALS or isinstance(error, TimeoutError):
                     raise self._unreachable(error) from error
@@ -97,28 +118,28 @@ class Bucket:
                 if status in DONE:
                     return status, body
                 if status not in AGAIN or trial == TRIALS:
-                    raise self._refused(method, key, status, found, body)
+                    raise self._refused(method, key or "", status, found, body)
             time.sleep(pause)
             pause *= 2
         raise AssertionError("the last trial returns or raises")
 
     def _once(
-        self, method: str, path: str, data: bytes, headers: dict[str, str]
+        self, method: str, path: str, query: str, data: bytes, headers: dict[str, str]
     ) -> tuple[int, http.client.HTTPMessage, bytes]:
         """One exchange over this thread's connection; where that was kept and is stale, another over a new one."""
         kept = getattr(self._kept, "connection", None)
         connection = kept or self._connect()
         self._kept.connection = None
         try:
-            host = urlsplit(self.endpoint).netloc
-            connection.request(method, path, data or None, self._signed(method, path, data, headers, host))
+            signed = self._signed(method, path, query, data, headers)
+            connection.request(method, f"{path}?{query}" if query else path, data or None, signed)
             answer = connection.getresponse()
             found = answer.status, answer.headers, answer.read()
         except (OSError, http.client.HTTPException):
             connection.close()
             if kept is None:
                 raise
-            return self._once(method, path, data, headers)
+            return self._once(method, path, query, data, headers)
         self._kept.connection = connection
         return found
 
@@ -130,14 +151,15 @@ class Bucket:
         connection.sock.settimeout(SECONDS_TO_ANSWER)
         return connection
 
-    def _signed(self, method: str, path: str, data: bytes, headers: Mapping[str, str], host: str) -> dict[str, str]:
+    def _signed(self, method: str, path: str, query: str, data: bytes, headers: Mapping[str, str]) -> dict[str, str]:
         now = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
         digest = hashlib.sha256(data).hexdigest()
+        host = urlsplit(self.endpoint).netloc
         signed = {**headers, "host": host, "x-amz-content-sha256": digest, "x-amz-date": now}
         if self.session_token:
             signed["x-amz-security-token"] = self.session_token
-        authorization = authorize(method, path, signed, digest, self.access_key, self.secret_key, self.region)
-        return {**signed, "authorization": authorization}
+        keys = self.access_key, self.secret_key, self.region
+        return {**signed, "authorization": authorize(method, path, signed, digest, *keys, query)}
 
     def _unreachable(self, error: BaseException) -> StoreUnavailable:
         what = f"the object store does not answer: {type(error).__name__}: {error}"
@@ -157,7 +179,7 @@ class Bucket:
     ) -> StoreError | OSError:
         """The error for an answer that is none of those hoped for."""
         code = _between(body, b"Code") or str(status)
-        if code == "NoSuchKey":
+        if code in ("NoSuchKey", "NoSuchUpload"):
             return FileNotFoundError(f"{self.address}/{key}")
         if status in (301, 307, 400) and (region := headers.get("x-amz-bucket-region", "")) not in ("", self.region):
             what, advice = f"the bucket is in region {region}, not {self.region}", f"set AWS_REGION={region}"
@@ -176,6 +198,10 @@ class Bucket:
         return StoreUnavailable(what, f"{self.address} at {self.endpoint}", "nothing was written", advice)
 
 
+def _each(body: bytes, tag: bytes) -> list[bytes]:
+    return re.findall(b"<" + tag + b">(.*?)</" + tag + b">", body, re.DOTALL)
+
+
 def _between(body: bytes, tag: bytes) -> str:
     found = re.search(b"<" + tag + b">([^<]*)</" + tag + b">", body)
-    return found[1].decode(errors="replace") if found else ""
+    return unescape(found[1].decode(errors="replace")) if found else ""

@@ -17,10 +17,19 @@ def authorize(
 ) -> str:
     """The Authorization header of a request: all `headers` signed, names in lower case.
 
-    `path` and `query` are percent-encoded, the query's names sorted and each with a value, `digest` is the SHA-256 of the body in hexadecimal, `x-amz-date` among the headers.
+    `path` and `query` are percent-encoded, the query's names sorted and each with a value; `digest` is the SHA-256 of
+    the body in hexadecimal; `x-amz-date` is among the headers.
     """
     names = sorted(headers)
-    canonical = [method, path, query, *(f"{name}:{headers[name].strip()}" for name in names), "", ";".join(names), digest]
+    canonical = [
+        method,
+        path,
+        query,
+        *(f"{name}:{headers[name].strip()}" for name in names),
+        "",
+        ";".join(names),
+        digest,
+    ]
     now = headers["x-amz-date"]
     scope = f"{now[:8]}/{region}/s3/aws4_request"
     hashed = hashlib.sha256("\n".join(canonical).encode()).hexdigest()

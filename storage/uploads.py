@@ -71,9 +71,10 @@ class Uploads:
         self._settle(source, self._place(policy))
 
     def sweep(self, hours: float) -> int:
-        """Delete objects below policies that no manifest names and that are older than so many hours; return how many.
+        """Delete what killed uploads left more than so many hours ago; return how many objects and unfinished uploads.
 
-        A download under way that began with a manifest since replaced is safe: files are only ever added to one.
+        Those are objects below policies that no manifest names, and uploads in parts, of anything in the store, that
+        never ended. A download that began with a manifest since replaced is safe: files are only ever added to one.
         """
         oldest = datetime.now(UTC) - timedelta(hours=hours)
         with border("looking for what killed uploads left", self._root.child("policies")):
@@ -85,7 +86,7 @@ class Uploads:
                 by_key.setdefault(info.path.split("/")[1], []).append(info.path)
             orphans = [path for key, paths in by_key.items() for path in sorted(set(paths) - self._named(key))]
             self._remove(orphans)
-        return len(orphans)
+            return len(orphans) + self._give_up(oldest)
 
     def _upload(self, source: Path, policy_key: str, files: Sequence[File]) -> str:
         below = f"/{uuid4().hex[:12]}"
@@ -133,6 +134,14 @@ class Uploads:
     def _files(self, below: str) -> list[pafs.FileInfo]:
         found = self._root.files.get_file_info(pafs.FileSelector(below, allow_not_found=True, recursive=True))
         return [info for info in found if info.type == pafs.FileType.File]
+
+    def _give_up(self, oldest: datetime) -> int:
+        bucket = self._root.bucket
+        old = [each for each in bucket.unfinished() if each[2] <= oldest] if bucket is not None else []
+        for key, upload, _ in old:
+            assert bucket is not None
+            bucket.give_up(key, upload)
+        return len(old)
 
     def _named(self, policy_key: str) -> set[str]:
         name = f"policies/{policy_key}/{MANIFEST}"

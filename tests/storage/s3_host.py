@@ -11,14 +11,19 @@ BUCKET = "bucket"
 
 
 class S3Host:
-    """A running server with one empty bucket."""
+    """A running server with one empty bucket, or with none where it is to check signatures.
 
-    def __init__(self) -> None:
+    After `num_unsigned` requests, if given, it lets nobody in without a signature by a key that it has given out.
+    """
+
+    def __init__(self, num_unsigned: int | None = None) -> None:
         command = [sys.executable, "-m", "tests.storage.s3_server", str(os.getpid())]
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        checks = {} if num_unsigned is None else {"INITIAL_NO_AUTH_ACTION_COUNT": str(num_unsigned)}
+        self._process = subprocess.Popen(command, env=os.environ | checks, stdout=subprocess.PIPE, text=True)
         assert self._process.stdout is not None
         self.url = f"http://127.0.0.1:{int(self._process.stdout.readline())}"
-        self._ask("PUT", f"/{BUCKET}")
+        if num_unsigned is None:
+            self._ask("PUT", f"/{BUCKET}")
 
     @property
     def environment(self) -> dict[str, str]:

@@ -17,6 +17,18 @@ pytestmark = pytest.mark.engine
 
 NAMES = ("config.json", "model.safetensors", "tokenizer.json")
 
+HALF = """
+import os, signal, sys, time
+from storage.roots import open_root
+root = open_root(sys.argv[1])
+stream = root.writer("policies/k/half & more")
+for _ in range(8):
+    stream.write(bytes(4 << 20))
+while not root.bucket.unfinished():  # parts are sent in the background
+    time.sleep(0.05)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
 
 def die(url: str, moment: str) -> None:
     command = [sys.executable, "-m", "tests.storage.s3_dying", url, moment]
@@ -81,3 +93,26 @@ def test_a_policy_is_complete_or_absent(s3_root: str, moment: str, tmp_path: Pat
     assert len(objects(store, "policies")) == 3
     fresh = Policies(store.root, cache=tmp_path / "other copies")
     assert sorted(path.name for path in fresh.directory("policy", verify=True).iterdir()) == sorted(NAMES)
+
+
+def test_an_upload_in_parts_that_never_ended_is_given_up(s3_root: str, tmp_path: Path) -> None:
+    store = open_store(s3_root)
+    assert store.root.bucket is not None
+    large = bytes(range(256)) * (1 << 17)  # 32 MiB: more than one part
+    assert store.root.write("tables/large", large).size == len(large)
+    assert store.root.read("tables/large") == large
+    assert store.root.bucket.unfinished() == []
+
+    command = [sys.executable, "-c", HALF, s3_root]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == -9, done.stderr
+    ((key, _, _),) = store.root.bucket.unfinished()
+    assert key == "policies/k/half & more"
+    other = open_store(f"{s3_root}-2")
+    assert other.root.bucket is not None
+    assert other.root.bucket.unfinished() == [], "another store's is not ours"
+    assert other.policies.sweep(hours=0) == 0
+    assert not store.root.exists(key)
+    assert store.policies.sweep(hours=0) == 1
+    assert store.root.bucket.unfinished() == []
+    assert store.policies.sweep(hours=0) == 0

@@ -41,6 +41,16 @@ def test_a_signature_is_that_of_the_documentation() -> None:
     )
 
 
+def test_a_query_is_signed_as_in_the_documentation() -> None:
+    """The example "GET Bucket (List Objects)" of the same page."""
+    nothing = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+    host = "examplebucket.s3.amazonaws.com"
+    headers = {"host": host, "x-amz-content-sha256": nothing, "x-amz-date": "20130524T000000Z"}
+    keys = "AKIAIOSFODNN7EXAMPLE", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY", "us-east-1"
+    told = authorize("GET", "/", headers, nothing, *keys, "max-keys=2&prefix=J")
+    assert told.endswith("Signature=34b48302e7b5fa45bde8084f4b7868a86f0a534bc59db6670ed5711ef69dc6f7")
+
+
 def test_given_settings_come_before_the_environment_s(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "https://elsewhere")
     monkeypatch.setenv("AWS_SESSION_TOKEN", "token")
