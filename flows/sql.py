@@ -24,6 +24,7 @@ MOST_ROWS = 100
 """Rows that are printed as a table."""
 PRINTED_WIDTH = 160
 """Columns of output that goes to a file or a pipe."""
+SAFE = "the store was only read"
 ENDINGS = {".json": "json", ".csv": "csv", ".parquet": "parquet"}
 
 
@@ -37,9 +38,7 @@ def main(query: str, form: str = "", output: str = "", tokens: bool = False, sto
     if not query:
         print("\n".join(f"{name}: {', '.join(columns_of(frames, name, tokens))}" for name in frames.names))
         return 0
-    form = form or ENDINGS.get(Path(output).suffix, "table")
-    if form == "parquet" and not output:
-        raise QuestionError("Parquet is not for the terminal", query, "the store was only read", "add --output FILE")
+    form = _form(form, output)
     with border("reading the tables", frames.store.root.address):
         answer = ask(frames, query, tokens)
     if output:
@@ -50,6 +49,17 @@ def main(query: str, form: str = "", output: str = "", tokens: bool = False, sto
     return 0
 
 
+def _form(form: str, output: str) -> str:
+    """Return the format asked for, or that of the file's ending."""
+    form = form or ENDINGS.get(Path(output).suffix, "" if output else "table")
+    if form == "parquet" and not output:
+        raise QuestionError("Parquet is not for the terminal", "", SAFE, "name a file with --output FILE")
+    if output and form in ("", "table"):
+        endings = ", ".join(ENDINGS)
+        raise QuestionError("in which format?", output, SAFE, f"let the file end in {endings}, or give --format")
+    return form
+
+
 def write(answer: pa.Table, form: str, path: Path) -> None:
     """Write an answer to a new file or over an old one. Raises QuestionError where that cannot be done."""
     try:
@@ -58,7 +68,7 @@ def write(answer: pa.Table, form: str, path: Path) -> None:
         elif form == "csv":
             pacsv.write_csv(_without_lists(answer), path)
         else:
-            path.write_text(as_json(answer) if form == "json" else "\n".join(map(str, answer.to_pylist())))
+            path.write_text(as_json(answer))
     except OSError as error:
         raise QuestionError(
             f"the answer cannot be written: {error}", str(path), "the store", "name another file"

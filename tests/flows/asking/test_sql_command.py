@@ -1,0 +1,102 @@
+"""The command for questions: formats, files, runs, and errors as one message."""
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import polars as pl
+import pyarrow.parquet as pq
+import pytest
+
+from flows import cli
+from storage.frames import Frames
+from tests.flows.asking.conftest import Rows
+
+BY_RUN = "select run, count(*) as num from fates group by run order by run"
+
+
+def sql(root: Path, *arguments: str) -> int:
+    """Ask on the command line."""
+    return cli.main(["sql", *arguments, "--store", str(root)])
+
+
+def test_formats_say_the_same(root: Path, frames: Frames, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    expected = dict(frames.fates.group_by("run").len().sort("run").collect().iter_rows())
+    assert len(expected) == 5
+    assert sql(root, BY_RUN, "--format", "json") == 0
+    assert {row["run"]: row["num"] for row in json.loads(capsys.readouterr().out)} == expected
+    assert sql(root, BY_RUN, "--format", "csv") == 0
+    printed = csv.DictReader(io.StringIO(capsys.readouterr().out))
+    assert {row["run"]: int(row["num"]) for row in printed} == expected
+    assert sql(root, BY_RUN) == 0
+    assert [line.split() for line in capsys.readouterr().out.splitlines()[1:]] == [
+        [run, str(num)] for run, num in expected.items()
+    ]
+    for name in ("answer.parquet", "answer.json", "answer.csv"):
+        assert sql(root, BY_RUN, "--output", str(tmp_path / name)) == 0
+        assert capsys.readouterr().out == f"5 rows in {tmp_path / name}\n"
+    assert dict(pl.read_parquet(tmp_path / "answer.parquet").iter_rows()) == expected
+    assert json.loads((tmp_path / "answer.json").read_text()) == pq.read_table(tmp_path / "answer.parquet").to_pylist()
+
+
+def test_lists_and_times_have_a_form_everywhere(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    question = "select sample_ids, token_ids from base.batches where row = 0 and step = 0"
+    assert sql(root, question, "--tokens", "--format", "csv") == 0
+    (row,) = csv.DictReader(io.StringIO(capsys.readouterr().out))
+    assert json.loads(row["sample_ids"])[0].startswith("trace-0-") and json.loads(row["token_ids"])
+    assert sql(root, "select max(started_at) as latest from ledger", "--format", "json") == 0
+    assert json.loads(capsys.readouterr().out)[0]["latest"].endswith("+00:00")
+
+
+def test_the_rows_of_one_run(root: Path, rows: Rows, capsys: pytest.CaptureFixture[str]) -> None:
+    used = len(rows("branch", "traces"))
+    for question in (
+        ["select count(*) as num from branch.traces"],
+        ["select count(*) as num from traces", "--run", "branch"],
+    ):
+        assert sql(root, *question, "--format", "json") == 0
+        assert json.loads(capsys.readouterr().out) == [{"num": used}]
+    assert sql(root, "select count(*) as num from traces where run = 'branch'", "--format", "json") == 0
+    (computed,) = json.loads(capsys.readouterr().out)
+    assert 0 < computed["num"] < used, "what the run computed itself is less than what it uses"
+
+
+def test_accounts_of_a_run_in_sql(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    question = "select sum(num_traces) as num from branch.accounting union all select count(*) from branch.traces"
+    assert sql(root, question, "--format", "json") == 0
+    account, table = json.loads(capsys.readouterr().out)
+    assert account == table
+
+
+def test_without_a_question_the_tables_are_listed(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert sql(root) == 0
+    listed = dict(line.split(": ", 1) for line in capsys.readouterr().out.splitlines())
+    assert {"traces", "ledger", "quarantines", "uses", "fates", "accounting"} <= set(listed)
+    assert "token_ids" not in listed["messages"] and listed["fates"].startswith("run, step, environment, trace_id")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["selec"], "syntax error"),
+        (["drop table traces"], "DROP is not a question"),
+        (["select 1", "--format", "parquet"], "name a file with --output FILE"),
+        (["select 1", "--output", "answer.txt"], "let the file end in .json, .csv, .parquet"),
+        (["select 1", "--output", "/nowhere/answer.csv"], "the answer cannot be written"),
+        (["select 1", "--run", "nobody"], "there is no run 'nobody'"),
+    ],
+)
+def test_mistakes_are_one_message(
+    root: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
+) -> None:
+    assert sql(root, *arguments) == 2
+    said = capsys.readouterr()
+    assert words in said.err and "Traceback" not in said.err and said.out == ""
+
+
+@pytest.mark.parametrize("command", [["sql", "select 1"], ["lineage", "base:1"], ["why", "trace"], ["show"]])
+def test_no_store_is_made_by_asking(tmp_path: Path, capsys: pytest.CaptureFixture[str], command: list[str]) -> None:
+    assert cli.main([*command, "--store", str(tmp_path / "typo")]) == 2
+    assert "there is no store" in capsys.readouterr().err
+    assert not (tmp_path / "typo").exists()
