@@ -2,11 +2,11 @@
 
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pyarrow.parquet as pq
 
@@ -137,14 +137,19 @@ def _weights(store: Store, request: Request) -> int:
     policy = find_policy(store, request.policy or request.choice.run)
     if policy is None:
         raise ExportRefused("weights: say whose (--policy RUN or RUN:VERSION). Nothing was written.")
-    source = store.policies.directory(policy.key, verify=True)
-    leave = shutil.ignore_patterns(*LEFT_BEHIND)
-    write_whole(request.target, lambda draft: _copy(source, draft, leave), request.force)
+    copy_weights(store, policy.key, request.target, request.force)
     return sum(path.is_file() for path in request.target.rglob("*"))
 
 
-def _copy(source: Path, draft: Path, leave: object) -> None:
-    shutil.copytree(source, draft, ignore=leave)  # type: ignore[arg-type]
+def copy_weights(store: Store, policy_key: str, target: Path, force: bool) -> None:
+    """Write a policy's weights, config and tokenizer to a directory, as Hugging Face's libraries read them."""
+    source = store.policies.directory(policy_key, verify=True)
+    leave = shutil.ignore_patterns(*LEFT_BEHIND)
+    write_whole(target, lambda draft: _copy_tree(source, draft, leave), force)
+
+
+def _copy_tree(source: Path, draft: Path, leave: Callable[[Any, list[str]], set[str]]) -> None:
+    shutil.copytree(source, draft, ignore=leave)
 
 
 def main(request: Request) -> int:

@@ -1,0 +1,191 @@
+"""Exporting: a run or a question as files, whole or not at all; and what was exported is imported as it was."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+import pytest
+
+from flows import cli
+from flows.drafts import ExportRefused, write_whole
+from flows.export_rows import Choice
+from flows.exporting import Request, copy_weights, export
+from flows.import_config import Request as ImportRequest
+from flows.importing import import_files
+from flows.recorded import Recorded
+from storage.questions import QuestionError
+from storage.store import open_store
+from tasks import filtering
+from tasks.examples import read_demonstrations
+from tasks.stage import Place, perform, ref_of
+
+TOKENS = Path(__file__).parents[1] / "tasks/exchange/files/tokens.jsonl"
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A store with an imported run of ten rollouts in two groups, filtered."""
+    from configs.run import RunConfig
+
+    root = str(tmp_path_factory.mktemp("exporting") / "store")
+    import_files(ImportRequest([TOKENS], name="theirs", store=root))
+    store = open_store(root)
+    config = RunConfig.model_validate(store.runs.config("theirs") | {"filtering": {"filters": [{"type": "errored"}]}})
+    rollouts = ref_of(Recorded(store, "theirs").steps[0].work["rollout"], computed=False)
+    perform(filtering.STAGE, Place(store, "theirs", config, {}), 0, (rollouts,), services={"quarantined": {}})
+    return root
+
+
+def out(root: str, form: Any, target: Path, run: str = "theirs", force: bool = False, **choice: Any) -> int:
+    """Export a run."""
+    return export(Request(form, target, Choice(run, **choice), store=root, force=force))
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    """Return the lines of a JSONL file."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def rows(root: str, run: str, table: str) -> pa.Table:
+    """Return what the first step of a run sampled."""
+    store = open_store(root)
+    return store.read(Recorded(store, run).steps[0].work["rollout"].slices(table))
+
+
+def test_a_verifiers_file_is_exported_as_it_was(root: str, tmp_path: Path) -> None:
+    assert out(root, "verifiers", tmp_path / "t.jsonl") == 10
+    assert lines(tmp_path / "t.jsonl") == lines(TOKENS)
+
+
+def test_what_was_exported_is_imported_as_it_was(root: str, tmp_path: Path) -> None:
+    out(root, "verifiers", tmp_path / "t.jsonl")
+    import_files(ImportRequest([tmp_path / "t.jsonl"], name="again", store=str(tmp_path / "store")))
+    for table in ("traces", "messages"):
+        assert rows(str(tmp_path / "store"), "again", table).equals(rows(root, "theirs", table))
+
+
+def test_a_trace_by_itself_comes_back_as_it_was(tmp_path: Path) -> None:
+    first, second, file = str(tmp_path / "a"), str(tmp_path / "b"), tmp_path / "t.jsonl"
+    nodes = [{"message": {"role": "user", "content": "q"}, "token_ids": [1], "mask": [False]}]
+    nodes += [{"message": {"role": "assistant", "content": "a"}, "sampled": True, "parent": 0}]
+    nodes[1] |= {"token_ids": [2, 3], "mask": [True, True], "logprobs": [-0.1, -0.25]}
+    file.write_text(json.dumps({"id": "t", "task": {"data": {"x": 1}}, "nodes": nodes, "rewards": {}}) + "\n")
+    import_files(ImportRequest([file], name="run", store=first))
+    export(Request("verifiers", tmp_path / "0.jsonl", Choice("run"), store=first))
+    import_files(ImportRequest([tmp_path / "0.jsonl"], name="run", store=second))
+    export(Request("verifiers", tmp_path / "1.jsonl", Choice("run"), store=second))
+    assert lines(tmp_path / "1.jsonl") == lines(tmp_path / "0.jsonl") == lines(file)
+    assert rows(first, "run", "messages").equals(rows(second, "run", "messages"))
+
+
+def test_supervised_samples_feed_the_supervised_trainer(root: str, tmp_path: Path) -> None:
+    num_good = sum(row["traces"][0]["rewards"]["similarity"]["score"] >= 0.5 for row in lines(TOKENS))
+    assert 0 < num_good < 10
+    assert out(root, "sft", tmp_path / "s.parquet", min_reward=0.5) == num_good
+    examples = read_demonstrations(tmp_path / "s.parquet")
+    assert examples.num_rows == num_good
+    messages = json.loads(examples["task"][0].as_py())["messages"]
+    assert [message["role"] for message in messages] == ["user", "assistant"]
+    assert set(messages[0]) == {"role", "content"}
+    assert pl.read_parquet(tmp_path / "s.parquet")["reward"].min() >= 0.5
+
+
+def test_preference_pairs_of_every_group(root: str, tmp_path: Path) -> None:
+    assert out(root, "preferences", tmp_path / "p.jsonl") == 2
+    pairs = lines(tmp_path / "p.jsonl")
+    assert [(pair["chosen_reward"], pair["rejected_reward"]) for pair in pairs] == [(1.0, 0.0), (0.75, 0.0)]
+    assert all(pair["chosen"] != pair["rejected"] and pair["prompt"] for pair in pairs)
+    out(root, "preferences", tmp_path / "p.parquet")
+    assert pl.read_parquet(tmp_path / "p.parquet")["prompt"].to_list() == [pair["prompt"] for pair in pairs]
+
+
+def test_a_question_chooses_rollouts(root: str, tmp_path: Path) -> None:
+    best = "select trace_id from traces where reward = 1.0"
+    assert out(root, "sft", tmp_path / "a.jsonl", run="", sql=best) == 1
+    assert out(root, "verifiers", tmp_path / "b.jsonl", sql=best) == 1
+    assert lines(tmp_path / "b.jsonl")[0] in lines(TOKENS)
+    with pytest.raises(ExportRefused, match="it needs `trace_id`"):
+        out(root, "sft", tmp_path / "c.jsonl", sql="select reward from traces")
+    with pytest.raises(QuestionError):
+        out(root, "sft", tmp_path / "c.jsonl", sql="drop table traces")
+    assert not (tmp_path / "c.jsonl").exists()
+
+
+def test_only_what_was_kept(root: str, tmp_path: Path) -> None:
+    assert out(root, "sft", tmp_path / "a.jsonl", kept=True) == 10
+    import_files(ImportRequest([TOKENS], name="unfiltered", store=root))
+    with pytest.raises(ExportRefused, match="has not filtered"):
+        out(root, "sft", tmp_path / "b.jsonl", run="unfiltered", kept=True)
+
+
+@pytest.mark.parametrize("choice", [{"first_step": 5}, {"min_reward": 2.0}, {"sql": "select '' as trace_id"}])
+def test_nothing_to_export_is_refused(choice: dict[str, Any], root: str, tmp_path: Path) -> None:
+    with pytest.raises(ExportRefused, match="nothing to export"):
+        out(root, "sft", tmp_path / "a.jsonl", **choice)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_is_replaced_unless_asked(root: str, tmp_path: Path) -> None:
+    target = tmp_path / "t.jsonl"
+    target.write_text("mine")
+    with pytest.raises(ExportRefused, match="--force"):
+        out(root, "verifiers", target)
+    assert target.read_text() == "mine"
+    assert out(root, "verifiers", target, force=True) == 10
+    assert len(lines(target)) == 10 and list(tmp_path.iterdir()) == [target]
+
+
+def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
+    target = tmp_path / "t.jsonl"
+    target.write_text("mine")
+
+    def fail(draft: Path) -> None:
+        draft.write_text("half")
+        raise RuntimeError("died")
+
+    with pytest.raises(RuntimeError):
+        write_whole(target, fail, force=True)
+    assert target.read_text() == "mine" and list(tmp_path.iterdir()) == [target]
+
+
+def test_a_directory_of_something_else_is_never_replaced(tmp_path: Path) -> None:
+    target = tmp_path / "home"
+    target.mkdir()
+    (target / "letters").write_text("mine")
+    with pytest.raises(ExportRefused, match="something else than weights"):
+        write_whole(target, lambda draft: draft.mkdir(), force=True)
+    assert (target / "letters").read_text() == "mine"
+
+
+def test_weights_are_a_directory_without_the_optimizer(tmp_path: Path) -> None:
+    store, key = open_store(tmp_path / "store"), "k" * 32
+    made = store.policies.scratch(key)
+    for name in ("config.json", "model.safetensors", "optimizer.safetensors", "tokenizer.json"):
+        (made / name).write_text(name)
+    store.policies.publish(made, key)
+    copy_weights(store, key, tmp_path / "weights", force=False)
+    assert sorted(path.name for path in (tmp_path / "weights").iterdir()) == [
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+    ]
+    with pytest.raises(ExportRefused):
+        copy_weights(store, key, tmp_path / "weights", force=False)
+    copy_weights(store, key, tmp_path / "weights", force=True)
+    assert len(list((tmp_path / "weights").iterdir())) == 3
+
+
+def test_the_command(root: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "t.jsonl"
+    argv = ["export", "theirs", "--format", "verifiers", "--to", str(target), "--store", root]
+    assert cli.main(argv) == 0
+    assert capsys.readouterr().out == f"{target}: 10 episodes\n"
+    assert cli.main(argv) == 2
+    assert "is there already" in capsys.readouterr().err
+    assert cli.main(["export", "--format", "sft", "--to", str(tmp_path / "x"), "--store", root]) == 2
+    assert "export needs a RUN" in capsys.readouterr().err
+    for steps in ("5:2", ":", "x"):
+        assert cli.main([*argv, "--steps", steps]) == 2
+        assert "--steps" in capsys.readouterr().err

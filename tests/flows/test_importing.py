@@ -1,0 +1,204 @@
+"""Importing: files become a run whose steps stand in the ledger like sampled ones; bad files leave nothing behind."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from configs.errors import ConfigError
+from flows import cli
+from flows.import_config import Request
+from flows.importing import Outcome, import_files
+from flows.prepare import prepare
+from flows.recorded import Recorded
+from storage.store import Store, open_store
+from tasks import advantage, filtering, packing
+from tasks.advantage import ImportedWithoutTokens
+from tasks.exchange.problems import ImportRefused
+from tasks.inference.rows import rebuild
+from tasks.learner.tiny import tiny_qwen3
+from tasks.stage import Place, Ref, perform, ref_of
+
+FILES = Path(__file__).parents[1] / "tasks/exchange/files"
+TOKENS, RELAYED = FILES / "tokens.jsonl", FILES / "relayed.jsonl"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    directory = tmp_path_factory.mktemp("model")
+    return str(tiny_qwen3(directory, hidden=16, layers=1, heads=2, kv_heads=2, intermediate=16))
+
+
+def bring(root: Path, *files: Path, name: str = "theirs", **options: Any) -> Outcome:
+    """Import files into a store."""
+    return import_files(Request(list(files), name=name, store=str(root), **options))
+
+
+def text(root: Path, model: str, **options: Any) -> Outcome:
+    """Import a file of text."""
+    return bring(root, RELAYED, name="text", model=model, overrides=["model.renderer=qwen3"], **options)
+
+
+def place_of(store: Store, run: str, **sections: Any) -> Place:
+    """Return where a run works, its config changed."""
+    from configs.run import RunConfig
+
+    return Place(store, run, RunConfig.model_validate(store.runs.config(run) | sections), {})
+
+
+def through(place: Place, run: str) -> Ref:
+    """Do the stages from filtering to packing over the recorded rollouts, as a replay does."""
+    rollouts = ref_of(Recorded(place.store, run).steps[0].work["rollout"], computed=False)
+    verdicts = perform(filtering.STAGE, place, 0, (rollouts,), services={"quarantined": {}})
+    credits = perform(advantage.STAGE, place, 0, (rollouts, verdicts))
+    return perform(packing.STAGE, place, 0, (credits, rollouts))
+
+
+FEW_FILTERS = {"filters": [{"type": "errored"}, {"type": "zero_advantage"}]}
+
+
+def test_an_imported_step_stands_in_the_ledger_like_a_sampled_one(root: Path) -> None:
+    outcome = bring(root, TOKENS)
+    assert (outcome.num_computed, outcome.num_steps) == (3, 1)
+    assert outcome.figures == {"traces": 10, "tokens sampled": 10}
+    store = open_store(root)
+    work = Recorded(store, "theirs").steps[0].work
+    assert {name: entry.stage for name, entry in work.items()} == {
+        "examples": "examples",
+        "assignment": "assignment",
+        "rollout": "import",
+    }
+    assert work["rollout"].inputs == {"assignment": work["assignment"].key, "examples": work["examples"].key}
+    assert [event.event for event in store.runs.events("theirs")] == ["started", "finished"]
+    config = store.runs.config("theirs")
+    assert (config["kind"], config["steps"], config["model"]["path"]) == ("train", 1, "")
+    assert [each["name"] for each in config["environments"]] == ["reverse_text"]
+
+
+def test_imported_traces_can_be_trained_on_by_reinforcement_learning(root: Path) -> None:
+    bring(root, TOKENS)
+    packed = through(place_of(open_store(root), "theirs", filtering=FEW_FILTERS), "theirs")
+    batches = open_store(root).read(open_store(root).ledger.find(packed.key).slices("batches"))  # type: ignore[union-attr]
+    assert batches["rl_tokens"][0].as_py() > 0 and batches["ce_tokens"][0].as_py() == 0
+
+
+def test_the_same_files_again_compute_nothing(root: Path, tmp_path: Path) -> None:
+    bring(root, TOKENS)
+    copy = tmp_path / "copy.jsonl"
+    copy.write_bytes(TOKENS.read_bytes())
+    assert bring(root, copy).num_computed == 0
+    assert bring(root, copy, name="other").num_computed == 0
+    store = open_store(root)
+    mine, theirs = (Recorded(store, run).steps[0].work["rollout"] for run in ("other", "theirs"))
+    assert mine.key == theirs.key and mine.outputs == theirs.outputs and mine.run == "other"
+    assert bring(root, TOKENS, name="anew", groups_per_step=1).num_computed > 0, "another reading is other work"
+
+
+def test_an_import_that_was_interrupted_goes_on(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("tasks.exchange.placing.Imported.traces", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            bring(root, TOKENS)
+    assert bring(root, TOKENS).num_computed == 1, "examples and assignments were safe"
+
+
+def test_groups_are_dealt_to_steps_when_asked(root: Path) -> None:
+    assert bring(root, TOKENS, groups_per_step=1).num_steps == 2
+    steps = Recorded(open_store(root), "theirs").steps
+    rows = [open_store(root).read(past.work["assignment"].slices("assignments")) for past in steps.values()]
+    assert [table["group_id"].to_pylist() for table in rows] == [["0-0"] * 5, ["1-0"] * 5]
+
+
+def spoilt(path: Path, number: int = 3) -> Path:
+    """Write the file with one line that cannot be read."""
+    lines = TOKENS.read_text().splitlines()
+    lines[number - 1] = lines[number - 1][:50]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_one_bad_line_refuses_the_whole_file(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bad = spoilt(tmp_path / "bad.jsonl")
+    assert cli.main(["import", str(bad), "--name", "theirs", "--store", str(root)]) == 2
+    said = capsys.readouterr().err
+    assert f"{bad}, line 3: the line is not JSON" in said and "Nothing was written" in said
+    assert open_store(root).runs.names() == [] and open_store(root).ledger.entries() == []
+
+
+def test_bad_lines_are_left_out_and_counted_when_asked(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = spoilt(tmp_path / "bad.jsonl")
+    assert cli.main(["import", str(bad), "--name", "theirs", "--store", str(root), "--skip-bad"]) == 0
+    said = capsys.readouterr().out
+    assert "9 traces" in said and "left out: 1 x the line is not JSON" in said
+
+
+@pytest.mark.parametrize("content", ["", "\n\n"])
+def test_a_file_of_nothing_is_refused(content: str, root: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty.jsonl").write_text(content)
+    with pytest.raises(ImportRefused, match="no rollouts"):
+        bring(root, tmp_path / "empty.jsonl")
+
+
+def test_a_file_that_is_not_there_is_refused(root: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="nothing was written"):
+        bring(root, tmp_path / "absent.jsonl")
+
+
+def test_a_name_that_another_run_has_is_refused(root: Path, tmp_path: Path) -> None:
+    bring(root, TOKENS)
+    other = tmp_path / "other.jsonl"
+    other.write_text(json.dumps({"prompt": "x", "completion": "y"}) + "\n")
+    with pytest.raises(ImportRefused, match="run 'theirs' is in"):
+        bring(root, other)
+
+
+def test_an_imported_run_is_not_gone_on_with(root: Path) -> None:
+    bring(root, TOKENS)
+    with pytest.raises(ConfigError, match="stagecoach replay theirs --from filtering"):
+        prepare("train", (), (), name="theirs", store=str(root))
+
+
+def test_text_is_refused_where_no_model_was_named(root: Path) -> None:
+    with pytest.raises(ImportRefused, match="line 1: there are no token ids"):
+        bring(root, RELAYED)
+
+
+def test_text_is_rendered_refused_for_rl_and_trained_on_as_demonstrations(root: Path, model: str) -> None:
+    assert text(root, model).figures == {"traces": 4, "tokens rendered": 4}
+    store = open_store(root)
+    with pytest.raises(ImportedWithoutTokens, match=r"advantage\.type=supervised"):
+        through(place_of(store, "text", filtering={"filters": [{"type": "errored"}]}), "text")
+    supervised = {"advantage": {"type": "supervised"}, "filtering": {"filters": [{"type": "errored"}]}}
+    packed = through(place_of(store, "text", **supervised), "text")
+    batches = store.read(store.ledger.find(packed.key).slices("batches"))  # type: ignore[union-attr]
+    assert batches["ce_tokens"][0].as_py() > 0 and batches["rl_tokens"][0].as_py() == 0
+
+
+def test_rendered_traces_can_be_rebuilt_for_scoring(root: Path, model: str) -> None:
+    text(root, model)
+    store = open_store(root)
+    entry = Recorded(store, "text").steps[0].work["rollout"]
+    row = store.read(entry.slices("traces")).to_pylist()[0]
+    own = [one for one in store.read(entry.slices("messages")).to_pylist() if one["trace_id"] == row["trace_id"]]
+    trace = rebuild(row, own)
+    assert trace["task"]["data"]["text"] in trace["nodes"][0]["message"]["content"]
+    assert trace["rewards"]["similarity"]["score"] == row["reward"]
+
+
+def test_another_tokenizer_is_other_work(root: Path, model: str) -> None:
+    text(root, model)
+    with pytest.raises(ImportRefused, match="in another way"):
+        import_files(
+            Request([RELAYED], name="text", store=str(root), model=model, overrides=["model.renderer=default"])
+        )
