@@ -81,15 +81,17 @@ def _print_uses(console: Console, used: Sequence[Use]) -> None:
         table.add_column(name, justify="right")
     for use in used:
         made = "none" if use.version is None else f"{use.version} ({(use.policy or '')[:8]})"
-        counts = (use.num_rows, use.num_samples, use.num_tokens)
-        table.add_row(use.run, str(use.step), use.batch[:8], *map(str, counts), made, str(use.num_later))
+        counts = ("?" if count is None else str(count) for count in (use.num_rows, use.num_samples, use.num_tokens))
+        table.add_row(use.run, str(use.step), use.batch[:8], *counts, made, str(use.num_later))
     console.print(table)
 
 
 def _summary(used: Sequence[Use]) -> str:
     made = [use.version for use in used if use.version is not None]
-    samples, tokens = sum(use.num_samples for use in used), sum(use.num_tokens for use in used)
+    samples, tokens = sum(use.num_samples or 0 for use in used), sum(use.num_tokens or 0 for use in used)
     text = f"run {used[0].run}: {samples} samples, {tokens} tokens in {len(used)} batches"
+    if expired := sum(use.num_samples is None for use in used):
+        text += f" ({expired} of them kept no longer: what they held is not known)"
     if not made:
         return f"{text}; no policy was trained on them"
     last = max((use.version or 0) + use.num_later for use in used)

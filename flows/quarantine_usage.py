@@ -2,10 +2,11 @@
 
 from collections.abc import Iterable, Set
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import polars as pl
-import pyarrow as pa
 
+from storage.errors import SliceExpired
 from storage.refs import Entry
 from storage.store import Store
 
@@ -18,10 +19,10 @@ class Use:
     step: int
     batch: str
     """Key of the packing that made the batch."""
-    num_rows: int
-    """Packed rows with such a sample."""
-    num_samples: int
-    num_tokens: int
+    num_rows: int | None
+    """Packed rows with such a sample; None where the batch's rows are kept no longer, and nobody knows."""
+    num_samples: int | None
+    num_tokens: int | None
     """Tokens of these samples, prompts included."""
     policy: str | None
     """Key of the policy that was trained on the batch; None where none was."""
@@ -29,6 +30,14 @@ class Use:
     """Its version; every later policy of the run comes from it."""
     num_later: int
     """Policies of the run that were trained from it, directly or not."""
+
+
+class Counts(NamedTuple):
+    """How much of a batch is of certain rollouts; all None where its rows are kept no longer."""
+
+    num_rows: int | None
+    num_samples: int | None
+    num_tokens: int | None
 
 
 def uses(store: Store, trace_ids: Iterable[str]) -> list[Use]:
@@ -39,11 +48,10 @@ def uses(store: Store, trace_ids: Iterable[str]) -> list[Use]:
     for entry in store.ledger.entries(stage="packing"):
         if touched.isdisjoint(entry.inputs.values()):
             continue
-        batches = store.read(entry.slices("batches"), ["sample_ids", "cu_seqlens"])
-        num_rows, num_samples, num_tokens = _count(batches, wanted)
-        if num_samples:
+        counts = _count(store, entry, wanted)
+        if counts.num_samples != 0:
             trained = store.ledger.entries(run=entry.run, stage="training")
-            found += _of_batch(entry, (num_rows, num_samples, num_tokens), trained)
+            found += _of_batch(entry, counts, trained)
     return sorted(found, key=lambda use: (use.run, use.step, use.batch))
 
 
@@ -53,8 +61,12 @@ def _makers(store: Store, trace_ids: Set[str]) -> set[str]:
     return set(rows.collect()["key"].to_list())
 
 
-def _count(batches: pa.Table, trace_ids: Set[str]) -> tuple[int, int, int]:
+def _count(store: Store, entry: Entry, trace_ids: Set[str]) -> Counts:
     """Return how many rows, samples and tokens of a batch are of these traces."""
+    try:
+        batches = store.read(entry.slices("batches"), ["sample_ids", "cu_seqlens"])
+    except SliceExpired:
+        return Counts(None, None, None)
     rows, lengths = 0, []
     for row in batches.to_pylist():
         borders = row["cu_seqlens"]
@@ -65,10 +77,10 @@ def _count(batches: pa.Table, trace_ids: Set[str]) -> tuple[int, int, int]:
         ]
         rows += bool(own)
         lengths += own
-    return rows, len(lengths), sum(lengths)
+    return Counts(rows, len(lengths), sum(lengths))
 
 
-def _of_batch(batch: Entry, counts: tuple[int, int, int], trained: list[Entry]) -> list[Use]:
+def _of_batch(batch: Entry, counts: Counts, trained: list[Entry]) -> list[Use]:
     made = [entry for entry in trained if entry.inputs.get("packing") == batch.key]
     if not made:
         return [Use(batch.run, batch.step, batch.key, *counts, None, None, 0)]

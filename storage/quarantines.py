@@ -47,7 +47,7 @@ class Quarantines:
 
     @cached_property
     def table(self) -> StoredTable:
-        """The stored table, made when it is first asked for: most stores never need it."""
+        """The stored table, made for the first finding: most stores never need it."""
         return StoredTable(self._root, QUARANTINES.name, QUARANTINES.arrow)
 
     def record(self, trace_ids: Iterable[str], *, where: str, reason: str, run: str = ALL_RUNS) -> Quarantine:
@@ -93,6 +93,8 @@ class Quarantines:
         return {trace: each.reason for each in reversed(chosen) for trace in each.trace_ids}
 
     def _refresh(self) -> None:
+        if "table" not in vars(self) and not self._root.exists(f"tables/{QUARANTINES.name}"):
+            return  # no table is made only to be read
         paths, version = self.table.added(self._version)
         for path in paths:
             if path in self._known:

@@ -14,6 +14,7 @@ from flows.quarantine_search import NoSuchRollouts, search
 from flows.quarantine_usage import uses
 from storage.errors import RunUnknown
 from storage.refs import Entry
+from storage.retention import Retention, expire
 from storage.store import Store, open_store
 from tasks.advantage import STAGE as ADVANTAGE
 from tasks.filtering import STAGE as FILTERING
@@ -161,6 +162,17 @@ def test_a_batch_made_without_them_is_no_use(store: Store, run: Run) -> None:
     sampled = run.sample(0)
     run.pack(0, sampled, quarantined={"0a": "why"})
     assert uses(store, ["0a"]) == [] and len(uses(store, ["0b"])) == 1
+
+
+def test_a_batch_whose_rows_are_kept_no_longer_may_have_held_them(
+    store: Store, run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.train(0, run.pack(0, run.sample(0)), "imported")
+    expire(store, Retention("batches", 0))
+    (use,) = uses(store, ["0a"])
+    assert (use.num_rows, use.num_samples, use.num_tokens, use.version) == (None, None, None, 1)
+    assert command(store, "--where", "reward = 1", "--reason", "why") == 0
+    assert "(1 of them kept no longer" in capsys.readouterr().out
 
 
 def test_what_was_graded_again_and_packed_is_found(store: Store, run: Run) -> None:

@@ -15,6 +15,7 @@ from storage.store import Store, open_store
 
 def test_a_finding_is_one_row_that_every_reader_sees(store: Store, root: Path) -> None:
     assert store.quarantines.all() == []
+    assert "quarantines" not in store.root.names("tables"), "looking makes no table"
     noted = store.quarantines.record(["b", "a", "b"], where="reward > 0.9", reason="broken verifier", run="demo")
     assert (noted.trace_ids, noted.run, noted.where) == (("a", "b"), "demo", "reward > 0.9")
     assert open_store(root).quarantines.all() == [noted]
