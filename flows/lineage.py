@@ -3,7 +3,7 @@
 import json
 import textwrap
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from configs.run import RunConfig
@@ -39,8 +39,6 @@ class Lineage:
         """All policies that the rows came from, or all that came from them, by version."""
         reach = self.graph.ancestors if direction == "up" else self.graph.descendants
         found = {work.key: work for root in self.roots for work in reach(root.key) if "policies" in work.tables}
-        if direction == "down" and self.roots[0].kind == "update":
-            found |= {root.key: self.graph.works[root.key] for root in self.roots}
         return sorted(found.values(), key=lambda work: (policy_version(work), work.key))
 
 
@@ -127,10 +125,17 @@ def lines(found: Lineage) -> Iterator[str]:
     for direction, tree in found.trees.items():
         yield f"{title_of(found.roots[0], found.graph)} {titles[direction]}:"
         for root in found.roots:
-            yield from _branches(tree, root, found.graph, "", "", set())
+            yield from _branches(tree if direction == "down" else _shown(tree), root, found.graph, "", "", set())
         yield from _policies(found, direction)
         yield ""
     yield from _works(found.works)
+
+
+def _shown(tree: Tree) -> Tree:
+    """Leave out the policies that lines of rollouts and updates name anyway."""
+    named = ("trace", "update")
+    below = {node: [far for far in reached if far.kind != "policy"] for node, reached in tree.next.items()}
+    return replace(tree, next={node: below[node] if node.kind in named else tree.next[node] for node in tree.next})
 
 
 def _branches(tree: Tree, node: Node, graph: Graph, first: str, rest: str, seen: set[Node]) -> Iterator[str]:

@@ -78,7 +78,10 @@ def _no_weight(found: Found, use: Found) -> str:
 
 def _pending(found: Found, use: Found) -> str:
     last = next((stage for stage in reversed(STAGES) if stage in use["keys"]), "the rollouts")
-    return f"Run {use['run']} has not trained on it yet: of step {use['step']} nothing is finished after {last}."
+    return (
+        f"Run {use['run']} has not trained on it: of step {use['step']} nothing is done after {last}. "
+        f"The run's last event is: {use['state']}."
+    )
 
 
 def _evaluated(found: Found, use: Found) -> str:

@@ -32,7 +32,7 @@ from tasks.stage import Place, Ref, ref_of
 GOING = ("started", "resumed")
 CLOCK_SECONDS = 1.0
 """How exactly the start of a process is known."""
-STAGES = ("assignment", "rollout", "demonstration", "filtering", "advantage", "packing", "training")
+STAGES = ("assignment", "rollout", "demonstration", "regrade", "filtering", "advantage", "packing", "gate", "training")
 PRINTED_WIDTH = 140
 """Columns of output that goes to a file or a pipe."""
 
@@ -99,13 +99,16 @@ def changes(store: Store, run: str, config: RunConfig, overrides: Sequence[str])
 
 
 def _by_step(store: Store, run: str) -> dict[int, dict[str, Entry]]:
-    """Return the finished work of a run's steps, by step and stage; a step's later batch replaces an earlier one."""
+    """Return the finished work of a run's steps, by step and stage; a step's later batch replaces an earlier one.
+
+    A step of which a run has the training alone is where a replay took its first policy from.
+    """
     found: dict[int, dict[str, Entry]] = {}
     for entry in sorted(store.ledger.entries(run=run), key=lambda entry: entry.finished_at):
         of_evaluation = "evaluation_assignment" in entry.inputs
         if entry.stage in STAGES and not entry.part and not of_evaluation:
             found.setdefault(entry.step, {})[entry.stage] = entry
-    return dict(sorted(found.items()))
+    return {step: stages for step, stages in sorted(found.items()) if stages.keys() != {"training"}}
 
 
 def _evaluations(store: Store, run: str, config: RunConfig) -> list[dict[str, Any]]:
@@ -125,7 +128,7 @@ def _evaluations(store: Store, run: str, config: RunConfig) -> list[dict[str, An
 
 def _step(store: Store, step: int, entries: dict[str, Entry]) -> dict[str, Any]:
     refs: dict[str, Ref] = {stage: ref_of(entry, computed=False) for stage, entry in entries.items()}
-    sampled = entries.get("rollout") or entries.get("demonstration")
+    sampled = entries.get("regrade") or entries.get("rollout") or entries.get("demonstration")
     return {
         "step": step,
         "reward": _mean(store, sampled, "traces", "reward"),

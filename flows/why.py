@@ -89,6 +89,7 @@ def _use(frames: Frames, chain: Chain, trace: Mapping[str, Any]) -> dict[str, An
         fate, detail = EVALUATED, trace["error_class"] or ""
     return {
         "run": chain.run,
+        "state": frames.store.runs.events(chain.run)[-1].event,
         "step": chain.traces.step,
         "fate": fate,
         "detail": detail,

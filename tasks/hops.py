@@ -74,6 +74,8 @@ KINDS = {
     )
 }
 HOPS = (
+    Hop("policy", "trace", (("policy_key", "policy_key"),)),
+    Hop("policy", "update", (("policy_key_in", "policy_key"),)),
     Hop("example", "assignment", (("environment", "environment"), ("example_id", "example_id"))),
     Hop("assignment", "trace", (("assignment_id", "assignment_id"),)),
     Hop("trace", "trace", (("trace_id", "trace_id"),)),
@@ -83,7 +85,8 @@ HOPS = (
     Hop("row", "update", (("update", "update"),)),
     Hop("update", "policy", (), same_work=True),
 )
-"""From top to bottom. A trace that was scored again came from the one that was sampled."""
+"""From top to bottom. A trace that was scored again came from the one that was sampled. A policy is at both ends: the
+way goes on from one that was asked about, and ends at one that it comes to."""
 
 
 def together(trees: Iterable[Tree]) -> Tree:

@@ -40,6 +40,7 @@ def expected_up(rows: Rows, run: str, row: Row) -> Names:
         wanted |= {(each["trace_id"], row["inputs"]["rollout"]) for each in traces}
         traces = [each for each in rows(run, "traces") if (each["trace_id"], each["key"]) in wanted]
     names |= {("trace", each["trace_id"], each["key"]) for each in traces}
+    names |= {("policy", each["policy_key"], each["policy_key"]) for each in traces}
     assigned = {(each["assignment_id"], each["inputs"].get("assignment")) for each in traces}
     assignments = [each for each in rows(run, "assignments") if (each["assignment_id"], each["key"]) in assigned]
     names |= {("assignment", each["assignment_id"], each["key"]) for each in assignments}
@@ -77,7 +78,7 @@ def test_every_ancestor_of_random_batch_rows(frames: Frames, rows: Rows) -> None
     every = [(run, row) for run in RUNS for row in rows(run, "batches") if row["sample_ids"]]
     for run, row in random.Random(3).sample(every, 6):
         names = expected_up(rows, run, row)
-        assert {kind for kind, *_ in names} == {"row", "sample", "trace", "assignment", "example"}
+        assert {kind for kind, *_ in names} == {"row", "sample", "trace", "policy", "assignment", "example"}
         assert found(frames, f"{row['key']}/{row['row']}", "up") == names
     assert {run for run, _ in random.Random(3).sample(every, 6)} > {"base"}
 
@@ -88,6 +89,21 @@ def test_every_descendant_of_random_rollouts_in_all_runs(frames: Frames, rows: R
         start = {name for name in found(frames, row["trace_id"], "down") if name[0] == "trace"}
         names = set().union(*(expected_down(rows, every[trace, key]) for _, trace, key in start))
         assert found(frames, row["trace_id"], "down") == names
+
+
+def test_a_policy_leads_to_what_it_sampled_and_to_the_next_one(frames: Frames, rows: Rows) -> None:
+    policy = next(row["key"] for row in rows("base", "policies") if row["version"] == 1)
+    down = found(frames, "base:1", "down")
+    sampled = {(row["trace_id"], row["key"]) for row in rows("base", "traces") if row["policy_key"] == policy}
+    assert {(name, key) for kind, name, key in down if kind == "trace"} == sampled
+    assert {key for kind, _, key in down if kind == "policy"} == {policy, *find_policies(frames, "base:2")}
+    up = {key for kind, _, key in found(frames, "base:1", "up") if kind == "policy"}
+    assert up == {policy, *find_policies(frames, "base:0")}
+
+
+def find_policies(frames: Frames, text: str) -> set[str]:
+    """The keys of the policies of a name."""
+    return {root.key for root in identify(frames, text, "policy").roots}
 
 
 def test_a_rollout_that_runs_share_goes_different_ways(frames: Frames, rows: Rows) -> None:

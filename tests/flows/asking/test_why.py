@@ -56,7 +56,11 @@ def test_a_rollout_with_two_branches_has_two_samples(frames: Frames) -> None:
         ("trace-0-0-3", "base", "an error of class timeout (TimeoutError: too slow). Failed rollouts are in no"),
         ("trace-0-2-0", "base", "it was kept, but none of its tokens has a weight in the loss (trace-0-2-0/0:"),
         (UNFIT, "regraded", f"it is in quarantine: {REASON}."),
-        (UNFIT, "begun", "Run begun has not trained on it yet: of step 0 nothing is finished after rollout."),
+        (
+            UNFIT,
+            "begun",
+            "Run begun has not trained on it: of step 0 nothing is done after rollout. The run's last event is: fini",
+        ),
         ("trace-0-0-4", "gated", "the rule gate held back the whole batch. Decided by rule: reward_mean < 0 does not"),
     ],
 )
