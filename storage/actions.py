@@ -1,4 +1,4 @@
-"""What a commit to a table's log consists of: files that it adds and files that it takes out."""
+"""What Delta Lake is told: a table's properties, and of what a commit consists, files added and files taken out."""
 
 import json
 import time
@@ -10,7 +10,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake.transaction import AddAction, RemoveAction
 
+from storage.logs import CHECKPOINT_INTERVAL
 from storage.refs import File
+
+PARTITION = "run"
+PROPERTIES = {
+    "delta.appendOnly": "true",
+    "delta.checkpointInterval": str(CHECKPOINT_INTERVAL),
+    "delta.dataSkippingStatsColumns": "step,attempt",
+    "delta.enableExpiredLogCleanup": "false",
+    "delta.deletedFileRetentionDuration": "interval 7 days",
+}
+"""What every table is made with."""
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
+from storage.actions import PARTITION, Active
 from storage.roots import Root
-from storage.tables import PARTITION, Active, StoredTable
+from storage.tables import StoredTable
 
 
 def of_attempts(root: Root, stored: StoredTable, schema: pa.Schema, wanted: Mapping[str, Iterable[str]]) -> ds.Dataset:

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
+from storage.actions import PARTITION
 from storage.books import BOOKS, QUARANTINES
 from storage.columns import Column, Table
 from storage.datasets import of_attempts, of_files
@@ -24,7 +25,7 @@ from storage.refs import Slice
 from storage.roots import open_root
 from storage.schemas import TABLES
 from storage.store import FORMAT, Store, open_store
-from storage.tables import PARTITION, StoredTable
+from storage.tables import StoredTable
 
 Derivation = Callable[["Frames"], pl.LazyFrame]
 """Makes a table that nobody wrote out of the tables that were."""

@@ -22,6 +22,8 @@ from storage.roots import Root
 
 TORN = ".torn"
 CHECKPOINT = ".checkpoint.parquet"
+CHECKPOINT_INTERVAL = 10
+"""Versions from one checkpoint to the next: what opening and committing cost grows with the commits since the last."""
 KEPT_CHECKPOINTS = 2
 KEPT_MINUTES = 1
 
@@ -73,7 +75,8 @@ def is_whole(data: bytes) -> bool:
         info = [action["commitInfo"] for action in actions if "commitInfo" in action]
     except (ValueError, TypeError):
         return False
-    return len(info) == 1 and len(actions) - 1 == int(info[0].get("actions", len(actions) - 1))
+    num_actions = len(actions) - 1
+    return len(info) == 1 and 0 < num_actions == int(info[0].get("actions", num_actions))
 
 
 def is_parquet(data: bytes) -> bool:

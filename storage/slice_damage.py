@@ -78,7 +78,7 @@ def descendants(store: Store, keys: Iterable[str]) -> list[Entry]:
 
 def _wrong(store: Store, piece: Slice, there: dict[str, int], deep: bool) -> str:
     paths = [(f"tables/{piece.table}/{file.path}", file.size) for file in piece.files]
-    missing = any(path not in there for path, _ in paths)
+    missing = [path for path, _ in paths if path not in there]
     for path, size in paths:
         if not missing and there[path] != size:
             return f"{path} has {there[path]} bytes instead of {size}"
@@ -87,5 +87,5 @@ def _wrong(store: Store, piece: Slice, there: dict[str, int], deep: bool) -> str
     try:
         store.read([piece])
     except StoreError as error:
-        return error.what
+        return f"{missing[0]} is missing, and no compacted file holds its rows" if missing else error.what
     return ""

@@ -76,11 +76,12 @@ def drop(store: Store, pieces: Sequence[Slice]) -> tuple[int, int]:
         table = store.slices.table(name)
         mine = [piece for piece in pieces if piece.table == name]
         whole = [path for run in sorted({p.run for p in mine}) for path in _take_out(table, run, mine)]
+        table.refresh()
         active = {each.path for each in table.active()}
         for path in dict.fromkeys([*whole, *(file.path for piece in mine for file in piece.files)]):
             if path not in active:
-                size += delete(store.root, f"{table.place}/{path}")
-                files += 1
+                freed = delete(store.root, f"{table.place}/{path}")
+                files, size = files + (freed > 0), size + freed
     return files, size
 
 
@@ -161,11 +162,14 @@ def _take_out(table: StoredTable, run: str, pieces: Collection[Slice]) -> list[s
 
 
 def _rows(table: StoredTable, file: Active, attempts: "pa.Array[Any]") -> pa.Table | None:
-    """The rows of a file without some attempts; None where it holds none of those."""
+    """The rows of a file without some attempts; None where it holds none of those, or cannot be read."""
     if file.first_attempt == file.last_attempt:
         mine = pc.is_in(pa.scalar(file.first_attempt), attempts).as_py()
         return table.data_schema.empty_table() if mine else None
-    rows = table.read(file.path)
+    try:
+        rows = table.read(file.path)
+    except StoreUnavailable:
+        return None  # what else it holds may still be read, row group by row group
     others = rows.filter(pc.invert(pc.is_in(rows["attempt"], attempts)))
     return None if others.num_rows == rows.num_rows else others
 

@@ -18,24 +18,15 @@ from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 
-from storage.actions import Active, addition, removal
+from storage.actions import PARTITION, PROPERTIES, Active, addition, removal
 from storage.checks import Place, check_schema
 from storage.errors import StoreError, StoreUnavailable, border
-from storage.logs import prune_log, set_aside_torn
+from storage.logs import CHECKPOINT_INTERVAL, prune_log, set_aside_torn
 from storage.parquet import decode, encode
 from storage.refs import File
 from storage.roots import Root
 
-CHECKPOINT_INTERVAL = 10
 PRUNE_INTERVAL = 50
-PARTITION = "run"
-PROPERTIES = {
-    "delta.appendOnly": "true",
-    "delta.checkpointInterval": str(CHECKPOINT_INTERVAL),
-    "delta.dataSkippingStatsColumns": "step,attempt",
-    "delta.enableExpiredLogCleanup": "false",
-    "delta.deletedFileRetentionDuration": "interval 7 days",
-}
 ATTEMPTS_TO_COMMIT = 50
 KEPT_LOGS = 64
 """Versions of the log that are kept in memory once read."""

@@ -17,6 +17,10 @@ def add(commands: Commands) -> None:
     maintain.add_argument("--force", action="store_true", help="also of tables that later stages read")
     _add_common(maintain)
     _add_gc(commands)
+    repair = add_command(commands, "repair", _repair, "find damage, set broken logs aside, say what can be done again")
+    repair.add_argument("--deep", action="store_true", help="read every file and compare its digest")
+    repair.add_argument("--forget", action="store_true", help="forget damaged work that can be done again")
+    _add_common(repair)
 
 
 def _add_gc(commands: Commands) -> None:
@@ -45,6 +49,18 @@ def _maintain(arguments: argparse.Namespace) -> int | None:
         retention_hours=arguments.retention_hours,
         retain=arguments.retain,
         force=arguments.force,
+        dry_run=arguments.dry_run,
+        as_json=arguments.json,
+    )
+
+
+def _repair(arguments: argparse.Namespace) -> int | None:
+    from flows.repair import main as repair
+
+    return repair(
+        store=arguments.store,
+        deep=arguments.deep,
+        forget_damaged=arguments.forget,
         dry_run=arguments.dry_run,
         as_json=arguments.json,
     )
