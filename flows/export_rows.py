@@ -11,6 +11,7 @@ from storage.frames import Frames
 from storage.questions import ask
 from storage.refs import Entry
 from storage.store import Store
+from tasks.columns import texts
 from tasks.exchange.episodes import Row
 from tasks.fates import DERIVED
 
@@ -75,7 +76,7 @@ def _asked(store: Store, sql: str) -> set[str]:
             f"--sql: the answer has the columns {', '.join(answer.column_names)}; it needs `trace_id`, which says what "
             "is exported. Nothing was written."
         )
-    return set(answer["trace_id"].to_pylist())
+    return set(texts(answer["trace_id"].cast(pa.string())))
 
 
 def _entries(store: Store, choice: Choice) -> list[Entry]:
@@ -100,7 +101,7 @@ def _chosen(store: Store, entry: Entry, traces: pa.Table, choice: Choice, wanted
     keep = _kept(store, entry) if choice.kept else None
     return frozenset(
         trace_id
-        for trace_id, reward in zip(traces["trace_id"].to_pylist(), traces["reward"].to_pylist(), strict=True)
+        for trace_id, reward in zip(texts(traces["trace_id"]), traces["reward"].to_pylist(), strict=True)
         if (wanted is None or trace_id in wanted)
         and (keep is None or trace_id in keep)
         and (choice.min_reward is None or (reward is not None and reward >= choice.min_reward))

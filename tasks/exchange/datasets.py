@@ -62,8 +62,8 @@ def preferences(group: Sequence[tuple[Row, Sequence[Row]]], pairs: Pairs) -> Ite
         said = [_message(one) for one in spoken]
         key = (trace["agent"], compact([said[:start], _tools(trace)]))
         answers[key].append((trace["reward"], trace, said))
-    for (_, key), found in answers.items():
-        yield from _pairs(json.loads(key)[0], found, pairs)
+    for (_, prompt), found in answers.items():
+        yield from _pairs(json.loads(prompt)[0], found, pairs)
 
 
 def table(rows: Sequence[Row]) -> pa.Table:

@@ -112,4 +112,4 @@ def _staleness(version: Any, step: Any) -> Row:
 def _seed(line: Mapping[str, Any]) -> int:
     trace = (line.get("traces") or [line])[0] if "traces" in line else line
     calls = [mapping(mapping(call).get("sampling")).get("seed") for call in mapping(trace).get("calls") or []]
-    return first(*(seed for seed in calls if type(seed) is int and 0 <= seed < 2**63), 0)
+    return next((seed for seed in calls if type(seed) is int and 0 <= seed < 2**63), 0)

@@ -1,0 +1,96 @@
+"""What others make of our files: verifiers loads the traces, and transformers the weights."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.export_rows import Choice
+from flows.exporting import Request, copy_weights, export
+from flows.import_config import Request as ImportRequest
+from flows.importing import import_files
+from flows.recorded import Recorded
+from storage.store import open_store
+from tasks.exchange.episodes import compact
+from tasks.exchange.own_lines import line_of
+from tasks.learner.tiny import tiny_qwen3
+from tests.builders import example, exchange, failed, trace
+
+pytestmark = pytest.mark.engine
+ROOT = Path(__file__).parents[2]
+TOKENS = ROOT / "tests/tasks/exchange/files/tokens.jsonl"
+OF_THE_ASSIGNMENT = ("episode_id", "assignment_id", "group_id", "environment", "example_id", "staleness")
+OF_THE_POLICY = ("policy_key", "policy_version", "temperature", "record")
+
+
+def answer(*argv: str) -> list[dict[str, Any]]:
+    """Run a program and return the lines that it prints."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, *argv], env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def by_verifiers(directory: Path) -> list[dict[str, Any]]:
+    """Return what verifiers reads from a directory's `traces.jsonl`."""
+    return answer(str(ROOT / "tests/flows/programs/reads_verifiers.py"), str(directory))
+
+
+def test_verifiers_reads_an_export_as_the_rows_that_it_was_made_of(tmp_path: Path) -> None:
+    root = str(tmp_path / "store")
+    import_files(ImportRequest([TOKENS], name="theirs", store=root))
+    export(Request("verifiers", tmp_path / "traces.jsonl", Choice("theirs"), store=root))
+    store = open_store(root)
+    entry = Recorded(store, "theirs").steps[0].work["rollout"]
+    found = by_verifiers(tmp_path)
+    ours = {row["trace_id"]: row for row in store.read(entry.slices("traces")).to_pylist()}
+    assert len(found) == len(ours) == 10
+    for one in found:
+        own = {name: str(value) for name, value in ours[one["row"]["trace_id"]].items()}
+        theirs = {name: str(value) for name, value in one["row"].items()}
+        for name in (*OF_THE_ASSIGNMENT, *OF_THE_POLICY, "rewards", "metrics", "info"):
+            own.pop(name, None), theirs.pop(name, None)
+        assert own == theirs
+    messages = store.read(entry.slices("messages")).to_pylist()
+    tokens = {(row["trace_id"], row["message"]): row["token_ids"] for row in messages}
+    assert tokens == {(m["trace_id"], m["message"]): m["token_ids"] for one in found for m in one["messages"]}
+
+
+def test_verifiers_reads_what_our_own_runs_sampled(tmp_path: Path) -> None:
+    assignment = {"assignment_id": "0-0/0", "group_id": "0-0", "member": 0, "seed": 1}
+    assignment |= {"environment": "reverse", "example_id": "e0"}
+    lines = [
+        line_of("run", 0, [trace("t0")], {"t0": exchange("t0")}, assignment, example()),
+        line_of("run", 0, [failed("t1")], {}, assignment, example()),
+    ]
+    (tmp_path / "traces.jsonl").write_text("".join(compact(line) + "\n" for line in lines))
+    (only,) = by_verifiers(tmp_path)
+    assert only["row"]["trace_id"] == "t0" and only["row"]["error_class"] is None
+    assert [message["token_ids"] for message in only["messages"]] == [[1, 2, 3], [4, 5]]
+
+
+LOADING = """
+import json, sys
+from transformers import AutoModelForCausalLM, AutoTokenizer
+model, info = AutoModelForCausalLM.from_pretrained(sys.argv[1], output_loading_info=True)
+tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
+told = {"missing": len(info["missing_keys"]), "parameters": model.num_parameters()}
+print(json.dumps({**told, "ids": tokenizer("ab").input_ids}))
+"""
+
+
+def test_transformers_loads_exported_weights(tmp_path: Path) -> None:
+    store, key = open_store(tmp_path / "store"), "k" * 32
+    made = store.policies.scratch(key)
+    tiny_qwen3(made, hidden=16, layers=1, heads=2, kv_heads=2, intermediate=16)
+    (made / "optimizer.safetensors").write_bytes(b"not a tensor")
+    store.policies.publish(made, key)
+    copy_weights(store, key, tmp_path / "weights", force=False)
+    (told,) = answer("-c", LOADING, str(tmp_path / "weights"))
+    assert told["missing"] == 0 and told["parameters"] > 1000 and len(told["ids"]) == 2
