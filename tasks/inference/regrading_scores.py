@@ -42,6 +42,9 @@ class Grader:
         self.refusal = ""
         """Why this environment cannot be regraded; empty as long as nothing has been found."""
         _forbid_judges(self._refuse)
+        declared = self._bare(None, type(self.env.taskset).task_type())
+        for kind in ("reward", "metric"):
+            declared.hooks(kind)  # a function that is plugged in and cannot be loaded is no fault of any trace
 
     async def score(
         self,
@@ -79,15 +82,19 @@ class Grader:
 
     def task_of(self, data: Any, declared: type[Task[Any]]) -> Task[Any]:
         """Return the behaviour for a task's data; raises NotRegradable where its scores need more than a trace."""
-        task = object.__new__(declared)
-        config = self.env.config.taskset.task
-        # A task that an environment makes for itself may take more than data; what scores a trace needs no more.
-        Task.__init__(task, data, config if isinstance(config, declared.config_type()) else None)
+        task = self._bare(data, declared)
         if judges := task.plugged_judges():
             self._refuse(f"judge {judges[0].reward_name!r} asks a model")
         for hook in task.hooks("reward"):
             if needs_runtime(hook):
                 self._refuse(f"reward {hook.__name__!r} needs the rollout's runtime")
+        return task
+
+    def _bare(self, data: Any, declared: type[Task[Any]]) -> Task[Any]:
+        task = object.__new__(declared)
+        config = self.env.config.taskset.task
+        # A task that an environment makes for itself may take more than data; what scores a trace needs no more.
+        Task.__init__(task, data, config if isinstance(config, declared.config_type()) else None)
         return task
 
     def kept_metrics(self, task: Task[Any], recorded: Mapping[str, Any]) -> dict[str, Any]:

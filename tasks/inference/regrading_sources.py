@@ -7,6 +7,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tasks.inference.environments import EnvironmentUnavailable
+
 if TYPE_CHECKING:
     from configs.sections import EnvironmentConfig
 
@@ -15,7 +17,7 @@ def source_digest(environment: "EnvironmentConfig") -> str:
     """SHA-256 over the files of every package that an environment's section names, and the version of verifiers.
 
     Those are the taskset's, the harness's, and the functions plugged into the task by import path. What
-    verifiers brings along, or is not installed, adds nothing.
+    verifiers brings along, or is not installed, adds nothing. Raises EnvironmentUnavailable for a file that is missing.
     """
     digest = hashlib.sha256(f"verifiers {version('verifiers')}".encode())
     for name in dict.fromkeys(_modules(environment)):
@@ -34,7 +36,16 @@ def _modules(environment: "EnvironmentConfig") -> Iterator[str]:
         for plugged in (task.get(kind) or {}).values():
             if path := plugged.get("fn"):
                 file = path.rpartition(":")[0]
-                yield file if file.endswith(".py") else path.replace(":", ".").partition(".")[0]
+                top = path.replace(":", ".").partition(".")[0]
+                yield _required(environment, file) if file.endswith(".py") else top
+
+
+def _required(environment: "EnvironmentConfig", path: str) -> str:
+    if not Path(path).is_file():
+        raise EnvironmentUnavailable(
+            f"environment {environment.name!r}: a function is plugged in from {path!r}, which is no file here"
+        )
+    return path
 
 
 def _files(module: str) -> Iterator[tuple[Path, str]]:

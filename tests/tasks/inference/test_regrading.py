@@ -10,6 +10,7 @@ import pytest
 
 from configs.sections import EnvironmentConfig
 from tasks.inference import regrading_sources
+from tasks.inference.environments import EnvironmentUnavailable
 from tasks.inference.regrading import NotRegradable
 from tests.tasks.inference.recorded import example_of, rows_of, scored, trace_of
 
@@ -165,6 +166,15 @@ def test_what_was_not_recorded_is_refused(fault: str, why: str) -> None:
 def test_settings_that_need_more_than_a_trace_are_refused(task: dict[str, Any], why: str) -> None:
     with pytest.raises(NotRegradable, match=why):
         regraded(reverse(task=task), reversals(), example_of("reverse", "{}"))
+
+
+def test_a_function_that_cannot_be_loaded_is_no_fault_of_a_trace(tmp_path: Path) -> None:
+    absent = reverse(task={"rewards": {"r": {"fn": f"{STRICTER}:absent"}}})
+    with pytest.raises(TypeError, match="absent"):
+        regraded(absent, reversals(), example_of("reverse", "{}"))
+    nowhere = reverse(task={"rewards": {"r": {"fn": f"{tmp_path}/nowhere.py:f"}}})
+    with pytest.raises(EnvironmentUnavailable, match=r"environment 'reverse': .*nowhere\.py"):
+        regrading_sources.source_digest(nowhere)
 
 
 def test_the_digest_is_of_the_code_that_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
