@@ -36,6 +36,8 @@ def identify(frames: Frames, text: str, kind: str = "") -> Tree:
 
     `kind` chooses where an id can be read in several ways. Raises UnknownId, with the nearest ids.
     """
+    if kind and kind not in NAMED:
+        raise UnknownId(f"{kind!r} is no kind of thing that an id can name; there are {', '.join(NAMED)}")
     walk = Walk(frames)
     found = {each: tree for each in ([kind] if kind else NAMED) if (tree := _find(walk, frames, each, text)).roots}
     if not found:

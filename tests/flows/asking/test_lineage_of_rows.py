@@ -152,6 +152,8 @@ def test_ids_that_name_nothing_or_too_much_are_errors_with_the_nearest(frames: F
         identify(frames, "trace-0-0")
     with pytest.raises(UnknownId, match="run 'begun' of store"):
         identify(frames.run("begun"), "branch:1")
+    with pytest.raises(UnknownId, match="'rollout' is no kind of thing that an id can name; there are example, "):
+        identify(frames, "trace-0-0-0", "rollout")
     assert nearest("bade", ["base", "branch", "reverse_text/example-1"]) == ["base"]
 
 
