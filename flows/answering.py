@@ -14,7 +14,8 @@ from flows.gates import decision_lines
 from flows.prefect_settings import configured_url, embedded_settings
 from flows.prepare import recorded_config
 from flows.session import log_directory
-from storage.store import Store, open_store
+from storage.frames import existing_store
+from storage.store import Store
 
 
 class NothingWaits(ValueError):
@@ -24,9 +25,9 @@ class NothingWaits(ValueError):
 def main(run: str, approve: bool | None, by: str = "", reason: str = "", store: str = "") -> int:
     """Answer the gate that `run` waits at, or with `approve` None print its decisions; return the exit status.
 
-    Raises ConfigError for an unknown run, NothingWaits where it does not wait.
+    Raises ConfigError for an unknown run, NothingWaits where it does not wait, LayoutError where there is no store.
     """
-    root = open_store(store or RunConfig().store)
+    root = existing_store(store or RunConfig().store)
     name = root.runs.latest() if run == "latest" else run
     config = recorded_config(root, name or "")
     if name is None or config is None:

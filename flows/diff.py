@@ -15,7 +15,8 @@ from flows.artifacts import artifact_key, escaped
 from flows.diff_sheets import Sheet, sentences, sheets
 from flows.differences import compare
 from flows.panel import printable
-from storage.store import Store, open_store
+from storage.frames import existing_store
+from storage.store import Store
 
 PRINTED_WIDTH = 160
 """Columns of output that goes to a file or a pipe."""
@@ -25,9 +26,9 @@ _log = logging.getLogger("stagecoach")
 def main(a: str, b: str, step: int | None = None, as_json: bool = False, store: str = "") -> int:
     """Print how run `b` differs from run `a`, with `step` down to samples; return the exit status.
 
-    Raises ConfigError for an unknown run or step.
+    Raises ConfigError for an unknown run or step, LayoutError where there is no store.
     """
-    found = compare(open_store(store or RunConfig().store), a, b, step)
+    found = compare(existing_store(store or RunConfig().store), a, b, step)
     if as_json:
         print(json.dumps(found, sort_keys=True))
     else:

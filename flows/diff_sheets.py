@@ -35,7 +35,7 @@ def sentences(found: Found) -> list[str]:
 
 
 def sheets(found: Found) -> list[Sheet]:
-    """Return the tables, those without a row left out, except the steps."""
+    """Return the tables, those without a row left out, except the steps. A step of one run is not listed."""
     made = [_config(found), _stages(found), _figures(found), _evaluations(found), _steps(found)]
     made += _detail(found["detail"]) if "detail" in found else []
     return [sheet for sheet in made if sheet.rows or sheet.name == "steps"]
@@ -132,7 +132,8 @@ def _steps(found: Found) -> Sheet:
         "max adv diff",
         "weights",
     )
-    return Sheet("steps", "step by step", headings, tuple(_step(step) for step in found["steps"]))
+    rows = tuple(_step(step) for step in found["steps"] if step["only"] is None)
+    return Sheet("steps", "step by step, where both have it", headings, rows)
 
 
 def _step(step: Found) -> tuple[str, ...]:
@@ -140,7 +141,7 @@ def _step(step: Found) -> tuple[str, ...]:
     figures = (pair(step["a"].get(name), step["b"].get(name)) for name in STEP_FIGURES)
     weights = {None: "-", True: "equal", False: "differ"}[between["weights_equal"]]
     farthest = number(between["max_advantage_difference"])
-    return str(step["step"]), step["only"] or step["first_difference"] or "none", *figures, farthest, weights
+    return str(step["step"]), step["first_difference"] or "none", *figures, farthest, weights
 
 
 def _detail(detail: Found) -> list[Sheet]:
@@ -171,7 +172,7 @@ def _change(a: float | None, b: float | None) -> str:
 
 
 def _brief(value: Any) -> str:
-    text = "-" if value is None else str(value)
+    text = "-" if value is None else str(value) or "''"
     return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 3]}..."
 
 

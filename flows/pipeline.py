@@ -4,6 +4,7 @@ The same walk runs the stages (`Worker`) and foretells them (`Foreteller`): keys
 what a run, a resumed run or a changed config would compute is known before anything starts.
 """
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +24,7 @@ from tasks import (
     rollout,
     training,
 )
+from tasks.figures import in_words
 from tasks.stage import Policy, Ref, StageTask
 
 
@@ -155,12 +157,16 @@ def pass_gate(do: Do, step: int, drawn: Drawn, policy: Policy, config: RunConfig
 
 def _refusal(step: int, decision: Mapping[str, Any], config: RunConfig) -> str:
     resume = f"stagecoach resume {config.name} --store {config.store}"
-    again = "with another rule (gate.rule=...)" if decision["gate"] == "rule" else "to be asked again"
-    return (
-        f"step {step}: the batch was refused by {decision['decided_by']}: {decision['reason'] or 'no reason given'}. "
-        f"Nothing was trained on it; the batch and all before it are safe, and so is the decision. Figures: "
-        f"{decision['figures']}. Go on {again}: {resume}; or without a gate: {resume} gate.type=none"
+    again = (
+        f"with another rule: {resume} gate.rule=..." if decision["gate"] == "rule" else f"to be asked again: {resume}"
     )
+    lines = (
+        f"step {step}: the batch was refused by {decision['decided_by']}: {decision['reason'] or 'no reason given'}",
+        f"Figures: {in_words(json.loads(decision['figures']))}",
+        "Safe: nothing was trained on it; the batch and all before it are in the store, and so is the decision",
+        f"To do: go on {again}; or without a gate: {resume} gate.type=none",
+    )
+    return "\n  ".join(lines)
 
 
 def train(do: Do, step: int, drawn: Drawn, policy: Policy) -> tuple[Ref, Policy]:

@@ -49,10 +49,11 @@ def changed_groups(a: Made, b: Made) -> pl.DataFrame:
     apart = (pl.col("reward_mean_b") - pl.col("reward_mean")).abs().fill_null(0)
     kept = (pl.col("num_kept_b") - pl.col("num_kept")).abs().fill_null(0)
     advantage = _group_advantages(a, b)
-    joined = joined.join(advantage, on="group_id", how="left").with_columns(pl.col("max_advantage_difference"))
+    joined = joined.join(advantage, on="group_id", how="left")
     moved = pl.col("max_advantage_difference").fill_null(0)
     differing = joined.filter((apart > 0) | (kept > 0) | (moved > 0))
-    return differing.sort(moved, apart, kept, "group_id", descending=[True, True, True, False])
+    ordered = differing.sort(moved, apart, kept, "group_id", descending=[True, True, True, False])
+    return ordered.rename({"reward_mean": "reward_mean_a", "num_kept": "num_kept_a"})
 
 
 def _traces(a: Made, b: Made) -> dict[str, Any]:

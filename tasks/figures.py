@@ -99,6 +99,11 @@ def packing_figures(batches: pa.Table, capacity: int) -> Figures:
     }
 
 
+def in_words(figures: Figures) -> str:
+    """Return figures on one line, for a message; one that is not known is null."""
+    return ", ".join(f"{name} {'null' if value is None else f'{value:.6g}'}" for name, value in figures.items())
+
+
 def _spread(values: pa.ChunkedArray) -> float | None:
     spread: float | None = pc.stddev(values).as_py() if len(values) else None
     return spread

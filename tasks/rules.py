@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from configs.errors import ConfigError
-from tasks.figures import MEANINGS, Figures
+from tasks.figures import MEANINGS, Figures, in_words
 
 if TYPE_CHECKING:
     import duckdb  # a tenth of a second to import, for runs that have a rule
@@ -60,7 +60,7 @@ def named(rule: str, figures: Figures) -> Figures:
 
 def described(rule: str, figures: Figures) -> str:
     """Return the figures that a rule names, for a message."""
-    return ", ".join(f"{name} {_spelled(value)}" for name, value in named(rule, figures).items())
+    return in_words(named(rule, figures))
 
 
 def _problem(connection: "duckdb.DuckDBPyConnection", rule: str) -> str:
@@ -86,7 +86,3 @@ def _query(rule: str) -> str:
 
 def _first_line(error: Exception) -> str:
     return str(error).strip().partition("\n")[0]
-
-
-def _spelled(value: float | None) -> str:
-    return "null" if value is None else f"{value:.6g}"
