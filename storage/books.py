@@ -65,7 +65,7 @@ RUNS = Table(
         Column("config", pa.string(), "the resolved config as JSON; secrets never"),
         Column("parent_run", pa.string(), "the run this one branches off", True),
         Column("step", pa.int64(), "the step the event speaks of"),
-        Column("message", pa.string(), "for failed and evicted: what happened and what is safe"),
+        Column("message", pa.string(), "where it did not end well: what happened and what is safe"),
         Column("flow_run", pa.string(), "the Prefect flow run", True),
         Column("host", pa.string(), "where the run ran"),
         Column("pid", pa.int64(), "the process"),
