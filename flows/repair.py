@@ -28,6 +28,8 @@ REPEATABLE = (
 )
 """Stages that give the same rows whenever they are done. Training does on one machine; where it does not, the store
 refuses the other weights."""
+PRINTED = 20
+"""Damaged slices that are printed one by one."""
 
 
 def main(
@@ -103,6 +105,8 @@ def _print(
     out = console()
     for each in mended:
         _print_log(each.damage)
+        if each.removed_again:
+            out.print(f"  removed again: {each.removed_again} rows of runs that gc had removed with their files")
         out.print(f"  moved aside, not deleted: {len(each.damage.files)} files, to {each.quarantine}")
         if each.damage.lost_versions:
             out.print(
@@ -111,9 +115,12 @@ def _print(
     for damage in left:
         _print_log(damage)
     rows = [_row(damage, forgetting) for damage in damages]
-    for row in rows:
+    for row in rows[:PRINTED]:
         where = f"{', '.join(row['runs'])}, step {row['step']}, {row['stage']}, {row['table']}"
-        out.print(printable(f"{where}: {row['what']}\n  {_advice(row, forgotten)}"))
+        out.print(printable(f"{where}: {row['what']}"))
+        out.print(f"  {_advice(row, forgotten)}")
+    if len(rows) > PRINTED:
+        out.print(f"and {len(rows) - PRINTED} more; --json lists all")
     if not (mended or left or rows):
         out.print("nothing is wrong")
     if left:

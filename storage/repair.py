@@ -10,12 +10,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from storage.books import BOOKS
+from storage.books import BOOKS, LEDGER
 from storage.errors import StoreError
 from storage.files import older
 from storage.log_damage import LogDamage, inspect_log, set_aside
 from storage.refs import Entry, File, Slice
 from storage.roots import Root
+from storage.runs import REMOVED
 from storage.schemas import TABLES
 from storage.slice_damage import Damage, descendants
 from storage.store import Store, open_store
@@ -32,6 +33,8 @@ class Mended:
     """Where the damaged files are now."""
     restored: tuple[str, ...] = ()
     """Data files of the lost commits that count again."""
+    removed_again: int = 0
+    """Rows of the ledger that gc had removed with their files, and that were there again."""
 
 
 def inspect_logs(root: Root) -> list[LogDamage]:
@@ -55,7 +58,8 @@ def mend_logs(root: Root, damages: Sequence[LogDamage]) -> list[Mended]:
         if damage.lost_versions:
             restore = _restore_book if damage.table in books else _restore_stage_table
             restored = tuple(restore(store, damage.table))
-        mended.append(Mended(damage, places[damage.table], restored))
+        again = _remove_again(store) if damage.lost_versions and damage.table == LEDGER.name else 0
+        mended.append(Mended(damage, places[damage.table], restored, again))
     return mended
 
 
@@ -99,6 +103,17 @@ def forget(store: Store, forgetting: Forgetting) -> int:
     return num_rows
 
 
+def _remove_again(store: Store) -> int:
+    """Remove the rows of removed runs that came back with a lost commit, unless all that they name is there."""
+    num_rows = 0
+    for run in store.runs.names():
+        if store.runs.events(run)[-1].event == REMOVED:
+            entries = [entry for entry in store.ledger.entries(run=run) if not _readable(store, entry.outputs)]
+            rows = {(entry.key, entry.part) for entry in entries}
+            num_rows += store.ledger.remove(run, rows, datetime.now(UTC), whole=False)
+    return num_rows
+
+
 def _restore_stage_table(store: Store, name: str) -> list[str]:
     """Put back the files of slices that the ledger names and the table does not hold."""
     table = store.slices.table(name)
@@ -135,7 +150,7 @@ def _restore_book(store: Store, name: str) -> list[str]:
             continue
         rows = table.read(inside)
         new = [row for row in rows.to_pylist() if _spelled(row) not in known]
-        if new and (table is not store.ledger.table or all(_readable(store, row) for row in new)):
+        if new and (table is not store.ledger.table or all(_readable(store, _outputs(row)) for row in new)):
             data = store.root.read(path)
             table.adopt(File(inside, len(data), ""), rows, inside.split("/")[0].removeprefix("run="))
             restored.append(inside)
@@ -146,10 +161,14 @@ def _spelled(row: dict[str, object]) -> str:
     return json.dumps(row, sort_keys=True, default=str)
 
 
-def _readable(store: Store, row: dict[str, list[dict[str, object]]]) -> bool:
+def _outputs(row: dict[str, list[dict[str, object]]]) -> list[Slice]:
+    return [Slice.from_row(output) for output in row["outputs"]]
+
+
+def _readable(store: Store, pieces: Sequence[Slice]) -> bool:
     try:
-        for output in row["outputs"]:
-            store.read([Slice.from_row(output)])
+        for piece in pieces:
+            store.read([piece])
     except StoreError:
         return False
     return True

@@ -172,6 +172,26 @@ def test_rows_that_gc_removed_do_not_come_back(root: Path, store: Store, monkeyp
     assert [entry.run for entry in again.ledger.entries() if entry.run != "a"] == ["late"]
 
 
+def test_a_removal_whose_commit_is_lost_is_done_again(
+    root: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("storage.activity.RECENT_HOURS", 0.0)
+    train(store, "gone", "yy")
+    train(store, "a", "xx")
+    work(store, "a", "one more", 2)  # the removal is not the version that a checkpoint repeats
+    sweep_plan(store, plan(store, ["a"]))
+    before = contents(store, RUNS)
+    cut(last(root, "ledger", ".json"), 30)
+    assert [entry.run for entry in open_store(root).ledger.entries()].count("gone") == 4  # naming what is gone
+    for path in log(root, "ledger").glob("*.torn"):
+        path.rename(path.with_suffix(""))  # as if nobody had opened it
+    (one,) = mended(root)
+    assert one.removed_again == 4
+    again = open_store(root)
+    assert contents(again, RUNS) == before and inspect_slices(again) == []
+    assert {entry.run for entry in again.ledger.entries()} == {"a"}
+
+
 def first_file(root: Path, piece: Slice) -> Path:
     return root / "tables" / piece.table / piece.files[0].path
 
