@@ -169,9 +169,11 @@ def _policies(found: Lineage, direction: str) -> Iterator[str]:
 def _works(works: list[Work]) -> Iterator[str]:
     yield "Made by"
     for work in works:
-        yield f"  {tell_work(work)}"
-    yield "With these settings in their keys"
-    for (name, section), made in _sections(works).items():
+        yield f"  {tell_work(work)}; version {work.entry.stage_version} of the stage"
+    sections = _sections(works)
+    if sections:
+        yield "With these settings in their keys"
+    for (name, section), made in sections.items():
         leaves = ", ".join(f"{path}={json.dumps(value)}" for path, value in flat(json.loads(section), name))
         yield from _wrapped(f"{', '.join(made)}: {leaves}")
     yield "With these versions"

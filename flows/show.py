@@ -32,7 +32,9 @@ from tasks.stage import Place, Ref, ref_of
 GOING = ("started", "resumed")
 CLOCK_SECONDS = 1.0
 """How exactly the start of a process is known."""
-STAGES = ("assignment", "rollout", "demonstration", "regrade", "filtering", "advantage", "packing", "gate", "training")
+SAMPLED = ("rollout", "demonstration", "import")
+"""The stages that a step's rollouts may be of; scored again, they are of `regrade`."""
+STAGES = ("assignment", *SAMPLED, "regrade", "filtering", "advantage", "packing", "gate", "training")
 PRINTED_WIDTH = 140
 """Columns of output that goes to a file or a pipe."""
 
@@ -128,7 +130,7 @@ def _evaluations(store: Store, run: str, config: RunConfig) -> list[dict[str, An
 
 def _step(store: Store, step: int, entries: dict[str, Entry]) -> dict[str, Any]:
     refs: dict[str, Ref] = {stage: ref_of(entry, computed=False) for stage, entry in entries.items()}
-    sampled = entries.get("regrade") or entries.get("rollout") or entries.get("demonstration")
+    sampled = next((entries[stage] for stage in ("regrade", *SAMPLED) if stage in entries), None)
     return {
         "step": step,
         "reward": _mean(store, sampled, "traces", "reward"),

@@ -51,7 +51,7 @@ def main(text: str, as_json: bool = False, store: str = "", run: str = "") -> in
     for use in found["runs"]:
         print(f"\n{sentence(found, use)}")
     for each in found["quarantines"]:
-        print(f"\nIt is in quarantine {each['quarantine']} of {each['run']}: {each['reason']} (where {each['where']}).")
+        print(f"\nIt is in quarantine {each['quarantine']}: {each['reason']} (where {each['where']}).")
     return 0
 
 

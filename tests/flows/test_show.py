@@ -54,6 +54,16 @@ def test_an_unknown_run_is_an_error_that_names_the_known(tmp_path: Path) -> None
         show.main("b", store=str(tmp_path))
 
 
+@pytest.mark.parametrize("name", ["demonstration", "import", "regrade"])
+def test_rollouts_of_every_origin_have_their_reward_shown(tmp_path: Path, name: str) -> None:
+    store = finished_run(tmp_path)
+    rows = [trace("t0", reward=0.25)]
+    stage = Stage(name, 1, (), ("traces",), (), lambda tables, view: {"traces": table("traces", rows)})
+    config = RunConfig(name="a", steps=2)
+    perform(stage, Place(store, "a", config, {}), 1)
+    assert [step["reward"] for step in show.describe(store, "a", config)["steps"]] == [0.5, 0.25]
+
+
 def test_what_another_run_computed_is_marked(tmp_path: Path) -> None:
     store = finished_run(tmp_path)
     config = RunConfig(name="b", steps=2)
