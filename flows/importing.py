@@ -15,7 +15,7 @@ from flows.import_config import Request, imported_config, inputs_of_import, rend
 from storage.refs import Entry
 from storage.store import Store, open_store
 from tasks import trace_import
-from tasks.exchange.episodes import Episode, Reading
+from tasks.exchange.episodes import SAMPLED, Episode, Reading
 from tasks.exchange.files import read_files
 from tasks.exchange.placing import Imported, doubled, place
 from tasks.exchange.problems import ImportRefused, Problem, counted, refusal
@@ -122,7 +122,7 @@ def _figures(episodes: Sequence[Episode]) -> dict[str, int]:
         counts[f"tokens {mark.get('tokens') or ('sampled' if row['policy_key'] else 'rendered')}"] += 1
         counts["errored"] += row["error_class"] is not None
         counts["without a reward"] += row["reward"] is None
-        counts["of unknown temperature"] += "temperature" in mark
+        counts["of unknown temperature"] += "temperature" in mark and mark["tokens"] == SAMPLED
     return {name: number for name, number in counts.items() if number}
 
 
@@ -147,15 +147,13 @@ def main(request: Request) -> int:
     """Import files as asked and say what came of it; return the exit status."""
     outcome = import_files(request)
     steps = "1 step" if outcome.num_steps == 1 else f"{outcome.num_steps} steps"
-    if outcome.num_computed:
-        figures = ", ".join(f"{number} {name}" for name, number in outcome.figures.items())
-        print(f"run {outcome.run}: {steps}; {figures}")
-    else:
-        print(f"run {outcome.run}: {steps}; these files were imported before, nothing was computed")
+    figures = ", ".join(f"{number} {name}" for name, number in outcome.figures.items())
+    found = figures if outcome.num_computed else "these files were imported before, nothing was computed"
+    print(f"run {outcome.run}: {steps}; {found}")
     for reason, number in outcome.left_out.items():
         print(f"left out: {number} x {reason}")
-    print(
-        f"train on it with: stagecoach replay {outcome.run} --from filtering --set model.path=DIR "
-        f"--store {outcome.store}"
-    )
+    text = outcome.figures.keys() & {"tokens rendered", "tokens given"}
+    supervised = " advantage.type=supervised" if text else ""
+    again = f"stagecoach replay {outcome.run} --from filtering --set model.path=DIR{supervised}"
+    print(f"train on it with: {again} --store {outcome.store}")
     return 0

@@ -1,6 +1,7 @@
 """What the documents tell people to type exists: make targets, commands, presets, settings and files."""
 
 import re
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -22,7 +23,7 @@ def typed(document: Path) -> list[str]:
 
 
 LINES = [(document, line) for document in DOCUMENTS for line in typed(document)]
-COMMANDS = [line.split()[1:] for _, line in LINES if line.split()[0] == "stagecoach"]
+COMMANDS = [shlex.split(line)[1:] for _, line in LINES if line.split()[0] == "stagecoach"]
 TARGETS = sorted({line.split()[1] for _, line in LINES if line.startswith("make ")})
 LINKS = [
     (document, target)
@@ -39,9 +40,11 @@ def test_make_targets_exist(target: str) -> None:
 
 @pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
 def test_commands_are_understood(arguments: list[str]) -> None:
-    parsed = cli.parse([word.strip("'\"") for word in arguments])
+    parsed = cli.parse(arguments)
     files = [file for file in getattr(parsed, "files", []) if arguments[0] in ("run", "sft", "eval", "check")]
-    load([file for file in files if file in presets()] or ["demo"], getattr(parsed, "overrides", []))
+    given = getattr(parsed, "overrides", [])
+    overrides = [item for group in given for item in ([group] if isinstance(group, str) else group)]
+    load([file for file in files if file in presets()] or ["demo"], overrides)
 
 
 @pytest.mark.parametrize(("document", "target"), LINKS, ids=lambda value: str(value).removeprefix(f"{ROOT}/"))
