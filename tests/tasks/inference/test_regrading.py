@@ -101,10 +101,10 @@ def test_several_agents_are_scored_each_and_then_compared() -> None:
 def test_a_trace_whose_scoring_fails_is_errored(
     fault: str, kind: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tasks.inference import regrading_scores
+    from verifiers.v1.env import Env
 
-    monkeypatch.setattr(regrading_scores, "SCORING_SECONDS", 0.2)
-    monkeypatch.setattr("duel.DuelEnv.finalize", regrading_scores.Env.finalize)
+    monkeypatch.setattr("tasks.inference.regrading_episodes.SCORING_SECONDS", 1.0)
+    monkeypatch.setattr("duel.DuelEnv.finalize", Env.finalize)
     left, right, critic = regraded(duel(), bout(fault), example_of("duel", "{}"))
     assert left["reward"] is None and left["error_class"] == kind and message in left["error_message"]
     assert (right["reward"], right["error_class"], critic["reward"]) == (4.0, None, 0.25)
