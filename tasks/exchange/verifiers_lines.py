@@ -4,13 +4,12 @@ Three layouts are known. An episode holds its `traces`, and what ran it in `env`
 names environment, group, episode and policy in its `info`, or (older) at its own top level.
 """
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
-from tasks.exchange.episodes import Episode, Origin, Reading, Row, canonical, digest, first, mapping
+from tasks.exchange.episodes import Episode, Origin, Reading, Row, canonical, compact, digest, first, mapping
 from tasks.exchange.problems import Unfit
-from tasks.exchange.traces import empty_row, failed, trace_rows
+from tasks.exchange.traces import MARK, empty_row, failed, trace_rows
 from tasks.inference.failures import Failure, from_error
 
 UNNAMED = "imported"
@@ -61,7 +60,7 @@ def _with_failure(
     nothing = Failure("incomplete", "NoTrace", "the environment ran no agent and recorded no error")
     mark = {"tokens": "", "file": origin.number, "line": origin.line, "at": 0, "episode": outer}
     row = failed(empty_row(digest("no trace", str(line.get("id")), canonical(outer))), whole or nothing)
-    return [{**row, "record": json.dumps({"imported": mark}, ensure_ascii=False)}], []
+    return [{**row, "record": compact({MARK: mark})}], []
 
 
 def _episode(

@@ -80,6 +80,24 @@ def test_a_trace_by_itself_comes_back_as_it_was(tmp_path: Path) -> None:
     assert rows(first, "run", "messages").equals(rows(second, "run", "messages"))
 
 
+def test_episodes_of_several_traces_or_none_come_back_as_they_were(tmp_path: Path) -> None:
+    pair, judged, broken, alone, *_ = lines(TOKENS)
+    judge = judged["traces"][0] | {"agent": judged["traces"][0]["agent"] | {"name": "judge", "trainable": False}}
+    error = {"type": "SandboxError", "message": "gone"}
+    nothing = broken | {"ok": False, "errors": [error], "traces": []}
+    by_itself = alone["traces"][0] | {"info": {"episode_id": "e", "env_name": "rev"}}
+    given = [nothing, pair | {"traces": [*pair["traces"], judge]}, by_itself]
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps(line) + "\n" for line in given))
+    store = str(tmp_path / "store")
+    outcome = import_files(ImportRequest([tmp_path / "t.jsonl"], name="run", store=store))
+    assert (outcome.figures["traces"], outcome.figures["errored"]) == (4, 1)
+    assert out(store, "verifiers", tmp_path / "out.jsonl", run="run") == 3
+    assert lines(tmp_path / "out.jsonl") == given
+    one = f"select trace_id from traces where trace_id = '{judge['id']}'"
+    out(store, "verifiers", tmp_path / "one.jsonl", run="run", sql=one)
+    assert lines(tmp_path / "one.jsonl") == [given[1]], "an episode is exported whole"
+
+
 def test_supervised_samples_feed_the_supervised_trainer(root: str, tmp_path: Path) -> None:
     num_good = sum(row["traces"][0]["rewards"]["similarity"]["score"] >= 0.5 for row in lines(TOKENS))
     assert 0 < num_good < 10
