@@ -36,6 +36,8 @@ def finish_replayed(session: Session, done: Replayed, apart: Apart) -> dict[str,
     """Describe a replayed step with what was recorded and tell the watchers, with a warning where it is called for."""
     recorded = apart.recorded(done.past.work.get("training"))
     described = describe(session, done.step, tuple(done.work.values()), done.drawn)
+    again = redone(session.config.replay)
+    described["seconds"] = {stage: value for stage, value in described["seconds"].items() if stage in again}
     described["recorded"] = recorded
     described["updates_apart"] = apart.num_updates
     update = described["update"]

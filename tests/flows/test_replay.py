@@ -130,7 +130,7 @@ def test_a_name_keeps_what_it_was_asked_for(tmp_path: Path) -> None:
     assert (again.replay, again.advantage) == (begun.replay, begun.advantage)
     with pytest.raises(ConfigError, match="advantage"):
         ask(tmp_path / "store", overrides=["advantage.type=grpo"], name="mine", steps="1:")
-    with pytest.raises(ConfigError, match="replay.first_step"):
+    with pytest.raises(ConfigError, match=r"replay\.first_step"):
         ask(tmp_path / "store", overrides=[RLOO], name="mine", steps="0:")
 
 
