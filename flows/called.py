@@ -19,7 +19,7 @@ from flows.session import Session, Watcher, current_session, log_directory, open
 from flows.watchers import ArtifactWatcher, MonitorWatcher
 
 ID_CHARACTERS = 8
-OF_A_PROCESS = ("run:", "store:", "host:", "boot:", "pid:", "started:")
+OF_A_PROCESS = ("run:", "store:", "process:")
 
 
 def session_for(
@@ -96,7 +96,7 @@ def link(config: RunConfig) -> None:
 
     with get_client(sync_client=True) as client:
         kept = [tag for tag in client.read_flow_run(flow_run).tags if not tag.startswith(OF_A_PROCESS)]
-        tags = sorted({*kept, *run_tags(config.name), f"store:{config.store}"})
+        tags = sorted({*kept, *run_tags(config.name, config.store)})
         client.update_flow_run(flow_run, tags=tags)
 
 

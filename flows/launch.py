@@ -136,7 +136,7 @@ def _call(session: Session) -> dict[str, Any]:
 
     config = session.config
     flow = getattr(import_module(f"flows.{config.kind}"), config.kind)
-    with tags(*prefect_api.run_tags(config.name)):
+    with tags(*prefect_api.run_tags(config.name, config.store)):
         return flow(name=config.name, store=config.store, **_parameters(config))
 
 

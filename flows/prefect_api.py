@@ -32,7 +32,7 @@ from flows.services import Handle, ServiceSpec, Supervisor
 PROBE_SECONDS = 5.0
 BIND_SECONDS = 30.0
 TERMINATED = 128 + signal.SIGTERM
-STALE_STATES = ("RUNNING", "CANCELLING")
+STALE_STATES = ("RUNNING", "PAUSED", "CANCELLING")
 
 
 class PrefectUnreachable(ValueError):
@@ -151,17 +151,20 @@ def current_flow_run() -> str | None:
     return str(flow_run.id) if flow_run.id else None
 
 
-def run_tags(run_name: str) -> list[str]:
-    """Return the tags of a flow run of this process; `crash_stale_runs` reads them back."""
+def run_tags(run_name: str, store: str = "") -> list[str]:
+    """Return the tags of a flow run of this process: its run, its store, and what `crash_stale_runs` reads back."""
     process, started = identity().split(":")
-    return [
-        "stagecoach",
-        f"run:{run_name}",
-        f"host:{socket.gethostname()}",
-        f"boot:{_boot()}",
-        f"pid:{process}",
-        f"started:{started}",
-    ]
+    mine = f"process:{socket.gethostname()}/{_boot()}/{process}/{started}"
+    return ["stagecoach", f"run:{run_name}", *([f"store:{store}"] if store else []), mine]
+
+
+def process_of(tags: Iterable[str]) -> tuple[str, str, str] | None:
+    """Return host, boot and identity (`<pid>:<start time>`) of a tagged run's process; None where no tag says."""
+    for tag in tags:
+        if tag.startswith("process:") and tag.count("/") == 3:
+            host, boot, process, started = tag.removeprefix("process:").split("/")
+            return host, boot, f"{process}:{started}"
+    return None
 
 
 def cancelled(flow_run_id: Any) -> bool:
@@ -208,12 +211,11 @@ def is_gone(tags: Iterable[str], embedded: bool) -> bool:
     After a reboot of this host it is. But a shared API may know two machines of one name, so that only an embedded
     server's runs are judged by the boot.
     """
-    found = dict(tag.split(":", 1) for tag in tags if ":" in tag)
-    if found.get("host") != socket.gethostname() or not {"boot", "pid", "started"} <= found.keys():
+    found = process_of(tags)
+    if found is None or found[0] != socket.gethostname():
         return False
-    if found["boot"] != _boot():
-        return embedded
-    return not is_alive(f"{found['pid']}:{found['started']}")
+    _, boot, process = found
+    return embedded if boot != _boot() else not is_alive(process)
 
 
 def probe(url: str, seconds: float = PROBE_SECONDS) -> None:

@@ -42,7 +42,8 @@ class Serving:
             "PREFECT_SERVER_API_PORT": self.url.rpartition(":")[2],
             "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
             "PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "2",
-            "PREFECT_WORKER_QUERY_SECONDS": "1",
+            "PREFECT_WORKER_QUERY_SECONDS": "3",
+            "PREFECT_UI_SHOW_PROMOTIONAL_CONTENT": "false",
             "DO_NOT_TRACK": "1",
         }
         self.processes: list[subprocess.Popen[bytes]] = []

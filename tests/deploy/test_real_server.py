@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from flows.ownership import owned, start_time
+from flows.prefect_api import process_of
 from storage.store import Store, open_store
 from tests.deploy.serving import ROOT, Serving, serving, until
 
@@ -152,9 +153,11 @@ def test_cancelled_retried_and_killed_it_goes_on_where_it_stopped(served: Servin
 
 
 def _owner(served: Serving, flow_run: str) -> str:
-    linked = tags(served, flow_run)
-    return f"{linked['pid']}:{linked['started']}"
+    """The identity of the process that a flow run says it has."""
+    found = process_of(served.ask(f"/flow_runs/{flow_run}")["tags"])
+    assert found is not None
+    return found[2]
 
 
 def _process(served: Serving, flow_run: str) -> int:
-    return int(tags(served, flow_run)["pid"])
+    return int(_owner(served, flow_run).partition(":")[0])

@@ -115,21 +115,25 @@ def test_probe_tells_an_api_from_something_else(server: str) -> None:
 
 
 def test_a_run_is_gone_only_when_its_process_certainly_is() -> None:
-    mine = prefect_api.run_tags("demo")
-    assert "run:demo" in mine
+    mine = prefect_api.run_tags("demo", "/data/store")
+    assert {"stagecoach", "run:demo", "store:/data/store"} < set(mine)
+    found = prefect_api.process_of(mine)
+    assert found is not None
+    host, boot, process = found
+    assert (host, process) == (socket.gethostname(), identity())
+    number, _, started = process.partition(":")
+
+    def gone(host: str, boot: str, number: str, started: str, embedded: bool) -> bool:
+        return prefect_api.is_gone(["stagecoach", f"process:{host}/{boot}/{number}/{started}"], embedded)
+
     assert not prefect_api.is_gone(mine, embedded=True)
     assert not prefect_api.is_gone([], embedded=True)
-    process, started = identity().split(":")
-
-    def changed(name: str, value: str) -> list[str]:
-        return [f"{name}:{value}" if tag.startswith(f"{name}:") else tag for tag in mine]
-
-    assert prefect_api.is_gone(changed("started", str(int(started) + 1)), embedded=False)  # the number was reused
-    assert prefect_api.is_gone(changed("pid", str(2**22 + 1)), embedded=False)
-    assert not prefect_api.is_gone(changed("host", socket.gethostname() + "x"), embedded=True)
-    assert prefect_api.is_gone(changed("boot", "another"), embedded=True)
-    assert not prefect_api.is_gone(changed("boot", "another"), embedded=False)
-    assert process in "".join(mine)
+    assert not prefect_api.is_gone(["process:nonsense"], embedded=True)
+    assert gone(host, boot, number, str(int(started) + 1), embedded=False)  # the number was reused
+    assert gone(host, boot, str(2**22 + 1), started, embedded=False)
+    assert not gone(f"{host}x", boot, "1", started, embedded=True)
+    assert gone(host, "another", number, started, embedded=True)
+    assert not gone(host, "another", number, started, embedded=False)
 
 
 @pytest.mark.parametrize("where", ["outside a flow", "while Prefect hands it on"])
