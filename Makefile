@@ -13,7 +13,7 @@ RUN := OMP_WAIT_POLICY=PASSIVE .venv/bin/
 COMPILE := .venv/bin/uv pip compile pyproject.toml --extra dev --python-version 3.11 \
 	--python-platform x86_64-manylinux_2_28 --no-annotate --no-header --quiet
 
-.PHONY: help install demo test test-all check format bench lock clean
+.PHONY: help install demo test test-all test-browser check format bench lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -27,11 +27,16 @@ demo: $(STAMP) ## train a small model from nothing to good, in a few minutes on 
 	@$(RUN)stagecoach demo $(ARGS)
 
 test: $(STAMP) ## the pure tests, then those that start engines
-	@$(RUN)python -m pytest -q -m "not engine and not acceptance and not slow and not gpu" $(ARGS)
-	@$(RUN)python -m pytest -q -m "(engine or acceptance) and not slow and not gpu" $(ARGS)
+	@$(RUN)python -m pytest -q -m "not engine and not acceptance and not slow and not gpu and not browser" $(ARGS)
+	@$(RUN)python -m pytest -q -m "(engine or acceptance) and not slow and not gpu and not browser" $(ARGS)
 
 test-all: $(STAMP) ## every test; those that need a GPU are skipped without one
-	@$(RUN)python -m pytest -q $(ARGS)
+	@$(RUN)python -m pytest -q -m "not browser" $(ARGS)
+
+test-browser: $(STAMP) ## Prefect's pages in a real Chromium, which is installed where it is missing
+	@command -v chromium >/dev/null || { apt-get update -qq && apt-get install -qq -y chromium; }
+	@.venv/bin/python -m pip install --disable-pip-version-check -q playwright
+	@$(RUN)python -m pytest -q -m browser tests/browser $(ARGS)
 
 check: $(STAMP) ## format, lint, types, import rules, and the commands in the docs
 	@$(RUN)ruff format --check .
