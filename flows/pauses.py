@@ -15,6 +15,8 @@ from flows.cancellation import RunCancelled
 from tasks.gate import Answer, Question
 
 ASK_SECONDS = 2.0
+PREFECT_SECONDS = 600
+"""Prefect waits so much longer than we do: once its own time is over, it takes no other end of the run than its own."""
 _log = logging.getLogger("stagecoach")
 
 
@@ -93,7 +95,7 @@ def _pause(client: Any, flow_run_id: Any, question: Question) -> tuple[Any, Any]
     from prefect.input import keyset_from_paused_state
     from prefect.utilities.engine import propose_state_sync
 
-    seconds = math.ceil(question.timeout_seconds)
+    seconds = math.ceil(question.timeout_seconds) + PREFECT_SECONDS
     wanted = states.Paused(timeout_seconds=seconds, reschedule=False, pause_key=question.key)
     keyset = keyset_from_paused_state(wanted)
     wanted.state_details.run_input_keyset = keyset

@@ -127,6 +127,15 @@ def test_a_batch_is_approved_as_the_page_does_it_and_the_run_goes_on(run: Driven
     assert events(store)[-1] == "finished" and len(store.ledger.entries(run=NAME, stage="training")) == 1
 
 
+def test_a_run_that_nobody_answers_ends_and_says_how_to_be_asked_again(run: Driven) -> None:
+    life = run.live(name="unanswered", prefect=True, overrides=["steps=1", "gate.timeout_seconds=1"])
+    assert life.status != 0 and "waits for approval and nobody answered within gate.timeout_seconds, 1." in life.output
+    store = open_store(run.store)
+    last = store.runs.events("unanswered")[-1]
+    assert last.event == "failed" and "stagecoach resume unanswered" in last.message
+    assert not decisions(store, "unanswered") and len(store.ledger.entries(run="unanswered", stage="packing")) == 1
+
+
 def test_a_rule_stops_a_run_and_the_weights_are_those_of_a_run_without_it(run: Driven, tmp_path: Path) -> None:
     model = next(each for each in run.overrides if each.startswith("model.path="))
     ungated, ruled = (Driven(tmp_path / name, (*SETTINGS, model)) for name in ("ungated", "ruled"))
