@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 from storage.store import Store
 
-CLOSING = ("finished", "failed", "evicted", "removed")
+CLOSING = ("finished", "failed", "evicted", "refused", "cancelled", "crashed", "removed")
 """Events after which a run is not at work until it says `resumed`."""
 QUIET_HOURS = 168
 """A run that said nothing for so long, in events or ledger, is taken for dead."""

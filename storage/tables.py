@@ -83,10 +83,9 @@ class StoredTable:
     ) -> None:
         """Swap files for one that holds the same rows, a row group for each of `groups`, in one commit.
 
-        Where rows are to be removed, `groups` are the rows that stay, perhaps none, and `marks` (numbers by application
-        id, committed together with the swap) tell every other reader. A mark of the mark's last number plus one makes
-        the swap fail where others wrote that mark since.
-        Raises Raced, with nothing changed, where another swap came since the handle last moved.
+        Where rows are removed, `groups` are those that stay, perhaps none, and `marks` (numbers by application id,
+        committed with the swap) tell every other reader. Raises Raced, with nothing changed, where another swap, or
+        another commit with one of the marks, came since the handle last moved.
         """
         file = self._write(groups, run) if groups else None
         swap: list[AddAction | RemoveAction] = [removal(each, {PARTITION: run}) for each in old]

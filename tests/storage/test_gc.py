@@ -9,8 +9,10 @@ import pytest
 from storage.errors import PolicyAbsent, PolicyConflict, RunUnknown, StoreError, WorkRemoved
 from storage.gc import plan
 from storage.maintenance import maintain
+from storage.refs import Entry
 from storage.store import Store, open_store
 from storage.sweeping import sweep_plan
+from storage.tables import StoredTable
 from storage.thinning import Thinning
 from tests.storage.histories import contents, evaluate, finish, lasting, publish, train, work
 from tests.storage.rows import messages
@@ -153,6 +155,26 @@ def test_a_run_removed_while_it_works_cannot_commit_what_it_began_before(root: P
     later = datetime.now(UTC) + timedelta(seconds=1)
     assert elsewhere.ledger.commit(replace(row, started_at=later)).outputs == (made,)
     assert store.read([made]).equals(messages(3))  # what the ledger did not name is left to time
+
+
+def test_a_row_that_is_committed_meanwhile_is_not_lost(
+    root: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(store, "a", "x")
+    elsewhere = open_store(root)
+    late: list[Entry] = []
+    replace_files = StoredTable.replace
+
+    def replace_late(table: StoredTable, *arguments: object) -> None:
+        if not late:
+            late.append(work(elsewhere, "a", "late", 1))
+        replace_files(table, *arguments)  # type: ignore[arg-type]
+
+    going = plan(store, [])
+    monkeypatch.setattr(StoredTable, "replace", replace_late)
+    assert sweep_plan(store, going).rows == 2
+    assert open_store(root).ledger.entries() == late
+    assert store.read(late[0].outputs).equals(messages(2 + len("late") % 3))
 
 
 def test_thinning_keeps_what_a_run_starts_from_and_goes_on_from(store: Store) -> None:
