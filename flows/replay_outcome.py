@@ -35,7 +35,8 @@ class Apart:
 def finish_replayed(session: Session, done: Replayed, apart: Apart) -> dict[str, Any]:
     """Describe a replayed step with what was recorded and tell the watchers, with a warning where it is called for."""
     recorded = apart.recorded(done.past.work.get("training"))
-    described = describe(session, done.step, tuple(done.work.values()), done.drawn)
+    scored_first = sorted(done.work.values(), key=lambda ref: ref.stage != "regrade")  # its rewards count
+    described = describe(session, done.step, scored_first, done.drawn)
     again = redone(session.config.replay)
     described["seconds"] = {stage: value for stage, value in described["seconds"].items() if stage in again}
     described["recorded"] = recorded
