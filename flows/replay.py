@@ -6,6 +6,7 @@ from typing import Any
 from prefect import flow
 
 from flows.called import session_of
+from flows.diff import publish_diff
 from flows.endings import note_end, reports_its_end
 from flows.replay_config import Asked, prepare_replay
 from flows.walks import walk_replay
@@ -48,4 +49,7 @@ def replay(
     """
     asked = Asked(run, from_stage, until, steps, overrides or (), name, store, policies, regrade, quarantine)
     with session_of(partial(prepare_replay, asked)) as session:
-        return walk_replay(session)
+        outcome = walk_replay(session)
+        if session.config.prefect.artifacts:
+            publish_diff(session.place.store, session.config.replay.run, session.config.name)
+        return outcome
