@@ -57,11 +57,19 @@ def reports_its_end(flow_function: Callable[P, R]) -> Callable[P, R]:
         except Exception as error:
             from prefect.states import Failed
 
-            if type(error).__module__.partition(".")[0] not in OURS:
-                _log.exception("the flow failed")
+            _say(error)
             return Failed(message=in_words(error), data=error)
 
     return ending
+
+
+def _say(error: Exception) -> None:
+    """Write an error into the flow run's logs, in lines: a state's message is on one line there."""
+    from prefect.logging import get_run_logger
+
+    log = get_run_logger() if current_flow_run() else _log
+    ours = type(error).__module__.partition(".")[0] in OURS
+    log.error(in_words(error), exc_info=None if ours else error)
 
 
 def note_end(flow: Any, flow_run: Any, state: Any) -> None:

@@ -1,0 +1,141 @@
+"""A person at Prefect's pages, in a headless browser: fills in the form, reads a mistake, cancels a run, retries it.
+
+Needs Chromium and the package `playwright`: `make test-browser`. Pictures are left in STAGECOACH_PICTURES, if set.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from storage.store import open_store
+from tests.deploy.serving import PATIENCE, ROOT, Serving, serving, until
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(900)]
+SMALL = ["assignment.groups_per_step=4", "packing.tokens_per_row=256", "packing.updates_per_step=1"]
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or "/usr/bin/chromium"
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    place = tmp_path_factory.mktemp("served")
+    shape = ["--hidden", "32", "--layers", "1", "--heads", "1", "--kv-heads", "1"]
+    subprocess.run(
+        [sys.executable, "-m", "tasks.learner.tiny", str(place / "model"), *shape], check=True, cwd=ROOT, timeout=240
+    )
+    rows = [{"prompt": f"say {number}", "completion": str(number)} for number in range(12)]
+    (place / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    with serving(place) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def page(served: Serving) -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as browsers:
+        browser = browsers.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        opened = browser.new_page(viewport={"width": 1280, "height": 1400})
+        opened.set_default_timeout(PATIENCE * 1000)
+        yield opened
+        browser.close()
+
+
+def picture(page: Any, name: str) -> None:
+    directory = os.environ.get("STAGECOACH_PICTURES")
+    if directory:
+        page.screenshot(path=str(Path(directory) / f"{name}.png"))
+
+
+def field(page: Any, name: str) -> Any:
+    """The part of the form for one parameter."""
+    label = page.locator(".schema-form-property__label", has_text=re.compile(rf"^{name}\b"))
+    return page.locator(".schema-form-property").filter(has=label)
+
+
+def submit(page: Any, served: Serving, **parameters: Any) -> str:
+    """Fill in the form of `sft` as a person does and send it; return the flow run's id.
+
+    Prefect's SQLite refuses a request now and then on a busy machine: the page says so, and a person tries again.
+    """
+    deployment = served.ask("/deployments/name/sft/sft")
+    for _ in range(5):
+        page.goto(f"{served.url}/deployments/deployment/{deployment['id']}/run")
+        page.get_by_text("weights to start from").wait_for()
+        for name, value in parameters.items():
+            enter(field(page, name), value)
+        picture(page, "form")
+        page.get_by_role("button", name="Submit").click()
+        refused = page.get_by_text("Something went wrong")
+        until(lambda: bool(refused.count()) or not page.url.endswith("/run"), served.log)  # noqa: B023
+        if not page.url.endswith("/run"):
+            break
+    runs = served.ask("/flow_runs/filter", deployments={"id": {"any_": [deployment["id"]]}}, limit=50)
+    return next(str(run["id"]) for run in runs if run["parameters"]["name"] == parameters["name"])
+
+
+def enter(part: Any, value: Any) -> None:
+    """Put a value into its part of the form: a number, a text, or a list of texts."""
+    if isinstance(value, int):
+        part.get_by_role("button", name="int", exact=True).click()
+    for item in value if isinstance(value, list) else [value]:
+        if isinstance(value, list):
+            part.get_by_role("button", name="Add item").click()
+        part.locator("textarea, input").last.fill(str(item))
+
+
+def of_the_tiny_model(served: Serving, **others: Any) -> dict[str, Any]:
+    return {"model": served.place / "model", "data": served.place / "rows.jsonl", "overrides": SMALL} | others
+
+
+def press(page: Any, served: Serving, flow_run: str, name: str) -> None:
+    """Press a button of a flow run's page, and agree."""
+    page.goto(f"{served.url}/runs/flow-run/{flow_run}")
+    page.get_by_role("button", name=name).first.click()
+    page.locator(".p-modal").get_by_role("button", name=re.compile(f"Confirm|{name}")).last.click()
+
+
+def test_a_run_is_started_through_the_form_and_its_page_names_run_and_store(page: Any, served: Serving) -> None:
+    flow_run = submit(page, served, **of_the_tiny_model(served, name="typed", steps=2))
+    assert served.ended(flow_run)[0] == "COMPLETED"
+    assert served.ask(f"/flow_runs/{flow_run}")["parameters"]["steps"] == 2
+    assert [event.event for event in open_store(served.store).runs.events("typed")] == ["started", "finished"]
+    page.goto(f"{served.url}/runs/flow-run/{flow_run}")
+    page.get_by_text("sft-typed").first.wait_for()
+    page.get_by_text("run:typed").first.wait_for()
+    page.get_by_text("training-1").first.wait_for()
+    picture(page, "run")
+    page.get_by_role("tab", name="Artifacts").or_(page.locator(".p-tab", has_text="Artifacts")).first.click()
+    page.get_by_text("run-typed").first.wait_for()
+    picture(page, "artifacts")
+
+
+def test_a_mistake_is_explained_on_the_runs_page(page: Any, served: Serving) -> None:
+    flow_run = submit(page, served, name="mistaken", overrides=["training.lerning_rate=1"])
+    assert served.ended(flow_run)[0] == "FAILED"
+    page.goto(f"{served.url}/runs/flow-run/{flow_run}")
+    page.get_by_text("Nothing was started").or_(page.get_by_text("nothing was started")).first.wait_for()
+    picture(page, "mistake")
+
+
+def test_cancel_and_retry_in_the_pages(page: Any, served: Serving) -> None:
+    flow_run = submit(page, served, **of_the_tiny_model(served, name="long", steps=4000))
+    store = open_store(served.store)
+    until(lambda: len(store.ledger.entries(run="long", stage="training")) > 1, served.log)
+    press(page, served, flow_run, "Cancel")
+    assert served.ended(flow_run, "CANCELLED")[0] == "CANCELLED"
+    done = len(store.ledger.entries(run="long", stage="training"))
+    picture(page, "cancelled")
+    press(page, served, flow_run, "Retry")
+    until(lambda: len(store.ledger.entries(run="long", stage="training")) > done, served.log)
+    assert [event.event for event in store.runs.events("long")] == ["started", "cancelled", "resumed"]
+    press(page, served, flow_run, "Cancel")
+    assert served.ended(flow_run, "CANCELLED")[0] == "CANCELLED"
