@@ -102,3 +102,35 @@ def test_secrets_are_not_in_the_logs(first: str, store: str) -> None:
     for name, value in os.environ.items():
         if name.endswith(("_KEY", "_TOKEN")) and len(value) >= 8:
             assert value not in text
+
+
+# A setting of each stage, and whether the same weights come out: the first leaves the batches as they are.
+CHANGES = {
+    "filtering": ("filtering.filters.2.tolerance=1e-8", True),
+    "advantage": ("advantage.type=rloo", False),
+    "packing": ("packing.tokens_per_row=1024", False),
+    "training": ("training.learning_rate=1e-4", False),
+}
+AFTER = ("filtering", "advantage", "packing", "training")
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("stage", AFTER)
+def test_a_replay_of_the_demo_finds_everything(first: str, store: str, stage: str) -> None:
+    printed = stagecoach("replay", "demo", "--from", stage, "--store", store)
+    num_pieces = 20 * len(AFTER[AFTER.index(stage) :])
+    assert f"0 pieces of work were computed, {num_pieces} were in the ledger" in printed
+    assert "weights are the recorded ones at every step" in printed
+    assert "Prefect:" not in printed, "a server was started for nothing"
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("stage", AFTER)
+def test_a_changed_replay_of_the_demo_computes_what_follows(first: str, store: str, stage: str) -> None:
+    setting, same = CHANGES[stage]
+    printed = stagecoach("replay", "demo", "--set", setting, "--steps", "1:3", "--store", store)
+    num_pieces = 2 * len(AFTER[AFTER.index(stage) :])
+    assert f"from {stage}: {num_pieces} pieces of work were computed, 0 were in the ledger" in printed
+    told = "weights are the recorded ones at every step" if same else "weights part from the recorded ones at step 1"
+    assert told in printed
+    assert not list(Path(store, "logs").glob("demo-*-*/engine.log")), "an engine was started"
