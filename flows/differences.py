@@ -67,7 +67,7 @@ def work_of(store: Store, run: str) -> Work:
     """Return a run's finished work by step and stage, as its last batch of each step was made."""
     recorded = recorded_by(store, run)
     found: Work = {step: dict(each.work) for step, each in recorded.steps.items()}
-    for work in found.values():
+    for work in list(found.values()):
         if "examples" in work:  # are of the run, not of each step
             found[0] = {"examples": work.pop("examples")} | found.get(0, {})
     if recorded.first_policy is not None:

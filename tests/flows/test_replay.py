@@ -9,6 +9,7 @@ import pytest
 from configs.errors import ConfigError
 from configs.replay import redone
 from configs.run import RunConfig
+from flows.differences import compare
 from flows.foretell import foretell
 from flows.recorded import WAY, recorded_by
 from flows.replay_config import Asked, prepare_replay
@@ -170,6 +171,14 @@ def test_a_step_drawn_twice_is_replayed_from_the_batch_that_was_trained(
     assert work["assignment"].inputs["batch"] == "1"
     assert work["packing"].key == work["training"].inputs["packing"]
     assert set(work) == {*WAY} - {"regrade"}
+
+
+def test_a_replay_of_some_steps_is_compared_over_those(tmp_path: Path) -> None:
+    rehearse(tmp_path / "store", "base", steps=3)
+    walk(ask(tmp_path / "store", overrides=[RLOO], steps="1:", name="late"))
+    found = compare(open_store(tmp_path / "store"), "base", "late")
+    assert found["parting"] == {"step": 1, "stage": "advantage", "state": "different key"}
+    assert [step["step"] for step in found["steps"]] == [1, 2]
 
 
 def quarantine(store: Store, step: int, count: int) -> list[str]:
