@@ -59,7 +59,9 @@ RUNS = Table(
     ("run", "event", "at"),
     (
         Column("run", pa.string(), "the run; the only partition"),
-        Column("event", pa.string(), "started, resumed, finished, failed, evicted, refused, cancelled, crashed or removed"),
+        Column(
+            "event", pa.string(), "started, resumed, finished, failed, evicted, refused, cancelled, crashed or removed"
+        ),
         Column("at", MOMENT, "when"),
         Column("kind", pa.string(), "train, sft, evaluate or replay"),
         Column("config", pa.string(), "the resolved config as JSON; secrets never"),
