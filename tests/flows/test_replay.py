@@ -178,7 +178,8 @@ def test_a_replay_of_some_steps_is_compared_over_those(tmp_path: Path) -> None:
     walk(ask(tmp_path / "store", overrides=[RLOO], steps="1:", name="late"))
     found = compare(open_store(tmp_path / "store"), "base", "late")
     assert found["parting"] == {"step": 1, "stage": "advantage", "state": "different key"}
-    assert [step["step"] for step in found["steps"]] == [1, 2]
+    states = {(piece["step"], piece["stage"]): piece["state"] for piece in found["pieces"]}
+    assert states[0, "rollout"] == "only in a" and states[1, "rollout"] == states[2, "filtering"] == "same key"
 
 
 def quarantine(store: Store, step: int, count: int) -> list[str]:
