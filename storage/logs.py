@@ -18,6 +18,7 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from storage.errors import border
+from storage.parquet import source_of
 from storage.roots import Root
 
 TORN = ".torn"
@@ -82,7 +83,7 @@ def is_whole(data: bytes) -> bool:
 def is_parquet(data: bytes) -> bool:
     """Say whether these bytes are a Parquet file that can be read to the end."""
     try:
-        pq.ParquetFile(pa.BufferReader(data)).read()
+        pq.ParquetFile(source_of(data)).read()
     except (pa.ArrowException, OSError):
         return False
     return True

@@ -45,6 +45,17 @@ def encode(groups: Sequence[pa.Table]) -> bytes:
     return sink.getvalue().to_pybytes()
 
 
+def source_of(data: bytes) -> pa.BufferReader:
+    """Something to read a file's bytes from, over a copy that Arrow owns.
+
+    A reading thread may drop its reference after the read has returned. Memory that Python owns takes Python's lock
+    then, and where the interpreter is about to end that aborts the process: a finished run would look failed.
+    """
+    copy = pa.allocate_buffer(len(data))
+    pa.FixedSizeBufferWriter(copy).write(data)
+    return pa.BufferReader(copy)
+
+
 def decode(source: pa.NativeFile, schema: pa.Schema, attempts: Collection[str] | None = None) -> pa.Table:
     """Read the columns of a schema, in its order, checking page checksums; with `attempts`, their rows alone.
 

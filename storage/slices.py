@@ -13,7 +13,7 @@ from storage.books import BOOKS
 from storage.checks import Place, check_rows
 from storage.digests import content_digest
 from storage.errors import DamagedSlice, SchemaError, StoreError, StoreUnavailable
-from storage.parquet import decode
+from storage.parquet import decode, source_of
 from storage.refs import File, Slice
 from storage.retirements import Retirements
 from storage.roots import Root
@@ -121,7 +121,7 @@ class Slices:
             raise damaged(piece, f"{path} has {len(data)} bytes instead of {file.size}")
         if hashlib.sha256(data).hexdigest() != file.sha256:
             raise damaged(piece, f"{path} is not the file that was written: its SHA-256 differs")
-        return decode(pa.BufferReader(data), schema)
+        return decode(source_of(data), schema)
 
     def _moved(self, name: str, pieces: Sequence[Slice]) -> Mapping[Slice, pa.Table]:
         """The rows of slices whose files are gone, out of the files that took their place."""

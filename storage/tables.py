@@ -22,7 +22,7 @@ from storage.actions import PARTITION, PROPERTIES, Active, addition, removal
 from storage.checks import Place, check_schema
 from storage.errors import StoreError, StoreUnavailable, border
 from storage.logs import CHECKPOINT_INTERVAL, prune_log, set_aside_torn
-from storage.parquet import decode, encode
+from storage.parquet import decode, encode, source_of
 from storage.refs import File
 from storage.roots import Root
 
@@ -166,7 +166,7 @@ class StoredTable:
         inside = f"{self.place}/{path}"
         with border("reading a file", self._root.child(inside)):
             if attempts is None and self._root.directory is None:
-                return decode(pa.BufferReader(self._root.read(inside)), self.data_schema)  # one request
+                return decode(source_of(self._root.read(inside)), self.data_schema)  # one request
             with self._root.files.open_input_file(inside) as source:
                 return decode(source, self.data_schema, attempts)
 
