@@ -26,12 +26,17 @@ def policy_row(place: Place, policy_key: str) -> dict[str, Any]:
 def ancestry(place: Place, policy: Policy) -> list[dict[str, Any]]:
     """Return the rows of the policies from the last one that can be loaded whole to `policy`, oldest first.
 
-    A policy can be loaded whole when its optimizer state was saved, or when it has no parent and so no state.
+    A policy can be loaded whole when its optimizer state was saved and its weights were not removed since, or when it
+    has no parent and so no state.
     """
     way = [policy_row(place, policy.key)]
-    while way[0]["parent_key"] is not None and not way[0]["has_optimizer"]:
+    while way[0]["parent_key"] is not None and not _loads(place, way[0]):
         way.insert(0, policy_row(place, way[0]["parent_key"]))
     return way
+
+
+def _loads(place: Place, row: dict[str, Any]) -> bool:
+    return bool(row["has_optimizer"]) and place.store.policies.find(row["policy_key"]) is not None
 
 
 @dataclass(frozen=True)
