@@ -15,7 +15,7 @@ from flows.pipeline import Evicted, GateRefused
 from flows.prefect_api import cancelled, current_flow_run, is_termination
 from storage.errors import StoreError
 from storage.store import open_store
-from tasks.stage import in_words
+from tasks.retries import in_words
 
 OPEN = ("started", "resumed")
 """Events after which a run is at work, or its process died without a word."""

@@ -4,25 +4,35 @@ A stage is a pure function of tables with what it reads, writes and depends on d
 run, path, Prefect or Delta Lake. `perform` gives it all of that, and `as_task` makes a Prefect task of it.
 """
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Any, cast
-from uuid import uuid4
 
 import pyarrow as pa
 
 from configs.run import RunConfig, View
-from storage.errors import StoreUnavailable
 from storage.keys import work_key
-from storage.refs import Entry, Slice
-from storage.store import Store
-from tasks.parts import Parts, count_tokens
+from storage.refs import Entry
+from storage.store import Store, open_store
+from tasks.attempt import Attempt, Tables
 from tasks.recent import Recent
+from tasks.retries import RETRY_SECONDS, TABLES_ONLY_SECONDS, WAITS_FOR, in_words, is_transient
 
-Tables = Mapping[str, pa.Table]
+__all__ = [
+    "Place",
+    "Policy",
+    "Ref",
+    "Stage",
+    "StageTask",
+    "Tables",
+    "as_task",
+    "inputs_of",
+    "key_of",
+    "perform",
+    "ref_of",
+]
 
 
 @dataclass(frozen=True)
@@ -89,6 +99,10 @@ class Place:
         self.versions = dict(versions)
         self._recent = Recent()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Travel to a task runner's workers as what it is opened from."""
+        return _place, (self.store.root.address, self.run, self.config, self.versions)
+
     def key(self, stage: Stage, step: int, inputs: Mapping[str, str]) -> str:
         """Return the key of `stage` at `step` over the keys of its inputs."""
         return key_of(self.config, stage, step, inputs)
@@ -115,6 +129,10 @@ class Place:
         entry = self.find(ref.key)
         assert entry is not None, f"{ref.stage} {ref.key} is referred to but not in the ledger"
         return self.store.read(list(entry.slices(name)))
+
+
+def _place(address: str, run: str, config: RunConfig, versions: Mapping[str, str]) -> Place:
+    return Place(open_store(address), run, config, versions)
 
 
 def key_of(config: RunConfig, stage: Stage, step: int, inputs: Mapping[str, str]) -> str:
@@ -147,7 +165,7 @@ def perform(
     entry = place.find(key)
     if entry is not None:
         return ref_of(place.adopt(entry, step), computed=False)
-    attempt = _Attempt(stage, place, step, key, inputs, policy)
+    attempt = Attempt(stage, place, step, key, inputs, policy)
     try:
         return ref_of(attempt.finish(attempt.compute(refs, services or {})), computed=True)
     except Exception as error:
@@ -169,115 +187,13 @@ def ref_of(entry: Entry, computed: bool) -> Ref:
     return Ref(entry.stage, entry.step, entry.key, tuple(rows.items()), entry.tokens, seconds, computed)
 
 
-@dataclass
-class _Attempt:
-    """One attempt at one key."""
-
-    stage: Stage
-    place: Place
-    step: int
-    key: str
-    inputs: dict[str, str]
-    policy: Policy | None
-    name: str = field(default_factory=lambda: uuid4().hex)
-    started_at: datetime = field(default_factory=lambda: datetime.now(UTC))
-
-    @cached_property
-    def view(self) -> View:
-        return View(self.place.config, self.stage.sections, self.stage.name)
-
-    @cached_property
-    def directory(self) -> Path:
-        """An empty directory for the weights that the stage makes, on the policies' own file system."""
-        return self.place.store.policies.scratch(self.key)
-
-    @cached_property
-    def parts(self) -> Parts:
-        return Parts(self.place.store, self.entry, self.stage.unit)
-
-    def compute(self, refs: Sequence[Ref], services: Mapping[str, Any]) -> list[Slice]:
-        """Read the inputs, call the function, write what it made; return the slices."""
-        tables = {name: self.place.table(name, refs) for name in self.stage.reads}
-        if "parts" in self.stage.needs:
-            return self._compute_in_parts(tables, services)
-        outputs = self.stage.function(tables, self.view, **self._needs(services))
-        self.tokens = count_tokens(outputs)
-        if "policies" in self.stage.writes:
-            self.place.store.policies.publish(self.directory, self.key)
-        return [self._append(name, outputs[name]) for name in self.stage.writes]
-
-    def _compute_in_parts(self, tables: Tables, services: Mapping[str, Any]) -> list[Slice]:
-        try:
-            self.stage.function(tables, self.view, **self._needs(services))
-        finally:
-            self.parts.stop()  # what is finished is kept, also when the stage fails
-        return self.parts.close()
-
-    def discard(self) -> None:
-        """Remove what is left of weights that were not published, also when the run is cancelled."""
-        if "directory" in vars(self):
-            self.place.store.policies.discard(self.directory)
-
-    def finish(self, outputs: Sequence[Slice]) -> Entry:
-        """Write the one ledger row that makes the work exist; return the row that won."""
-        tokens = self.parts.tokens if "parts" in self.stage.needs else self.tokens
-        return self.place.store.ledger.commit(self.entry("", outputs, tokens))
-
-    def entry(self, part: str, outputs: Sequence[Slice], tokens: int) -> Entry:
-        """Return the ledger row for the whole (part empty) or for one part."""
-        return Entry(
-            run=self.place.run,
-            step=self.step,
-            stage=self.stage.name,
-            stage_version=self.stage.version,
-            key=self.key,
-            part=part,
-            attempt=self.name,
-            section=self.view.content(),
-            inputs=self.inputs,
-            outputs=tuple(outputs),
-            started_at=self.started_at,
-            finished_at=datetime.now(UTC),
-            tokens=tokens,
-            versions=self.place.versions,
-        )
-
-    def _append(self, table: str, rows: pa.Table) -> Slice:
-        return self.place.store.append(table, rows, run=self.place.run, step=self.step, key=self.key, attempt=self.name)
-
-    def _needs(self, services: Mapping[str, Any]) -> dict[str, Any]:
-        own = {"step", "key", "policy", "directory", "parts"}
-        return {name: getattr(self, name) if name in own else services[name] for name in self.stage.needs}
-
-
-RETRY_SECONDS = (5.0, 30.0)
-"""Pauses before Prefect calls a stage again that failed for a cause that may pass."""
-TABLES_ONLY_SECONDS = 6 * 3600.0
-"""Longest time for a stage that waits for nobody. Those that do have time limits of their own in the config."""
-WAITS_FOR = frozenset({"engine", "environments", "learner", "graders", "approve"})
-"""Needs that may take any time: services, and a person."""
-TRANSIENT = (ConnectionError, TimeoutError, StoreUnavailable)
-"""What may pass by itself: a lost engine, learner or environment server, a store that does not answer."""
-
-
-def is_transient(task: Any, task_run: Any, state: Any) -> bool:
-    """Tell Prefect whether calling a failed stage again can help; an error that its user has to mend says no."""
-    cause = state.data
-    while hasattr(cause, "data"):  # the state that the stage ended in, within Prefect's own
-        cause = cause.data
-    return isinstance(cause, TRANSIENT)
-
-
-def in_words(error: BaseException) -> str:
-    """Return an error with its notes, which say what is safe and what to do: Prefect would show its text alone."""
-    return "\n".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", [])])
-
-
 class StageTask:
     """A stage as a Prefect task, made when it is first called so that stage files import without Prefect."""
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
+        self.waits = bool(WAITS_FOR & set(stage.needs))
+        """Whether the stage may take any time, for a service or a person."""
 
     @cached_property
     def task(self) -> Any:
@@ -295,7 +211,6 @@ class StageTask:
             retries=len(RETRY_SECONDS),
             retry_delay_seconds=list(RETRY_SECONDS),
             retry_condition_fn=is_transient,
-            timeout_seconds=None if WAITS_FOR & set(self.stage.needs) else TABLES_ONLY_SECONDS,
         )
         def run(place: Place, step: int, refs: Sequence[Ref], policy: Policy | None, bag: Any) -> Any:
             try:
@@ -319,12 +234,39 @@ class StageTask:
         from prefect.context import TagsContext
 
         # A task run would take over the flow run's tags and ask the API for a limit on each before it starts.
+        needed = {name: value for name, value in (services or {}).items() if name in self.stage.needs}
+        given = (place, step, tuple(refs), policy, _Bag(needed, extra_inputs or {}))
         with TagsContext(current_tags=set()):
-            done = self.task(place, step, tuple(refs), policy, _Bag(services or {}, extra_inputs or {}))
+            done = self._submitted(given) if self._goes_elsewhere() else self._timed()(*given)
         if isinstance(done, State):
             raise cast(BaseException, done.result(raise_on_failure=False))  # `data` is Prefect's record of it
         ref: Ref = done
         return ref
+
+    @cached_property
+    def _timed_task(self) -> Any:
+        return self.task.with_options(timeout_seconds=TABLES_ONLY_SECONDS)
+
+    def _timed(self) -> Any:
+        """Return the task; with a time limit where it only computes, in the one thread that Prefect can interrupt."""
+        in_main = threading.current_thread() is threading.main_thread()
+        return self._timed_task if in_main and not self.waits else self.task
+
+    def _goes_elsewhere(self) -> bool:
+        """Tell whether the flow was given a task runner with workers and the stage needs nothing but tables."""
+        from prefect.context import FlowRunContext
+        from prefect.task_runners import ThreadPoolTaskRunner
+
+        context = FlowRunContext.get()
+        runner = context.task_runner if context else None
+        return runner is not None and not isinstance(runner, ThreadPoolTaskRunner) and not self.waits
+
+    def _submitted(self, given: tuple[Any, ...]) -> Any:
+        """Hand the stage to the task runner and wait for it."""
+        future = self.task.submit(*given)
+        future.wait()
+        state = future.state
+        return future.result() if state.is_completed() else state
 
 
 class _Bag:

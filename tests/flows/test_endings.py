@@ -11,7 +11,7 @@ from flows.cancellation import RunCancelled
 from flows.endings import event_of, reports_its_end, tagged
 from flows.pipeline import Evicted, GateRefused
 from storage.errors import StoreUnavailable
-from tasks.stage import in_words, is_transient
+from tasks.retries import in_words, is_transient
 
 
 def noted(error: Exception, *notes: str) -> Exception:

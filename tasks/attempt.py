@@ -1,0 +1,101 @@
+"""One attempt at one piece of work: read the inputs, compute, write rows, and the ledger row that makes them exist."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import pyarrow as pa
+
+from configs.run import View
+from storage.refs import Entry, Slice
+from tasks.parts import Parts, count_tokens
+
+if TYPE_CHECKING:
+    from tasks.stage import Place, Policy, Ref, Stage
+
+Tables = Mapping[str, pa.Table]
+
+
+@dataclass
+class Attempt:
+    """One attempt at one key."""
+
+    stage: "Stage"
+    place: "Place"
+    step: int
+    key: str
+    inputs: dict[str, str]
+    policy: "Policy | None"
+    name: str = field(default_factory=lambda: uuid4().hex)
+    started_at: datetime = field(default_factory=lambda: datetime.now(UTC))
+
+    @cached_property
+    def view(self) -> View:
+        return View(self.place.config, self.stage.sections, self.stage.name)
+
+    @cached_property
+    def directory(self) -> Path:
+        """An empty directory for the weights that the stage makes, on the policies' own file system."""
+        return self.place.store.policies.scratch(self.key)
+
+    @cached_property
+    def parts(self) -> Parts:
+        return Parts(self.place.store, self.entry, self.stage.unit)
+
+    def compute(self, refs: "Sequence[Ref]", services: Mapping[str, Any]) -> list[Slice]:
+        """Read the inputs, call the function, write what it made; return the slices."""
+        tables = {name: self.place.table(name, refs) for name in self.stage.reads}
+        if "parts" in self.stage.needs:
+            return self._compute_in_parts(tables, services)
+        outputs = self.stage.function(tables, self.view, **self._needs(services))
+        self.tokens = count_tokens(outputs)
+        if "policies" in self.stage.writes:
+            self.place.store.policies.publish(self.directory, self.key)
+        return [self._append(name, outputs[name]) for name in self.stage.writes]
+
+    def _compute_in_parts(self, tables: Tables, services: Mapping[str, Any]) -> list[Slice]:
+        try:
+            self.stage.function(tables, self.view, **self._needs(services))
+        finally:
+            self.parts.stop()  # what is finished is kept, also when the stage fails
+        return self.parts.close()
+
+    def discard(self) -> None:
+        """Remove what is left of weights that were not published, also when the run is cancelled."""
+        if "directory" in vars(self):
+            self.place.store.policies.discard(self.directory)
+
+    def finish(self, outputs: Sequence[Slice]) -> Entry:
+        """Write the one ledger row that makes the work exist; return the row that won."""
+        tokens = self.parts.tokens if "parts" in self.stage.needs else self.tokens
+        return self.place.store.ledger.commit(self.entry("", outputs, tokens))
+
+    def entry(self, part: str, outputs: Sequence[Slice], tokens: int) -> Entry:
+        """Return the ledger row for the whole (part empty) or for one part."""
+        return Entry(
+            run=self.place.run,
+            step=self.step,
+            stage=self.stage.name,
+            stage_version=self.stage.version,
+            key=self.key,
+            part=part,
+            attempt=self.name,
+            section=self.view.content(),
+            inputs=self.inputs,
+            outputs=tuple(outputs),
+            started_at=self.started_at,
+            finished_at=datetime.now(UTC),
+            tokens=tokens,
+            versions=self.place.versions,
+        )
+
+    def _append(self, table: str, rows: pa.Table) -> Slice:
+        return self.place.store.append(table, rows, run=self.place.run, step=self.step, key=self.key, attempt=self.name)
+
+    def _needs(self, services: Mapping[str, Any]) -> dict[str, Any]:
+        own = {"step", "key", "policy", "directory", "parts"}
+        return {name: getattr(self, name) if name in own else services[name] for name in self.stage.needs}

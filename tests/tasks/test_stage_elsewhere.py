@@ -1,0 +1,28 @@
+"""What a task runner's workers are handed: a place that opens itself again, and errors that they can bring back."""
+
+import pickle
+from pathlib import Path
+
+from configs.run import RunConfig
+from storage.store import open_store
+from tasks import filtering, gate, packing, rollout, training
+from tasks.stage import Place, StageTask
+
+
+def test_a_place_travels_as_what_it_is_opened_from(tmp_path: Path) -> None:
+    place = Place(open_store(tmp_path / "store"), "a", RunConfig(name="a", seed=7), {"python": "3"})
+    there = pickle.loads(pickle.dumps(place))
+    assert (there.run, there.config, there.versions) == (place.run, place.config, place.versions)
+    assert there.store.root.address == place.store.root.address
+    key = place.key(filtering.STAGE, 2, {"rollout": "k"})
+    assert there.key(filtering.STAGE, 2, {"rollout": "k"}) == key
+
+
+def test_only_stages_that_wait_for_nobody_go_elsewhere_or_have_a_time_limit() -> None:
+    waits = {stage.name: StageTask(stage).waits for stage in (filtering.STAGE, packing.STAGE, rollout.STAGE)}
+    assert waits == {"filtering": False, "packing": False, "rollout": True}
+    assert StageTask(training.STAGE).waits and StageTask(gate.STAGE).waits
+    task = StageTask(packing.STAGE)
+    assert task.task.timeout_seconds is None and task.task.retries == 2
+    assert task._timed().timeout_seconds and task._timed().retries == 2
+    assert StageTask(training.STAGE)._timed().timeout_seconds is None
