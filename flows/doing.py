@@ -30,6 +30,8 @@ class Worker:
         if entry is not None:
             self._session.count(computed=False)
             return ref_of(place.adopt(entry, step), computed=False)
+        if task.waits:  # it may take any time, and others may look at what it is made from
+            place.flush()
         self._session.stop_if_cancelled(step, task.stage.name)
         self._session.tell("stage", stage=task.stage.name, step=step)
         ref = task(place, step, refs, policy, {**self._session.services, **(services or {})}, extra_inputs)

@@ -62,9 +62,10 @@ def walk_replay(session: Session) -> dict[str, Any]:
     outcome, apart = Outcome(session.place.run, config.steps), Apart(store)
     recorded, quarantined = recorded_by(store, config.replay.run), quarantined_in(store, config.replay)
     steps = replay_steps(Worker(session), session.source, config, recorded, quarantined, check_of(session))
-    for done in steps:
-        outcome.add(finish_replayed(session, done, apart))
-        outcome.policy = done.policy or outcome.policy
+    with session.place.gathered():
+        for done in steps:
+            outcome.add(finish_replayed(session, done, apart))
+            outcome.policy = done.policy or outcome.policy
     return outcome.finished(session)
 
 

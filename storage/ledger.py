@@ -1,6 +1,8 @@
 """The ledger: which work is finished and which slices are its output. Its row is the only commit point of a stage."""
 
-from collections.abc import Collection
+import math
+import time
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
@@ -32,10 +34,15 @@ class Ledger:
         self._by_key: dict[str, dict[tuple[str, str], Entry]] = {}
         self._commits = 0
         self._removals = 0
+        self._looked_at = -math.inf
 
-    def find(self, key: str, run: str | None = None) -> Entry | None:
-        """The finished whole of a key: the row of `run` if there is one, else the earliest row of any run."""
-        whole = {row_run: entry for (row_run, part), entry in self._rows(key).items() if part == ""}
+    def find(self, key: str, run: str | None = None, staleness: float = 0.0) -> Entry | None:
+        """The finished whole of a key: the row of `run` if there is one, else the earliest row of any run.
+
+        `staleness` is for how many seconds what was seen at the last look is good enough: what another process
+        committed since is then not found yet, and met at the latest when the same work is committed.
+        """
+        whole = {row_run: entry for (row_run, part), entry in self._rows(key, staleness).items() if part == ""}
         if run in whole:
             return whole[run]
         return min(whole.values(), key=_age, default=None)
@@ -65,25 +72,47 @@ class Ledger:
         acknowledgement was lost is found the same way, so a row is never there twice.
         Raises WorkRemoved, with nothing written, where slices that the row names were removed from the store meanwhile.
         """
-        for _ in range(MAX_RACES):
+        return self.commit_all([entry])[0]
+
+    def commit_all(self, entries: Sequence[Entry]) -> list[Entry]:
+        """Append rows of one run in one commit, all or none, as `commit` does each; return the rows that stand."""
+        for _ in range(MAX_RACES if entries else 0):
             with self._lock:
                 self._refresh()
-                standing = self._by_key.get(entry.key, {}).get((entry.run, entry.part))
-                if standing is not None:
+                standing = [self._standing(entry) or self._as_others_finished(entry) for entry in entries]
+                new = [entry for entry in standing if self._standing(entry) is None]
+                if not new:
                     return standing
-                entry = self._as_others_finished(entry)
-                self._check_not_removed(entry)
-                row = pa.Table.from_pylist([entry.to_row()], LEDGER.arrow)
+                for entry in new:
+                    self._check_not_removed(entry)
+                rows = pa.Table.from_pylist([entry.to_row() for entry in new], LEDGER.arrow)
                 number = self.table.transaction_version(APPLICATION) + 1
                 try:
-                    self.table.append(row.drop_columns(["run"]), entry.run, (APPLICATION, number))
+                    file = self.table.append(rows.drop_columns(["run"]), new[0].run, (APPLICATION, number))
                 except Raced:
                     continue
-                self._commits += 1
-                if self._commits % FOLD_FILES == 0:
-                    with suppress(StoreError):  # the row is safe; folding can wait
-                        self.table.fold(entry.run, FOLD_FILES)
-        raise _too_busy(entry.run, f"committing key {entry.key!r}")
+                self._remember(file.path, new)
+                self._fold_now_and_then(new[0].run)
+                return standing
+        if not entries:
+            return []
+        raise _too_busy(entries[0].run, f"committing key {entries[0].key!r}")
+
+    def _standing(self, entry: Entry) -> Entry | None:
+        return self._by_key.get(entry.key, {}).get((entry.run, entry.part))
+
+    def _remember(self, path: str, entries: Sequence[Entry]) -> None:
+        """Take own rows into memory as they were committed, which saves reading them back."""
+        for entry in entries:
+            read = Entry.from_row(entry.to_row())  # as everybody else reads it
+            self._by_key.setdefault(entry.key, {})[entry.run, entry.part] = read
+        self._known.add(path)
+
+    def _fold_now_and_then(self, run: str) -> None:
+        self._commits += 1
+        if self._commits % FOLD_FILES == 0:
+            with suppress(StoreError):  # the row is safe; folding can wait
+                self.table.fold(run, FOLD_FILES)
 
     def remove(self, run: str, rows: Collection[tuple[str, str]], at: datetime, whole: bool = True) -> int:
         """Remove rows of a run, named by key and part, in one commit; return how many there were.
@@ -134,9 +163,10 @@ class Ledger:
             return entry
         return replace(min(whole, key=_age), run=entry.run, step=entry.step)
 
-    def _rows(self, key: str) -> dict[tuple[str, str], Entry]:
+    def _rows(self, key: str, staleness: float = 0.0) -> dict[tuple[str, str], Entry]:
         with self._lock:
-            self._refresh()
+            if time.monotonic() - self._looked_at >= staleness:
+                self._refresh()
             return dict(self._by_key.get(key, {}))
 
     def _refresh(self) -> None:
@@ -149,6 +179,7 @@ class Ledger:
             if path not in self._known:
                 self._index(path)
         self._version = version
+        self._looked_at = time.monotonic()
 
     def _index(self, path: str) -> None:
         run = path.split("/")[0].removeprefix("run=")

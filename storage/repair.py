@@ -125,7 +125,7 @@ def _restore_stage_table(store: Store, name: str) -> list[str]:
                 rows = store.slices.stored(piece)
             except StoreError:
                 continue  # found again when what the ledger names is looked at
-            table.adopt(piece.files[0], rows, piece.run)
+            table.hold([(piece.files[0], rows)], piece.run)
             restored.append(piece.files[0].path)
     return restored
 
@@ -152,7 +152,7 @@ def _restore_book(store: Store, name: str) -> list[str]:
         new = [row for row in rows.to_pylist() if _spelled(row) not in known]
         if new and (table is not store.ledger.table or all(_readable(store, _outputs(row)) for row in new)):
             data = store.root.read(path)
-            table.adopt(File(inside, len(data), ""), rows, inside.split("/")[0].removeprefix("run="))
+            table.hold([(File(inside, len(data), ""), rows)], inside.split("/")[0].removeprefix("run="))
             restored.append(inside)
     return restored
 

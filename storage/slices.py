@@ -3,6 +3,7 @@
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from threading import Lock
 
 import numpy as np
@@ -22,6 +23,14 @@ from storage.tables import StoredTable
 
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 SAFE = "nothing was written; everything in the ledger stands"
+
+
+@dataclass(frozen=True)
+class Written:
+    """A slice whose file is durable and not yet held by its table, with its rows as they are stored."""
+
+    piece: Slice
+    rows: pa.Table
 
 
 class Slices:
@@ -50,15 +59,27 @@ class Slices:
         the first carry `attempt.1` and so on. No file is made for no rows.
         Raises SchemaError, InvariantBreach, NoSpace, StoreUnavailable.
         """
+        written = self.write(table, rows, run=run, step=step, key=key, attempt=attempt)
+        self.hold(table, [written])
+        return written.piece
+
+    def write(self, table: str, rows: pa.Table, *, run: str, step: int, key: str, attempt: str) -> "Written":
+        """Check rows and write them as one slice, durable, of which the table knows nothing until `hold`."""
         check_run_name(run)
         stored = self.table(table)
         check_rows(rows, TABLES[table], Place(table, run, step, key))
         own = self._own_attempt(table, attempt)
         files: tuple[File, ...] = ()
+        whole = _with_slice_columns(rows, stored.data_schema, step, key, own)
         if rows.num_rows:
-            whole = _with_slice_columns(rows, stored.data_schema, step, key, own)
-            files = (stored.append(whole, run),)
-        return Slice(table, run, own, rows.num_rows, content_digest(rows), files)
+            files = (stored.write(whole, run),)
+        return Written(Slice(table, run, own, rows.num_rows, content_digest(rows), files), whole)
+
+    def hold(self, table: str, written: Sequence["Written"]) -> None:
+        """Let a table hold the files of written slices of one run, in one commit."""
+        files = [(file, each.rows) for each in written for file in each.piece.files]
+        if files:
+            self.table(table).hold(files, written[0].piece.run)
 
     def read(self, slices: Sequence[Slice], columns: Sequence[str] | None = None) -> pa.Table:
         """The rows of slices of one table, slice after slice in the order given, each in its own order.

@@ -64,19 +64,24 @@ class StoredTable:
         With a `transaction` (application id, number) the commit fails with Raced if any other commit under that id
         came since the handle last moved. An error after which the commit turns out to be there is no error.
         """
-        file = self._write([rows], run)
+        file = self.write(rows, run)
         try:
-            self._commit(
-                [self._addition(file, rows, run, new=True)], file.path, dict([transaction] if transaction else [])
-            )
+            self.hold([(file, rows)], run, transaction)
         except Raced:
             self._root.delete(f"{self.place}/{file.path}")
             raise
         return file
 
-    def adopt(self, file: File, rows: pa.Table, run: str) -> None:
-        """Hold a file again that lies where it was written, with these rows: its commit was lost."""
-        self._commit([self._addition(file, rows, run, new=True)], file.path, {})
+    def write(self, rows: pa.Table, run: str) -> File:
+        """Write rows of one run, at least one row, as one durable file that the table does not hold yet."""
+        return self._write([rows], run)
+
+    def hold(
+        self, files: Sequence[tuple[File, pa.Table]], run: str, transaction: tuple[str, int] | None = None
+    ) -> None:
+        """Hold files that lie where they were written, each with its rows, in one durable commit; see `append`."""
+        additions = [self._addition(file, rows, run, new=True) for file, rows in files]
+        self._commit(additions, files[0][0].path, dict([transaction] if transaction else []))
 
     def replace(
         self, old: Sequence[Active], groups: Sequence[pa.Table], run: str, marks: Mapping[str, int] | None = None

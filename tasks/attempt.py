@@ -72,7 +72,7 @@ class Attempt:
     def finish(self, outputs: Sequence[Slice]) -> Entry:
         """Write the one ledger row that makes the work exist; return the row that won."""
         tokens = self.parts.tokens if "parts" in self.stage.needs else self.tokens
-        return self.place.store.ledger.commit(self.entry("", outputs, tokens))
+        return self.place.commit(self.entry("", outputs, tokens))
 
     def entry(self, part: str, outputs: Sequence[Slice], tokens: int) -> Entry:
         """Return the ledger row for the whole (part empty) or for one part."""
@@ -94,7 +94,7 @@ class Attempt:
         )
 
     def _append(self, table: str, rows: pa.Table) -> Slice:
-        return self.place.store.append(table, rows, run=self.place.run, step=self.step, key=self.key, attempt=self.name)
+        return self.place.append(table, rows, step=self.step, key=self.key, attempt=self.name)
 
     def _needs(self, services: Mapping[str, Any]) -> dict[str, Any]:
         own = {"step", "key", "policy", "directory", "parts"}

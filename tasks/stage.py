@@ -6,18 +6,13 @@ run, path, Prefect or Delta Lake. `perform` gives it all of that, and `as_task` 
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, cast
 
-import pyarrow as pa
-
-from configs.run import RunConfig, View
-from storage.keys import work_key
 from storage.refs import Entry
-from storage.store import Store, open_store
 from tasks.attempt import Attempt, Tables
-from tasks.recent import Recent
+from tasks.place import Place, key_of
 from tasks.retries import RETRY_SECONDS, TABLES_ONLY_SECONDS, WAITS_FOR, in_words, is_transient
 
 __all__ = [
@@ -87,58 +82,6 @@ class Policy:
 
     key: str
     version: int
-
-
-class Place:
-    """Where a run works: its store, its name, its config and the versions of what computes."""
-
-    def __init__(self, store: Store, run: str, config: RunConfig, versions: Mapping[str, str]) -> None:
-        self.store = store
-        self.run = run
-        self.config = config
-        self.versions = dict(versions)
-        self._recent = Recent()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Travel to a task runner's workers as what it is opened from."""
-        return _place, (self.store.root.address, self.run, self.config, self.versions)
-
-    def key(self, stage: Stage, step: int, inputs: Mapping[str, str]) -> str:
-        """Return the key of `stage` at `step` over the keys of its inputs."""
-        return key_of(self.config, stage, step, inputs)
-
-    def find(self, key: str) -> Entry | None:
-        """Return the finished work of `key`, this run's own row before another's, or None."""
-        return self.store.ledger.find(key, run=self.run)
-
-    def adopt(self, entry: Entry, step: int) -> Entry:
-        """Make finished work of another run part of this one: a ledger row that points at the other's slices."""
-        if entry.run == self.run:
-            return entry
-        return self.store.ledger.commit(replace(entry, run=self.run, step=step))
-
-    def table(self, name: str, refs: Sequence[Ref], columns: Sequence[str] | None = None) -> pa.Table:
-        """Read table `name` from whichever of the finished works `refs` made it."""
-        for ref in refs:
-            if name in dict(ref.rows):
-                rows = self._recent.get((name, ref.key), partial(self._read, name, ref))
-                return rows if columns is None else rows.select(list(columns))
-        raise AssertionError(f"no finished work among {[ref.stage for ref in refs]} makes table {name!r}")
-
-    def _read(self, name: str, ref: Ref) -> pa.Table:
-        entry = self.find(ref.key)
-        assert entry is not None, f"{ref.stage} {ref.key} is referred to but not in the ledger"
-        return self.store.read(list(entry.slices(name)))
-
-
-def _place(address: str, run: str, config: RunConfig, versions: Mapping[str, str]) -> Place:
-    return Place(open_store(address), run, config, versions)
-
-
-def key_of(config: RunConfig, stage: Stage, step: int, inputs: Mapping[str, str]) -> str:
-    """Return the key of `stage` at `step` under `config`, over the keys of its inputs."""
-    content = View(config, stage.sections, stage.name).content()
-    return work_key(stage.name, stage.version, step, content, inputs)
 
 
 def inputs_of(refs: Sequence[Ref], policy: Policy | None = None) -> dict[str, str]:

@@ -1,0 +1,104 @@
+"""Where a run works: its store, its name, its config; how its work gets keys, is found, written and read."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from configs.run import RunConfig, View
+from storage.gathering import Gathering
+from storage.keys import work_key
+from storage.refs import Entry, Slice
+from storage.store import Store, open_store
+from tasks.recent import Recent
+
+if TYPE_CHECKING:
+    from tasks.stage import Ref, Stage
+
+LOOK_SECONDS = 0.1
+"""For so long a look at the ledger is good enough to decide what is still to be done."""
+
+
+class Place:
+    """Where a run works: its store, its name, its config and the versions of what computes."""
+
+    def __init__(self, store: Store, run: str, config: RunConfig, versions: Mapping[str, str]) -> None:
+        self.store = store
+        self.run = run
+        self.config = config
+        self.versions = dict(versions)
+        self._recent = Recent()
+        self._gathering: Gathering | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Travel to a task runner's workers as what it is opened from; they must find what was gathered here."""
+        self.flush()
+        return _place, (self.store.root.address, self.run, self.config, self.versions)
+
+    def key(self, stage: "Stage", step: int, inputs: Mapping[str, str]) -> str:
+        """Return the key of `stage` at `step` over the keys of its inputs."""
+        return key_of(self.config, stage, step, inputs)
+
+    def find(self, key: str) -> Entry | None:
+        """Return the finished work of `key`, this run's own row before another's, or None."""
+        gathered = self._gathering.find(key) if self._gathering else None
+        return gathered or self.store.ledger.find(key, run=self.run, staleness=LOOK_SECONDS)
+
+    def adopt(self, entry: Entry, step: int) -> Entry:
+        """Make finished work of another run part of this one: a ledger row that points at the other's slices."""
+        if entry.run == self.run:
+            return entry
+        return self.commit(replace(entry, run=self.run, step=step))
+
+    @contextmanager
+    def gathered(self) -> Iterator[None]:
+        """Let work become visible only in bulk within the block: for stages that take less time than commits.
+
+        Not for several threads, and not one within another. What is finished is kept, also when an error passes.
+        """
+        self._gathering = Gathering(self.store)
+        try:
+            with self._gathering:
+                yield
+        finally:
+            self._gathering = None
+
+    def flush(self) -> None:
+        """Make visible what was gathered so far; nothing where nothing is gathered."""
+        if self._gathering is not None:
+            self._gathering.flush()
+
+    def append(self, table: str, rows: pa.Table, *, step: int, key: str, attempt: str) -> Slice:
+        """Add rows to a table as one slice of this run; see Store.append."""
+        store = self._gathering or self.store
+        return store.append(table, rows, run=self.run, step=step, key=key, attempt=attempt)
+
+    def commit(self, entry: Entry) -> Entry:
+        """Write the ledger row of finished work; return the row that stands."""
+        return (self._gathering or self.store.ledger).commit(entry)
+
+    def table(self, name: str, refs: "Sequence[Ref]", columns: Sequence[str] | None = None) -> pa.Table:
+        """Read table `name` from whichever of the finished works `refs` made it."""
+        for ref in refs:
+            if name in dict(ref.rows):
+                rows = self._recent.get((name, ref.key), partial(self._read, name, ref))
+                return rows if columns is None else rows.select(list(columns))
+        raise AssertionError(f"no finished work among {[ref.stage for ref in refs]} makes table {name!r}")
+
+    def _read(self, name: str, ref: "Ref") -> pa.Table:
+        entry = self.find(ref.key)
+        assert entry is not None, f"{ref.stage} {ref.key} is referred to but not in the ledger"
+        return self.store.read(list(entry.slices(name)))
+
+
+def _place(address: str, run: str, config: RunConfig, versions: Mapping[str, str]) -> Place:
+    return Place(open_store(address), run, config, versions)
+
+
+def key_of(config: RunConfig, stage: "Stage", step: int, inputs: Mapping[str, str]) -> str:
+    """Return the key of `stage` at `step` under `config`, over the keys of its inputs."""
+    content = View(config, stage.sections, stage.name).content()
+    return work_key(stage.name, stage.version, step, content, inputs)
