@@ -41,9 +41,14 @@ def start(
 
 def replay(asked: Asked, plain: bool = False) -> int:
     """Go through recorded steps again as asked, and show it; return the exit status."""
-    config = prepare_replay(asked)
-    outcome = watch(config, plain=plain)
-    print("\n".join(summary(outcome, config)))
+    return replays([asked], plain=plain)
+
+
+def replays(several: Sequence[Asked], plain: bool = False) -> int:
+    """Do replays one after the other, each checked before the first begins; return the exit status."""
+    for config in [prepare_replay(asked) for asked in several]:
+        outcome = watch(config, plain=plain)
+        print("\n".join(summary(outcome, config)))
     return 0
 
 

@@ -6,6 +6,7 @@ from functools import cached_property
 
 from storage.refs import Entry
 from storage.store import Store
+from tasks.place import LOOK_SECONDS
 from tasks.stage import Policy
 
 SAMPLING = ("rollout", "demonstration", "import")
@@ -57,7 +58,7 @@ class Recorded:
         """Return the work that `last` was made of, itself included, by stage."""
         found = {_stage(last): last}
         for name, key in last.inputs.items():
-            entry = self._store.ledger.find(key, run=self._run) if _role(name) in WAY else None
+            entry = self._store.ledger.find(key, run=self._run, staleness=LOOK_SECONDS) if _role(name) in WAY else None
             if entry is not None:
                 found = self._work(entry) | found
         return found

@@ -18,6 +18,8 @@ from tasks.recent import Recent
 if TYPE_CHECKING:
     from tasks.stage import Ref, Stage
 
+RECENT = Recent()
+"""What all runs of this process read last: one replay after another reads the same recorded tables."""
 LOOK_SECONDS = 0.1
 """For so long a look at the ledger is good enough to decide what is still to be done."""
 
@@ -30,7 +32,6 @@ class Place:
         self.run = run
         self.config = config
         self.versions = dict(versions)
-        self._recent = Recent()
         self._gathering: Gathering | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -84,14 +85,16 @@ class Place:
         """Read table `name` from whichever of the finished works `refs` made it."""
         for ref in refs:
             if name in dict(ref.rows):
-                rows = self._recent.get((name, ref.key), partial(self._read, name, ref))
+                rows = self._rows(name, ref)
                 return rows if columns is None else rows.select(list(columns))
         raise AssertionError(f"no finished work among {[ref.stage for ref in refs]} makes table {name!r}")
 
-    def _read(self, name: str, ref: "Ref") -> pa.Table:
+    def _rows(self, name: str, ref: "Ref") -> pa.Table:
         entry = self.find(ref.key)
         assert entry is not None, f"{ref.stage} {ref.key} is referred to but not in the ledger"
-        return self.store.read(list(entry.slices(name)))
+        slices = entry.slices(name)
+        # By digest: rows that were removed and sampled again under the same key are other rows.
+        return RECENT.get((name, tuple(each.digest for each in slices)), partial(self.store.read, list(slices)))
 
 
 def _place(address: str, run: str, config: RunConfig, versions: Mapping[str, str]) -> Place:

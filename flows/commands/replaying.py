@@ -1,8 +1,9 @@
 """The command that goes through recorded work again: replay."""
 
 import argparse
+from typing import Any
 
-from flows.commands.arguments import Commands, add_command
+from flows.commands.arguments import Commands, UsageError, add_command
 
 STEPS = "which steps: 3:10 is 3 to 9, also 3: or :10, or one step"
 
@@ -19,6 +20,8 @@ def add(commands: Commands) -> None:
     replay.add_argument("--steps", default="", metavar="A:B", help=STEPS)
     replay.add_argument("--set", dest="overrides", action="append", nargs="+", default=[], metavar="KEY=VALUE",
                         help="another setting, for example advantage.type=rloo")  # fmt: skip
+    replay.add_argument("--vary", action="append", nargs="+", default=[], metavar="KEY=VALUE",
+                        help="one replay for each --vary, with these settings beside those of --set")  # fmt: skip
     replay.add_argument("--name", default="", help="name of the new run; the same replay has the same name again")
     replay.add_argument("--policies", default="", choices=("own", "recorded"), help="own: train along, each step "
                         "from the policy made before; recorded: each step from the recorded policy")  # fmt: skip
@@ -28,19 +31,26 @@ def add(commands: Commands) -> None:
 
 
 def _replay(arguments: argparse.Namespace) -> int | None:
-    from flows.launch import replay
+    from flows.launch import replays
+
+    shared = [each for group in arguments.overrides for each in group]
+    if arguments.name and len(arguments.vary) > 1:
+        raise UsageError("--name is for one replay; several (--vary) name themselves")
+    return replays([_asked(arguments, [*shared, *own]) for own in arguments.vary or [[]]], plain=arguments.plain)
+
+
+def _asked(arguments: argparse.Namespace, overrides: list[str]) -> Any:
     from flows.replay_config import Asked
 
-    asked = Asked(
+    return Asked(
         run=arguments.run,
         from_stage=arguments.from_stage,
         until=arguments.until,
         steps=arguments.steps,
-        overrides=[each for group in arguments.overrides for each in group],
+        overrides=overrides,
         name=arguments.name,
         store=arguments.store,
         policies=arguments.policies,
         regrade=arguments.regrade,
         quarantine=arguments.quarantine,
     )
-    return replay(asked, plain=arguments.plain)
