@@ -1,0 +1,98 @@
+"""What another setting over recorded rollouts costs beside sampling: `python -m benchmarks.replay_settings [STORE]`.
+
+Five advantage settings over all recorded steps of the demo, against two steps of its rollouts, both done here and now.
+STORE is a store with a finished `stagecoach demo` in it, which is copied; without it a demo is run first, for minutes.
+Of the rollouts the last two of four steps count, when engine and environments are up and warm.
+"""
+
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from flows.launch import run
+from flows.replay_config import Asked, prepare_replay
+from flows.session import open_session
+from flows.walks import walk_replay
+from storage.store import open_store
+from tasks.stage import StageTask, perform
+
+RUN = "demo"
+SETTINGS = (
+    "advantage.type=rloo",
+    "advantage.normalise_std=true",
+    "advantage.epsilon=1e-4",
+    "advantage.epsilon=1e-3",
+    "advantage.epsilon=1e-2",
+)
+SAMPLED_STEPS = 2
+
+
+def main() -> None:
+    """Measure both and print a table of ratios."""
+    with tempfile.TemporaryDirectory() as directory:
+        root = Path(directory) / "store"
+        _fill(root, Path(sys.argv[1]) if len(sys.argv) > 1 else None)
+        sampling, around = _sampling(str(root))
+        replaced, StageTask.__call__ = StageTask.__call__, _plain  # type: ignore[method-assign]
+        rows = [(until, _seconds(lambda until=until: _replays(str(root), until))) for until in ("advantage", "packing")]
+        StageTask.__call__ = replaced  # type: ignore[method-assign]
+    print(
+        f"\nlast {SAMPLED_STEPS} of {2 * SAMPLED_STEPS} steps of rollouts: {sampling:.2f} s; all with start-up: {around:.1f} s\n"
+    )
+    print(f"| {len(SETTINGS)} settings over all steps | seconds | ratio to {SAMPLED_STEPS} steps of rollouts |")
+    print("|---|---|---|")
+    for until, seconds in rows:
+        print(f"| up to {until} | {seconds:.2f} | {seconds / sampling:.2f} |")
+
+
+def _plain(self: StageTask, *arguments: object) -> object:
+    return perform(self.stage, *arguments)  # type: ignore[arg-type]
+
+
+def _fill(root: Path, finished: Path | None) -> None:
+    if finished is not None:
+        shutil.copytree(finished, root)
+    else:
+        subprocess.run([sys.executable, "-m", "flows.cli", "demo", "--plain", "--store", str(root)], check=True)
+
+
+def _sampling(store: str) -> tuple[float, float]:
+    """Sample steps again under another temperature; return the seconds of the last ones and those of everything."""
+    asked = Asked(
+        RUN,
+        "rollout",
+        "rollout",
+        f"0:{2 * SAMPLED_STEPS}",
+        ["rollout.temperature=1.01"],
+        name="sampled",
+        store=store,
+        policies="recorded",
+    )
+    around = _seconds(lambda: run(prepare_replay(asked)))
+    entries = open_store(store).ledger.entries(run="sampled", stage="rollout")
+    spent = [(entry.finished_at - entry.started_at).total_seconds() for entry in entries if not entry.part]
+    return sum(spent[-SAMPLED_STEPS:]), around
+
+
+def _replays(store: str, until: str) -> None:
+    """Do a replay for each setting, in one process and without Prefect, as library code would."""
+    for number, setting in enumerate(SETTINGS):
+        name = f"{until}-{number}"
+        asked = Asked(RUN, "advantage", until, overrides=[setting], name=name, store=store)
+        with open_session(prepare_replay(asked)) as session:
+            outcome = walk_replay(session)
+        assert outcome["num_computed"] >= len(outcome["steps"]), f"{name} found its work: nothing was measured"
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    begun = time.perf_counter()
+    work()
+    return time.perf_counter() - begun
+
+
+if __name__ == "__main__":
+    main()
