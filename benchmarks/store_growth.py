@@ -18,7 +18,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from storage import logs
-from storage.maintenance import maintain
+from storage.keeping.maintenance import maintain
 from storage.refs import Entry
 from storage.schemas import TABLES
 from storage.store import Store, open_store

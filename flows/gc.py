@@ -10,10 +10,10 @@ from typing import Any
 from configs.run import RunConfig
 from flows.printing import bytes_text, console, grid
 from storage.errors import StoreError
-from storage.gc import Plan, plan, runs_in
+from storage.keeping.gc import Plan, plan, runs_in
+from storage.keeping.sweeping import Swept, finish, sweep_plan
+from storage.keeping.thinning import Thinning
 from storage.store import Store, open_store
-from storage.sweeping import Swept, finish, sweep_plan
-from storage.thinning import Thinning
 
 
 def main(

@@ -8,10 +8,10 @@ from typing import Any
 from configs.run import RunConfig
 from flows.printing import bytes_text, console, grid
 from flows.readers import readers
-from storage.activity import at_work
 from storage.errors import StoreError
-from storage.maintenance import RETENTION_HOURS, Housekeeping, maintain
-from storage.retention import Expired, Retention, expire
+from storage.keeping.activity import at_work
+from storage.keeping.maintenance import RETENTION_HOURS, Housekeeping, maintain
+from storage.keeping.retention import Expired, Retention, expire
 from storage.store import Store, open_store
 
 

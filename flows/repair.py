@@ -7,12 +7,12 @@ from typing import Any
 from configs.run import RunConfig
 from flows.panel import printable
 from flows.printing import console
-from storage.activity import at_work
 from storage.errors import StoreError
-from storage.log_damage import LogDamage
-from storage.repair import Forgetting, Mended, forget, inspect_logs, mend_logs, plan_forgetting
+from storage.keeping.activity import at_work
+from storage.keeping.log_damage import LogDamage
+from storage.keeping.repair import Forgetting, Mended, forget, inspect_logs, mend_logs, plan_forgetting
+from storage.keeping.slice_damage import Damage, inspect_policies, inspect_slices
 from storage.roots import open_root
-from storage.slice_damage import Damage, inspect_policies, inspect_slices
 from storage.store import FORMAT, Store, open_store
 
 REPEATABLE = (

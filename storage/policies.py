@@ -14,10 +14,10 @@ from uuid import uuid4
 
 from storage.errors import PolicyAbsent, PolicyConflict, StoreError, StoreUnavailable, border
 from storage.manifests import MANIFEST, Policy, check_files, digested, manifest, parse, weights_digest
+from storage.objects.uploads import Uploads
 from storage.refs import File
 from storage.roots import Root, make_directory, synchronise
 from storage.scratches import Scratches
-from storage.uploads import Uploads
 
 SCRATCHES = "policies/.scratch"
 REMOVED = ".removed"

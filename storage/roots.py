@@ -12,10 +12,10 @@ from uuid import uuid4
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from storage.buckets import Bucket
 from storage.errors import LayoutError, border
+from storage.objects.buckets import Bucket
+from storage.objects.s3 import commit_options, file_system, locate, settings
 from storage.refs import File
-from storage.s3 import commit_options, file_system, locate, settings
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ import pytest
 
 from flows import cli, gc
 from flows.readers import readers
-from storage import activity
 from storage.errors import SliceExpired
+from storage.keeping import activity
 from storage.schemas import STAGE_TABLES
 from storage.store import open_store
 from tests.storage.histories import contents, finish, train

@@ -19,7 +19,7 @@ from pathlib import Path
 from flows import prefect_api
 prefect_api.begin(Path(sys.argv[1])).wait()
 from flows.maintain import maintain
-from storage import activity
+from storage.keeping import activity
 activity.RECENT_HOURS = 0.0
 done = maintain(store=sys.argv[2], retention_hours="24", keep_last=1, policies="last")
 print("DONE", json.dumps(done))

@@ -13,8 +13,8 @@ from flows import cli
 from flows.quarantine_search import NoSuchRollouts, search
 from flows.quarantine_usage import uses
 from storage.errors import RunUnknown
+from storage.keeping.retention import Retention, expire
 from storage.refs import Entry
-from storage.retention import Retention, expire
 from storage.store import Store, open_store
 from tasks.advantage import STAGE as ADVANTAGE
 from tasks.filtering import STAGE as FILTERING

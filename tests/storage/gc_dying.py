@@ -12,13 +12,13 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import Any
 
-from storage import activity, sweeping
-from storage.gc import plan
+from storage.keeping import activity, sweeping
+from storage.keeping.gc import plan
+from storage.keeping.sweeping import sweep_plan
+from storage.keeping.thinning import Thinning
 from storage.roots import Root
 from storage.store import Store, open_store
-from storage.sweeping import sweep_plan
 from storage.tables import StoredTable
-from storage.thinning import Thinning
 
 CHANGES = (
     (Root, "write"),

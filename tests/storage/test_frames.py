@@ -8,7 +8,7 @@ import pytest
 import storage
 from storage.errors import LayoutError, RunUnknown, SchemaError
 from storage.frames import Frames
-from storage.maintenance import MIN_FILES, compact
+from storage.keeping.maintenance import MIN_FILES, compact
 from storage.schemas import TABLES
 from storage.store import Store, open_store
 from tests.storage.rows import entry, messages

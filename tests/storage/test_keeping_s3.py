@@ -2,24 +2,24 @@
 
 import pytest
 
-from storage.activity import at_work
 from storage.errors import PolicyAbsent, SliceExpired
-from storage.files import sizes
-from storage.gc import plan
-from storage.maintenance import maintain
-from storage.repair import inspect_logs, mend_logs
-from storage.retention import Retention, expire
-from storage.slice_damage import inspect_policies, inspect_slices
+from storage.keeping.activity import at_work
+from storage.keeping.files import sizes
+from storage.keeping.gc import plan
+from storage.keeping.maintenance import maintain
+from storage.keeping.repair import inspect_logs, mend_logs
+from storage.keeping.retention import Retention, expire
+from storage.keeping.slice_damage import inspect_policies, inspect_slices
+from storage.keeping.sweeping import sweep_plan
+from storage.keeping.thinning import Thinning
 from storage.store import open_store
-from storage.sweeping import sweep_plan
-from storage.thinning import Thinning
 from tests.storage.histories import contents, lasting, train
 
 pytestmark = pytest.mark.engine
 
 
 def test_a_run_goes_weights_are_thinned_and_what_is_kept_reads(s3_root: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("storage.activity.RECENT_HOURS", 0.0)
+    monkeypatch.setattr("storage.keeping.activity.RECENT_HOURS", 0.0)
     store = open_store(s3_root)
     train(store, "a", "xy")
     train(store, "b", "xzzz")

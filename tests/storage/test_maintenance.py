@@ -8,8 +8,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from storage.errors import DamagedSlice
+from storage.keeping.maintenance import compact, maintain, sweep, vacuum
 from storage.logs import prune_log
-from storage.maintenance import compact, maintain, sweep, vacuum
 from storage.parquet import decode
 from storage.refs import Slice
 from storage.store import Store, open_store

@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 
 from storage.errors import DamagedSlice, StoreError
-from storage.files import sizes
-from storage.gc import plan
+from storage.keeping.files import sizes
+from storage.keeping.gc import plan
+from storage.keeping.maintenance import compact
+from storage.keeping.repair import Mended, forget, inspect_logs, mend_logs, plan_forgetting
+from storage.keeping.slice_damage import inspect_policies, inspect_slices
+from storage.keeping.sweeping import sweep_plan
 from storage.logs import prune_log
-from storage.maintenance import compact
 from storage.refs import Slice
-from storage.repair import Mended, forget, inspect_logs, mend_logs, plan_forgetting
 from storage.roots import open_root
-from storage.slice_damage import inspect_policies, inspect_slices
 from storage.store import Store, open_store
-from storage.sweeping import sweep_plan
 from tests.storage.histories import contents, finish, lasting, train, work
 from tests.storage.test_maintenance import age, fill
 
@@ -158,7 +158,7 @@ def test_nothing_wrong_nothing_touched(root: Path, long: dict) -> None:
 
 
 def test_rows_that_gc_removed_do_not_come_back(root: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("storage.activity.RECENT_HOURS", 0.0)
+    monkeypatch.setattr("storage.keeping.activity.RECENT_HOURS", 0.0)
     train(store, "gone", "yy")
     train(store, "a", "xx")
     sweep_plan(store, plan(store, ["a"]))
@@ -175,7 +175,7 @@ def test_rows_that_gc_removed_do_not_come_back(root: Path, store: Store, monkeyp
 def test_a_removal_whose_commit_is_lost_is_done_again(
     root: Path, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("storage.activity.RECENT_HOURS", 0.0)
+    monkeypatch.setattr("storage.keeping.activity.RECENT_HOURS", 0.0)
     train(store, "gone", "yy")
     train(store, "a", "xx")
     work(store, "a", "one more", 2)  # the removal is not the version that a checkpoint repeats

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from storage.errors import SliceExpired, StoreError
-from storage.maintenance import compact, maintain
+from storage.keeping.maintenance import compact, maintain
+from storage.keeping.retention import Retention, expire
+from storage.keeping.slice_damage import inspect_slices
+from storage.keeping.sweeping import drop
 from storage.refs import Slice
-from storage.retention import Retention, expire
-from storage.slice_damage import inspect_slices
 from storage.store import Store, open_store
-from storage.sweeping import drop
 from tests.storage.rows import entry, messages
 from tests.storage.test_maintenance import age
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow.fs as pafs
 import pytest
 
-from storage.maintenance import vacuum
+from storage.keeping.maintenance import vacuum
 from storage.policies import Policies
 from storage.store import Store, open_store
 from tests.storage import s3_dying

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 import pytest
 
 from storage.errors import LayoutError, StoreError
+from storage.objects.s3 import SETTINGS, commit_options, locate, settings
+from storage.objects.signing import authorize
 from storage.roots import open_root
-from storage.s3 import SETTINGS, commit_options, locate, settings
-from storage.signing import authorize
 
 GIVEN = {
     "AWS_ENDPOINT_URL": "http://127.0.0.1:9",

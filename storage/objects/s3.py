@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 
 import pyarrow.fs as pafs
 
-from storage.buckets import SECONDS_TO_ANSWER, SECONDS_TO_CONNECT, TRIALS, Bucket
 from storage.errors import LayoutError, StoreError
+from storage.objects.buckets import SECONDS_TO_ANSWER, SECONDS_TO_CONNECT, TRIALS, Bucket
 
 SETTINGS = (
     "AWS_ENDPOINT_URL",

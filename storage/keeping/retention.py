@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from storage.errors import StoreError
+from storage.keeping.sweeping import drop
 from storage.refs import Slice
 from storage.schemas import STAGE_TABLES
 from storage.store import Store
-from storage.sweeping import drop
 
 HOURS = {"h": 1, "d": 24}
 

@@ -12,15 +12,15 @@ from datetime import UTC, datetime
 
 from storage.books import BOOKS, LEDGER
 from storage.errors import StoreError
-from storage.files import older
-from storage.log_damage import LogDamage, inspect_log, set_aside
+from storage.keeping.files import older
+from storage.keeping.log_damage import LogDamage, inspect_log, set_aside
+from storage.keeping.slice_damage import Damage, descendants
+from storage.keeping.sweeping import drop, remove_weights
 from storage.refs import Entry, File, Slice
 from storage.roots import Root
 from storage.runs import REMOVED
 from storage.schemas import TABLES
-from storage.slice_damage import Damage, descendants
 from storage.store import Store, open_store
-from storage.sweeping import drop, remove_weights
 from storage.tables import StoredTable
 
 

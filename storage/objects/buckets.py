@@ -17,7 +17,7 @@ from threading import local
 from urllib.parse import quote, urlsplit
 
 from storage.errors import LayoutError, StoreError, StoreUnavailable
-from storage.signing import authorize
+from storage.objects.signing import authorize
 
 SECONDS_TO_CONNECT = 5
 SECONDS_TO_ANSWER = 60

@@ -1,10 +1,10 @@
 """Orphans: rows and weights of attempts that died before the ledger named them, when nobody can want them any more."""
 
-from storage.activity import at_work
-from storage.files import delete, older
+from storage.keeping.activity import at_work
+from storage.keeping.files import delete, older
+from storage.keeping.sweeping import remove_weights
 from storage.manifests import MANIFEST
 from storage.store import Store
-from storage.sweeping import remove_weights
 from storage.tables import Raced, StoredTable
 
 

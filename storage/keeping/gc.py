@@ -1,19 +1,19 @@
 """What a store can do without: the work of runs that nobody keeps, and weights between those that are kept.
 
-A plan is made first and changes nothing; `storage.sweeping` carries it out. What a kept run's rows name stays, whoever
-computed it: the slices of its rows, and the rows of the keys that went into them (one step up: the policy that an
-evaluation tried, say).
+A plan is made first and changes nothing; `storage.keeping.sweeping` carries it out. What a kept run's rows name stays,
+whoever computed it: the slices of its rows, and the rows of the keys that went into them (one step up: the policy that
+an evaluation tried, say).
 """
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from storage.activity import unfinished, why_protected
 from storage.errors import RunUnknown, StoreError
+from storage.keeping.activity import unfinished, why_protected
+from storage.keeping.thinning import KEEP_ALL, Thinning, thin
 from storage.refs import Entry, Slice
 from storage.runs import REMOVED
 from storage.store import Store
-from storage.thinning import KEEP_ALL, Thinning, thin
 
 
 @dataclass(frozen=True)

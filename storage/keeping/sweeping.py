@@ -18,8 +18,8 @@ import pyarrow.fs as pafs
 
 from storage.actions import Active
 from storage.errors import StoreUnavailable, border
-from storage.files import delete
-from storage.gc import Plan
+from storage.keeping.files import delete
+from storage.keeping.gc import Plan
 from storage.manifests import MANIFEST
 from storage.policies import REMOVED, SCRATCHES
 from storage.refs import Slice

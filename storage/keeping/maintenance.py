@@ -11,12 +11,12 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from storage.actions import Active
-from storage.activity import at_work
 from storage.books import BOOKS, QUARANTINES, RETIREMENTS
 from storage.errors import StoreError, border
-from storage.files import delete, older, sizes
+from storage.keeping.activity import at_work
+from storage.keeping.files import delete, older, sizes
+from storage.keeping.orphans import drop_orphans, orphaned_policies
 from storage.logs import prune_log
-from storage.orphans import drop_orphans, orphaned_policies
 from storage.refs import Slice
 from storage.roots import Root
 from storage.store import Store

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from storage.errors import DamagedSlice, PolicyAbsent, StoreError
-from storage.files import sizes
+from storage.keeping.files import sizes
 from storage.policies import REMOVED
 from storage.refs import Entry, Slice
 from storage.store import Store

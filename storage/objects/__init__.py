@@ -1,0 +1,1 @@
+"""An S3-compatible object store: where it is, signed conditional requests, uploads of policies."""
