@@ -40,7 +40,7 @@ def main() -> None:
         replaced, StageTask.__call__ = StageTask.__call__, _plain  # type: ignore[method-assign]
         rows = [(until, _seconds(lambda until=until: _replays(str(root), until))) for until in ("advantage", "packing")]
         StageTask.__call__ = replaced  # type: ignore[method-assign]
-    print(f"\nlast {SAMPLED_STEPS} of {2 * SAMPLED_STEPS} steps of rollouts: {sampling:.2f} s; all of it {around:.1f}\n")
+    print(f"\nlast {SAMPLED_STEPS} of {2 * SAMPLED_STEPS} steps of rollouts: {sampling:.2f} s; in all {around:.1f}\n")
     print(f"| {len(SETTINGS)} settings over all steps | seconds | ratio to {SAMPLED_STEPS} steps of rollouts |")
     print("|---|---|---|")
     for until, seconds in rows:
