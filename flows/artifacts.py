@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from flows.curve import Point, curve_svg
+from flows.views.curve import Point, curve_svg
 
 Steps = Sequence[Mapping[str, Any]]
 SHOWN_STEPS = 10

@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import Any
 
 from configs.run import RunConfig
-from flows.printing import bytes_text, console, grid
+from flows.views.printing import bytes_text, console, grid
 from storage.errors import StoreError
 from storage.keeping.gc import Plan, plan, runs_in
 from storage.keeping.sweeping import Swept, finish, sweep_plan

@@ -6,8 +6,8 @@ from dataclasses import asdict
 from typing import Any
 
 from configs.run import RunConfig
-from flows.printing import bytes_text, console, grid
-from flows.readers import readers
+from flows.views.printing import bytes_text, console, grid
+from flows.views.readers import readers
 from storage.errors import StoreError
 from storage.keeping.activity import at_work
 from storage.keeping.maintenance import RETENTION_HOURS, Housekeeping, maintain

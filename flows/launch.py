@@ -9,7 +9,6 @@ from configs.run import RunConfig
 from flows import prefect_api
 from flows.artifacts import RunArtifacts
 from flows.monitor import Monitor, check_monitor
-from flows.panel import Panel
 from flows.preflight import preflight
 from flows.prepare import nothing_started, prepare
 from flows.quiet import route_prefect_logs
@@ -17,6 +16,7 @@ from flows.replay_config import Asked, prepare_replay
 from flows.replay_outcome import summary, trains_again
 from flows.rooms import EngineRoom
 from flows.session import Session, Watcher, log_directory, open_session, recorded
+from flows.views.panel import Panel
 from flows.walks import WALKS
 from flows.watchers import ArtifactWatcher, MonitorWatcher, PanelWatcher
 from storage.store import open_store

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from configs.run import RunConfig
-from flows.panel import printable
-from flows.printing import console
+from flows.views.panel import printable
+from flows.views.printing import console
 from storage.errors import StoreError
 from storage.keeping.activity import at_work
 from storage.keeping.log_damage import LogDamage

@@ -6,9 +6,9 @@ from typing import Any
 from prefect import flow
 
 from flows.called import session_of
-from flows.diff import publish_diff
 from flows.endings import note_end, reports_its_end
 from flows.replay_config import Asked, prepare_replay
+from flows.views.diff import publish_diff
 from flows.walks import walk_replay
 
 

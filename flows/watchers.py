@@ -5,7 +5,7 @@ from typing import Any
 
 from flows.artifacts import RunArtifacts
 from flows.monitor import Monitor
-from flows.panel import Panel
+from flows.views.panel import Panel
 
 PUBLISHED_TIMES = 20
 """Artifacts are renewed about this often in a run: each renewal is kept in Prefect's database for ever."""

@@ -51,7 +51,8 @@ def existing_store(root: str | Path, options: Mapping[str, str] | None = None) -
     """Open a store that is there, to read it. Raises LayoutError where there is none; no store is ever made."""
     place = open_root(str(root), options)
     with border("looking for a store", place.address):
-        found = place.exists(FORMAT)
+        others = [] if place.exists(FORMAT) else place.names("")[:3]
+        found = others or place.exists(FORMAT)
     if not found:
         what = f"there is no store: {FORMAT} is missing"
         advice = "name the root of a store with --store (or storage.open); `stagecoach run` makes a new one"

@@ -44,7 +44,7 @@ def _add(commands: Commands, name: str, command: Command, text: str, epilog: str
 
 
 def _lineage(arguments: argparse.Namespace) -> int | None:
-    from flows.lineage import main as lineage
+    from flows.views.lineage import main as lineage
 
     given = arguments
     return lineage(
@@ -53,13 +53,13 @@ def _lineage(arguments: argparse.Namespace) -> int | None:
 
 
 def _why(arguments: argparse.Namespace) -> int | None:
-    from flows.why import main as why
+    from flows.views.why import main as why
 
     return why(arguments.trace, as_json=arguments.json, store=arguments.store, run=arguments.run)
 
 
 def _sql(arguments: argparse.Namespace) -> int | None:
-    from flows.sql import main as sql
+    from flows.views.sql import main as sql
 
     given = arguments
     return sql(

@@ -21,7 +21,7 @@ def add(commands: Commands) -> None:
 
 
 def _diff(arguments: argparse.Namespace) -> int | None:
-    from flows.diff import main as diff
+    from flows.views.diff import main as diff
 
     return diff(*arguments.runs, step=arguments.step, as_json=arguments.json, store=arguments.store)
 

@@ -37,8 +37,8 @@ def add(commands: Commands) -> None:
 
 
 def _import(arguments: argparse.Namespace) -> int | None:
-    from flows.import_config import Request
-    from flows.importing import main
+    from flows.exchange.import_config import Request
+    from flows.exchange.importing import main
 
     if not arguments.files:
         raise UsageError("import needs a file: stagecoach import traces.jsonl --name RUN")
@@ -61,8 +61,8 @@ def _import(arguments: argparse.Namespace) -> int | None:
 
 def _export(arguments: argparse.Namespace) -> int | None:
     from configs.run import RunConfig
-    from flows.export_rows import Choice
-    from flows.exporting import Request, main
+    from flows.exchange.export_rows import Choice
+    from flows.exchange.exporting import Request, main
 
     if not (arguments.run or arguments.sql or arguments.policy):
         raise UsageError("export needs a RUN, a question (--sql) or, for weights, a policy (--policy)")

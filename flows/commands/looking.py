@@ -21,20 +21,20 @@ def add(commands: Commands) -> None:
 
 
 def _show(arguments: argparse.Namespace) -> int | None:
-    from flows.show import main as show
+    from flows.views.show import main as show
 
     return show(one_run(arguments), overrides=arguments.overrides, store=arguments.store, as_json=arguments.json)
 
 
 def _check(arguments: argparse.Namespace) -> int | None:
-    from flows.plan import main as plan
     from flows.prepare import assignments
+    from flows.views.plan import main as plan
 
     given = {key: getattr(arguments, key) for key in ("name", "store") if getattr(arguments, key)}
     return plan(arguments.files, [*arguments.overrides, *assignments(given)], as_json=arguments.json)
 
 
 def _doctor(arguments: argparse.Namespace) -> int | None:
-    from flows.doctor import main as doctor
+    from flows.views.doctor import main as doctor
 
     return doctor(store=arguments.store)

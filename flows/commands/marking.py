@@ -20,7 +20,7 @@ def add(commands: Commands) -> None:
 
 
 def _quarantine(arguments: argparse.Namespace) -> int | None:
-    from flows.quarantine import main as quarantine
+    from flows.corrections.quarantine import main as quarantine
 
     asked = arguments.where.strip() and (arguments.reason.strip() or arguments.dry_run)
     if not arguments.listing and not asked:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flows import artifacts
-from flows.curve import LEFT, MOST_POINTS, RIGHT, WIDTH, Point, curve_svg, thinned, ticks
+from flows.views.curve import LEFT, MOST_POINTS, RIGHT, WIDTH, Point, curve_svg, thinned, ticks
 
 SVG = "{http://www.w3.org/2000/svg}"
 

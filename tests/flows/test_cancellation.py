@@ -6,7 +6,7 @@ import pytest
 
 from flows import artifacts
 from flows.cancellation import ASK_SECONDS, Cancellation
-from flows.panel import Panel
+from flows.views.panel import Panel
 from flows.watchers import PanelWatcher
 
 

@@ -9,10 +9,10 @@ import pytest
 
 from configs.errors import ConfigError
 from flows import cli
-from flows.diff import markdown, table_rows
-from flows.diff_sheets import pair, ranges, sentences
-from flows.differences import compare
-from flows.recorded_rows import MEASURES
+from flows.views.diff import markdown, table_rows
+from flows.views.diff_sheets import pair, ranges, sentences
+from flows.views.differences import compare
+from flows.views.recorded_rows import MEASURES
 from storage.store import Store, open_store
 from tests.flows.rehearsal import rehearse
 

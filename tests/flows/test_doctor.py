@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from flows import doctor
-from flows.doctor import GIB, Finding
+from flows.views import doctor
+from flows.views.doctor import GIB, Finding
 
 
 def packages(monkeypatch: pytest.MonkeyPatch, **versions: str) -> None:

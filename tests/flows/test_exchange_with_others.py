@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from flows.export_rows import Choice
-from flows.exporting import Request, copy_weights, export
-from flows.import_config import Request as ImportRequest
-from flows.importing import import_files
+from flows.exchange.export_rows import Choice
+from flows.exchange.exporting import Request, copy_weights, export
+from flows.exchange.import_config import Request as ImportRequest
+from flows.exchange.importing import import_files
 from flows.recorded import Recorded
 from storage.store import open_store
 from tasks.exchange.episodes import compact

@@ -9,11 +9,11 @@ import pyarrow as pa
 import pytest
 
 from flows import cli
-from flows.drafts import ExportRefused, write_whole
-from flows.export_rows import Choice
-from flows.exporting import Request, copy_weights, export
-from flows.import_config import Request as ImportRequest
-from flows.importing import import_files
+from flows.exchange.drafts import ExportRefused, write_whole
+from flows.exchange.export_rows import Choice
+from flows.exchange.exporting import Request, copy_weights, export
+from flows.exchange.import_config import Request as ImportRequest
+from flows.exchange.importing import import_files
 from flows.recorded import Recorded
 from storage.questions import QuestionError
 from storage.store import open_store

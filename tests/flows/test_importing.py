@@ -8,8 +8,8 @@ import pytest
 
 from configs.errors import ConfigError
 from flows import cli
-from flows.import_config import Request
-from flows.importing import Outcome, import_files
+from flows.exchange.import_config import Request
+from flows.exchange.importing import Outcome, import_files
 from flows.prepare import prepare
 from flows.recorded import Recorded
 from storage.store import Store, open_store

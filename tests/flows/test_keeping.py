@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from flows import cli, gc
-from flows.readers import readers
+from flows.views.readers import readers
 from storage.errors import SliceExpired
 from storage.keeping import activity
 from storage.schemas import STAGE_TABLES

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from flows.panel import Panel, duration, is_terminal, plot, printable, summary
+from flows.views.panel import Panel, duration, is_terminal, plot, printable, summary
 
 
 @pytest.fixture(autouse=True)
@@ -154,6 +154,6 @@ def test_summary() -> None:
 
 
 def test_importing_the_panel_does_not_import_prefect() -> None:
-    program = "import sys, flows.panel, flows.services, flows.prefect_api; print('prefect' in sys.modules)"
+    program = "import sys, flows.views.panel, flows.services, flows.prefect_api; print('prefect' in sys.modules)"
     answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert answer.stdout.strip() == "False"

@@ -7,7 +7,8 @@ import pytest
 
 from configs.errors import ConfigError
 from configs.load import from_json, load
-from flows import cli, plan
+from flows import cli
+from flows.views import plan
 
 
 @pytest.fixture

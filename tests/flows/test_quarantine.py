@@ -10,8 +10,8 @@ import pytest
 
 from configs.run import RunConfig
 from flows import cli
-from flows.quarantine_search import NoSuchRollouts, search
-from flows.quarantine_usage import uses
+from flows.corrections.quarantine_search import NoSuchRollouts, search
+from flows.corrections.quarantine_usage import uses
 from storage.errors import RunUnknown
 from storage.keeping.retention import Retention, expire
 from storage.refs import Entry

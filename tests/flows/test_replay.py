@@ -9,7 +9,6 @@ import pytest
 from configs.errors import ConfigError
 from configs.replay import redone
 from configs.run import RunConfig
-from flows.differences import compare
 from flows.foretell import foretell
 from flows.recorded import WAY, recorded_by
 from flows.replay_config import Asked, prepare_replay
@@ -17,6 +16,7 @@ from flows.replay_outcome import Apart, finish_replayed
 from flows.replaying import quarantined_in, replay_steps
 from flows.services import Supervisor
 from flows.session import Session, recorded
+from flows.views.differences import compare
 from storage.store import Store, open_store
 from tasks.stage import Place, Ref
 from tests.crash import fixed

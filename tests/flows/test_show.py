@@ -11,7 +11,7 @@ import pytest
 
 from configs.errors import ConfigError
 from configs.run import RunConfig
-from flows import show
+from flows.views import show
 from storage.errors import LayoutError
 from storage.store import Store, open_store
 from tasks.stage import Place, Ref, Stage, Tables, perform

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from flows import show
+from flows.views import show
 from storage.store import Store, open_store
 from tasks.learner.tiny import tiny_qwen3
 from tests.crash.driving import ROOT, SECONDS

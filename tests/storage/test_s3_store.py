@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from flows import doctor
+from flows.views import doctor
 from storage.errors import LayoutError, StoreError, StoreUnavailable
 from storage.keeping.maintenance import maintain
 from storage.ledger import Ledger

@@ -8,8 +8,8 @@ import polars as pl
 import pytest
 
 from flows import cli
-from flows.sentences import SENTENCES, head, sentence
-from flows.why import explain
+from flows.views.sentences import SENTENCES, head, sentence
+from flows.views.why import explain
 from storage.frames import Frames
 from tasks.fates import fates
 from tests.flows.asking.asked import REASON, UNFIT

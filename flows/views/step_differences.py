@@ -4,7 +4,7 @@ from typing import Any
 
 import polars as pl
 
-from flows.recorded_rows import Made
+from flows.views.recorded_rows import Made
 
 SHOWN = 10
 KEPT = "kept"

@@ -12,8 +12,8 @@ from configs.errors import ConfigError
 from configs.run import RunConfig, content
 from flows.prepare import flat, recorded_config
 from flows.recorded import recorded_by
-from flows.recorded_rows import Made, made, together
-from flows.step_differences import between, detail
+from flows.views.recorded_rows import Made, made, together
+from flows.views.step_differences import between, detail
 from storage.refs import Entry
 from storage.store import Store
 

@@ -12,9 +12,9 @@ from rich.text import Text
 
 from configs.run import RunConfig
 from flows.artifacts import artifact_key, escaped
-from flows.diff_sheets import Sheet, sentences, sheets
-from flows.differences import compare
-from flows.panel import printable
+from flows.views.diff_sheets import Sheet, sentences, sheets
+from flows.views.differences import compare
+from flows.views.panel import printable
 from storage.frames import existing_store
 from storage.store import Store
 

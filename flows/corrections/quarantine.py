@@ -11,9 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from configs.run import RunConfig
-from flows.panel import printable
-from flows.quarantine_search import search
-from flows.quarantine_usage import Use, uses
+from flows.corrections.quarantine_search import search
+from flows.corrections.quarantine_usage import Use, uses
+from flows.views.panel import printable
 from storage.quarantines import ALL_RUNS, Quarantine
 from storage.store import open_store
 

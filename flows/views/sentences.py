@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from flows.telling import KEY, flat, number
+from flows.views.telling import KEY, flat, number
 from tasks.accounting import ERRORED, FILTERED, NO_WEIGHT, TRAINED
 from tasks.fates import EVALUATED, PENDING, REFUSED
 from tasks.filters.finding import QUARANTINED

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from flows.identify import WORK, policy_names
+from flows.views.identify import WORK, policy_names
 from storage.lineage import Graph, Work
 from tasks.hops import Node
 

@@ -7,8 +7,8 @@ from itertools import groupby
 from typing import Any
 
 from flows.artifacts import number
-from flows.differences import DIFFERENT, ONLY_A, ONLY_B, SAME, STAGES
-from flows.recorded_rows import MEASURES
+from flows.views.differences import DIFFERENT, ONLY_A, ONLY_B, SAME, STAGES
+from flows.views.recorded_rows import MEASURES
 from tasks.figures import MEANINGS
 
 LONGEST_VALUE = 60

@@ -19,9 +19,9 @@ from configs.load import load
 from configs.run import RunConfig
 from flows.facts import versions
 from flows.foretell import foretell
-from flows.panel import printable
 from flows.prepare import recorded_config
 from flows.session import sampling_for_evaluation, source_of
+from flows.views.panel import printable
 from storage.frames import existing_store
 from storage.refs import Entry
 from storage.runs import Event

@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 import pyarrow.parquet as pq
 
-from flows.drafts import ExportRefused, write_whole
-from flows.export_rows import Choice, Sampled, sampled
+from flows.exchange.drafts import ExportRefused, write_whole
+from flows.exchange.export_rows import Choice, Sampled, sampled
 from flows.policies import find_policy
 from storage.frames import existing_store
 from storage.store import Store

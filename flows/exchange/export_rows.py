@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from flows.drafts import ExportRefused
+from flows.exchange.drafts import ExportRefused
 from flows.recorded import SAMPLING
 from storage.frames import Frames
 from storage.questions import ask

@@ -7,8 +7,8 @@ from typing import Any
 import polars as pl
 
 from configs.run import RunConfig
-from flows.identify import identify, policy_names, policy_version
-from flows.sentences import head, sentence
+from flows.views.identify import identify, policy_names, policy_version
+from flows.views.sentences import head, sentence
 from storage.errors import border
 from storage.frames import Frames, existing_store
 from storage.lineage import Work

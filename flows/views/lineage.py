@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from configs.run import RunConfig
-from flows.identify import WORK, identify, policy_names, policy_version
-from flows.telling import KEY, flat, tell, tell_work, title_of
+from flows.views.identify import WORK, identify, policy_names, policy_version
+from flows.views.telling import KEY, flat, tell, tell_work, title_of
 from storage.errors import border
 from storage.frames import Frames, existing_store
 from storage.lineage import Graph, Work

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from configs.run import RunConfig
+from flows.exchange.import_config import Request, imported_config, inputs_of_import, renderer_of, with_contents
 from flows.facts import versions
-from flows.import_config import Request, imported_config, inputs_of_import, renderer_of, with_contents
 from storage.refs import Entry
 from storage.store import Store, open_store
 from tasks import trace_import

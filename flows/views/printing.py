@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from flows.panel import printable
+from flows.views.panel import printable
 
 PRINTED_WIDTH = 140
 """Columns of output that goes to a file or a pipe."""

@@ -1,0 +1,1 @@
+"""Rollouts, demonstrations and weights of other programs, in and out."""
