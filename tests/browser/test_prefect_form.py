@@ -64,8 +64,11 @@ def field(page: Any, name: str) -> Any:
 def submit(page: Any, served: Serving, **parameters: Any) -> str:
     """Fill in the form of `sft` as a person does and send it; return the flow run's id.
 
-    Prefect's SQLite refuses a request now and then on a busy machine: the page says so, and a person tries again.
+    The page swallows a press while it still checks the fields, and Prefect's SQLite refuses a request now and then on a
+    busy machine: a person tries again.
     """
+    from playwright.sync_api import TimeoutError as NothingSent
+
     deployment = served.ask("/deployments/name/sft/sft")
     for _ in range(5):
         page.goto(f"{served.url}/deployments/deployment/{deployment['id']}/run")
@@ -73,13 +76,14 @@ def submit(page: Any, served: Serving, **parameters: Any) -> str:
         for name, value in parameters.items():
             enter(field(page, name), value)
         picture(page, "form")
-        page.get_by_role("button", name="Submit").click()
-        refused = page.get_by_text("Something went wrong")
-        until(lambda: bool(refused.count()) or not page.url.endswith("/run"), served.log)  # noqa: B023
-        if not page.url.endswith("/run"):
-            break
-    runs = served.ask("/flow_runs/filter", deployments={"id": {"any_": [deployment["id"]]}}, limit=50)
-    return next(str(run["id"]) for run in runs if run["parameters"]["name"] == parameters["name"])
+        try:
+            with page.expect_response(re.compile("/create_flow_run$"), timeout=30_000) as answered:
+                page.get_by_role("button", name="Submit").click()
+        except NothingSent:
+            continue
+        if answered.value.ok:
+            return str(answered.value.json()["id"])
+    raise AssertionError(f"the form was refused five times\n{served.log()}")
 
 
 def enter(part: Any, value: Any) -> None:
