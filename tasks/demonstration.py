@@ -15,6 +15,8 @@ from storage.schemas import MESSAGES, TRACES
 from tasks.stage import Stage, Tables, as_task
 
 EPOCH = datetime.fromtimestamp(0, UTC)  # nothing was measured, and equal inputs shall give equal rows
+ID_LENGTH = 16
+"""Hex characters of the work's key in a trace's id."""
 
 
 class Renderer(Protocol):
@@ -25,15 +27,18 @@ class Renderer(Protocol):
         ...
 
 
-def demonstration(tables: Tables, config: View, *, step: int, render: Renderer) -> Tables:
-    """Render every assigned demonstration; one that is too long is an error row, not a silent cut."""
+def demonstration(tables: Tables, config: View, *, step: int, key: str, render: Renderer) -> Tables:
+    """Render every assigned demonstration; one that is too long is an error row, not a silent cut.
+
+    Ids of traces begin with the work's key: a finding about one run's trace shall name no trace of another's.
+    """
     tasks = dict(zip(*(tables["examples"][name].to_pylist() for name in ("example_id", "task")), strict=True))
     traces, messages = [], []
     for row in tables["assignments"].to_pylist():
         nodes = render(json.loads(tasks[row["example_id"]])["messages"])
         num_tokens = sum(len(node["token_ids"]) for node in nodes)
         too_long = num_tokens > config.data.max_length
-        trace = _trace(row, step, nodes, num_tokens, config.data.max_length if too_long else None)
+        trace = _trace(row, (step, key), nodes, num_tokens, config.data.max_length if too_long else None)
         traces.append(trace)
         messages += [{**node, "trace_id": trace["trace_id"]} for node in nodes]
     return {
@@ -43,13 +48,15 @@ def demonstration(tables: Tables, config: View, *, step: int, render: Renderer) 
 
 
 def _trace(
-    row: dict[str, Any], step: int, nodes: Iterable[dict[str, Any]], num_tokens: int, limit: int | None
+    row: dict[str, Any], work: tuple[int, str], nodes: Iterable[dict[str, Any]], num_tokens: int, limit: int | None
 ) -> dict[str, Any]:
+    step, key = work
+    trace_id = f"{key[:ID_LENGTH]}-{row['assignment_id']}"
     num_output = sum(sum(node["mask"]) for node in nodes)
     error = f"{num_tokens} tokens, data.max_length is {limit}" if limit else None
     return {
-        "trace_id": f"{step}-{row['assignment_id']}",
-        "episode_id": f"{step}-{row['assignment_id']}",
+        "trace_id": trace_id,
+        "episode_id": trace_id,
         **{name: row[name] for name in ("assignment_id", "group_id", "environment", "example_id")},
         "agent": "demonstrator",
         "trainable": True,
@@ -76,11 +83,11 @@ def _trace(
 
 STAGE = Stage(
     name="demonstration",
-    version=1,
+    version=2,
     reads=("assignments", "examples"),
     writes=("traces", "messages"),
     sections=("data", "model"),
     function=demonstration,
-    needs=("step", "render"),
+    needs=("step", "key", "render"),
 )
 task = as_task(STAGE)
