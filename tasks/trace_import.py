@@ -48,7 +48,7 @@ def trace_import(tables: Tables, config: View, *, step: int, source: TraceSource
 
 EXAMPLES_STAGE = Stage(
     name="examples",
-    version=1,
+    version=2,
     reads=(),
     writes=("examples",),
     sections=(),
@@ -57,7 +57,7 @@ EXAMPLES_STAGE = Stage(
 )
 ASSIGNMENT_STAGE = Stage(
     name="assignment",
-    version=1,
+    version=2,
     reads=("examples",),
     writes=("assignments",),
     sections=(),
@@ -66,7 +66,7 @@ ASSIGNMENT_STAGE = Stage(
 )
 STAGE = Stage(
     name="import",
-    version=1,
+    version=2,
     reads=("assignments", "examples"),
     writes=("traces", "messages"),
     sections=(),

@@ -17,6 +17,7 @@ from storage.store import Store, open_store
 from tasks import trace_import
 from tasks.exchange.episodes import SAMPLED, Episode, Reading
 from tasks.exchange.files import read_files
+from tasks.exchange.naming import told_apart
 from tasks.exchange.placing import Imported, doubled, place
 from tasks.exchange.problems import ImportRefused, Problem, counted, refusal
 from tasks.exchange.traces import MARK
@@ -106,7 +107,7 @@ def _read(request: Request, config: RunConfig) -> tuple[Imported, dict[str, int]
         raise refusal(problems)
     if not episodes:
         raise ImportRefused(f"the files hold no rollouts{_reasons(problems)}. Nothing was written.")
-    return place(episodes, request.groups_per_step), _figures(episodes), counted(problems)
+    return place(told_apart(episodes), request.groups_per_step), _figures(episodes), counted(problems)
 
 
 def _reasons(problems: Sequence[Problem]) -> str:

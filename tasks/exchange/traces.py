@@ -62,7 +62,7 @@ def source_of(row: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) -> 
     """Return the trace as it stood in the file, out of rows that `trace_rows` made."""
     mark = json.loads(row["record"])[MARK]
     found: Row = patched(_rebuilt(row, messages), mark.get("patch"))
-    return found
+    return {name: mark.get("id", value) if name == "id" else value for name, value in found.items()}
 
 
 def exact(trace: Row) -> Row:

@@ -8,6 +8,7 @@ import pytest
 
 from configs.errors import ConfigError
 from flows import cli
+from flows.corrections.quarantine_search import search
 from flows.exchange.import_config import Request
 from flows.exchange.importing import Outcome, import_files
 from flows.prepare import prepare
@@ -202,3 +203,15 @@ def test_another_tokenizer_is_other_work(root: Path, model: str) -> None:
         import_files(
             Request([RELAYED], name="text", store=str(root), model=model, overrides=["model.renderer=default"])
         )
+
+
+def test_two_files_that_number_their_traces_share_none(root: Path, tmp_path: Path, model: str) -> None:
+    for name in ("one", "other"):
+        rows = [{"trace_id": str(n), "prompt": f"{name} {n}", "completion": "x", "reward": 1} for n in range(2)]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        bring(root, tmp_path / f"{name}.jsonl", name=name, model=model, overrides=["model.renderer=qwen3"])
+    store = open_store(root)
+    one, other = (Recorded(store, run).steps[0].work["rollout"].slices("traces") for run in ("one", "other"))
+    ids = [set(store.read(slices)["trace_id"].to_pylist()) for slices in (one, other)]
+    assert [len(each) for each in ids] == [2, 2] and ids[0].isdisjoint(ids[1])
+    assert search(store, f"trace_id = '{min(ids[0])}'").trace_ids == (min(ids[0]),)
