@@ -14,7 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from flows.launch import run
-from flows.replay_config import Asked, prepare_replay
+from flows.replay_config import prepare_replay
+from flows.replay_request import Asked
 from flows.session import open_session
 from flows.walks import walk_replay
 from storage.store import open_store

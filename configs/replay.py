@@ -29,8 +29,8 @@ class ReplayConfig(Section):
     """Whether recorded traces are scored again with the reward functions of today before they are filtered."""
     graders: str = operational("")
     """Digest of the reward functions' source; filled in where traces are scored again."""
-    fresh_weights: bool = operational(False)
-    """Whether the first step starts from model.path and not from the recorded policy."""
+    weights: str = operational("")
+    """Digest of the weights in model.path where the first step starts from those; empty: the recorded ones."""
     quarantines: tuple[str, ...] = operational(())
     """Ids of the quarantines whose rollouts are left out; those in force when the replay was first asked for."""
 

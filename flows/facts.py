@@ -48,7 +48,7 @@ def _parts(config: RunConfig) -> tuple[bool, bool, bool, bool]:
     if config.kind != "replay":
         return True, True, config.kind != "sft", True
     again = redone(config.replay)
-    fresh = config.replay.fresh_weights
+    fresh = bool(config.replay.weights)
     return "rollout" in again, "training" in again, "rollout" in again or config.replay.regrade, fresh
 
 

@@ -12,8 +12,9 @@ from flows.monitor import Monitor, check_monitor
 from flows.preflight import preflight
 from flows.prepare import nothing_started, prepare
 from flows.quiet import route_prefect_logs
-from flows.replay_config import Asked, prepare_replay
+from flows.replay_config import prepare_replay
 from flows.replay_outcome import summary, trains_again
+from flows.replay_request import Asked
 from flows.rooms import EngineRoom
 from flows.session import Session, Watcher, log_directory, open_session, recorded
 from flows.views.panel import Panel
@@ -90,7 +91,7 @@ def watch(
 
 def panel_of(config: RunConfig, plain: bool) -> Panel:
     """Return the panel for a run of this kind."""
-    num_steps = 0 if config.kind == "evaluate" else config.replay.first_step + config.steps
+    num_steps = 0 if config.kind == "evaluate" else config.replay.last_step or config.steps
     measure = "loss" if config.kind == "sft" or trains_again(config) else "reward"
     return Panel(f"{config.kind} {config.name}", num_steps, plain=plain, measure=measure)
 

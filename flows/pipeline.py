@@ -172,7 +172,7 @@ def _refusal(step: int, decision: Mapping[str, Any], config: RunConfig) -> str:
 def train(do: Do, step: int, drawn: Drawn, policy: Policy) -> tuple[Ref, Policy]:
     """Train `policy` on one step's batches; the policy made is named by the work that made it."""
     trained = do(training.task, step, (drawn.packing,), policy)
-    return trained, Policy(trained.key, policy.version + 1)
+    return trained, Policy(trained.key, step + 1)
 
 
 def attempts(do: Do, policy: Policy) -> Ref:

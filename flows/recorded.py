@@ -4,6 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from configs.load import from_json
+from configs.replay import redone
+from storage.keys import canonical
 from storage.refs import Entry
 from storage.store import Store
 from tasks.place import LOOK_SECONDS
@@ -29,10 +32,13 @@ class RecordedStep:
 class Recorded:
     """The steps that a run recorded."""
 
-    def __init__(self, store: Store, run: str, first_step: int = 0) -> None:
+    def __init__(self, store: Store, run: str, source: "Recorded | None" = None, along: bool = False) -> None:
         self._store = store
         self._run = run
-        self._first_step = first_step
+        self._source = source
+        """What a replay went through again: its steps that it did not train start from policies of that run."""
+        self._along = along
+        """Whether a replay trained along, each step from the policy that it made before."""
 
     @cached_property
     def steps(self) -> dict[int, RecordedStep]:
@@ -40,7 +46,7 @@ class Recorded:
         latest: dict[int, Entry] = {}
         for entry in self._entries:
             known = latest.get(entry.step)
-            if entry.step >= self._first_step and _stage(entry) in WAY[1:]:  # examples are of the run, not of a step
+            if _stage(entry) in WAY[1:]:  # examples are of the run, not of a step
                 latest[entry.step] = entry if known is None else max(known, entry, key=_progress)
         return {step: RecordedStep(step, self._work(last), self._policy(last)) for step, last in sorted(latest.items())}
 
@@ -48,6 +54,12 @@ class Recorded:
     def first_policy(self) -> Entry | None:
         """The work that brought in the weights that the run started from, None where it had none."""
         return next((entry for entry in self._entries if entry.stage == "policy_import"), None)
+
+    def sampler(self, past: RecordedStep) -> Policy | None:
+        """Return the policy that sampled a step's rollouts; None where none of the store did."""
+        key = past.work["rollout"].inputs.get("policy") if "rollout" in past.work else None
+        entry = self._store.ledger.find(key, run=self._run) if key else None
+        return policy_of(entry, 0) if entry else None
 
     @cached_property
     def _entries(self) -> list[Entry]:
@@ -68,18 +80,31 @@ class Recorded:
             return self._store.ledger.find(last.inputs["policy"], run=self._run)
         # A step that was not trained would have gone on from the last policy before it.
         made = [entry for entry in self._entries if entry.stage == "training" and entry.step < last.step]
-        return max(made, key=lambda entry: entry.step, default=self.first_policy)
+        if made and (self._source is None or self._along):
+            return max(made, key=lambda entry: entry.step)
+        return self.first_policy or self._of_source(last.step)
+
+    def _of_source(self, step: int) -> Entry | None:
+        """The policy of the recorded run that a replay's step started from."""
+        if self._source is None:
+            return None
+        begun = min(entry.step for entry in self._entries if _stage(entry) in WAY[1:]) if self._along else step
+        past = self._source.steps.get(begun)
+        return past.policy if past else None
 
 
 def recorded_by(store: Store, run: str) -> Recorded:
-    """Return what a run recorded; of a replay not the policy of the step before its first, which it took over."""
-    config = store.runs.config(run)
-    return Recorded(store, run, config["replay"]["first_step"] if config["kind"] == "replay" else 0)
+    """Return what a run recorded; of a replay, with the run that it went through again behind it."""
+    config = from_json(canonical(store.runs.config(run)))
+    if config.kind != "replay" or config.replay.run not in store.runs.names():
+        return Recorded(store, run)
+    along = config.replay.policies == "own" and "training" in redone(config.replay)
+    return Recorded(store, run, recorded_by(store, config.replay.run), along)
 
 
-def policy_of(entry: Entry) -> Policy:
-    """Return the policy that finished work of training or import made."""
-    return Policy(entry.key, entry.step + 1 if entry.stage == "training" else 0)
+def policy_of(entry: Entry, step: int) -> Policy:
+    """Return the policy that finished work of training or import made; weights that came in are those of `step`."""
+    return Policy(entry.key, entry.step + 1 if entry.stage == "training" else step)
 
 
 def trace_ids(store: Store, entry: Entry) -> list[str]:

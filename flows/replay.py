@@ -7,7 +7,8 @@ from prefect import flow
 
 from flows.called import session_of
 from flows.endings import note_end, reports_its_end
-from flows.replay_config import Asked, prepare_replay
+from flows.replay_config import prepare_replay
+from flows.replay_request import Asked
 from flows.views.diff import publish_diff
 from flows.walks import walk_replay
 

@@ -1,5 +1,6 @@
 """What a replayed step came to, beside what was recorded: how far its policy is from the one that sampled."""
 
+from collections.abc import Iterator
 from typing import Any
 
 from configs.replay import redone
@@ -9,6 +10,7 @@ from flows.replaying import Replayed
 from flows.session import Session
 from storage.refs import Entry
 from storage.store import Store
+from tasks.place import LOOK_SECONDS
 
 OUTSIDE = 0.1
 """Share of a step's tokens outside the trust region above which it is said that the replay has left it."""
@@ -16,13 +18,29 @@ MEASURES = ("loss", "grad_norm", "mismatch_kl", "mismatch_kl_max", "masked_fract
 
 
 class Apart:
-    """Counts how many updates the replay's policy is away from the policy that sampled the rollouts."""
+    """Says how far the policies of a replay are from those that sampled the rollouts."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self.num_updates = 0
-        """Trainings so far that are not the recorded ones."""
         self.warned = False
+
+    def updates(self, policy: str | None, sampled_by: str | None) -> int | None:
+        """Return how many updates made `policy` since it and the one that sampled were one, by key.
+
+        None where they never were: rollouts of others, or weights from elsewhere.
+        """
+        if policy is None or sampled_by is None:
+            return None
+        theirs = set(self._line(sampled_by))
+        return next((count for count, key in enumerate(self._line(policy)) if key in theirs), None)
+
+    def _line(self, policy: str) -> Iterator[str]:
+        """Yield the keys of a policy and those it was trained from, newest first."""
+        key: str | None = policy
+        while key is not None:
+            yield key
+            entry = self._store.ledger.find(key, staleness=LOOK_SECONDS)
+            key = entry.inputs.get("policy") if entry else None
 
     def recorded(self, training: Entry | None) -> dict[str, Any] | None:
         """Return what the recorded training of a step measured last; None where it was not trained."""
@@ -40,14 +58,13 @@ def finish_replayed(session: Session, done: Replayed, apart: Apart) -> dict[str,
     again = redone(session.config.replay)
     described["seconds"] = {stage: value for stage, value in described["seconds"].items() if stage in again}
     described["recorded"] = recorded
-    described["updates_apart"] = apart.num_updates
+    described["updates_apart"] = apart.updates(done.policy_in.key if done.policy_in else None, done.sampled_by)
     update = described["update"]
     same = None if update is None or recorded is None else update["weights_sha256"] == recorded["weights_sha256"]
     described["same_weights"] = same
     session.tell("step", **described)
     for text in _notes(done, described, apart):
         session.tell("note", text=text)
-    apart.num_updates += update is not None and not same and session.config.replay.policies == "own"
     return described
 
 
@@ -60,9 +77,14 @@ def _notes(done: Replayed, described: dict[str, Any], apart: Apart) -> list[str]
     apart.warned = True
     return [
         f"step {done.step}: {masked:.0%} of the tokens are outside the trust region (recorded: "
-        f"{_share(described['recorded'])}); the policy is {apart.num_updates} updates away from the one that sampled. "
+        f"{_share(described['recorded'])}); the policy is {_updates(described)} away from the one that sampled. "
         f"What it learns from these rollouts is less and less its own; to sample anew: stagecoach replay --from rollout"
     ]
+
+
+def _updates(described: dict[str, Any]) -> str:
+    count = described["updates_apart"]
+    return "no number of updates" if count is None else f"{count} updates"
 
 
 def _share(recorded: dict[str, Any] | None) -> str:

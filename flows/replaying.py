@@ -1,19 +1,19 @@
 """Replaying: the stages of recorded steps again, from a chosen one on, over what the steps before it recorded."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from configs.errors import ConfigError
 from configs.replay import ORDER, ReplayConfig, redone
-from configs.run import RunConfig
+from configs.run import RunConfig, View
 from flows import pipeline
 from flows.pipeline import Check, Do, Drawn, Source
 from flows.recorded import Recorded, RecordedStep, policy_of, trace_ids
 from storage.keys import content_key
 from storage.refs import Entry
 from storage.store import Store
-from tasks import advantage, assignment, demonstration, filtering, packing, regrade, rollout
+from tasks import advantage, assignment, examples, filtering, packing, regrade, rollout
 from tasks.stage import Policy, Ref, StageTask
 
 
@@ -25,8 +25,8 @@ class Shares(Do, Protocol):
         ...
 
 
-Quarantined = Callable[[Entry], Mapping[str, str]]
-"""Returns, of the traces that finished work made, those that are in quarantine: reason by trace id."""
+Quarantined = Callable[[Ref], Mapping[str, str]]
+"""Returns, of the traces that work made if it is finished, those that are in quarantine: reason by trace id."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,8 @@ class Replayed:
     past: RecordedStep
     work: Mapping[str, Ref]
     """The references by stage, shared and done again."""
+    sampled_by: str | None
+    """Key of the policy that sampled the rollouts; None where that is not known."""
     drawn: Drawn | None
     """The step's way to packed batches; None where the replay ends before them."""
     policy_in: Policy | None
@@ -59,7 +61,7 @@ def chosen(replay: ReplayConfig, recorded: Recorded) -> list[RecordedStep]:
             [
                 f"replay: run {replay.run!r} has not recorded step {', '.join(map(str, absent)) or replay.first_step} "
                 f"up to stage {_before(replay)}; it has the steps {_ranges(list(whole)) or 'none'}. Nothing was "
-                f"started; choose among these (--steps), or finish the run first: stagecoach resume {replay.run}"
+                f"started; choose among these (--steps), or let the run go on first: stagecoach resume {replay.run}"
             ]
         )
     return [whole[step] for step in wanted]
@@ -70,7 +72,7 @@ def replay_steps(
     source: Source,
     config: RunConfig,
     recorded: Recorded,
-    quarantined: Quarantined = lambda entry: {},
+    quarantined: Quarantined = lambda ref: {},
     check: Check = lambda drawn: None,
 ) -> Iterator[Replayed]:
     """Walk the chosen steps and yield each that is done.
@@ -79,22 +81,24 @@ def replay_steps(
     "recorded" every one, starts from the recorded policy. A batch that is empty is not trained on.
     """
     policy: Policy | None = None
+    before: Policy | None = None
     for past in chosen(config.replay, recorded):
         if policy is None or config.replay.policies == "recorded":
             policy = _begin(do, source, config, past)
-        step = _Step(do, past, config, quarantined, policy)
+            before = policy if config.replay.weights else recorded.sampler(past) or policy
+        lags = config.rollout.max_off_policy_steps or config.replay.policies == "recorded"
+        step = _Step(do, past, config, quarantined, policy, before if lags else policy)
         yield (done := step.through(check))
-        policy = done.policy or policy
+        policy, before = done.policy or policy, policy
 
 
 def _begin(do: Shares, source: Source, config: RunConfig, past: RecordedStep) -> Policy | None:
-    """Return the policy that a step starts from: the recorded one, made part of this run, or `model.path`'s."""
-    if config.replay.fresh_weights:
-        return pipeline.first_policy(do, source)
-    if past.policy is None:
+    """Return the policy that a step starts from: the recorded one, or that of `model.path`."""
+    if not {"rollout", "training"} & set(redone(config.replay)):
         return None
-    do.share(past.policy, past.policy.step)
-    return policy_of(past.policy)
+    if config.replay.weights:
+        return replace(pipeline.first_policy(do, source), version=past.step)
+    return policy_of(past.policy, past.step) if past.policy else None
 
 
 @dataclass
@@ -106,11 +110,12 @@ class _Step:
     config: RunConfig
     quarantined: Quarantined
     policy: Policy | None
+    sampler: Policy | None
     work: dict[str, Ref] = field(default_factory=dict)
 
     def through(self, check: Check) -> Replayed:
         """Go through all stages; recorded ones are shared, the others done."""
-        self._stage("examples", self._recorded("examples"))
+        self.work["examples"] = self._list() if self._listed_otherwise() else self._recorded("examples")()
         self._stage("assignment", self._assign)
         self._stage("rollout", self._sample)
         if self.config.replay.regrade:
@@ -121,13 +126,14 @@ class _Step:
         self._stage("advantage", lambda: self._do(advantage.task, *self._traces, self.work["filtering"]))
         self._stage("packing", lambda: self._do(packing.task, self.work["advantage"], *self._traces))
         drawn = self._drawn()
-        return Replayed(self.past.step, self.past, self.work, drawn, self.policy, self._train(drawn, check))
+        made = self._train(drawn, check)
+        return Replayed(self.past.step, self.past, self.work, self._sampled_by(), drawn, self.policy, made)
 
     def _stage(self, stage: str, again: Callable[[], Ref]) -> None:
         """Do a stage again or share what was recorded; nothing where it lies behind the end of the replay."""
         if stage in redone(self.config.replay):
             self.work[stage] = again()
-        elif stage not in ORDER or ORDER.index(stage) < ORDER.index(self.config.replay.from_stage):
+        elif stage == "regrade" or ORDER.index(stage) < ORDER.index(self.config.replay.from_stage):
             self.work[stage] = self._recorded(stage)()
 
     def _recorded(self, stage: str) -> Callable[[], Ref]:
@@ -137,13 +143,28 @@ class _Step:
         return self.do(task, self.past.step, refs, policy)
 
     def _assign(self) -> Ref:
-        return self.do(assignment.task, self.past.step, (self.work["examples"],), services={"batch": 0})
+        """Assign again; where the recorded step was trained on a later batch than its first, that one."""
+        batch = self.past.work["assignment"].inputs.get("batch", "0") if "assignment" in self.past.work else "0"
+        again = {"batch": batch} if batch != "0" else {}
+        bag = {"batch": int(batch)}
+        return self.do(assignment.task, self.past.step, (self.work["examples"],), services=bag, extra_inputs=again)
+
+    def _listed_otherwise(self) -> bool:
+        """Tell whether examples are to be listed again: the recorded ones are of other environments' settings."""
+        view = View(self.config, examples.task.stage.sections, "examples").content()
+        return "assignment" in redone(self.config.replay) and view != dict(self.past.work["examples"].section)
+
+    def _list(self) -> Ref:
+        return self.do(examples.task, 0)
 
     def _sample(self) -> Ref:
         refs = self.work["assignment"], self.work["examples"]
-        if self.past.work["rollout"].stage == "demonstration":
-            return self._do(demonstration.task, *refs)
-        return self._do(rollout.task, *refs, policy=self.policy)
+        return self._do(rollout.task, *refs, policy=self.sampler)
+
+    def _sampled_by(self) -> str | None:
+        if "rollout" in redone(self.config.replay):
+            return self.sampler.key if self.sampler else None
+        return self.past.work["rollout"].inputs.get("policy")
 
     def _regrade(self) -> Ref:
         refs = self.work["rollout"], self.work["examples"]
@@ -152,7 +173,7 @@ class _Step:
 
     def _filter(self) -> Ref:
         """Filter; a step that no quarantine touches keeps the key that it would have without one."""
-        found = self.quarantined(self.past.work["rollout"])
+        found = self.quarantined(self.work["rollout"])
         extra = {"quarantine": content_key(sorted(found.items()))} if found else {}
         bag = {"quarantined": found}
         return self.do(filtering.task, self.past.step, self._traces, services=bag, extra_inputs=extra)
@@ -178,11 +199,16 @@ class _Step:
 
 
 def quarantined_in(store: Store, replay: ReplayConfig) -> Quarantined:
-    """Return what looks up which traces a replay leaves out, and why."""
+    """Return what looks up which traces a replay leaves out, and why; of rollouts to come none is known to be unfit."""
     if not replay.quarantines:
-        return lambda entry: {}
+        return lambda ref: {}
     reasons = store.quarantines.reasons(replay.quarantines)
-    return lambda entry: {name: reasons[name] for name in trace_ids(store, entry) if name in reasons}
+
+    def quarantined(ref: Ref) -> dict[str, str]:
+        entry = store.ledger.find(ref.key)
+        return {name: reasons[name] for name in trace_ids(store, entry) if name in reasons} if entry else {}
+
+    return quarantined
 
 
 def _lacking(replay: ReplayConfig, past: RecordedStep) -> list[str]:

@@ -37,7 +37,7 @@ def training(
                 directory_out=str(directory),
                 save_optimizer=save_optimizer,
             )
-            row = policy_row(mind, key, policy.version + 1, policy.key, config.model.vocab_size, save_optimizer)
+            row = policy_row(mind, key, step + 1, policy.key, config.model.vocab_size, save_optimizer)
             return {"updates": updates_table(updates), "token_statistics": statistics, "policies": row}
         except LearnerLost:
             losses += 1  # at() waits for a restart, but what never dies is not restarted

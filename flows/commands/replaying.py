@@ -40,7 +40,7 @@ def _replay(arguments: argparse.Namespace) -> int | None:
 
 
 def _asked(arguments: argparse.Namespace, overrides: list[str]) -> Any:
-    from flows.replay_config import Asked
+    from flows.replay_request import Asked
 
     return Asked(
         run=arguments.run,

@@ -13,7 +13,8 @@ from typing import Any
 
 from flows import launch
 from flows.prepare import prepare
-from flows.replay_config import Asked, prepare_replay
+from flows.replay_config import prepare_replay
+from flows.replay_request import Asked
 from flows.rooms import EngineRoom, EnvironmentRoom
 from flows.session import open_session, recorded
 from flows.walks import walk_replay, walk_train

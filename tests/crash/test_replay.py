@@ -21,7 +21,7 @@ CHANGES = {
     "training": "training.learning_rate=1e-4",
 }
 # Modules that a replay without sampling has no use for, and a network that is not there.
-OFFLINE = '''
+OFFLINE = """
 import socket, sys
 
 class Refused:
@@ -42,7 +42,7 @@ def known(host, *arguments, **settings):
         raise OSError(f"no names: {host}")
     return look_up(host, *arguments, **settings)
 socket.getaddrinfo = known
-'''
+"""
 
 
 @pytest.fixture(scope="module")
@@ -141,6 +141,7 @@ def test_counterfactual_steps_each_start_from_the_recorded_policy(source: Driven
     assert [entry.inputs["policy"] for entry in along] == [recorded[0].inputs["policy"], along[0].key]
     assert [step["updates_apart"] for step in source.outcome[0]["steps"]] == [0, 0]
     assert [step["updates_apart"] for step in source.outcome[1]["steps"]] == [0, 1]
+    assert len(what_if) == 2, "the policies that the steps started from are not work of this run"
     assert source.outcome[0]["steps"][0]["update"]["weights_sha256"] == last_weights(store, "along")[0]
 
 

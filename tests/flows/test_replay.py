@@ -1,5 +1,6 @@
 """What a replay is asked for and what it comes to: which stages, which steps, which name, and what is refused."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -7,18 +8,22 @@ import pyarrow as pa
 import pytest
 
 from configs.errors import ConfigError
-from configs.replay import redone
+from configs.replay import ORDER, redone
 from configs.run import RunConfig
+from flows import replay_config
 from flows.foretell import foretell
+from flows.policies import find_policy
 from flows.recorded import WAY, recorded_by
-from flows.replay_config import Asked, prepare_replay
+from flows.replay_config import prepare_replay
 from flows.replay_outcome import Apart, finish_replayed
+from flows.replay_request import Asked
 from flows.replaying import quarantined_in, replay_steps
 from flows.services import Supervisor
 from flows.session import Session, recorded
 from flows.views.differences import compare
+from storage.policies import Policies
 from storage.store import Store, open_store
-from tasks.stage import Place, Ref
+from tasks.stage import Place, Policy, Ref
 from tests.crash import fixed
 from tests.flows.rehearsal import SMALL, SOURCE, Rehearsal, rehearse
 
@@ -104,8 +109,17 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"from_stage": "packing", "until": "advantage"}, "--until advantage comes before --from packing"),
     ({"from_stage": "pakcing"}, "replay.from_stage"),
     ({"overrides": ["replay.run=other"]}, "said by options"),
+    ({"overrides": ["store=elsewhere"]}, r"store: is said by options \(--store\)"),
+    ({"overrides": ["steps=5"]}, r"steps: is said by options \(--steps\)"),
+    ({"from_stage": "packing", "overrides": ["evaluation.every=1"]}, "evaluation.every: no stage of a replay reads it"),
+    ({"until": "", "overrides": ["training.version=mine"]}, "versions are those of what is installed"),
+    (
+        {"from_stage": "rollout", "overrides": ["environments.0.holdout_fraction=0.5"]},
+        "the examples are the recorded ones",
+    ),
+    ({"regrade": True, "from_stage": "assignment"}, "--regrade scores recorded rollouts before"),
     ({"overrides": ["packing.tokens=3"]}, "packing.tokens.*tokens_per_row"),
-    ({"from_stage": "packing", "regrade": True}, "--regrade scores before filtering"),
+    ({"from_stage": "packing", "regrade": True}, "--regrade scores recorded rollouts before"),
     ({"name": "base", "from_stage": "packing"}, "'base' is a run of kind train"),
 ]
 
@@ -142,7 +156,7 @@ def test_the_source_is_not_changed_and_its_rows_are_shared(tmp_path: Path) -> No
     store = open_store(tmp_path / "store")
     assert (store.ledger.entries(run="base"), store.runs.events("base")) == before
     own = {e.stage: {piece.run for piece in e.outputs} for e in store.ledger.entries(run="branch") if e.outputs}
-    assert own == {name: {"base"} for name in ("policy_import", "examples", "assignment", "rollout", "filtering")} | {
+    assert own == {name: {"base"} for name in ("examples", "assignment", "rollout", "filtering")} | {
         name: {"branch"} for name in ("advantage", "packing")
     }
     assert (session.num_computed, session.num_found) == (4, 0)
@@ -193,7 +207,7 @@ def quarantine(store: Store, step: int, count: int) -> list[str]:
 def test_quarantined_rollouts_are_left_out_and_untouched_steps_are_found(tmp_path: Path) -> None:
     store = rehearse(tmp_path / "store", "base", steps=3)
     names = quarantine(store, step=1, count=2)
-    with pytest.raises(ConfigError, match="in quarantine"):
+    with pytest.raises(ConfigError, match="are in quarantine now"):
         ask(tmp_path / "store", from_stage="packing")
     config = ask(tmp_path / "store", name="clean")
     assert config.replay.from_stage == "filtering" and len(config.replay.quarantines) == 1
@@ -230,3 +244,144 @@ def test_an_empty_batch_is_not_trained_on_and_the_policy_goes_on(tmp_path: Path)
     assert [step["update"] for step in steps] == [None, None]
     trained = open_store(tmp_path / "store").ledger.entries(run="empty", stage="training")
     assert trained == [] and store.ledger.entries(run="base", stage="training")
+
+
+@pytest.fixture
+def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Two directories of weights, and a store that has the weights of every policy."""
+    found = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps({"vocab_size": 512, "name": name}))
+        found.append(str(tmp_path / name))
+    monkeypatch.setattr(Policies, "directory", lambda self, key, verify=False: tmp_path / "a")
+    monkeypatch.setattr(replay_config, "facts", lambda config: {})
+    return found
+
+
+def starts(store: Store, run: str) -> list[str]:
+    """The keys of the policies that a run's trainings started from, by step."""
+    return [entry.inputs["policy"] for entry in store.ledger.entries(run=run, stage="training")]
+
+
+def trained(root: Path, **asked: Any) -> tuple[Store, list[dict[str, Any]]]:
+    """Do a replay that trains; return the store and what each step came to."""
+    _, steps = walk(ask(root, until="training", **asked))
+    return open_store(root), steps
+
+
+def test_other_weights_are_another_replay_whatever_they_are_called(tmp_path: Path, models: list[str]) -> None:
+    rehearse(tmp_path / "store", "base", steps=2, model={"vocab_size": 512, "path": models[0]})
+    path = [f"model.path={each}" for each in models]
+    whole = {"until": "training", "from_stage": "training"}
+    same, first, second = (ask(tmp_path / "store", overrides=each, **whole) for each in ([], path[:1], path[1:]))
+    assert same.replay.weights == "" and first.replay.weights != second.replay.weights
+    assert len({same.name, first.name, second.name}) == 3
+    walk(first.model_copy(update={"name": "mine"}))
+    with pytest.raises(ConfigError, match=r"replay\.weights"):
+        ask(tmp_path / "store", until="training", name="mine", overrides=path[1:])
+
+
+def test_a_replay_of_a_replay_from_other_weights_goes_on_from_its_policies(tmp_path: Path, models: list[str]) -> None:
+    root = tmp_path / "store"
+    rehearse(root, "base", steps=3)
+    store, _ = trained(root, from_stage="training", overrides=[f"model.path={models[1]}"], name="fresh")
+    made = [entry.key for entry in store.ledger.entries(run="fresh", stage="training")]
+    store, steps = trained(root, run="fresh", from_stage="training", steps="1:", name="again")
+    assert starts(store, "again") == made[:2] and [step["same_weights"] for step in steps] == [True, True]
+    store, steps = trained(root, run="fresh", steps="1:", overrides=["training.learning_rate=0.5"], name="faster")
+    assert starts(store, "faster")[0] == made[0] and [step["updates_apart"] for step in steps] == [0, 1]
+
+
+def test_policies_that_counterfactual_steps_start_from_are_not_their_own(tmp_path: Path, models: list[str]) -> None:
+    root = tmp_path / "store"
+    rehearse(root, "base", steps=3)
+    trained(root, overrides=["training.learning_rate=0.5"], name="first")
+    trained(root, overrides=["training.learning_rate=0.25"], name="second")
+    store, _ = trained(
+        root, run="second", policies="recorded", overrides=["training.learning_rate=0.5"], name="what-if"
+    )
+    entries = store.ledger.entries(run="what-if", stage="training")
+    assert [entry.step for entry in entries] == [0, 1, 2]
+    own = [past.work["training"].key for past in recorded_by(store, "what-if").steps.values()]
+    assert own == [entry.key for entry in entries]
+    assert find_policy(store, "what-if:1") == Policy(entries[0].key, 1)
+    began = [past.policy.key for past in recorded_by(store, "what-if").steps.values() if past.policy]
+    assert began == starts(store, "second"), "a replay of it would start from the same"
+
+
+def test_a_step_emptied_by_a_quarantine_stays_empty_in_replays_of_the_replay(tmp_path: Path, models: list[str]) -> None:
+    root = tmp_path / "store"
+    store = rehearse(root, "base", steps=3)
+    names = quarantine(store, step=1, count=12)
+    store, steps = trained(root, policies="recorded", overrides=["training.learning_rate=0.5"], name="clean")
+    assert steps[1]["update"] is None
+    for asked in (
+        {"from_stage": "training"},
+        {"from_stage": "training", "quarantine": False},
+        {"from_stage": "filtering"},
+    ):
+        store, steps = trained(root, run="clean", name=f"again-{len(asked)}-{asked['from_stage']}", **asked)
+        assert [step["update"] is None for step in steps] == [False, True, False], asked
+        packed = store.ledger.entries(run=f"again-{len(asked)}-{asked['from_stage']}", stage="packing")
+        rows = [
+            row for e in packed for row in store.read(e.slices("batches"), ["sample_ids"])["sample_ids"].to_pylist()
+        ]
+        assert rows and not {sample.rpartition("/")[0] for row in rows for sample in row} & set(names)
+    assert [entry.step for entry in store.ledger.entries(run="clean", stage="training")] == [0, 2]
+    versions = [
+        store.read(e.slices("updates"))["version"][0].as_py()
+        for e in store.ledger.entries(run="clean", stage="training")
+    ]
+    assert versions == [1, 3]
+
+
+def test_rollouts_of_a_replay_that_are_found_again_are_left_out_when_unfit(tmp_path: Path, models: list[str]) -> None:
+    root = tmp_path / "store"
+    rehearse(root, "base", steps=1)
+    hot = {"from_stage": "rollout", "overrides": ["rollout.temperature=0.5"]}
+    store, _ = trained(root, name="hot", **hot)
+    (entry,) = (e for e in store.ledger.entries(run="hot", stage="rollout") if not e.part)
+    names = store.read(entry.slices("traces"), ["trace_id"])["trace_id"].to_pylist()[:2]
+    store.quarantines.record(names, where="made up", reason="broken", run="hot")
+    hot["overrides"] = [*hot["overrides"], RLOO]
+    store, _ = trained(root, name="hotter", **hot)
+    (verdicts,) = store.ledger.entries(run="hotter", stage="filtering")
+    rows = store.read(verdicts.slices("verdicts")).to_pylist()
+    assert {row["trace_id"] for row in rows if row["reason"] == "quarantined"} == set(names)
+
+
+def test_a_quarantine_elsewhere_or_heeded_before_stops_nothing(tmp_path: Path, models: list[str]) -> None:
+    root = tmp_path / "store"
+    quarantine(rehearse(root, "base", steps=2), step=0, count=1)
+    assert ask(root, from_stage="packing", steps="1:").replay.from_stage == "packing"
+    trained(root, name="clean")
+    assert ask(root, run="clean", from_stage="packing").replay.quarantines
+    with pytest.raises(ConfigError, match="--no-quarantine: 'clean' began without"):
+        ask(root, name="clean", quarantine=False)
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_unchanged_settings_find_everything_from_every_stage(tmp_path: Path, models: list[str], lag: int) -> None:
+    root = tmp_path / "store"
+    rehearse(root, "base", steps=3, rollout={"max_off_policy_steps": lag})
+    for stage in ORDER:
+        config = ask(root, until="training", from_stage=stage)
+        assert not [piece for piece in pieces(config) if piece.computed], stage
+        _, steps = walk(config)
+        assert all(step["same_weights"] for step in steps)
+        assert [step["updates_apart"] for step in steps] == [0, lag, lag]
+
+
+def test_other_examples_are_listed_again_and_assigned(tmp_path: Path, models: list[str]) -> None:
+    root = tmp_path / "store"
+    rehearse(root, "base", steps=1)
+    config = ask(root, from_stage="assignment", until="assignment", overrides=["environments.0.holdout_fraction=0.5"])
+    assert [piece.stage for piece in pieces(config) if piece.computed] == ["examples", "assignment"]
+
+
+def test_weights_are_not_asked_for_where_nothing_is_trained(tmp_path: Path, models: list[str]) -> None:
+    root = tmp_path / "store"
+    rehearse(root, "base", steps=1)
+    with pytest.raises(ConfigError, match=r"model\.path: no weights are needed"):
+        ask(root, from_stage="packing", until="packing", overrides=[f"model.path={models[1]}"])
