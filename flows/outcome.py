@@ -7,6 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from flows.corrections.quarantine_kept import kept_in_quarantine
 from flows.metrics import step_metrics
 from flows.pipeline import Drawn
 from flows.session import Session
@@ -67,6 +68,8 @@ def finish_step(session: Session, step: int, drawn: Drawn, trained: Ref) -> dict
     described = describe_step(session, step, drawn, trained)
     session.tell("step", **described)
     if described["computed"] and (warning := low_signal(described)):
+        session.tell("note", text=warning)
+    if warning := kept_in_quarantine(session, drawn):
         session.tell("note", text=warning)
     return described
 

@@ -29,6 +29,7 @@ def test_the_warning_reaches_whoever_watches(monkeypatch: pytest.MonkeyPatch, co
     session: Any = SimpleNamespace(tell=lambda event, **facts: events.append(event))
     nothing: Any = None
     monkeypatch.setattr(outcome, "describe_step", lambda *_: step_of(0, 10) | {"computed": computed})
+    monkeypatch.setattr(outcome, "kept_in_quarantine", lambda *_: "")
     finish_step(session, 4, nothing, nothing)
     assert events == told
 
