@@ -71,8 +71,9 @@ def _print(told: dict[str, Any], store: str) -> None:
     for run in dict.fromkeys(use.run for use in used):
         console.print(Text(_summary([use for use in used if use.run == run])))
     if told["quarantine"] is not None:
+        run = used[0].run if told["run"] == ALL_RUNS else told["run"]  # the one asked about knows its own rewards
         console.print(Text("Leave them out, for example:"))
-        console.print(Text(f"  stagecoach replay {used[0].run} --from filtering --store {store}"), soft_wrap=True)
+        console.print(Text(f"  stagecoach replay {run} --from filtering --store {store}"), soft_wrap=True)
 
 
 def _print_uses(console: Console, used: Sequence[Use]) -> None:

@@ -203,6 +203,19 @@ def test_the_command_records_and_tells(store: Store, run: Run, capsys: pytest.Ca
     assert noted.quarantine in (listed := capsys.readouterr().out) and "verifier [broken]" in listed
 
 
+def test_the_command_proposes_to_replay_the_run_that_was_asked_about(
+    store: Store, run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.pack(0, run.sample(0))
+    other = Run(store, "regraded")  # comes later in the alphabet and uses the same batch
+    for each in store.ledger.entries(run="demo"):
+        other.place.adopt(each, 0)
+    assert command(store, "--where", "reward = 1", "--reason", "why", "--run", "regraded") == 0
+    assert "stagecoach replay regraded --from filtering" in capsys.readouterr().out
+    assert command(store, "--where", "reward = 1", "--reason", "why") == 0
+    assert "stagecoach replay demo --from filtering" in capsys.readouterr().out
+
+
 def test_the_command_for_programs(store: Store, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     run.sample(0)
     assert command(store, "--where", "reward = 1", "--reason", "why", "--json") == 0
