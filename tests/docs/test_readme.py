@@ -1,4 +1,4 @@
-"""What the documents tell people to type exists: make targets, commands, presets, settings and files."""
+"""What the documents tell people to type exists: make targets, commands, presets and settings."""
 
 import re
 import shlex
@@ -25,11 +25,6 @@ def typed(document: Path) -> list[str]:
 LINES = [(document, line) for document in DOCUMENTS for line in typed(document)]
 COMMANDS = [shlex.split(line)[1:] for _, line in LINES if line.split()[0] == "stagecoach"]
 TARGETS = sorted({line.split()[1] for _, line in LINES if line.startswith("make ")})
-LINKS = [
-    (document, target)
-    for document in DOCUMENTS
-    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", document.read_text(encoding="utf-8"))
-]
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -47,12 +42,6 @@ def test_commands_are_understood(arguments: list[str]) -> None:
     load([file for file in files if file in presets()] or ["demo"], overrides)
 
 
-@pytest.mark.parametrize(("document", "target"), LINKS, ids=lambda value: str(value).removeprefix(f"{ROOT}/"))
-def test_links_lead_somewhere(document: Path, target: str) -> None:
-    assert (document.parent / target).exists()
-
-
 def test_there_is_something_to_look_at() -> None:
     assert {"demo", "test"} <= set(TARGETS)
     assert {"run", "show", "check", "doctor"} <= {arguments[0] for arguments in COMMANDS}
-    assert LINKS
