@@ -1,6 +1,7 @@
 """Doing: walk the pipeline and compute what the ledger does not have."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from flows.session import Session
@@ -30,11 +31,10 @@ class Worker:
         if entry is not None:
             self._session.count(computed=False)
             return ref_of(place.adopt(entry, step), computed=False)
-        if task.waits:  # it may take any time, and others may look at what it is made from
-            place.flush()
         self._session.stop_if_cancelled(step, task.stage.name)
         self._session.tell("stage", stage=task.stage.name, step=step)
-        ref = task(place, step, refs, policy, {**self._session.services, **(services or {})}, extra_inputs)
+        with place.openly() if task.waits else nullcontext():  # what took long is not held back for a moment
+            ref = task(place, step, refs, policy, {**self._session.services, **(services or {})}, extra_inputs)
         self._session.count(computed=True)
         self._session.tell("done", ref=ref)
         return ref

@@ -67,6 +67,16 @@ class Place:
         finally:
             self._gathering = None
 
+    @contextmanager
+    def openly(self) -> Iterator[None]:
+        """Make visible what was gathered so far, and within the block all work at once."""
+        self.flush()
+        gathering, self._gathering = self._gathering, None
+        try:
+            yield
+        finally:
+            self._gathering = gathering
+
     def flush(self) -> None:
         """Make visible what was gathered so far; nothing where nothing is gathered."""
         if self._gathering is not None:

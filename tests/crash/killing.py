@@ -65,6 +65,7 @@ class Moments:
     def watch(self) -> None:
         """Wrap the functions of the product in which a run can be caught."""
         self._wrap(Ledger, "commit", lambda ledger, entry: f"commit {_work(entry)}", self._committed)
+        self._wrap(Ledger, "commit_all", lambda ledger, entries: "commit of several" if len(entries) > 1 else "")
         self._wrap(Store, "append", lambda store, table, rows, **slice_: f"append {table} {slice_['step']}")
         self._wrap(Policies, "publish", lambda *_: "publish")
         self._wrap(storage.policies, "synchronise", _sync)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from storage.store import Store, open_store
-from tests.crash.contents import rows, weights
+from tests.crash.contents import check_once, rows, weights
 from tests.crash.driving import NAME, Driven
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
@@ -127,6 +127,21 @@ def test_a_replay_is_resumed_and_replayed_itself(source: Driven) -> None:
     assert (of_replay["num_computed"], of_replay["num_found"]) == (0, 4)
     store = open_store(source.store)
     assert last_weights(store, "twice") == last_weights(store, "once") != last_weights(store, NAME)
+
+
+@pytest.mark.parametrize("moment", ["before commit of several", "after commit of several"])
+def test_quick_stages_become_visible_together_or_not_at_all(source: Driven, moment: str) -> None:
+    name = moment.replace(" ", "-")
+    asked = {"run": NAME, "until": "packing", "overrides": ["advantage.epsilon=1e-3"], "name": name}
+    killed = source.live(moment, replays=[asked])
+    assert killed.status == -9, killed.output
+    before = computed_by(open_store(source.store), name)
+    whole = {(stage, step) for stage in ("advantage", "packing") for step in (0, 1)}
+    assert before == (whole if moment.startswith("after") else set())
+    life = source.live(replays=[asked])
+    assert life.status == 0, life.output
+    assert source.outcome[0]["num_computed"] == len(whole - before)
+    check_once(source.store)
 
 
 def test_counterfactual_steps_each_start_from_the_recorded_policy(source: Driven) -> None:
