@@ -129,10 +129,10 @@ def test_a_replay_is_resumed_and_replayed_itself(source: Driven) -> None:
     assert last_weights(store, "twice") == last_weights(store, "once") != last_weights(store, NAME)
 
 
-@pytest.mark.parametrize("moment", ["before commit of several", "after commit of several"])
-def test_quick_stages_become_visible_together_or_not_at_all(source: Driven, moment: str) -> None:
+@pytest.mark.parametrize(("moment", "epsilon"), [("before commit of several", 1e-3), ("after commit of several", 2e-3)])
+def test_quick_stages_become_visible_together_or_not_at_all(source: Driven, moment: str, epsilon: float) -> None:
     name = moment.replace(" ", "-")
-    asked = {"run": NAME, "until": "packing", "overrides": ["advantage.epsilon=1e-3"], "name": name}
+    asked = {"run": NAME, "until": "packing", "overrides": [f"advantage.epsilon={epsilon}"], "name": name}
     killed = source.live(moment, replays=[asked])
     assert killed.status == -9, killed.output
     before = computed_by(open_store(source.store), name)
