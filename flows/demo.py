@@ -18,8 +18,8 @@ from configs.run import RunConfig
 from flows.facts import facts, versions
 from flows.launch import watch
 from flows.prepare import prepare
+from flows.processes.services import Supervisor
 from flows.rooms import EngineRoom
-from flows.services import Supervisor
 from flows.session import log_directory
 from flows.watchers import describe_scores
 from storage.store import open_store

@@ -6,8 +6,8 @@ from typing import Any
 from prefect import flow
 
 from configs.run import RunConfig
-from flows.called import named, session_for
-from flows.endings import note_end, reports_its_end
+from flows.orchestration.called import named, session_for
+from flows.orchestration.endings import note_end, reports_its_end
 from flows.starting_policy import newest_policy
 from flows.walks import walk_evaluate
 from storage.store import open_store

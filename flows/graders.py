@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from configs.errors import ConfigError
 from configs.run import RunConfig
 from configs.sections import EnvironmentConfig
-from flows.services import Handle, ServiceSpec, Supervisor
+from flows.processes.services import Handle, ServiceSpec, Supervisor
 from storage.keys import content_key
 from tasks.columns import texts
 from tasks.inference import regrading, regrading_sources

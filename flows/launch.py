@@ -6,12 +6,12 @@ from typing import Any
 
 from configs.errors import ConfigError
 from configs.run import RunConfig
-from flows import prefect_api
 from flows.artifacts import RunArtifacts
 from flows.monitor import Monitor, check_monitor
+from flows.orchestration import prefect_api
+from flows.orchestration.quiet import route_prefect_logs
 from flows.preflight import preflight
 from flows.prepare import nothing_started, prepare
-from flows.quiet import route_prefect_logs
 from flows.replay_config import prepare_replay
 from flows.replay_outcome import summary, trains_again
 from flows.replay_request import Asked

@@ -5,8 +5,8 @@ from typing import Any
 
 from prefect import flow
 
-from flows.called import session_of
-from flows.endings import note_end, reports_its_end
+from flows.orchestration.called import session_of
+from flows.orchestration.endings import note_end, reports_its_end
 from flows.replay_config import prepare_replay
 from flows.replay_request import Asked
 from flows.views.diff import publish_diff

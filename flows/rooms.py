@@ -16,8 +16,8 @@ import pyarrow as pa
 
 from configs.run import RunConfig
 from configs.sections import EnvironmentConfig
+from flows.processes.services import Handle, ServiceSpec, Supervisor
 from flows.recovery import Retrace, policy_row
-from flows.services import Handle, ServiceSpec, Supervisor
 from tasks.inference import environments as environment_service
 from tasks.inference.engine import Engine, EngineLost, check_serving
 from tasks.inference.engine import command as engine_command

@@ -1,7 +1,7 @@
 """A session: everything that lives as long as one run, and the events that others want to see.
 
 `open_session` makes one for a config. A flow uses the session that is open around it, or opens its own when a worker
-called it (`flows.called`). Services start early, side by side, and only those that the missing work needs.
+called it (`flows.orchestration.called`). Services start early, side by side, and only those that missing work needs.
 """
 
 import os
@@ -17,20 +17,20 @@ from typing import Any
 from configs.replay import redone
 from configs.run import RunConfig
 from flows import pipeline
-from flows.cancellation import Cancellation, RunCancelled
-from flows.endings import event_of
 from flows.facts import directory_digest, file_digest, model_directory, versions
 from flows.foretell import foretell
-from flows.gates import approval
-from flows.gpu_slot import gpu_slot
 from flows.graders import GraderRoom
+from flows.orchestration.cancellation import Cancellation, RunCancelled
+from flows.orchestration.endings import event_of
+from flows.orchestration.gates import approval
+from flows.orchestration.gpu_slot import gpu_slot
+from flows.orchestration.prefect_api import current_flow_run
+from flows.orchestration.reaper import mark_crashed
 from flows.policies import find_policy
-from flows.prefect_api import current_flow_run
 from flows.preflight import needs
 from flows.prepare import nothing_started
-from flows.reaper import mark_crashed
+from flows.processes.services import Supervisor
 from flows.rooms import EngineRoom, EnvironmentRoom, LearnerRoom
-from flows.services import Supervisor
 from storage.store import open_store
 from tasks.stage import Place, Policy, Ref
 

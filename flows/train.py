@@ -5,8 +5,8 @@ from typing import Any
 
 from prefect import flow
 
-from flows.called import named, session_for
-from flows.endings import note_end, reports_its_end
+from flows.orchestration.called import named, session_for
+from flows.orchestration.endings import note_end, reports_its_end
 from flows.starting_policy import weights_of
 from flows.walks import walk_train
 

@@ -27,7 +27,7 @@ def _diff(arguments: argparse.Namespace) -> int | None:
 
 
 def _gate(arguments: argparse.Namespace) -> int | None:
-    from flows.answering import main as answer
+    from flows.orchestration.answering import main as answer
 
     answered = arguments.approve or arguments.refuse
     if not answered and (arguments.by or arguments.reason):

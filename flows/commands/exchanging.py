@@ -20,6 +20,7 @@ def add(commands: Commands) -> None:
         "--groups-per-step", type=int, default=0, metavar="N", help="deal the groups to steps of N; as the files say"
     )
     bring.add_argument("--skip-bad", action="store_true", help="leave out lines that cannot be imported")
+    bring.add_argument("--held-out", action="store_true", help="attempts at held-out examples too, to be trained on")
     give = add_command(commands, "export", _export, "rollouts or weights of a run as files for other programs")
     give.add_argument("run", nargs="?", default="", metavar="RUN", help="the run; --sql may name rollouts of any run")
     give.add_argument("--format", required=True, choices=EXPORTS, help="what to write")
@@ -29,6 +30,7 @@ def add(commands: Commands) -> None:
     give.add_argument("--kept", action="store_true", help="only what the run's filters kept")
     give.add_argument("--min-reward", type=float, metavar="R", help="only rewards of at least R")
     give.add_argument("--held-out", action="store_true", help="attempts at held-out examples too")
+    give.add_argument("--quarantined", action="store_true", help="rollouts in quarantine too, also in datasets")
     give.add_argument(
         "--pairs", default="extremes", choices=("extremes", "all"), help="the best and the worst of a group, or all"
     )
@@ -55,6 +57,7 @@ def _import(arguments: argparse.Namespace) -> int | None:
             environment=arguments.environment,
             groups_per_step=arguments.groups_per_step,
             skip_bad=arguments.skip_bad,
+            held_out=arguments.held_out,
         )
     )
 
@@ -67,7 +70,16 @@ def _export(arguments: argparse.Namespace) -> int | None:
     if not (arguments.run or arguments.sql or arguments.policy):
         raise UsageError("export needs a RUN, a question (--sql) or, for weights, a policy (--policy)")
     first, last = steps_of(arguments.steps)
-    choice = Choice(arguments.run, arguments.sql, first, last, arguments.kept, arguments.min_reward, arguments.held_out)
+    choice = Choice(
+        run=arguments.run,
+        sql=arguments.sql,
+        first_step=first,
+        last_step=last,
+        kept=arguments.kept,
+        min_reward=arguments.min_reward,
+        held_out=arguments.held_out,
+        quarantined=arguments.quarantined,
+    )
     return main(
         Request(
             form=arguments.format,

@@ -1,18 +1,18 @@
 """The rollouts that are to be exported: those of a run, those that a question names, or both."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
 from flows.exchange.drafts import ExportRefused
-from flows.recorded import SAMPLING
+from flows.exchange.export_work import Work, only, works
 from storage.frames import Frames
 from storage.questions import ask
 from storage.refs import Entry
 from storage.store import Store
 from tasks.columns import texts
-from tasks.exchange.episodes import Row
+from tasks.exchange.episodes import TRAIN, Row
 from tasks.fates import DERIVED
 
 
@@ -30,6 +30,12 @@ class Choice:
     min_reward: float | None = None
     held_out: bool = False
     """Whether attempts at held-out examples are among them; training on those would spoil every evaluation."""
+    quarantined: bool = False
+    """Whether rollouts in quarantine are among them."""
+
+    def holds(self, step: int) -> bool:
+        """Tell whether a step is one of those chosen."""
+        return self.first_step <= step and (self.last_step is None or step < self.last_step)
 
 
 @dataclass(frozen=True)
@@ -43,8 +49,10 @@ class Sampled:
     """By trace, in order of message."""
     assignments: Mapping[str, Row]
     examples: Mapping[tuple[str, str], Row]
-    chosen: frozenset[str]
+    chosen: frozenset[str] = frozenset()
     """Ids of the chosen traces."""
+    num_quarantined: int = 0
+    """Traces that would have been chosen, were they not in quarantine."""
 
     @property
     def chosen_traces(self) -> list[tuple[Row, list[Row]]]:
@@ -56,71 +64,74 @@ class Sampled:
 def sampled(store: Store, choice: Choice) -> Iterator[Sampled]:
     """Yield the steps that have chosen rollouts, in order of run and step.
 
-    Where a replay scored traces again, the new rewards are what is exported. Raises ExportRefused for a question
-    without a column `trace_id`, QuestionError for one that is no question, RunUnknown.
+    Rewards and verdicts are those of the run that is named, by the choice or by the answer's column `run`; where a
+    replay scored traces again, its rewards are the new ones. Raises ExportRefused for a question without a column
+    `trace_id`, and where no run is named and runs differ about a rollout, QuestionError for one that is no question,
+    RunUnknown.
     """
-    if choice.run:
-        store.runs.events(choice.run)
-    wanted = _asked(store, choice.sql) if choice.sql else None
-    for entry in _entries(store, choice):
-        traces = store.read(_scored(store, entry).slices("traces"))
-        chosen = _chosen(store, entry, traces, choice, wanted)
-        if chosen:
-            yield _step(store, entry, traces, chosen)
+    unfit = frozenset() if choice.quarantined else frozenset(store.quarantines.reasons(store.quarantines.ids()))
+    for run, wanted in _asked(store, choice):
+        if run:
+            store.runs.events(run)
+        for ways in works(store, run, choice.held_out):
+            if choice.holds(ways[0].sampled.step):
+                yield from _of_work(store, ways, choice, wanted, unfit)
 
 
-def _asked(store: Store, sql: str) -> set[str]:
-    answer = ask(Frames(store, DERIVED), sql)
+def _asked(store: Store, choice: Choice) -> list[tuple[str, Set[str] | None]]:
+    """Return the runs to look at, an empty one for all, each with the ids of the traces that are wanted."""
+    if not choice.sql:
+        return [(choice.run, None)]
+    answer = ask(Frames(store, DERIVED), choice.sql)
     if "trace_id" not in answer.column_names:
         raise ExportRefused(
             f"--sql: the answer has the columns {', '.join(answer.column_names)}; it needs `trace_id`, which says what "
             "is exported. Nothing was written."
         )
-    return set(texts(answer["trace_id"].cast(pa.string())))
+    traces = texts(answer["trace_id"].cast(pa.string()))
+    if choice.run or "run" not in answer.column_names:
+        return [(choice.run, set(traces))]
+    by_run: dict[str, set[str]] = {}
+    for run, trace_id in zip(texts(answer["run"].cast(pa.string())), traces, strict=True):
+        by_run.setdefault(run, set()).add(trace_id)
+    return sorted(by_run.items())
 
 
-def _entries(store: Store, choice: Choice) -> list[Entry]:
-    """Return the finished work that made traces, each once, whichever runs share it."""
-    found: dict[str, Entry] = {}
-    for entry in store.ledger.entries(run=choice.run or None):
-        held_out = "evaluation_assignment" in entry.inputs and not choice.held_out
-        if entry.stage in SAMPLING and not entry.part and not held_out:
-            within = choice.first_step <= entry.step and (choice.last_step is None or entry.step < choice.last_step)
-            if within:
-                found.setdefault(entry.key, entry)
-    return list(found.values())
+def _of_work(
+    store: Store, ways: Sequence[Work], choice: Choice, wanted: Set[str] | None, unfit: Set[str]
+) -> Iterator[Sampled]:
+    """Yield what is chosen of the traces of one piece of work."""
+    ids = texts(store.read(ways[0].sampled.slices("traces"), ["trace_id"])["trace_id"])
+    if wanted is not None and wanted.isdisjoint(ids):
+        return
+    work = only(ways, choice.kept)
+    whole = _step(store, work)
+    keep = _kept(store, work) if choice.kept else None
+    chosen = {
+        row["trace_id"]
+        for row in whole.traces
+        if (wanted is None or row["trace_id"] in wanted)
+        and (keep is None or row["trace_id"] in keep)
+        and (choice.min_reward is None or (row["reward"] is not None and row["reward"] >= choice.min_reward))
+        and (choice.held_out or whole.examples[row["environment"], row["example_id"]]["split"] == TRAIN)
+    }
+    if chosen:
+        yield replace(whole, chosen=frozenset(chosen - unfit), num_quarantined=len(chosen & unfit))
 
 
-def _scored(store: Store, entry: Entry) -> Entry:
-    """Return the work that has the run's rewards: that of scoring the traces again, where the run did."""
-    again = [e for e in store.ledger.entries(run=entry.run, stage="regrade") if entry.key in e.inputs.values()]
-    return again[-1] if again else entry
-
-
-def _chosen(store: Store, entry: Entry, traces: pa.Table, choice: Choice, wanted: set[str] | None) -> frozenset[str]:
-    keep = _kept(store, entry) if choice.kept else None
-    return frozenset(
-        trace_id
-        for trace_id, reward in zip(texts(traces["trace_id"]), traces["reward"].to_pylist(), strict=True)
-        if (wanted is None or trace_id in wanted)
-        and (keep is None or trace_id in keep)
-        and (choice.min_reward is None or (reward is not None and reward >= choice.min_reward))
-    )
-
-
-def _kept(store: Store, entry: Entry) -> set[str]:
-    keys = {entry.key, _scored(store, entry).key}
-    verdicts = [e for e in store.ledger.entries(run=entry.run, stage="filtering") if keys & set(e.inputs.values())]
-    if not verdicts:
+def _kept(store: Store, work: Work) -> set[str]:
+    if work.filtered is None:
         raise ExportRefused(
-            f"--kept: run {entry.run!r} has not filtered the rollouts of step {entry.step}, so none of them is known "
-            f"to be kept. Nothing was written. Export them without --kept, or name a replay that filters them."
+            f"--kept: run {work.run!r} has not filtered the rollouts of step {work.sampled.step}, so none of them is "
+            f"known to be kept. Nothing was written. Export them without --kept, or name a replay that filters them."
         )
-    rows = store.read(verdicts[-1].slices("verdicts"), ["trace_id", "keep"])
+    rows = store.read(work.filtered.slices("verdicts"), ["trace_id", "keep"])
     return {row["trace_id"] for row in rows.to_pylist() if row["keep"]}
 
 
-def _step(store: Store, entry: Entry, traces: pa.Table, chosen: frozenset[str]) -> Sampled:
+def _step(store: Store, work: Work) -> Sampled:
+    """Return the rollouts of one piece of work, none of them chosen yet."""
+    entry = work.sampled
     messages: dict[str, list[Row]] = {}
     for row in store.read(entry.slices("messages")).to_pylist():
         messages.setdefault(row["trace_id"], []).append(row)
@@ -129,11 +140,10 @@ def _step(store: Store, entry: Entry, traces: pa.Table, chosen: frozenset[str]) 
     return Sampled(
         run=entry.run,
         step=entry.step,
-        traces=tuple(traces.to_pylist()),
+        traces=tuple(store.read(work.scored.slices("traces")).to_pylist()),
         messages={name: sorted(rows, key=lambda row: row["message"]) for name, rows in messages.items()},
         assignments={row["assignment_id"]: row for row in assigned},
         examples={(row["environment"], row["example_id"]): row for row in examples},
-        chosen=chosen,
     )
 
 

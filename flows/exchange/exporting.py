@@ -3,7 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -39,20 +39,35 @@ class Request:
     force: bool = False
 
 
-def export(request: Request) -> int:
-    """Write what was asked for, whole or not at all, and return the number of rows (of weights: files).
+@dataclass(frozen=True)
+class Written:
+    """What an export wrote."""
 
+    number: int
+    """Rows; of weights, files."""
+    num_quarantined: int = 0
+    """Rollouts left out because they are in quarantine."""
+
+
+def export(request: Request) -> Written:
+    """Write what was asked for, whole or not at all, and say how much it was.
+
+    What may be trained on, datasets and what was kept, leaves rollouts in quarantine out unless they are asked for.
     Raises ExportRefused where there is nothing to write or something is in the way, NotText, PolicyUnknown, RunUnknown,
     and QuestionError.
     """
     store = existing_store(request.store)
     if request.form == "weights":
-        return _weights(store, request)
-    rows = list(_ROWS[request.form](store, request))
+        return Written(_weights(store, request))
+    choice = request.choice
+    whatever = choice.quarantined or (request.form == "verifiers" and not choice.kept)
+    steps = list(sampled(store, replace(choice, quarantined=whatever)))
+    left_out = sum(step.num_quarantined for step in steps)
+    rows = list(_ROWS[request.form](steps, request))
     if not rows:
-        raise ExportRefused(f"there is nothing to export{_hint(request)}. Nothing was written.")
+        raise ExportRefused(f"there is nothing to export{_hint(request, left_out)}. Nothing was written.")
     write_whole(request.target, partial(_write, rows, request), request.force)
-    return len(rows)
+    return Written(len(rows), left_out)
 
 
 def episode_lines(steps: Sequence[Sampled]) -> Iterator[Row]:
@@ -88,19 +103,19 @@ def _line_as_read(traces: Sequence[tuple[Row, list[Row]]]) -> Row:
     return found[0] if outer is None else {**outer, "traces": found}
 
 
-def _episodes(store: Store, request: Request) -> Iterator[Row]:
-    return episode_lines(list(sampled(store, request.choice)))
+def _episodes(steps: Sequence[Sampled], request: Request) -> Iterator[Row]:
+    return episode_lines(steps)
 
 
-def _samples(store: Store, request: Request) -> Iterator[Row]:
-    for step in sampled(store, request.choice):
+def _samples(steps: Sequence[Sampled], request: Request) -> Iterator[Row]:
+    for step in steps:
         for trace, messages in step.chosen_traces:
             if trace["error_class"] is None:
                 yield from ({**row, "run": step.run, "step": step.step} for row in samples(trace, messages))
 
 
-def _preferences(store: Store, request: Request) -> Iterator[Row]:
-    for step in sampled(store, request.choice):
+def _preferences(steps: Sequence[Sampled], request: Request) -> Iterator[Row]:
+    for step in steps:
         groups: dict[str, list[tuple[Row, list[Row]]]] = {}
         for trace, messages in step.chosen_traces:
             if trace["error_class"] is None:
@@ -123,9 +138,11 @@ def _write(rows: Sequence[Row], request: Request, draft: Path) -> None:
             file.write(compact(row) + "\n")
 
 
-def _hint(request: Request) -> str:
+def _hint(request: Request, num_quarantined: int) -> str:
     """Say which of the conditions may have left nothing."""
     choice = request.choice
+    if num_quarantined:
+        return f": {num_quarantined} rollouts were left out because they are in quarantine (--quarantined keeps them)"
     if choice.kept or choice.min_reward is not None or choice.sql:
         return ": no rollout meets the conditions (--kept, --min-reward, --sql, --steps)"
     if request.form == "preferences":
@@ -154,7 +171,9 @@ def _copy_tree(source: Path, draft: Path, leave: Callable[[Any, list[str]], set[
 
 def main(request: Request) -> int:
     """Export as asked and say what was written; return the exit status."""
-    number = export(request)
+    written = export(request)
     noun = {"verifiers": "episodes", "sft": "samples", "preferences": "pairs", "weights": "files"}[request.form]
-    print(f"{request.target}: {number} {noun}")
+    print(f"{request.target}: {written.number} {noun}")
+    if written.num_quarantined:
+        print(f"left out: {written.num_quarantined} rollouts in quarantine (--quarantined keeps them)")
     return 0

@@ -35,6 +35,8 @@ class Request:
     environment: str = ""
     groups_per_step: int = 0
     skip_bad: bool = False
+    held_out: bool = False
+    """Whether attempts at held-out examples come in as well, to be trained on."""
 
 
 def imported_config(request: Request) -> RunConfig:
@@ -78,7 +80,7 @@ def inputs_of_import(request: Request, config: RunConfig) -> dict[str, str]:
     """Return everything that may change the rows, as inputs of their keys: the files and how they are read."""
     with border("reading the files to import", ", ".join(map(str, request.files)), "nothing was written"):
         digests = [file_digest(file) for file in request.files]
-    reading = {
+    reading: dict[str, Any] = {
         "form": request.form,
         "environment": request.environment,
         "groups_per_step": request.groups_per_step,
@@ -86,6 +88,8 @@ def inputs_of_import(request: Request, config: RunConfig) -> dict[str, str]:
         "steps": [found and found[1] for found in (STEP.search(str(file)) for file in request.files)],
         "model": config.model.model_dump(mode="json", include={"renderer", "tokenizer_digest", "vocab_size"}),
     }
+    if request.held_out:
+        reading["held_out"] = True
     return {"files": content_key(digests), "reading": content_key(reading)}
 
 

@@ -7,59 +7,60 @@ The files' content is in their keys, so that the same files again compute nothin
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
 from configs.run import RunConfig
 from flows.exchange.import_config import Request, imported_config, inputs_of_import, renderer_of, with_contents
+from flows.exchange.import_outcome import Outcome, said
 from flows.facts import versions
+from storage.errors import border
 from storage.refs import Entry
-from storage.store import Store, open_store
+from storage.roots import open_root
+from storage.store import FORMAT, Store, open_store
 from tasks import trace_import
-from tasks.exchange.episodes import SAMPLED, Episode, Reading
+from tasks.exchange.episodes import SAMPLED, TRAIN, Episode, Reading
 from tasks.exchange.files import read_files
 from tasks.exchange.naming import told_apart
 from tasks.exchange.placing import Imported, doubled, place
-from tasks.exchange.problems import ImportRefused, Problem, counted, refusal
+from tasks.exchange.problems import ImportRefused, counted, refusal
 from tasks.exchange.traces import MARK
 from tasks.stage import Place, key_of, perform
 
-
-@dataclass(frozen=True)
-class Outcome:
-    """What an import brought in."""
-
-    run: str
-    store: str
-    num_computed: int
-    """Pieces of work that were not there before."""
-    num_steps: int
-    figures: dict[str, int] = field(default_factory=dict)
-    """Rollouts by where their tokens come from, and what else is worth knowing; of what was computed."""
-    left_out: dict[str, int] = field(default_factory=dict)
-    """Lines left out, by reason."""
+HELD_OUT = "an attempt at a held-out example (import them with --held-out, to train on them)"
 
 
 def import_files(request: Request) -> Outcome:
     """Bring the rollouts of the files into the store as a run; nothing is written unless all lines are good.
 
-    With `skip_bad`, lines that are not are left out and counted. Raises ImportRefused for files that cannot be
-    imported, and for a name that another run has.
+    With `skip_bad`, lines that are not are left out and counted; so are attempts at held-out examples, which only
+    `held_out` brings in. A store is made only once there is something to write. Raises ImportRefused for files that
+    cannot be imported, and for a name that another run has.
     """
     config = imported_config(request)
     inputs = inputs_of_import(request, config)
     key = key_of(config, trace_import.EXAMPLES_STAGE, 0, inputs)
-    store = open_store(config.store)
     config = config.model_copy(update={"name": config.name or f"import-{key[:8]}"})
-    _require_free(store, config.name, key)
-    earlier = _finished(store, config.name, key)
-    if earlier is not None:
-        return _adopted(store, config, earlier)
+    if _is_store(config.store):
+        store = open_store(config.store)
+        _require_free(store, config.name, key)
+        earlier = _finished(store, config.name, key)
+        if earlier is not None:
+            return _adopted(store, config, earlier)
     found, figures, left_out = _read(request, config)
     config = with_contents(config, found)
+    store = open_store(config.store)
     _record(store, config, "started", f"import of {', '.join(str(file) for file in request.files)}")
     computed = _write(Place(store, config.name, config, versions(config)), found, inputs)
-    _record(store, config, "finished", json.dumps({"rollouts": figures, "left out": left_out}))
-    return Outcome(config.name, config.store, computed, len(found.steps), figures, left_out)
+    _record(
+        store, config, "finished", json.dumps({"rollouts": figures, "groups": found.groups(), "left out": left_out})
+    )
+    return Outcome(config.name, config.store, computed, len(found.steps), figures, found.groups(), left_out)
+
+
+def _is_store(address: str) -> bool:
+    """Tell whether there is a store already; none is made for asking."""
+    root = open_root(address)
+    with border("looking for a store", root.address):
+        return root.exists(FORMAT)
 
 
 def _require_free(store: Store, name: str, key: str) -> None:
@@ -105,13 +106,18 @@ def _read(request: Request, config: RunConfig) -> tuple[Imported, dict[str, int]
     problems = sorted([*problems, *again], key=lambda problem: (names.index(problem.file), problem.line))
     if problems and not request.skip_bad:
         raise refusal(problems)
+    left_out = counted(problems)
+    if not request.held_out:
+        training = [episode for episode in episodes if episode.split == TRAIN]
+        left_out |= {HELD_OUT: len(episodes) - len(training)} if len(training) < len(episodes) else {}
+        episodes = training
     if not episodes:
-        raise ImportRefused(f"the files hold no rollouts{_reasons(problems)}. Nothing was written.")
-    return place(told_apart(episodes), request.groups_per_step), _figures(episodes), counted(problems)
+        raise ImportRefused(f"the files hold no rollouts{_reasons(left_out)}. Nothing was written.")
+    return place(told_apart(episodes), request.groups_per_step), _figures(episodes), left_out
 
 
-def _reasons(problems: Sequence[Problem]) -> str:
-    return "".join(f"; {number} x {reason}" for reason, number in counted(problems).items())
+def _reasons(left_out: Mapping[str, int]) -> str:
+    return "".join(f"; {number} x {reason}" for reason, number in left_out.items())
 
 
 def _figures(episodes: Sequence[Episode]) -> dict[str, int]:
@@ -120,7 +126,7 @@ def _figures(episodes: Sequence[Episode]) -> dict[str, int]:
     for row in (row for episode in episodes for row in episode.traces):
         mark = json.loads(row["record"]).get(MARK, {})
         counts["traces"] += 1
-        counts[f"tokens {mark.get('tokens') or ('sampled' if row['policy_key'] else 'rendered')}"] += 1
+        counts[f"with {mark.get('tokens') or ('sampled' if row['policy_key'] else 'rendered')} tokens"] += 1
         counts["errored"] += row["error_class"] is not None
         counts["without a reward"] += row["reward"] is None
         counts["of unknown temperature"] += "temperature" in mark and mark["tokens"] == SAMPLED
@@ -146,15 +152,6 @@ def _record(store: Store, config: RunConfig, event: str, message: str) -> None:
 
 def main(request: Request) -> int:
     """Import files as asked and say what came of it; return the exit status."""
-    outcome = import_files(request)
-    steps = "1 step" if outcome.num_steps == 1 else f"{outcome.num_steps} steps"
-    figures = ", ".join(f"{number} {name}" for name, number in outcome.figures.items())
-    found = figures if outcome.num_computed else "these files were imported before, nothing was computed"
-    print(f"run {outcome.run}: {steps}; {found}")
-    for reason, number in outcome.left_out.items():
-        print(f"left out: {number} x {reason}")
-    text = outcome.figures.keys() & {"tokens rendered", "tokens given"}
-    supervised = " advantage.type=supervised" if text else ""
-    again = f"stagecoach replay {outcome.run} --from filtering --set model.path=DIR{supervised}"
-    print(f"train on it with: {again} --store {outcome.store}")
+    for line in said(import_files(request)):
+        print(line)
     return 0

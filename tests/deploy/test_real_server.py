@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from flows.ownership import owned, start_time
-from flows.prefect_api import process_of
+from flows.orchestration.prefect_api import process_of
+from flows.processes.ownership import owned, start_time
 from storage.store import Store, open_store
 from tests.deploy.serving import ROOT, Serving, serving, until
 

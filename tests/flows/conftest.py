@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from flows import cli, prefect_api
-from flows.service import Handle
+from flows import cli
+from flows.orchestration import prefect_api
+from flows.processes.service import Handle
 from storage.store import open_store
 
 ROOT = Path(__file__).parents[2]

@@ -12,7 +12,7 @@ import pytest
 
 from configs.errors import ConfigError
 from flows import cli
-from flows.services import ServiceFailed
+from flows.processes.services import ServiceFailed
 from tasks.inference.engine import EngineError
 
 NONE = {"name": "", "store": "", "plain": False}
@@ -34,12 +34,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
         "gc": ["main"],
     }.items():
         stand_in = ModuleType(f"flows.{module}")
+        noun = module.rpartition(".")[2]
         for name in names:
-            setattr(
-                stand_in,
-                name,
-                lambda *args, _to=f"{module.rpartition('.')[2]}.{name}", **kwargs: seen.append((_to, args, kwargs)),
-            )
+            setattr(stand_in, name, lambda *args, _to=f"{noun}.{name}", **kwargs: seen.append((_to, args, kwargs)))
         monkeypatch.setitem(sys.modules, f"flows.{module}", stand_in)
     return seen
 

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
-from flows import answering, cli
+from flows import cli
 from flows.foretell import foretell
-from flows.gates import summary
+from flows.orchestration import answering
+from flows.orchestration.gates import summary
 from flows.pipeline import GateRefused
 from flows.preflight import preflight
 from flows.session import sampling_for_evaluation

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from flows import guardian
-from flows.ownership import OWNER, SERVICE, identity, is_alive, marked, owned, start_time, sweep
+from flows.processes import guardian
+from flows.processes.ownership import OWNER, SERVICE, identity, is_alive, marked, owned, start_time, sweep
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = Path(__file__).parent / "programs"

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import json, sys
 from pathlib import Path
-from flows import prefect_api
+from flows.orchestration import prefect_api
 prefect_api.begin(Path(sys.argv[1])).wait()
 from flows.maintain import maintain
 from storage.keeping import activity

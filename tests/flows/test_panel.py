@@ -154,6 +154,7 @@ def test_summary() -> None:
 
 
 def test_importing_the_panel_does_not_import_prefect() -> None:
-    program = "import sys, flows.views.panel, flows.services, flows.prefect_api; print('prefect' in sys.modules)"
+    modules = "flows.views.panel, flows.processes.services, flows.orchestration.prefect_api"
+    program = f"import sys, {modules}; print('prefect' in sys.modules)"
     answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert answer.stdout.strip() == "False"

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from flows import prefect_api
-from flows.ownership import identity
-from flows.prefect_settings import configured_url, embedded_settings
+from flows.orchestration import prefect_api
+from flows.orchestration.prefect_settings import configured_url, embedded_settings
+from flows.processes.ownership import identity
 
 URL = "http://127.0.0.1:1/api"
 VARIABLES = ("PREFECT_API_URL", "PREFECT_PROFILE", "PREFECT_PROFILES_PATH", "PREFECT_HOME")
@@ -147,7 +147,7 @@ def test_sigterm_ends_the_process_in_order(where: str) -> None:
             f"    except TerminationSignal:\n        {send}; time.sleep(0.05); print('reported')\n        raise"
         )
     program = (
-        "import os, signal, time\nfrom flows.prefect_api import termination_reported\n"
+        "import os, signal, time\nfrom flows.orchestration.prefect_api import termination_reported\n"
         f"class TerminationSignal(BaseException): pass\nwith termination_reported():\n{body}\n"
     )
     answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)

@@ -7,8 +7,8 @@ import sys
 import time
 from pathlib import Path
 
-from flows import prefect_api
-from flows.ownership import identity, owned
+from flows.orchestration import prefect_api
+from flows.processes.ownership import identity, owned
 
 
 def say(**values: object) -> None:
@@ -26,7 +26,7 @@ def main(directory: str, ending: str) -> None:
     from prefect.runtime import flow_run
 
     from flows import artifacts
-    from flows.quiet import route_prefect_logs
+    from flows.orchestration.quiet import route_prefect_logs
 
     route_prefect_logs(Path(directory).parent / "flow.log")
 

@@ -4,7 +4,7 @@ import sys
 import time
 from pathlib import Path
 
-from flows.services import ServiceSpec, Supervisor
+from flows.processes.services import ServiceSpec, Supervisor
 
 PROGRAMS = Path(__file__).parent
 

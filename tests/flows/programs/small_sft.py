@@ -5,7 +5,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from flows import cancellation, launch
+from flows import launch
+from flows.orchestration import cancellation
 from flows.prepare import prepare
 
 cancellation.ASK_SECONDS = 0.0

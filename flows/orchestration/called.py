@@ -12,7 +12,7 @@ from typing import Any
 from configs.run import RunConfig
 from flows.artifacts import RunArtifacts
 from flows.monitor import Monitor
-from flows.prefect_api import current_flow_run, run_tags
+from flows.orchestration.prefect_api import current_flow_run, run_tags
 from flows.preflight import preflight
 from flows.prepare import prepare
 from flows.session import Session, Watcher, current_session, log_directory, open_session, recorded

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flows import guardian
-from flows.lifeline import Lifeline
 from flows.logs import last_lines, secrets
-from flows.ownership import OWNER, SERVICE, identity, kill_owned
+from flows.processes import guardian
+from flows.processes.lifeline import Lifeline
+from flows.processes.ownership import OWNER, SERVICE, identity, kill_owned
 
 EXTERNAL_SECONDS = 10.0
 GRACE_SECONDS = 10.0

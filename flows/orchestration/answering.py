@@ -10,8 +10,8 @@ from typing import Any
 
 from configs.errors import ConfigError
 from configs.run import RunConfig
-from flows.gates import decision_lines
-from flows.prefect_settings import configured_url, embedded_settings
+from flows.orchestration.gates import decision_lines
+from flows.orchestration.prefect_settings import configured_url, embedded_settings
 from flows.prepare import recorded_config
 from flows.session import log_directory
 from storage.frames import existing_store

@@ -9,7 +9,7 @@ import signal
 import time
 from collections.abc import Iterator
 
-from flows.guardian import send
+from flows.processes.guardian import send
 
 OWNER = "STAGECOACH_OWNER"
 SERVICE = "STAGECOACH_SERVICE"

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from flows.prefect_api import cancelled
+from flows.orchestration.prefect_api import cancelled
 
 ASK_SECONDS = 2.0
 

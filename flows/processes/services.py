@@ -1,8 +1,8 @@
 """The supervisor of what lives as long as a run: engine, environment servers, learner, Prefect server.
 
-Services start side by side, each behind a guardian (`flows.guardian`) and with a log file of its own; a dead one is
-started again a bounded number of times; all are gone with their whole process trees when the block ends or the flow
-dies. A service that someone else runs is adopted by its URL and never started, watched or ended.
+Services start side by side, each behind a guardian (`flows.processes.guardian`) and with a log file of its own; a dead
+one is started again a bounded number of times; all are gone with their whole process trees when the block ends or the
+flow dies. A service that someone else runs is adopted by its URL and never started, watched or ended.
 """
 
 import os
@@ -12,8 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
-from flows.ownership import sweep
-from flows.service import Handle, ServiceFailed, ServiceSpec
+from flows.processes.ownership import sweep
+from flows.processes.service import Handle, ServiceFailed, ServiceSpec
 from storage.scratches import Scratches
 
 __all__ = ["Handle", "ServiceFailed", "ServiceSpec", "Supervisor"]

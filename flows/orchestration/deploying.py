@@ -13,12 +13,12 @@ from typing import Any
 import yaml
 
 from configs.run import RunConfig
-from flows import prefect_api
-from flows.prefect_settings import configured_url
-from flows.reaper import mark_crashed
+from flows.orchestration import prefect_api
+from flows.orchestration.prefect_settings import configured_url
+from flows.orchestration.reaper import mark_crashed
 from storage.store import FORMAT, open_store
 
-FILE = Path(__file__).parents[1] / "deploy" / "prefect.yaml"
+FILE = Path(__file__).parents[2] / "deploy" / "prefect.yaml"
 POOL = "stagecoach"
 
 
@@ -40,7 +40,7 @@ def main(pool: str = POOL, store: str = "", slots: int = 1, file: str = "") -> i
         )
     prefect_api.probe(url)
     found = read(Path(file) if file else FILE)
-    from flows import prefect_server_side as server
+    from flows.orchestration import prefect_server_side as server
 
     limit = f"{pool}-gpu"
     print(f"Prefect server {url}")

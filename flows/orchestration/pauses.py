@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from flows.cancellation import RunCancelled
+from flows.orchestration.cancellation import RunCancelled
 from tasks.gate import Answer, Question
 
 ASK_SECONDS = 2.0

@@ -24,10 +24,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from flows import prefect_server
-from flows.ownership import identity, is_alive
-from flows.prefect_settings import configured_url, embedded_settings, server_settings
-from flows.services import Handle, ServiceSpec, Supervisor
+from flows.orchestration import prefect_server
+from flows.orchestration.prefect_settings import configured_url, embedded_settings, server_settings
+from flows.processes.ownership import identity, is_alive
+from flows.processes.services import Handle, ServiceSpec, Supervisor
 
 PROBE_SECONDS = 5.0
 BIND_SECONDS = 30.0

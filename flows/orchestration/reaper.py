@@ -8,8 +8,8 @@ import socket
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from flows.endings import OPEN
-from flows.ownership import start_time
+from flows.orchestration.endings import OPEN
+from flows.processes.ownership import start_time
 from storage.store import Store
 
 SLACK = timedelta(seconds=2)

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from flows.artifacts import artifact_key, escaped, number
-from flows.pauses import Paused, told, wait_for_answer
+from flows.orchestration.pauses import Paused, told, wait_for_answer
 from tasks.figures import MEANINGS, Figures
 from tasks.gate import Answer, Approve, Question, Shown
 
