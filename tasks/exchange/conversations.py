@@ -16,7 +16,7 @@ from tasks.exchange.traces import trace_rows
 USED = ("messages", "prompt", "completion", "reward", "rewards", "metrics", "info", "tools", "trace_id", "group_id")
 """Fields with a meaning of their own; the others are the task's data."""
 EXAMPLE_IDS = ("example_id", "task_id", "problem_id", "id")
-"""Fields that may name the example, the first that is there."""
+"""Fields that may name the example, the first that is there; beside a group, `id` names the row."""
 
 
 def is_conversation(line: Mapping[str, Any]) -> bool:
@@ -37,8 +37,8 @@ def read_conversation(line: Row, origin: Origin, reading: Reading, step: int | N
     trace = _trace(line, trace_id, messages, prompt)
     row, rows = trace_rows(trace, reading, {"file": origin.number, "line": origin.line, "conversation": True})
     data = trace["task"]["data"]
-    named = first(*(line.get(name) for name in EXAMPLE_IDS))
     group, kind = line.get("group_id"), line.get("task")
+    named = first(*(line.get(name) for name in EXAMPLE_IDS if group is None or name != "id"))
     return Episode(
         origin=origin,
         episode_id=trace_id,
@@ -49,6 +49,7 @@ def read_conversation(line: Row, origin: Origin, reading: Reading, step: int | N
         step=step,
         traces=[row],
         messages=rows,
+        same=canonical(prompt),  # other fields may be of the row: how long it took, what it cost
     )
 
 

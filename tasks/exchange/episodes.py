@@ -14,6 +14,8 @@ SAMPLED, GIVEN, RENDERED = "sampled", "given", "rendered"
 """Where tokens come from: a policy sampled them, with log-probs; the file has ids alone; the renderer made them."""
 UNKNOWN_POLICY = "imported"
 """The policy key of traces with log-probs of a policy that is not in the store."""
+TRAIN = "train"
+"""The split of examples that may be trained on."""
 NO_POLICY = ""
 """The policy key of traces whose tokens no policy is known to have sampled: they cannot be in an rl loss."""
 
@@ -57,10 +59,12 @@ class Episode:
     """The training step that the file names; None where it names none."""
     traces: list[Row]
     messages: list[Row]
-    split: str = "train"
+    split: str = TRAIN
     assignment: Row | None = None
     """The assignment's whole row, where our own export holds it."""
     seed: int = 0
+    same: str = ""
+    """What two lines of one example id must have in common to be attempts at one example; empty takes the task."""
 
 
 def canonical(value: Any) -> str:

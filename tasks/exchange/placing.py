@@ -40,6 +40,18 @@ class Imported:
         rows = [row for episode in self.steps[step] for row in episode.messages]
         return pa.Table.from_pylist(rows, schema=MESSAGES.arrow)
 
+    def groups(self) -> dict[str, int]:
+        """Return how many groups there are, of more than one rollout, and with rewards that differ."""
+        rewards: dict[str, set[float]] = {}
+        sizes: Counter[str] = Counter()
+        for episode in (episode for step in self.steps.values() for episode in step):
+            group = episode.traces[0]["group_id"]
+            sizes[group] += 1
+            found = (row["reward"] for row in episode.traces if row["trainable"])
+            rewards.setdefault(group, set()).update(reward for reward in found if reward is not None)
+        several, differ = (size > 1 for size in sizes.values()), (len(found) > 1 for found in rewards.values())
+        return {"groups": len(sizes), "of more than one rollout": sum(several), "with differing rewards": sum(differ)}
+
 
 def _by_number(assignment: Row) -> list[tuple[int, str]]:
     """Order ids with numbers in them as one would count: 0-2 comes before 0-10."""
@@ -79,7 +91,7 @@ def place(episodes: Sequence[Episode], groups_per_step: int = 0) -> Imported:
     num_groups: Counter[int] = Counter()
     slots: dict[tuple[object, ...], str] = {}
     steps: dict[int, list[Episode]] = {}
-    examples: dict[tuple[str, str], Row] = {}
+    examples: dict[tuple[str, str], tuple[str, Row]] = {}
     for episode in joined:
         known = _with_example(episode, examples)
         step = known.step or 0
@@ -94,7 +106,7 @@ def place(episodes: Sequence[Episode], groups_per_step: int = 0) -> Imported:
             known = replace(known, assignment=_of_run(known))
         steps.setdefault(step, []).append(_settled(known, step))
     ordered = {step: tuple(steps[step]) for step in sorted(steps)}
-    return Imported(tuple(examples.values()), ordered)
+    return Imported(tuple(row for _, row in examples.values()), ordered)
 
 
 def _joined(episodes: Sequence[Episode]) -> list[Episode]:
@@ -125,14 +137,19 @@ def _group_of(episode: Episode) -> object:
     return (episode.step, episode.group, episode.environment, episode.example_id)
 
 
-def _with_example(episode: Episode, examples: dict[tuple[str, str], Row]) -> Episode:
-    """Note the episode's example; one with another task under a known id gets an id of its own."""
+def _with_example(episode: Episode, examples: dict[tuple[str, str], tuple[str, Row]]) -> Episode:
+    """Note the episode's example; one with another task under a known id gets an id of its own.
+
+    Of a conversation the prompt is what counts, and the first one's task is the example's: each trace has its own task
+    in its record.
+    """
     example_id, number = episode.example_id, 1
+    same = episode.same or episode.task
     while True:
         row = {"environment": episode.environment, "example_id": example_id}
         row |= {"split": episode.split, "task": episode.task}
-        known = examples.setdefault((episode.environment, example_id), row)
-        if known["task"] == episode.task:
+        known, _ = examples.setdefault((episode.environment, example_id), (same, row))
+        if known == same:
             return replace(episode, example_id=example_id)
         number += 1
         example_id = f"{episode.example_id}#{number}"

@@ -1,6 +1,7 @@
 """Conversations with rewards: messages, prompts and completions, and the results of earlier verifiers."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -117,3 +118,38 @@ def test_a_form_that_was_asked_for_is_held_to(form: str, lacks: str, tmp_path: P
     line = {"messages": [ASKED, ANSWERED]} if form != "messages" else {"prompt": "x", "completion": "y"}
     episodes, problems = read(tmp_path / "t.jsonl", [line], form=form)
     assert episodes == [] and lacks in str(problems[0])
+
+
+ROLLOUTS = [{"prompt": "add 1 and 1", "completion": str(n), "reward": float(n == 2)} for n in range(4)]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        lambda n: {"example_id": "q1", "generation_ms": 100 + n, "scoring_ms": n},  # as in verifiers' results.jsonl
+        lambda n: {"generation_ms": 100 + n},
+        lambda n: {"group_id": "g0", "id": n},
+        lambda n: {"group_id": "g0", "id": n, "example_id": "q1"},
+        lambda n: {"example_id": "q1", "id": n},
+    ],
+)
+def test_what_is_of_the_row_makes_no_groups_of_one(fields: Callable[[int], dict[str, Any]], tmp_path: Path) -> None:
+    lines = [line | fields(number) for number, line in enumerate(ROLLOUTS)]
+    found = place(read(tmp_path / "r.jsonl", lines)[0])
+    assert found.assignments(0)["assignment_id"].to_pylist() == ["0-0/0", "0-0/1", "0-0/2", "0-0/3"]
+    assert found.examples().num_rows == 1
+    assert found.groups() == {"groups": 1, "of more than one rollout": 1, "with differing rewards": 1}
+
+
+def test_another_prompt_is_another_group_whatever_the_file_calls_it(tmp_path: Path) -> None:
+    lines = [line | {"group_id": "g0", "example_id": "q"} for line in [*ROLLOUTS, ROLLOUTS[0] | {"prompt": "add 2"}]]
+    found = place(read(tmp_path / "r.jsonl", lines)[0])
+    assert found.examples()["example_id"].to_pylist() == ["q", "q#2"]
+    assert found.groups() == {"groups": 2, "of more than one rollout": 1, "with differing rewards": 1}
+
+
+def test_the_fields_of_a_row_stay_with_its_trace(tmp_path: Path) -> None:
+    lines = [line | {"example_id": "q1", "answer": n} for n, line in enumerate(ROLLOUTS)]
+    traces = place(read(tmp_path / "r.jsonl", lines)[0]).traces(0)
+    tasks = [json.loads(record)["task"]["data"] for record in traces["record"].to_pylist()]
+    assert [task["answer"] for task in tasks] == [0, 1, 2, 3], "each is scored again by its own"
