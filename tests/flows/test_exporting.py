@@ -40,7 +40,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def out(root: str, form: Any, target: Path, run: str = "theirs", force: bool = False, **choice: Any) -> int:
     """Export a run."""
-    return export(Request(form, target, Choice(run, **choice), store=root, force=force))
+    return export(Request(form, target, Choice(run, **choice), store=root, force=force)).number
 
 
 def lines(path: Path) -> list[dict[str, Any]]:

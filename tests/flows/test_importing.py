@@ -1,6 +1,7 @@
 """Importing: files become a run whose steps stand in the ledger like sampled ones; bad files leave nothing behind."""
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +10,18 @@ import pytest
 from configs.errors import ConfigError
 from flows import cli
 from flows.corrections.quarantine_search import search
+from flows.exchange.export_rows import Choice
+from flows.exchange.exporting import Request as Export
+from flows.exchange.exporting import export
 from flows.exchange.import_config import Request
-from flows.exchange.importing import Outcome, import_files
+from flows.exchange.import_outcome import Outcome
+from flows.exchange.importing import import_files
 from flows.prepare import prepare
 from flows.recorded import Recorded
 from storage.store import Store, open_store
 from tasks import advantage, filtering, packing
 from tasks.advantage import ImportedWithoutTokens
+from tasks.exchange.own_lines import line_of
 from tasks.exchange.problems import ImportRefused
 from tasks.inference.rows import rebuild
 from tasks.learner.tiny import tiny_qwen3
@@ -67,7 +73,7 @@ FEW_FILTERS = {"filters": [{"type": "errored"}, {"type": "zero_advantage"}]}
 def test_an_imported_step_stands_in_the_ledger_like_a_sampled_one(root: Path) -> None:
     outcome = bring(root, TOKENS)
     assert (outcome.num_computed, outcome.num_steps) == (3, 1)
-    assert outcome.figures == {"traces": 10, "tokens sampled": 10}
+    assert outcome.figures == {"traces": 10, "with sampled tokens": 10}
     store = open_store(root)
     work = Recorded(store, "theirs").steps[0].work
     assert {name: entry.stage for name, entry in work.items()} == {
@@ -132,7 +138,7 @@ def test_one_bad_line_refuses_the_whole_file(root: Path, tmp_path: Path, capsys:
     assert cli.main(["import", str(bad), "--name", "theirs", "--store", str(root)]) == 2
     said = capsys.readouterr().err
     assert f"{bad}, line 3: the line is not JSON" in said and "Nothing was written" in said
-    assert open_store(root).runs.names() == [] and open_store(root).ledger.entries() == []
+    assert not root.exists()
 
 
 def test_bad_lines_are_left_out_and_counted_when_asked(
@@ -176,7 +182,7 @@ def test_text_is_refused_where_no_model_was_named(root: Path) -> None:
 
 
 def test_text_is_rendered_refused_for_rl_and_trained_on_as_demonstrations(root: Path, model: str) -> None:
-    assert text(root, model).figures == {"traces": 4, "tokens rendered": 4}
+    assert text(root, model).figures == {"traces": 4, "with rendered tokens": 4}
     store = open_store(root)
     with pytest.raises(ImportedWithoutTokens, match=r"advantage\.type=supervised"):
         through(place_of(store, "text", filtering={"filters": [{"type": "errored"}]}), "text")
@@ -215,3 +221,63 @@ def test_two_files_that_number_their_traces_share_none(root: Path, tmp_path: Pat
     ids = [set(store.read(slices)["trace_id"].to_pylist()) for slices in (one, other)]
     assert [len(each) for each in ids] == [2, 2] and ids[0].isdisjoint(ids[1])
     assert search(store, f"trace_id = '{min(ids[0])}'").trace_ids == (min(ids[0]),)
+
+
+def test_the_groups_are_told(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], model: str) -> None:
+    assert cli.main(["import", str(TOKENS), "--name", "theirs", "--store", str(root)]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[:2] == [
+        "run theirs: 1 step; 10 traces, 10 with sampled tokens",
+        "2 groups: 2 of more than one rollout, 2 with differing rewards",
+    ]
+    rows = [{"id": number, "prompt": "x", "completion": "y", "reward": number} for number in range(3)]
+    (tmp_path / "alone.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    argv = ["import", str(tmp_path / "alone.jsonl"), "--store", str(root), "--model", model, "model.renderer=qwen3"]
+    assert cli.main(argv) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[1] == "3 groups: 0 of more than one rollout, 0 with differing rewards"
+    assert "grpo" in said[2] and "leaves nothing to train on" in said[2]
+
+
+TABLES_OF = {"traces": "rollout", "messages": "rollout", "examples": "examples", "assignments": "assignment"}
+
+
+def exported_with_held_out(root: Path, target: Path) -> None:
+    """Write our own export of an imported run, one example of which says that it is held out."""
+    bring(root, TOKENS)
+    store, own = open_store(root), []
+    work = Recorded(store, "theirs").steps[0].work
+    tables = {name: store.read(work[at].slices(name)).to_pylist() for name, at in TABLES_OF.items()}
+    for trace in tables["traces"]:
+        (example,) = (each for each in tables["examples"] if each["example_id"] == trace["example_id"])
+        (assigned,) = (each for each in tables["assignments"] if each["assignment_id"] == trace["assignment_id"])
+        messages = [row for row in tables["messages"] if row["trace_id"] == trace["trace_id"]]
+        split = "eval" if trace["group_id"] == "0-1" else "train"
+        own.append(line_of("theirs", 0, [trace], {trace["trace_id"]: messages}, assigned, example | {"split": split}))
+    target.write_text("".join(json.dumps(line) + "\n" for line in own))
+
+
+def test_held_out_attempts_come_in_only_when_asked(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    exported_with_held_out(root, tmp_path / "own.jsonl")
+    outcome = bring(root, tmp_path / "own.jsonl", name="own")
+    assert outcome.figures["traces"] == 5 and list(outcome.left_out.values()) == [5]
+    assert "held-out example" in next(iter(outcome.left_out))
+    assert splits(root, "own") == {"train": 1}
+    with pytest.raises(ImportRefused, match="in another way"):
+        bring(root, tmp_path / "own.jsonl", name="own", held_out=True)
+    argv = ["import", str(tmp_path / "own.jsonl"), "--name", "whole", "--store", str(root), "--held-out"]
+    assert cli.main(argv) == 0
+    assert "10 traces" in capsys.readouterr().out and splits(root, "whole") == {"train": 1, "eval": 1}
+    target = tmp_path / "out.jsonl"
+    for held_out, number in ((False, 5), (True, 10)):
+        request = Export("sft", target, Choice("whole", held_out=held_out), store=str(root), force=True)
+        assert export(request).number == number
+
+
+def splits(root: Path, run: str) -> dict[str, int]:
+    """Return how many examples of an imported run are of each split."""
+    store = open_store(root)
+    found = store.read(Recorded(store, run).steps[0].work["examples"].slices("examples"))["split"].to_pylist()
+    return dict(Counter(found))

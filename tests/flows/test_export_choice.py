@@ -1,0 +1,151 @@
+"""What is exported where runs differ about the same rollouts, and of those in quarantine."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from configs.run import RunConfig
+from flows import cli
+from flows.exchange.drafts import ExportRefused
+from flows.exchange.export_rows import Choice
+from flows.exchange.exporting import Request, Written, export
+from flows.exchange.import_config import Request as ImportRequest
+from flows.exchange.importing import import_files
+from flows.recorded import Recorded
+from storage.store import Store, open_store
+from tasks import filtering
+from tasks.stage import Place, Ref, Stage, perform, ref_of
+
+TOKENS = Path(__file__).parents[1] / "tasks/exchange/files/tokens.jsonl"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """A store with an imported run `base` of ten rollouts in two groups, all of them kept."""
+    import_files(ImportRequest([TOKENS], name="base", store=str(tmp_path / "store")))
+    store = open_store(tmp_path / "store")
+    filtered(store, "base", {})
+    return store
+
+
+def place_of(store: Store, run: str) -> Place:
+    """Return where a run works that has the rollouts of `base`."""
+    sections = {"name": run, "filtering": {"filters": [{"type": "errored"}]}}
+    return Place(store, run, RunConfig.model_validate(store.runs.config("base") | sections), {})
+
+
+def rollouts(store: Store) -> Ref:
+    """Return the rollouts of `base`."""
+    return ref_of(Recorded(store, "base").steps[0].work["rollout"], computed=False)
+
+
+def filtered(store: Store, run: str, quarantined: Mapping[str, str], *traces: Ref) -> None:
+    """Filter the rollouts in a run."""
+    refs = (*traces, rollouts(store))
+    more = {"quarantine": "some"} if quarantined else {}
+    bag = {"quarantined": quarantined}
+    perform(filtering.STAGE, place_of(store, run), 0, refs, services=bag, extra_inputs=more)
+
+
+def shared(store: Store, run: str, reward: float | None = None, quarantined: Mapping[str, str] | None = None) -> None:
+    """Make a run that shares the rollouts of `base`, scored again where a reward is given, and filters them."""
+    place, work = place_of(store, run), Recorded(store, "base").steps[0].work
+    store.runs.record(run=run, event="started", kind="replay", config=place.config.model_dump(mode="json"))
+    for name in ("examples", "assignment", "rollout"):
+        place.adopt(work[name], 0)
+    again = []
+    if reward is not None:
+        again = [perform(scoring(reward), place, 0, (rollouts(store),))]
+    filtered(store, run, quarantined or {}, *again)
+
+
+def scoring(reward: float) -> Stage:
+    """Return a stage that gives every trace the same reward."""
+
+    def score(tables: Mapping[str, pa.Table], config: Any) -> dict[str, pa.Table]:
+        traces = tables["traces"]
+        at = traces.schema.get_field_index("reward")
+        return {"traces": traces.set_column(at, traces.schema.field(at), pa.array([reward] * traces.num_rows))}
+
+    return Stage("regrade", 1, ("traces",), ("traces",), (), score)
+
+
+def out(store: Store, target: Path, run: str = "", form: Any = "sft", **choice: Any) -> Written:
+    return export(Request(form, target, Choice(run, **choice), store=str(store.root.directory), force=True))
+
+
+def rewards(path: Path) -> list[float]:
+    return [json.loads(line)["reward"] for line in path.read_text().splitlines()]
+
+
+def traces_of(store: Store) -> list[str]:
+    found: list[str] = store.read(Recorded(store, "base").steps[0].work["rollout"].slices("traces"))[
+        "trace_id"
+    ].to_pylist()
+    return found
+
+
+BEST = "select trace_id from base.traces where reward = 1.0"
+
+
+@pytest.mark.parametrize("name", ["aa", "zz"])
+def test_rewards_of_two_runs_are_not_chosen_by_the_alphabet(name: str, store: Store, tmp_path: Path) -> None:
+    assert out(store, tmp_path / "a.jsonl", sql=BEST).number == 1
+    shared(store, name, reward=0.125)
+    with pytest.raises(ExportRefused, match=r"step 0 have other rewards in each of the runs .*Name the run"):
+        out(store, tmp_path / "b.jsonl", sql=BEST)
+    assert not (tmp_path / "b.jsonl").exists()
+    for run, reward in (("base", 1.0), (name, 0.125)):
+        assert out(store, tmp_path / "c.jsonl", run, sql=BEST).number == 1
+        assert rewards(tmp_path / "c.jsonl") == [reward]
+        named = BEST.replace("trace_id", f"'{run}' as run, trace_id")
+        assert out(store, tmp_path / "d.jsonl", sql=named).number == 1
+        assert rewards(tmp_path / "d.jsonl") == [reward]
+
+
+def test_verdicts_of_two_runs_are_not_chosen_by_the_alphabet_either(store: Store, tmp_path: Path) -> None:
+    shared(store, "aa", quarantined=dict.fromkeys(traces_of(store)[:3], "why"))
+    every = "select trace_id from base.traces"
+    assert out(store, tmp_path / "a.jsonl", sql=every).number == 10, "the rewards are the same"
+    with pytest.raises(ExportRefused, match="other rewards or verdicts"):
+        out(store, tmp_path / "a.jsonl", sql=every, kept=True)
+    assert out(store, tmp_path / "a.jsonl", "base", sql=every, kept=True).number == 10
+    assert out(store, tmp_path / "a.jsonl", "aa", sql=every, kept=True).number == 7
+
+
+def test_datasets_leave_rollouts_in_quarantine_out_and_say_so(
+    store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store.quarantines.record(traces_of(store)[:3], where="true", reason="fooled", run="base")
+    assert out(store, tmp_path / "a.jsonl", "base", kept=True) == Written(7, 3)
+    assert out(store, tmp_path / "a.jsonl", "base", quarantined=True) == Written(10, 0)
+    assert out(store, tmp_path / "a.jsonl", "base", "verifiers") == Written(10, 0), "a copy of the run is whole"
+    assert out(store, tmp_path / "a.jsonl", "base", "verifiers", kept=True) == Written(7, 3)
+    argv = ["export", "base", "--format", "sft", "--to", str(tmp_path / "b.jsonl")]
+    argv += ["--store", str(store.root.directory)]
+    assert cli.main(argv) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        f"{tmp_path}/b.jsonl: 7 samples",
+        "left out: 3 rollouts in quarantine (--quarantined keeps them)",
+    ]
+    assert cli.main([*argv, "--force", "--quarantined"]) == 0
+    assert capsys.readouterr().out == f"{tmp_path}/b.jsonl: 10 samples\n"
+
+
+def test_pairs_are_made_without_rollouts_in_quarantine(store: Store, tmp_path: Path) -> None:
+    out(store, tmp_path / "a.jsonl", "base", "preferences")
+    best = [json.loads(line)["chosen_trace_id"] for line in (tmp_path / "a.jsonl").read_text().splitlines()]
+    store.quarantines.record(best, where="true", reason="fooled", run="base")
+    assert out(store, tmp_path / "b.jsonl", "base", "preferences").num_quarantined == len(best) == 2
+    assert not set(best) & set((tmp_path / "b.jsonl").read_text().split('"'))
+
+
+def test_a_run_all_in_quarantine_is_refused_with_the_reason(store: Store, tmp_path: Path) -> None:
+    store.quarantines.record(traces_of(store), where="true", reason="fooled", run="base")
+    with pytest.raises(ExportRefused, match="10 rollouts were left out because they are in quarantine"):
+        out(store, tmp_path / "a.jsonl", "base")
+    assert not (tmp_path / "a.jsonl").exists()
