@@ -14,7 +14,7 @@ from configs.run import RunConfig, View
 from flows import pipeline
 from flows.doing import Worker
 from flows.pipeline import Source
-from flows.services import Supervisor
+from flows.processes.services import Supervisor
 from flows.session import Session, recorded
 from storage.keys import content_key
 from storage.schemas import UPDATES

@@ -5,7 +5,7 @@ import io
 import pytest
 
 from flows import artifacts
-from flows.cancellation import ASK_SECONDS, Cancellation
+from flows.orchestration.cancellation import ASK_SECONDS, Cancellation
 from flows.views.panel import Panel
 from flows.watchers import PanelWatcher
 

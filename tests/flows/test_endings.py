@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from configs.errors import ConfigError
-from flows.cancellation import RunCancelled
-from flows.endings import event_of, reports_its_end, tagged
+from flows.orchestration.cancellation import RunCancelled
+from flows.orchestration.endings import event_of, reports_its_end, tagged
 from flows.pipeline import Evicted, GateRefused
 from storage.errors import StoreUnavailable
 from tasks.retries import in_words, is_transient

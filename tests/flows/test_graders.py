@@ -12,7 +12,7 @@ import pytest
 from configs.errors import ConfigError
 from configs.run import RunConfig
 from flows.graders import GraderRoom, grader_digest
-from flows.services import ServiceFailed, Supervisor
+from flows.processes.services import ServiceFailed, Supervisor
 from storage.store import open_store
 from tasks.inference.regrading import GraderLost, NotRegradable, answers
 from tasks.regrade import STAGE

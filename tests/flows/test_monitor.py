@@ -15,7 +15,7 @@ import pytest
 from configs.sections import WandbConfig
 from flows.metrics import finite, step_metrics
 from flows.monitor import Monitor, MonitorError, check_monitor
-from flows.ownership import identity, owned
+from flows.processes.ownership import identity, owned
 from storage.schemas import TRACES, VERDICTS
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from flows.ownership import owned, sweep
+from flows.processes.ownership import owned, sweep
 
 pytestmark = pytest.mark.engine
 ROOT = Path(__file__).parents[2]

@@ -13,12 +13,12 @@ from configs.run import RunConfig
 from flows import replay_config
 from flows.foretell import foretell
 from flows.policies import find_policy
+from flows.processes.services import Supervisor
 from flows.recorded import WAY, recorded_by
 from flows.replay_config import prepare_replay
 from flows.replay_outcome import Apart, finish_replayed
 from flows.replay_request import Asked
 from flows.replaying import quarantined_in, replay_steps
-from flows.services import Supervisor
 from flows.session import Session, recorded
 from flows.views.differences import compare
 from storage.policies import Policies

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from flows.logs import last_lines
-from flows.ownership import identity, owned, start_time
-from flows.services import ServiceFailed, ServiceSpec, Supervisor
+from flows.processes.ownership import identity, owned, start_time
+from flows.processes.services import ServiceFailed, ServiceSpec, Supervisor
 
 PROGRAMS = Path(__file__).parent / "programs"
 SECRET = "sk-very-secret-0123"

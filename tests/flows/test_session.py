@@ -6,7 +6,7 @@ import pytest
 
 from configs.run import RunConfig
 from flows.pipeline import Evicted, Source
-from flows.services import Supervisor
+from flows.processes.services import Supervisor
 from flows.session import Session, recorded
 from storage.store import open_store
 from tasks.stage import Place
