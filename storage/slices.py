@@ -72,7 +72,7 @@ class Slices:
         files: tuple[File, ...] = ()
         whole = _with_slice_columns(rows, stored.data_schema, step, key, own)
         if rows.num_rows:
-            files = (stored.write(whole, run),)
+            files = (stored.write([whole], run),)
         return Written(Slice(table, run, own, rows.num_rows, content_digest(rows), files), whole)
 
     def hold(self, table: str, written: Sequence["Written"]) -> None:

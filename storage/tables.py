@@ -64,7 +64,7 @@ class StoredTable:
         With a `transaction` (application id, number) the commit fails with Raced if any other commit under that id
         came since the handle last moved. An error after which the commit turns out to be there is no error.
         """
-        file = self.write(rows, run)
+        file = self.write([rows], run)
         try:
             self.hold([(file, rows)], run, transaction)
         except Raced:
@@ -72,9 +72,12 @@ class StoredTable:
             raise
         return file
 
-    def write(self, rows: pa.Table, run: str) -> File:
+    def write(self, groups: Sequence[pa.Table], run: str) -> File:
         """Write rows of one run, at least one row, as one durable file that the table does not hold yet."""
-        return self._write([rows], run)
+        check_schema(groups[0].schema, self.data_schema, Place(self.name, run))
+        path = f"{PARTITION}={run}/{uuid4().hex}.parquet"
+        written = self._root.write(f"{self.place}/{path}", encode(groups))
+        return File(path, written.size, written.sha256)
 
     def hold(
         self, files: Sequence[tuple[File, pa.Table]], run: str, transaction: tuple[str, int] | None = None
@@ -92,7 +95,7 @@ class StoredTable:
         committed with the swap) tell every other reader. Raises Raced, with nothing changed, where another swap, or
         another commit with one of the marks, came since the handle last moved.
         """
-        file = self._write(groups, run) if groups else None
+        file = self.write(groups, run) if groups else None
         swap: list[AddAction | RemoveAction] = [removal(each, {PARTITION: run}) for each in old]
         if file is not None:
             swap.append(self._addition(file, pa.concat_tables(groups), run, new=False))
@@ -201,12 +204,6 @@ class StoredTable:
         delta = DeltaTable(address, storage_options=options)
         self._root.make_durable(f"{self.place}/_delta_log/{0:020d}.json", self.place)
         return delta
-
-    def _write(self, groups: Sequence[pa.Table], run: str) -> File:
-        check_schema(groups[0].schema, self.data_schema, Place(self.name, run))
-        path = f"{PARTITION}={run}/{uuid4().hex}.parquet"
-        written = self._root.write(f"{self.place}/{path}", encode(groups))
-        return File(path, written.size, written.sha256)
 
     def _addition(self, file: File, rows: pa.Table, run: str, new: bool) -> AddAction:
         return addition(file, rows, {PARTITION: run}, self._stats, new)
