@@ -84,7 +84,7 @@ def _notes(done: Replayed, described: dict[str, Any], apart: Apart) -> list[str]
 
 def _updates(described: dict[str, Any]) -> str:
     count = described["updates_apart"]
-    return "no number of updates" if count is None else f"{count} updates"
+    return "no number of updates" if count is None else f"{count} update{'' if count == 1 else 's'}"
 
 
 def _share(recorded: dict[str, Any] | None) -> str:

@@ -58,3 +58,9 @@ def addition(
 def removal(file: Active, partition: Mapping[str, str]) -> RemoveAction:
     """The removal of a file; not marked as a change of data, which Delta refuses in a table that only grows."""
     return RemoveAction(file.path, False, int(time.time() * 1000), file.size, dict(partition))
+
+
+def last_number(logs: Sequence[str], application: str, before: int) -> int:
+    """The number of an application id after these texts of log versions, oldest first; `before` where none names it."""
+    found = [json.loads(line).get("txn") for log in logs for line in log.splitlines() if '"txn"' in line]
+    return int(next((each["version"] for each in reversed(found) if each and each["appId"] == application), before))

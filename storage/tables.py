@@ -18,7 +18,7 @@ from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 
-from storage.actions import PARTITION, PROPERTIES, Active, addition, removal
+from storage.actions import PARTITION, PROPERTIES, Active, addition, last_number, removal
 from storage.checks import Place, check_schema
 from storage.errors import StoreError, StoreUnavailable, border
 from storage.logs import CHECKPOINT_INTERVAL, prune_log, set_aside_torn
@@ -289,8 +289,7 @@ class StoredTable:
             if not isinstance(error.__cause__, FileNotFoundError):  # else it was pruned
                 raise
             return int(self._delta.transaction_version(application) or 0)
-        found = [json.loads(line).get("txn") for log in logs for line in log.splitlines() if '"txn"' in line]
-        return int(next((each["version"] for each in reversed(found) if each and each["appId"] == application), number))
+        return last_number(logs, application, number)
 
     def _log(self, version: int) -> str:
         """The text of one version, which never changes; the last ones read are kept."""

@@ -10,7 +10,7 @@ import pytest
 from configs.errors import ConfigError
 from configs.replay import ORDER, redone
 from configs.run import RunConfig
-from flows import replay_config
+from flows import replay_config, replay_outcome
 from flows.foretell import foretell
 from flows.policies import find_policy
 from flows.processes.services import Supervisor
@@ -378,6 +378,30 @@ def test_other_examples_are_listed_again_and_assigned(tmp_path: Path, models: li
     rehearse(root, "base", steps=1)
     config = ask(root, from_stage="assignment", until="assignment", overrides=["environments.0.holdout_fraction=0.5"])
     assert [piece.stage for piece in pieces(config) if piece.computed] == ["examples", "assignment"]
+
+
+def test_leaving_the_trust_region_is_said_once(
+    tmp_path: Path, models: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "store"
+    rehearse(root, "base", steps=3)
+    measured = replay_outcome.describe
+    masked = iter([0.1, 0.11, 0.5])
+
+    def far(*arguments: Any) -> dict[str, Any]:
+        found = measured(*arguments)
+        return found | {"update": found["update"] | {"masked_fraction": next(masked)}}
+
+    monkeypatch.setattr(replay_outcome, "describe", far)
+    notes: list[str] = []
+    monkeypatch.setattr(
+        Session, "tell", lambda self, event, **facts: notes.append(facts["text"]) if event == "note" else None
+    )
+    trained(root, overrides=["training.learning_rate=0.5"], name="far")
+    (said,) = notes
+    assert said.startswith(
+        "step 1: 11% of the tokens are outside the trust region (recorded: 0%); the policy is 1 update away"
+    )
 
 
 def test_weights_are_not_asked_for_where_nothing_is_trained(tmp_path: Path, models: list[str]) -> None:
