@@ -13,6 +13,8 @@ from flows.logs import last_lines
 from flows.processes.ownership import identity, owned, start_time
 from flows.processes.services import ServiceFailed, ServiceSpec, Supervisor
 
+pytestmark = pytest.mark.engine
+
 PROGRAMS = Path(__file__).parent / "programs"
 SECRET = "sk-very-secret-0123"
 
