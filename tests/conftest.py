@@ -1,5 +1,8 @@
-"""What holds for all tests: those that need a GPU are skipped where there is none, and no property is timed."""
+"""What holds for all tests: where their files lie, GPU tests without a GPU are skipped, and no property is timed."""
 
+import os
+import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -10,6 +13,26 @@ settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
 HAS_GPU = Path("/dev/nvidiactl").exists()
+MEMORY = Path("/dev/shm")
+ENOUGH_BYTES = 2 * 2**30
+PLACE = pytest.StashKey[Path]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Put the files of tests that start no engine into memory: making a commit durable on a disk is most of their time.
+
+    The disk is used where memory is scarce, as in a container with a small /dev/shm, and where a person named a place.
+    """
+    pure = "not engine" in config.option.markexpr and "TMPDIR" not in os.environ and not config.option.basetemp
+    if pure and MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > ENOUGH_BYTES:
+        config.stash[PLACE] = Path(tempfile.mkdtemp(prefix="stagecoach-tests-", dir=MEMORY))
+        os.environ["TMPDIR"] = tempfile.tempdir = str(config.stash[PLACE])
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Give the memory back; after a failure the files stay for people to look at."""
+    if exitstatus != pytest.ExitCode.TESTS_FAILED and PLACE in session.config.stash:
+        shutil.rmtree(session.config.stash[PLACE], ignore_errors=True)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

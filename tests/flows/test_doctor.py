@@ -83,7 +83,7 @@ def test_memory(free: int, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_disk_of_a_store_that_is_not_there_yet_and_of_an_object_store(tmp_path: Path) -> None:
-    (finding,) = doctor.space(tmp_path / "not" / "yet", "disk", warn=0, bad=0)
+    (finding,) = doctor.space(Path(__file__).parent / "not" / "yet", "disk", warn=0, bad=0)
     assert finding.level == "ok"
     (finding,) = doctor.space(tmp_path, "disk", warn=2**62, bad=2**62)
     assert finding.level == "bad"
