@@ -133,6 +133,7 @@ def test_an_environment_server_of_others_that_does_not_answer(
     assert f"service 'environment reverse_text' at {address} is not ready" in said
 
 
+@pytest.mark.engine
 def test_a_prefect_api_that_does_not_answer(refused: Refused, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     url = f"http://127.0.0.1:{closed_port()}/api"
     monkeypatch.setenv("PREFECT_API_URL", url)
@@ -141,6 +142,7 @@ def test_a_prefect_api_that_does_not_answer(refused: Refused, model: str, monkey
     assert "unset PREFECT_API_URL" in said
 
 
+@pytest.mark.engine
 def test_the_command_itself_ends_with_status_2(place: Path) -> None:
     """Once as a process, as people call it."""
     done = subprocess.run(

@@ -189,6 +189,7 @@ def loaded_by(*argv: str) -> set[str]:
     return set(done.stdout.rpartition("LOADED")[2].split())
 
 
+@pytest.mark.engine
 def test_help_loads_nothing_but_the_standard_library() -> None:
     assert not loaded_by("--help") & {
         "pydantic",
@@ -202,6 +203,7 @@ def test_help_loads_nothing_but_the_standard_library() -> None:
     }
 
 
+@pytest.mark.engine
 def test_check_loads_neither_engine_nor_prefect() -> None:
     loaded = loaded_by("check", "demo")
     assert "pyarrow" in loaded

@@ -181,6 +181,7 @@ def test_text_is_refused_where_no_model_was_named(root: Path) -> None:
         bring(root, RELAYED)
 
 
+@pytest.mark.engine
 def test_text_is_rendered_refused_for_rl_and_trained_on_as_demonstrations(root: Path, model: str) -> None:
     assert text(root, model).figures == {"traces": 4, "with rendered tokens": 4}
     store = open_store(root)
@@ -192,6 +193,7 @@ def test_text_is_rendered_refused_for_rl_and_trained_on_as_demonstrations(root: 
     assert batches["ce_tokens"][0].as_py() > 0 and batches["rl_tokens"][0].as_py() == 0
 
 
+@pytest.mark.engine
 def test_rendered_traces_can_be_rebuilt_for_scoring(root: Path, model: str) -> None:
     text(root, model)
     store = open_store(root)
@@ -203,6 +205,7 @@ def test_rendered_traces_can_be_rebuilt_for_scoring(root: Path, model: str) -> N
     assert trace["rewards"]["similarity"]["score"] == row["reward"]
 
 
+@pytest.mark.engine
 def test_another_tokenizer_is_other_work(root: Path, model: str) -> None:
     text(root, model)
     with pytest.raises(ImportRefused, match="in another way"):
@@ -211,6 +214,7 @@ def test_another_tokenizer_is_other_work(root: Path, model: str) -> None:
         )
 
 
+@pytest.mark.engine
 def test_two_files_that_number_their_traces_share_none(root: Path, tmp_path: Path, model: str) -> None:
     for name in ("one", "other"):
         rows = [{"trace_id": str(n), "prompt": f"{name} {n}", "completion": "x", "reward": 1} for n in range(2)]
@@ -223,6 +227,7 @@ def test_two_files_that_number_their_traces_share_none(root: Path, tmp_path: Pat
     assert search(store, f"trace_id = '{min(ids[0])}'").trace_ids == (min(ids[0]),)
 
 
+@pytest.mark.engine
 def test_the_groups_are_told(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], model: str) -> None:
     assert cli.main(["import", str(TOKENS), "--name", "theirs", "--store", str(root)]) == 0
     said = capsys.readouterr().out.splitlines()

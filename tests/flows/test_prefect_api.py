@@ -54,6 +54,7 @@ def test_every_place_of_configuration_in_prefects_own_order(place: Path, monkeyp
     assert configured_url() == "environment"
 
 
+@pytest.mark.engine
 def test_the_order_is_prefects_own(place: Path) -> None:
     (place / "home/.prefect/profiles.toml").write_text('active = "m"\n[profiles.m]\nPREFECT_API_URL = "http://a/api"\n')
     (place / "prefect.toml").write_text('[api]\nurl = "http://b/api"\n')
@@ -136,6 +137,7 @@ def test_a_run_is_gone_only_when_its_process_certainly_is() -> None:
     assert not gone(host, "another", number, started, embedded=False)
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize("where", ["outside a flow", "while Prefect hands it on"])
 def test_sigterm_ends_the_process_in_order(where: str) -> None:
     send = "os.kill(os.getpid(), signal.SIGTERM)"

@@ -25,6 +25,7 @@ def file(root: Path, piece: Slice) -> Path:
     return root / "tables/messages" / piece.files[0].path
 
 
+@pytest.mark.engine
 def test_any_flipped_bit_is_found(root: Path, piece: Slice, file: Path) -> None:
     good = file.read_bytes()
     chance = random.Random(4)
@@ -72,6 +73,7 @@ def test_a_file_of_other_rows_under_the_same_name_is_found(root: Path, store: St
         store.read([piece])
 
 
+@pytest.mark.engine
 def test_a_flipped_bit_in_the_ledger_is_found_or_harmless(root: Path, store: Store, piece: Slice) -> None:
     (file,) = (root / "tables/ledger/run=run").glob("*.parquet")
     good = file.read_bytes()

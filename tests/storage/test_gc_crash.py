@@ -38,6 +38,7 @@ def check(root: Path, before: dict[tuple[str, str, str], list]) -> None:
     assert keys <= set(store.policies.names())
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 9])
 def test_dying_at_any_moment(full: Path, tmp_path: Path, every: int) -> None:
     before = contents(open_store(full), ["kept"])

@@ -24,6 +24,7 @@ COLLECT = st.tuples(st.just("gc"), st.sets(RUN), st.sampled_from(["all", "last",
 HISTORIES = st.lists(TRAIN | EVALUATE | MAINTAIN | COLLECT, min_size=2, max_size=6)
 
 
+@pytest.mark.engine
 @settings(max_examples=3, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(HISTORIES, st.sets(RUN))
 def test_kept_runs_lose_nothing(monkeypatch: pytest.MonkeyPatch, history: list[tuple], last: set[str]) -> None:

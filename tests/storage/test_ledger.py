@@ -155,6 +155,7 @@ def test_a_commit_that_failed_is_an_error_and_leaves_nothing(
     assert store.ledger.commit(entry("k")) == entry("k")
 
 
+@pytest.mark.engine
 def test_processes_that_race_on_the_same_keys_agree(root: Path, store: Store) -> None:
     keys, names = 8, ("a", "b", "c")
     command = [sys.executable, "-m", "tests.storage.writer", str(root), "race"]

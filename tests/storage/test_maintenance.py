@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
 from storage.errors import DamagedSlice
 from storage.keeping.maintenance import compact, maintain, sweep, vacuum
@@ -104,6 +105,7 @@ def test_the_only_copy_of_a_slice_is_never_deleted(root: Path, store: Store) -> 
     assert store.read(pieces).num_rows == 30  # the originals of what was damaged are still there
 
 
+@pytest.mark.engine
 def test_a_damaged_copy_is_found_when_nothing_else_is_left(root: Path, store: Store) -> None:
     pieces = fill(store, 6)
     table = store.slices.table("messages")
@@ -181,6 +183,7 @@ def test_a_quiet_store_is_left_alone(store: Store) -> None:
     assert (done.merged, done.deleted, done.only_copies) == (0, 0, ())
 
 
+@pytest.mark.engine
 def test_a_process_that_was_long_idle_goes_on_after_pruning(root: Path, store: Store) -> None:
     idle = open_store(root)
     pieces = fill(store, 2)
@@ -201,6 +204,7 @@ def test_a_process_that_was_long_idle_goes_on_after_pruning(root: Path, store: S
         assert reader.scan("messages").collect().height == 26 * 5 + 7
 
 
+@pytest.mark.engine
 def test_a_commit_prunes_the_log_by_itself(root: Path, store: Store) -> None:
     for number in range(48):
         store.runs.record(run="run", event=f"event-{number}", kind="train", config={})

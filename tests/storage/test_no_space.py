@@ -52,6 +52,7 @@ def test_what_delta_says_of_a_full_disk_is_understood(store: Store, monkeypatch:
         store.append("messages", messages(), run="run", step=0, key="k", attempt="a")
 
 
+@pytest.mark.engine
 def test_a_limit_on_file_sizes_is_no_space(tmp_path: Path) -> None:
     """A real refusal of the system, in a process of its own since the limit cannot be taken back."""
     script = f"""
@@ -97,6 +98,7 @@ def until_full(act: Callable[[int], object]) -> int:
     raise AssertionError("the disk was to fill up")
 
 
+@pytest.mark.engine
 def test_a_real_disk_that_fills_up_loses_nothing(small_disk: Path) -> None:
     store = open_store(small_disk / "store")
     ballast = small_disk / "ballast"

@@ -20,6 +20,8 @@ from storage.store import Store, open_store
 from tests.storage.histories import contents, finish, lasting, train, work
 from tests.storage.test_maintenance import age, fill
 
+pytestmark = pytest.mark.engine
+
 RUNS = ("a",)
 
 

@@ -101,6 +101,7 @@ def test_the_stage_declares_its_tables():
     assert set(STAGE.reads) | set(STAGE.writes) <= set(TABLES) and STAGE.sections == ("environments",)
 
 
+@pytest.mark.engine
 def test_the_pipeline_imports_neither_verifiers_nor_an_environment():
     look = "import sys, flows.graders, tasks.regrade; print(sorted({'verifiers', 'reverse_text'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True, cwd=ROOT)
