@@ -1,0 +1,86 @@
+"""Stages that fail in a flow of an embedded Prefect, some for causes that pass; says how often each was called."""
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from configs.run import RunConfig, View
+from flows.orchestration import prefect_api
+from storage.errors import StoreUnavailable
+from storage.refs import Entry
+from storage.store import open_store
+from tasks import examples, stage
+from tasks.stage import Place, Stage, StageTask, Tables
+from tests.crash import fixed
+from tests.flows.rehearsal import SMALL
+
+calls: Counter[str] = Counter()
+
+
+def unanswered() -> StoreUnavailable:
+    return StoreUnavailable("the store does not answer", "", "everything", "wait")
+
+
+def failing(name: str, error: Exception, times: int) -> Stage:
+    """A stage that fails so many times, then lists examples."""
+
+    def function(tables: Tables, view: View) -> Tables:
+        calls[name] += 1
+        if calls[name] <= times:
+            raise error
+        return {"examples": fixed.examples()}
+
+    return replace(examples.task.stage, name=name, needs=(), function=function)
+
+
+def unnamed_at_first(place: Place) -> None:
+    """Let the first row of the ledger fail after the stage's rows are in their table."""
+    commit, left = place.store.ledger.commit_all, [unanswered()]
+
+    def once(entries: Sequence[Entry]) -> list[Entry]:
+        if left:
+            raise left.pop()
+        return commit(entries)
+
+    place.store.ledger.commit_all = once  # type: ignore[method-assign]
+
+
+def raised(place: Place, failed: Stage) -> str:
+    """Return the name of the error that a stage fails with in the end."""
+    try:
+        StageTask(failed)(place, 1)
+    except (ValueError, StoreUnavailable) as error:
+        return type(error).__name__
+    return ""
+
+
+def main(directory: Path) -> None:
+    said: dict[str, Any] = {}
+    stage.RETRY_SECONDS = (0.1, 0.1)  # type: ignore[attr-defined]
+    config = RunConfig.model_validate(SMALL | {"name": "a", "store": str(directory / "store")})
+    place = Place(open_store(directory / "store"), "a", config, {})
+    with prefect_api.prefect_api(directory / "prefect"):
+        from prefect import flow
+
+        def body() -> None:
+            unnamed_at_first(place)
+            StageTask(failing("passes", unanswered(), times=1))(place, 0)
+            mended = raised(place, failing("stays", ValueError("the user has to mend this"), times=9))
+            said["raised"] = {"stays": mended, "lasts": raised(place, failing("lasts", unanswered(), times=9))}
+
+        flow(name="retried")(body)()
+    store = open_store(directory / "store")
+    written = store.slices.table("examples")
+    said["calls"] = calls
+    said["entries"] = [[entry.stage, entry.step] for entry in store.ledger.entries()]
+    said["written"] = sum(written.read(each.path).num_rows for each in written.active())
+    said["seen"] = store.scan("examples").collect().height
+    said["rows"] = fixed.examples().num_rows
+    print("SAID", json.dumps(said))
+
+
+main(Path(sys.argv[1]))
