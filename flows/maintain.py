@@ -6,10 +6,12 @@ from prefect import flow
 
 from configs.run import RunConfig
 from flows import gc, housekeeping
+from flows.orchestration.endings import reports_its_end
 from storage.store import open_store
 
 
-@flow(name="maintain", persist_result=False)
+@flow(name="maintain", flow_run_name="maintain", persist_result=False)
+@reports_its_end
 def maintain(
     store: str = "",
     retention_hours: float = 168,

@@ -44,6 +44,7 @@ def prepare_replay(asked: Asked) -> RunConfig:
         refuse_unread(requested, asked.overrides, bool(source.data.path))
         steps = chosen(requested.replay, recorded)
         _refuse_lost_scores(requested, steps)
+        _require_vocabulary(requested)
         config = _resolved(_with_weights(store, _named(_bounded(requested, steps)), steps[0]))
         known = recorded_config(store, config.name)
         if known is not None:
@@ -137,6 +138,20 @@ def _refuse_lost_scores(requested: RunConfig, steps: list[RecordedStep]) -> None
                 f"use --from filtering to keep those scores, or replay {origin!r} to sample anew"
             ]
         )
+
+
+def _require_vocabulary(requested: RunConfig) -> None:
+    """Refuse to filter without knowing the vocabulary: rollouts that were imported need not have come with it."""
+    kinds = {each.type for each in requested.filtering.filters}
+    if "filtering" in redone(requested.replay) and "gibberish" in kinds and not requested.model.vocab_size:
+        fresh = NEED_WEIGHTS & set(redone(requested.replay)) and requested.replay.weights
+        if not fresh:  # the weights to come say it
+            raise ConfigError(
+                [
+                    f"model.vocab_size: run {requested.replay.run!r} recorded none, which filter gibberish needs; say "
+                    f"it (--set model.vocab_size=N), or name the weights (--set model.path=DIRECTORY)"
+                ]
+            )
 
 
 def _bounded(requested: RunConfig, steps: list[RecordedStep]) -> RunConfig:

@@ -8,7 +8,8 @@ from flows.commands.arguments import Commands, UsageError, add_command
 def add(commands: Commands) -> None:
     """Add the commands of this file."""
     diff = add_command(commands, "diff", _diff, "how two runs differ: settings, shared work, and what came of it")
-    diff.add_argument("runs", nargs=2, metavar=("RUN_A", "RUN_B"))
+    diff.add_argument("run_a", metavar="RUN_A")
+    diff.add_argument("run_b", metavar="RUN_B")
     diff.add_argument("--step", type=int, default=None, help="go into one step: its traces, samples and groups")
     diff.add_argument("--json", action="store_true", help="for programs")
     gate = add_command(commands, "gate", _gate, "decisions at a run's gates; with --approve or --refuse, answer it")
@@ -23,7 +24,7 @@ def add(commands: Commands) -> None:
 def _diff(arguments: argparse.Namespace) -> int | None:
     from flows.views.diff import main as diff
 
-    return diff(*arguments.runs, step=arguments.step, as_json=arguments.json, store=arguments.store)
+    return diff(arguments.run_a, arguments.run_b, step=arguments.step, as_json=arguments.json, store=arguments.store)
 
 
 def _gate(arguments: argparse.Namespace) -> int | None:

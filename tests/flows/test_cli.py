@@ -157,7 +157,16 @@ def test_a_full_disk_is_named_whoever_noticed_it(
     assert "the disk is full" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["demo", "run", "sft", "eval", "resume", "show", "check", "doctor", "maintain"])
+def commands() -> list[str]:
+    """The names of all commands, out of the help text of their groups."""
+    parser = argparse.ArgumentParser()
+    added = parser.add_subparsers()
+    for group in cli.GROUPS:
+        group.add(added)
+    return list(added.choices)
+
+
+@pytest.mark.parametrize("command", commands())
 def test_help_of_every_command(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         cli.main([command, "--help"])
