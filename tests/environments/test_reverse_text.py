@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from reverse_text.demonstrations import demonstrations
 from reverse_text.texts import ANSWER, prompt, similarity, tagged, texts
 
+pytestmark = pytest.mark.engine
+
 LETTERS = st.text(alphabet="abcdef", min_size=1, max_size=8)
 
 
@@ -71,7 +73,6 @@ def test_a_fifth_of_the_demonstrations_is_right() -> None:
     assert rows == list(demonstrations(4000, seed=7)) != list(demonstrations(4000, seed=8))
 
 
-@pytest.mark.engine
 def test_the_command_writes_json_lines(tmp_path: Path) -> None:
     target = tmp_path / "demonstrations.jsonl"
     argv = [sys.executable, "-m", "reverse_text.demonstrations", str(target), "--count", "30", "--seed", "7"]

@@ -13,10 +13,11 @@ from tasks.inference import environments
 from tasks.inference.environment_host import example_id, rows, split_of
 from tasks.inference.environments import EnvironmentUnavailable, examples, package_version
 
+pytestmark = pytest.mark.engine
+
 REVERSE = EnvironmentConfig(name="reverse", taskset={"id": "reverse_text", "num_examples": 300, "seed": 5})
 
 
-@pytest.mark.engine
 def test_examples_have_the_schema_and_a_holdout() -> None:
     table = examples(REVERSE)
     assert table.schema.equals(EXAMPLES.arrow)
@@ -93,7 +94,6 @@ def test_an_environment_that_is_not_installed(ask: Callable[[EnvironmentConfig],
         ask(absent.model_copy(update={"taskset": {}}))
 
 
-@pytest.mark.engine
 def test_a_setting_that_the_taskset_does_not_know() -> None:
     with pytest.raises(EnvironmentUnavailable, match=r"cannot be loaded: ValidationError.*\n.*num_exmples"):
         examples(EnvironmentConfig(name="mine", taskset={"id": "reverse_text", "num_exmples": 3}))

@@ -10,6 +10,8 @@ from storage.schemas import MESSAGES, TRACES
 from tasks.inference.failures import Failure, kind_of, of_trace
 from tasks.inference.rows import Attempted, of_failure, rebuild, spread, tables
 
+pytestmark = pytest.mark.engine
+
 ASSIGNMENT = {"assignment_id": "g/0", "group_id": "g", "environment": "e", "example_id": "x", "member": 0, "seed": 1}
 
 

@@ -6,6 +6,8 @@ import pytest
 
 from tasks.inference.rollouts import ServiceLost, _cause
 
+pytestmark = pytest.mark.engine
+
 LOST = ServiceLost("the engine", "http://127.0.0.1:9", "refused")
 
 

@@ -14,6 +14,8 @@ from tasks.inference.environments import EnvironmentUnavailable
 from tasks.inference.regrading import NotRegradable
 from tests.tasks.inference.recorded import example_of, rows_of, scored, trace_of
 
+pytestmark = pytest.mark.engine
+
 STRICTER = Path(__file__).parent / "plugins" / "stricter.py"
 REPLIES = ("<rev>cba</rev>", "<rev>cb</rev>", "<rev>abc</rev>", "cba", "")
 REWARDS = [1.0, 0.8, pytest.approx(1 / 3), 0.0, 0.0]

@@ -9,6 +9,8 @@ from tasks.inference.model_info import ModelUnusable
 from tasks.inference.rendering import DemonstrationUnusable, demonstration
 from tasks.learner.tiny import tiny_qwen3
 
+pytestmark = pytest.mark.engine
+
 ASKED = {"role": "user", "content": "Reverse: abc"}
 ANSWERED = {"role": "assistant", "content": "<rev>cba</rev>"}
 END = "<|im_end|>"

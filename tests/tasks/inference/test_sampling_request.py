@@ -8,6 +8,8 @@ from configs.run import RunConfig, View
 from configs.sections import EnvironmentConfig
 from tasks.inference.rollouts import Sampling
 
+pytestmark = pytest.mark.engine
+
 ASSIGNMENT = {"assignment_id": "0-0/1", "environment": "e", "example_id": "x", "seed": 41}
 
 

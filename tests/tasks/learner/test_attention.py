@@ -6,6 +6,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from tasks.learner.attention import Segments, packed_attention
 
+pytestmark = pytest.mark.engine
+
 BORDERS = (0, 3, 4, 9)
 
 

@@ -14,6 +14,8 @@ from tasks.learner.loop import accumulate_gradients
 from tasks.learner.rows import batches_from_table
 from tests.tasks.learner.packed import batches, padding, sample
 
+pytestmark = pytest.mark.engine
+
 CPU = torch.device("cpu")
 ALONE = World(rank=0, size=1, local_rank=0)
 SAMPLES = [

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from configs.sections import DppoLoss
 from tasks.learner.loss import Tokens, outside_trust_region, token_loss
 
+pytestmark = pytest.mark.engine
+
 DPPO = DppoLoss(mask_low=0.2, mask_high=0.2, kl_tau=1e-3)
 CE_ONLY = {"rl": 1, "ce": 2, "ref_kl": 1}
 

@@ -14,6 +14,8 @@ from tasks.learner.rows import batches_from_table
 from tasks.learner.tiny import tiny_qwen3
 from tests.tasks.learner.packed import batches, sample
 
+pytestmark = pytest.mark.engine
+
 CPU = torch.device("cpu")
 SAMPLES = [sample("a", 9, 1), sample("b", 5, 2, temperature=0.7), sample("c", 14, 3)]
 

@@ -9,6 +9,8 @@ from configs.sections import TrainingConfig
 from tasks.learner.distributed import World
 from tasks.learner.optimizer import apply_gradients, clip_gradients, learning_rate, new_optimizer
 
+pytestmark = pytest.mark.engine
+
 ALONE = World(rank=0, size=1, local_rank=0)
 
 

@@ -6,6 +6,8 @@ import pytest
 
 from tasks.learner.tiny import byte_tokenizer, tiny_qwen3
 
+pytestmark = pytest.mark.engine
+
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Reverse: Grüße, 世界"}]
 
 

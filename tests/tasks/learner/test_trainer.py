@@ -13,6 +13,8 @@ from tasks.learner.digest import weights_sha256
 from tasks.learner.errors import LearnerError, NoOptimizerState
 from tests.tasks.learner.packed import batches, changed, padding, sample
 
+pytestmark = pytest.mark.engine
+
 TRAINING = {"learning_rate": 1e-2, "warmup_steps": 2}
 BATCHES = [
     batches([[sample(f"{step}a", 9, step), sample(f"{step}b", 6, step + 50)], [sample(f"{step}c", 7, step + 90, "ce")]])
