@@ -124,6 +124,7 @@ def test_an_engine_of_others_that_does_not_answer(refused: Refused, model: str) 
     assert "check that it runs" in said
 
 
+@pytest.mark.engine
 def test_an_environment_server_of_others_that_does_not_answer(
     refused: Refused, model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,8 @@ from tests.storage.histories import contents, evaluate, finish, lasting, publish
 from tests.storage.rows import messages
 from tests.storage.test_maintenance import age
 
+pytestmark = pytest.mark.engine
+
 
 @pytest.fixture(autouse=True)
 def long_ago(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,6 +37,7 @@ def age(root: Path, hours: float) -> None:
         os.utime(path, (then, then))
 
 
+@pytest.mark.engine
 def test_compaction_then_deletion_leaves_every_slice_readable(root: Path, store: Store) -> None:
     pieces = fill(store, 6) + fill(store, 5, "other")
     before = [store.read([piece]) for piece in pieces]
@@ -125,6 +126,7 @@ def test_a_damaged_copy_is_found_when_nothing_else_is_left(root: Path, store: St
     assert found > len(good) / 97 / 3
 
 
+@pytest.mark.engine
 def test_ledger_and_runs_are_compacted_under_a_reader_that_has_them_open(root: Path, store: Store) -> None:
     elsewhere = open_store(root)
     fill(store, 10)
@@ -154,6 +156,7 @@ def test_a_second_compactor_that_looked_too_early_changes_nothing(root: Path, st
     assert open_store(root).scan("messages").collect().height == 8 * 5
 
 
+@pytest.mark.engine
 def test_old_checkpoints_and_half_made_things_are_swept(root: Path, store: Store) -> None:
     fill(store, 18)
     table = store.slices.table("messages")

@@ -16,7 +16,7 @@ from tests.storage.rows import entry, messages, random_rows
 
 @pytest.mark.parametrize("table", STAGE_TABLES, ids=lambda table: table.name)
 @given(data=st.data())
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 def test_any_rows_of_any_table_come_back_equal(table: Table, data: st.DataObject) -> None:
     rows = data.draw(random_rows(table))
     with tempfile.TemporaryDirectory() as directory:
