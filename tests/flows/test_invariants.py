@@ -294,6 +294,7 @@ def test_an_engine_that_does_not_hold_what_it_says(
     assert sorted(finished) == ["assignment", "examples", "policy_import"]
 
 
+@pytest.mark.engine
 def test_an_honest_engine_gets_to_sample(tmp_path: Path, engine: type[LyingEngine]) -> None:
     """The way there is not what stops: with honest log-probs the stage goes on to look for its environments."""
     with pytest.raises(Exception) as caught:
