@@ -8,9 +8,10 @@ from itertools import groupby
 from typing import Any
 
 from configs.run import RunConfig
+from flows.recorded import recorded_by
 from flows.views.printing import bytes_text, console, grid
 from storage.errors import StoreError
-from storage.keeping.gc import Plan, plan, runs_in
+from storage.keeping.gc import Needs, Plan, plan, runs_in
 from storage.keeping.sweeping import Swept, finish, sweep_plan
 from storage.keeping.thinning import Thinning
 from storage.store import Store, open_store
@@ -56,11 +57,38 @@ def chosen(
         if unknown:
             raise StoreError(f"there is no run {', '.join(unknown)}", store.root.address, "nothing was removed", "")
         kept = {*runs} - {*remove} - {*force}
-    going = plan(store, kept, [run for run in force if run not in kept], Thinning.parse(policies))
+    forced = [run for run in force if run not in kept]
+    going = plan(store, kept, forced, Thinning.parse(policies), needs_of(store))
     if refused := [f"{run} ({why})" for run, why in going.protected if run in remove]:
         advice = "wait until they have ended, or name them with --force"
         raise StoreError(f"not removed: {', '.join(refused)}", store.root.address, "nothing was removed", advice)
     return going
+
+
+def needs_of(store: Store) -> dict[str, Needs]:
+    """Return what the replays of a store need that their rows do not name.
+
+    It is the run that each goes through again, and for steps that it did not train the policies from which they would
+    be trained, with the work of that run by which they are found.
+    """
+    found = {}
+    for run in store.runs.names():
+        config = store.runs.config(run)
+        if config.get("kind") == "replay":
+            source = config["replay"]["run"]
+            found[run] = Needs(source, frozenset(_would_start_from(store, run, source)))
+    return found
+
+
+def _would_start_from(store: Store, run: str, source: str) -> set[str]:
+    known = store.runs.names()
+    behind = recorded_by(store, source).steps if source in known else {}
+    keys: set[str] = set()
+    for step, past in recorded_by(store, run).steps.items():
+        if past.policy is not None and "training" not in past.work:
+            work = behind[step].work if step in behind else {}
+            keys |= {past.policy.key, *[entry.key for name, entry in work.items() if name != "training"][-1:]}
+    return keys
 
 
 def remove_planned(store: Store, going: Plan) -> Swept:

@@ -2,18 +2,33 @@
 
 A plan is made first and changes nothing; `storage.keeping.sweeping` carries it out. What a kept run's rows name stays,
 whoever computed it: the slices of its rows, and the rows of the keys that went into them (one step up: the policy that
-an evaluation tried, say).
+an evaluation tried, say). Of a policy from which a kept run trains, the way back to the nearest with optimizer state
+stays as well; what a run needs beyond that its caller says (`Needs`).
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from storage.errors import RunUnknown, StoreError
 from storage.keeping.activity import unfinished, why_protected
-from storage.keeping.thinning import KEEP_ALL, Thinning, thin
+from storage.keeping.thinning import KEEP_ALL, Thinning, thin, ways_back
 from storage.refs import Entry, Slice
 from storage.runs import REMOVED
 from storage.store import Store
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a run needs of others though none of its rows names it."""
+
+    run: str
+    """The run that it goes through again; until it has finished, all of that stays."""
+    keys: frozenset[str]
+    """Work of others that it may be gone on from."""
+
+
+NOTHING: Mapping[str, Needs] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -47,23 +62,36 @@ class Plan:
         return not (self.removed or self.thinned)
 
 
-def plan(store: Store, keep: Collection[str], force: Collection[str] = (), thinning: Thinning = KEEP_ALL) -> Plan:
+def plan(
+    store: Store,
+    keep: Collection[str],
+    force: Collection[str] = (),
+    thinning: Thinning = KEEP_ALL,
+    needs: Mapping[str, Needs] = NOTHING,
+) -> Plan:
     """Find out what goes when only the runs `keep` are kept, and of their policies those that `thinning` says.
 
-    Runs without a finished event, or that finished just now, stay unless `force` names them; nor are the policies of
-    unfinished runs thinned then. Raises RunUnknown for a name that is no run of the store, StoreError for one in both.
+    Runs without a finished event, or that finished just now, stay unless `force` names them, and so does what an
+    unfinished run that stays goes through again; nor are the policies of any of these thinned then. `needs`, by run, is
+    what runs need that their rows do not name. Raises RunUnknown for a name that is no run of the store, StoreError for
+    one in both.
     """
     runs = runs_in(store)
     _check_names(runs, keep, force)
     reasons = {run: why_protected(store, run) for run in runs if run not in force}
     spared = {run: why for run, why in reasons.items() if why and run not in keep}
+    open_runs = {run for run in runs if run not in force and unfinished(store, run)}
+    again = _gone_through(needs, {run for run in open_runs if run in keep or run in spared})
+    spared |= {run: why for run, why in again.items() if run in runs and run not in {*keep, *force, *spared}}
     removed = [run for run in runs if run not in keep and run not in spared]
-    rows, staying, left = _rows(store, removed)
+    needed = {key for run, need in needs.items() if run in runs and run not in removed for key in need.keys}
+    rows, staying, left = _rows(store, removed, needed)
     live = {piece for entry in left for piece in entry.outputs}
     slices = dict.fromkeys(piece for entry in rows for piece in entry.outputs if piece not in live)
     keys = {entry.key for entry in left}
     policies = [key for key in _policy_keys(rows) if key not in keys and store.policies.find(key)]
-    thinned = thin(store, left, thinning, spare={run for run in runs if run not in force and unfinished(store, run)})
+    spare = open_runs | {*again} - {*force} | {run for run in runs if run in removed or _was_removed(store, run)}
+    thinned = thin(store, left, thinning, spare, needed)
     return Plan(
         kept=tuple(run for run in runs if run in keep),
         removed=tuple(removed),
@@ -87,7 +115,7 @@ def runs_in(store: Store) -> list[str]:
     """All runs with an event or a row, newest last, but those removed before of which no row is left."""
     named = store.runs.names()
     with_rows = {entry.run for entry in store.ledger.entries()}
-    there = [run for run in named if run in with_rows or store.runs.events(run)[-1].event != REMOVED]
+    there = [run for run in named if run in with_rows or not _was_removed(store, run)]
     return [*sorted(with_rows - {*named}), *there]
 
 
@@ -100,12 +128,33 @@ def _check_names(runs: Sequence[str], keep: Collection[str], force: Collection[s
         raise StoreError(f"{', '.join(both)}: kept and forced to go at once", "", safe, "say one of the two")
 
 
-def _rows(store: Store, removed: Collection[str]) -> tuple[list[Entry], list[Entry], list[Entry]]:
-    """The rows of removed runs that go, those that stay because they are named, and all that will be left."""
+def _was_removed(store: Store, run: str) -> bool:
+    return run in store.runs.names() and store.runs.events(run)[-1].event == REMOVED
+
+
+def _gone_through(needs: Mapping[str, Needs], runs: Iterable[str]) -> dict[str, str]:
+    """The runs that unfinished runs go through again, one behind the other, and why they stay."""
+    found: dict[str, str] = {}
+    for run in sorted(runs):
+        source = run
+        while source in needs and needs[source].run not in found:
+            source = needs[source].run
+            found[source] = f"run {run!r}, which may go on, goes through it again"
+    return found
+
+
+def _rows(
+    store: Store, removed: Collection[str], needed: Collection[str]
+) -> tuple[list[Entry], list[Entry], list[Entry]]:
+    """The rows of removed runs that go, those that stay because they are needed, and all that will be left."""
     every = store.ledger.entries()
     kept = [entry for entry in every if entry.run not in removed]
-    named = {key for entry in kept for key in entry.inputs.values()} - {e.key for e in kept if not e.part}
-    standing = [entry for key in sorted(named) if (entry := store.ledger.find(key))]
+    named = {key for entry in kept for key in entry.inputs.values()} | {*needed}
+    begun = {key for entry in kept if entry.slices("policies") for key in entry.inputs.values()} | {*needed}
+    named |= ways_back(store, begun)
+    named = named - {entry.key for entry in kept if not entry.part} | {*needed}
+    found = [entry for key in sorted(named) if (entry := store.ledger.find(key))]
+    standing = [entry for entry in found if entry.run in removed]
     ids = {entry.row_id for entry in standing}
     going = [entry for entry in every if entry.run in removed and entry.row_id not in ids]
     return going, standing, [*kept, *standing]

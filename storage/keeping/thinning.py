@@ -34,8 +34,14 @@ class Thinning:
 KEEP_ALL = Thinning("all")
 
 
-def thin(store: Store, entries: Iterable[Entry], thinning: Thinning, spare: Collection[str] = ()) -> list[str]:
-    """The keys of policies whose weights go, sorted; of the runs `spare` none goes.
+def thin(
+    store: Store,
+    entries: Iterable[Entry],
+    thinning: Thinning,
+    spare: Collection[str] = (),
+    needed: Collection[str] = (),
+) -> list[str]:
+    """The keys of policies whose weights go, sorted; of the runs `spare`, and of the keys `needed`, none goes.
 
     Besides what `thinning` keeps, a run keeps its first policy (it starts from it), its last, the way back from the
     last to the nearest with optimizer state (it goes on from there), and every policy that a run tried without having
@@ -49,10 +55,27 @@ def thin(store: Store, entries: Iterable[Entry], thinning: Thinning, spare: Coll
         tried.setdefault(entry.run, set()).update(key for name, key in entry.inputs.items() if name == "policy")
         if entry.slices("policies"):
             by_run.setdefault(entry.run, {})[entry.key] = _row(store, entry)
-    kept = {key for run, keys in tried.items() for key in keys - set(by_run.get(run, {}))}
+    kept = {key for run, keys in tried.items() for key in keys - set(by_run.get(run, {}))} | {*needed}
     for run, made in by_run.items():
         kept |= set(made) if run in spare else _kept(made, thinning)
     return sorted(key for made in by_run.values() for key in made if key not in kept and store.policies.find(key))
+
+
+def ways_back(store: Store, keys: Iterable[str]) -> set[str]:
+    """What leads from policies back to the nearest with optimizer state: keys of policies and of what they are made of.
+
+    Whoever trains on from a policy whose optimizer state was not saved trains its recorded batches again.
+    """
+    found: set[str] = set()
+    waiting = [*keys]
+    while waiting:
+        entry = store.ledger.find(waiting.pop())
+        if entry is None or not entry.slices("policies") or _row(store, entry)["has_optimizer"]:
+            continue
+        new = {*entry.inputs.values()} - found
+        found |= new
+        waiting += new
+    return found
 
 
 def _row(store: Store, entry: Entry) -> Mapping[str, Any]:
