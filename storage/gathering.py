@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Self
 
 import pyarrow as pa
 
+from storage.errors import StoreError
 from storage.refs import Entry, Slice
 from storage.slices import Written
 
@@ -23,7 +24,10 @@ MOST_SECONDS = 5.0
 
 
 class Gathering(AbstractContextManager["Gathering"]):
-    """Holds back what one run commits, for one thread; leaving the block flushes, also when an error passes through."""
+    """Holds back what one run commits, for one thread; leaving the block flushes, also when an error passes through.
+
+    That error stays the one that is told: where the flush fails as well, it carries a note.
+    """
 
     def __init__(self, store: "Store", most_seconds: float = MOST_SECONDS) -> None:
         self._store = store
@@ -38,7 +42,12 @@ class Gathering(AbstractContextManager["Gathering"]):
     def __exit__(
         self, kind: type[BaseException] | None, problem: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.flush()
+        try:
+            self.flush()
+        except StoreError as lost:
+            if problem is None:
+                raise
+            problem.add_note(f"What was finished and not yet visible is lost as well, and computed again: {lost.what}.")
 
     def append(self, table: str, rows: pa.Table, *, run: str, step: int, key: str, attempt: str) -> Slice:
         """Write rows as one slice, durable, whose table does not know of it yet; raises as Slices.append does."""

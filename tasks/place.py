@@ -100,7 +100,8 @@ class Place:
         raise AssertionError(f"no finished work among {[ref.stage for ref in refs]} makes table {name!r}")
 
     def _rows(self, name: str, ref: "Ref") -> pa.Table:
-        entry = self.find(ref.key)
+        # What another process has just finished may be younger than the last look.
+        entry = self.find(ref.key) or self.store.ledger.find(ref.key, run=self.run)
         assert entry is not None, f"{ref.stage} {ref.key} is referred to but not in the ledger"
         slices = entry.slices(name)
         # By digest: rows that were removed and sampled again under the same key are other rows.
