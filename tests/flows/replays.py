@@ -1,0 +1,60 @@
+"""Replays in this process over recorded runs without engines: asked for, foretold, walked, the learner played."""
+
+from pathlib import Path
+from typing import Any
+
+from configs.run import RunConfig
+from flows.foretell import foretell
+from flows.processes.services import Supervisor
+from flows.recorded import recorded_by
+from flows.replay_config import prepare_replay
+from flows.replay_outcome import Apart, finish_replayed
+from flows.replay_request import Asked
+from flows.replaying import quarantined_in, replay_steps
+from flows.session import Session, recorded
+from storage.store import Store, open_store
+from tasks.stage import Place, Ref
+from tests.flows.rehearsal import SOURCE, Rehearsal
+
+RLOO = "advantage.type=rloo"
+
+
+def ask(root: Path, **asked: Any) -> RunConfig:
+    return prepare_replay(Asked(**{"run": "base", "store": str(root), "until": "packing"} | asked))
+
+
+def walk(config: RunConfig) -> tuple[Session, list[dict[str, Any]]]:
+    """Go through a replay as its flow does, with a learner that is played; return what each step came to."""
+    store = open_store(config.store)
+    session = Session(
+        Place(store, config.name, config, {}), SOURCE, Supervisor(config.name, Path(config.store) / "logs")
+    )
+    found, out = recorded_by(store, config.replay.run), quarantined_in(store, config.replay)
+    with recorded(session):
+        apart = Apart(store)
+        steps = replay_steps(Rehearsal(session), SOURCE, config, found, out)
+        return session, [finish_replayed(session, done, apart) for done in steps]
+
+
+def pieces(config: RunConfig) -> list[Ref]:
+    place = Place(open_store(config.store), config.name, config, {})
+    return foretell(place, SOURCE, place)
+
+
+def quarantine(store: Store, step: int, count: int) -> list[str]:
+    """Mark the first traces of a step of the base run as unfit."""
+    (entry,) = (e for e in store.ledger.entries(run="base", stage="rollout") if e.step == step and not e.part)
+    names = store.read(entry.slices("traces"), ["trace_id"])["trace_id"].to_pylist()[:count]
+    store.quarantines.record(names, where="made up", reason="the verifier was broken", run="base")
+    return names
+
+
+def starts(store: Store, run: str) -> list[str]:
+    """The keys of the policies that a run's trainings started from, by step."""
+    return [entry.inputs["policy"] for entry in store.ledger.entries(run=run, stage="training")]
+
+
+def trained(root: Path, **asked: Any) -> tuple[Store, list[dict[str, Any]]]:
+    """Do a replay that trains; return the store and what each step came to."""
+    _, steps = walk(ask(root, until="training", **asked))
+    return open_store(root), steps
