@@ -71,7 +71,8 @@ def plant_weights(root: Path) -> None:
     slices = tuple(store.append(name, rows, **place) for name, rows in written.items())
     inputs = {"packing": packing.key, "policy": policy["parent_key"]}
     planted = replace(packing, stage="training", key=policy["policy_key"], attempt="planted")
-    store.ledger.commit(replace(planted, inputs=inputs, outputs=slices))
+    section = {"training": store.runs.config(NAME)["training"]}
+    store.ledger.commit(replace(planted, section=section, inputs=inputs, outputs=slices))
 
 
 def stored(root: Path, name: str) -> pa.Table:
