@@ -40,6 +40,11 @@ def redone(replay: ReplayConfig) -> tuple[StageName, ...]:
     return ORDER[ORDER.index(replay.from_stage) : ORDER.index(replay.until) + 1]
 
 
+def needs_weights(replay: ReplayConfig) -> bool:
+    """Tell whether a stage that a replay does again samples with weights or trains them."""
+    return not {"rollout", "training"}.isdisjoint(redone(replay))
+
+
 class NoGate(Section):
     type: Literal["none"] = "none"
 

@@ -7,7 +7,7 @@ from prefect import flow
 
 from configs.run import RunConfig
 from flows.orchestration.called import named, session_for
-from flows.orchestration.endings import note_end, reports_its_end
+from flows.orchestration.endings import OF_A_RUN, reports_its_end
 from flows.starting_policy import newest_policy
 from flows.walks import walk_evaluate
 from storage.store import open_store
@@ -15,14 +15,7 @@ from storage.store import open_store
 LATEST = "latest"
 
 
-@flow(
-    name="evaluate",
-    flow_run_name=named("evaluate"),
-    persist_result=False,
-    validate_parameters=False,
-    on_crashed=[note_end],
-    on_cancellation=[note_end],
-)
+@flow(name="evaluate", flow_run_name=named("evaluate"), **OF_A_RUN)
 @reports_its_end
 def evaluate(
     name: str = "",

@@ -11,10 +11,11 @@ from configs.run import RunConfig
 from flows.recorded import recorded_by
 from flows.views.printing import bytes_text, console, grid
 from storage.errors import StoreError
+from storage.frames import existing_store
 from storage.keeping.gc import Needs, Plan, plan, runs_in
 from storage.keeping.sweeping import Swept, finish, sweep_plan
 from storage.keeping.thinning import Thinning
-from storage.store import Store, open_store
+from storage.store import Store
 
 
 def main(
@@ -29,7 +30,7 @@ def main(
     as_json: bool = False,
 ) -> int:
     """Print what would go, ask, and remove it; return the exit status: 1 where the answer was no."""
-    root = open_store(store or RunConfig().store)
+    root = existing_store(store or RunConfig().store)
     going = chosen(root, keep, keep_last, remove, force, policies)
     if not as_json:
         _print(root, going)

@@ -9,10 +9,11 @@ from configs.run import RunConfig
 from flows.views.printing import bytes_text, console, grid
 from flows.views.readers import readers
 from storage.errors import StoreError
+from storage.frames import existing_store
 from storage.keeping.activity import at_work
 from storage.keeping.maintenance import RETENTION_HOURS, Housekeeping, maintain
 from storage.keeping.retention import Expired, Retention, expire
-from storage.store import Store, open_store
+from storage.store import Store
 
 
 def main(
@@ -24,7 +25,7 @@ def main(
     as_json: bool = False,
 ) -> int:
     """Keep the store in order and print what was done; return the exit status."""
-    root = open_store(store or RunConfig().store)
+    root = existing_store(store or RunConfig().store)
     expired, done = keep_house(root, retention_hours, retain, force, dry_run)
     if as_json:
         print(json.dumps(described(expired, done, dry_run), sort_keys=True))

@@ -6,9 +6,8 @@ from typing import Any
 
 from configs.errors import ConfigError
 from configs.run import RunConfig
-from flows.artifacts import RunArtifacts
-from flows.monitor import Monitor, check_monitor
 from flows.orchestration import prefect_api
+from flows.orchestration.called import watching
 from flows.orchestration.quiet import route_prefect_logs
 from flows.preflight import preflight
 from flows.prepare import nothing_started, prepare
@@ -19,7 +18,7 @@ from flows.rooms import EngineRoom
 from flows.session import Session, Watcher, log_directory, open_session, recorded
 from flows.views.panel import Panel
 from flows.walks import WALKS
-from flows.watchers import ArtifactWatcher, MonitorWatcher, PanelWatcher
+from flows.watchers import PanelWatcher
 from storage.store import open_store
 
 
@@ -78,15 +77,8 @@ def watch(
 
     `before` is called once it is known that there is work to do. `plain` asks for plain lines on a terminal too.
     """
-    check_monitor(config.wandb)
-    directory = log_directory(config)
-    artifacts = RunArtifacts(config.name, config.store, config.steps, enabled=config.prefect.artifacts)
-    with (
-        Monitor(config.wandb, config.name, directory, config.model_dump(mode="json")) as monitor,
-        panel_of(config, plain) as panel,
-    ):
-        watchers = (PanelWatcher(panel), ArtifactWatcher(artifacts, config.steps), MonitorWatcher(monitor))
-        return run(config, watchers, engine, before)
+    with watching(config) as watchers, panel_of(config, plain) as panel:
+        return run(config, (PanelWatcher(panel), *watchers), engine, before)
 
 
 def panel_of(config: RunConfig, plain: bool) -> Panel:

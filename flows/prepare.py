@@ -90,6 +90,16 @@ def recorded_config(store: Store, name: str) -> RunConfig | None:
     return from_json(canonical(store.runs.config(name)))
 
 
+def recorded_run(store: Store, name: str) -> tuple[str, RunConfig]:
+    """Return the name and config of a recorded run, `latest` for the newest. Raises ConfigError with the last runs."""
+    run = store.runs.latest() if name == "latest" else name
+    config = recorded_config(store, run or "")
+    if run is None or config is None:
+        known = ", ".join(store.runs.names()[-5:]) or "none"
+        raise ConfigError([f"store {store.root.address}: there is no run {name!r}; the last runs are: {known}"])
+    return run, config
+
+
 def _with_seed(requested: RunConfig, recorded: RunConfig | None) -> RunConfig:
     if requested.seed is None and recorded is not None:
         return requested.model_copy(update={"seed": recorded.seed})

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
+from storage.refs import Entry
 from tasks.learner.client import Learner
 from tasks.stage import Place, Policy
 
@@ -39,24 +39,18 @@ def _loads(place: Place, row: dict[str, Any]) -> bool:
     return bool(row["has_optimizer"]) and place.store.policies.find(row["policy_key"]) is not None
 
 
-@dataclass(frozen=True)
-class RecordedTraining:
-    """What made a policy: its step, its batches, and the settings of training, which may be another run's."""
-
-    step: int
-    batches: pa.Table
-    settings: dict[str, Any]
-
-
-def recorded_training(place: Place, policy_key: str) -> RecordedTraining:
-    """Return what made a policy."""
+def recorded_training(place: Place, policy_key: str) -> Entry:
+    """Return the training that made a policy, which may be another run's."""
     training = place.find(policy_key)
     assert training is not None, f"policy {policy_key} is referred to but not in the ledger"
+    return training
+
+
+def recorded_batches(place: Place, training: Entry) -> pa.Table:
+    """Return the batches of a recorded training."""
     packing = place.find(training.inputs["packing"])
-    assert packing is not None, f"training {policy_key} names batches that are not in the ledger"
-    return RecordedTraining(
-        training.step, place.store.read(packing.slices("batches")), dict(training.section["training"])
-    )
+    assert packing is not None, f"training {training.key} names batches that are not in the ledger"
+    return place.store.read(packing.slices("batches"))
 
 
 class Retrace:
@@ -86,8 +80,12 @@ class Retrace:
 
     def _foreign(self, row: dict[str, Any]) -> bool:
         """Tell whether a policy was trained with other settings than the learner has: the run it belongs to had."""
-        settings = recorded_training(self._place, row["policy_key"]).settings
+        settings = self._settings(row)
         return settings != {name: self._training.get(name) for name in settings}
+
+    def _settings(self, row: dict[str, Any]) -> dict[str, Any]:
+        """Return the settings of training that a policy was made with."""
+        return dict(recorded_training(self._place, row["policy_key"]).section["training"])
 
     def _through_other_settings(self, way: Sequence[dict[str, Any]]) -> None:
         """Train each batch with its recorded settings; state goes from one to the next on disk, for a learner that is
@@ -96,8 +94,7 @@ class Retrace:
         before = way[0]
         with ExitStack() as scratches:
             for row in way[1:]:
-                settings = recorded_training(self._place, row["policy_key"]).settings
-                self._learner.configure(self._training | settings, self._own)
+                self._learner.configure(self._training | self._settings(row), self._own)
                 self._load(before, directory)
                 directory, before = scratches.enter_context(self._scratch(row)), row
                 self._train(row, directory, save_optimizer=True)
@@ -110,10 +107,10 @@ class Retrace:
 
     def _train(self, row: dict[str, Any], directory: Path, save_optimizer: bool) -> None:
         """Train the recorded batches that made the policy of `row`; the weights must come out as recorded."""
-        made = recorded_training(self._place, row["policy_key"])
+        training = recorded_training(self._place, row["policy_key"])
         self._learner.train(
-            made.batches,
-            step=made.step,
+            recorded_batches(self._place, training),
+            step=training.step,
             policy_key_in=row["parent_key"],
             policy_key_out=row["policy_key"],
             directory_out=str(directory),

@@ -6,21 +6,14 @@ from typing import Any
 from prefect import flow
 
 from flows.orchestration.called import session_of
-from flows.orchestration.endings import note_end, reports_its_end
+from flows.orchestration.endings import OF_A_RUN, reports_its_end
 from flows.replay_config import prepare_replay
 from flows.replay_request import Asked
 from flows.views.diff import publish_diff
 from flows.walks import walk_replay
 
 
-@flow(
-    name="replay",
-    flow_run_name="replay-{run}",
-    persist_result=False,
-    validate_parameters=False,
-    on_crashed=[note_end],
-    on_cancellation=[note_end],
-)
+@flow(name="replay", flow_run_name="replay-{run}", **OF_A_RUN)
 @reports_its_end
 def replay(
     run: str,

@@ -4,7 +4,7 @@ from typing import Any
 
 from configs.errors import ConfigError
 from configs.load import load
-from configs.replay import ORDER, ReplayConfig, redone
+from configs.replay import ORDER, ReplayConfig, needs_weights, redone
 from configs.resolve import resolve
 from configs.run import RunConfig, content
 from flows.facts import directory_digest, facts, has_cuda, model_directory
@@ -21,10 +21,9 @@ from flows.replay_request import (
     step_range,
 )
 from flows.replaying import chosen
+from storage.frames import existing_store
 from storage.keys import content_key
-from storage.store import Store, open_store
-
-NEED_WEIGHTS = {"rollout", "training"}
+from storage.store import Store
 
 
 def prepare_replay(asked: Asked) -> RunConfig:
@@ -35,7 +34,7 @@ def prepare_replay(asked: Asked) -> RunConfig:
     """
     with nothing_started():
         refuse_what_options_say(asked.overrides)
-        store = open_store(asked.store or RunConfig().store)
+        store = existing_store(asked.store or RunConfig().store)
         begun = recorded_config(store, asked.name)
         asked = as_begun(asked, begun)
         source = source_config(store, asked.run)
@@ -142,16 +141,16 @@ def _refuse_lost_scores(requested: RunConfig, steps: list[RecordedStep]) -> None
 
 def _require_vocabulary(requested: RunConfig) -> None:
     """Refuse to filter without knowing the vocabulary: rollouts that were imported need not have come with it."""
+    if requested.model.vocab_size or (needs_weights(requested.replay) and requested.replay.weights):
+        return  # weights that are brought in say it
     kinds = {each.type for each in requested.filtering.filters}
-    if "filtering" in redone(requested.replay) and "gibberish" in kinds and not requested.model.vocab_size:
-        fresh = NEED_WEIGHTS & set(redone(requested.replay)) and requested.replay.weights
-        if not fresh:  # the weights to come say it
-            raise ConfigError(
-                [
-                    f"model.vocab_size: run {requested.replay.run!r} recorded none, which filter gibberish needs; say "
-                    f"it (--set model.vocab_size=N), or name the weights (--set model.path=DIRECTORY)"
-                ]
-            )
+    if "filtering" in redone(requested.replay) and "gibberish" in kinds:
+        raise ConfigError(
+            [
+                f"model.vocab_size: run {requested.replay.run!r} recorded none, which filter gibberish needs; say "
+                f"it (--set model.vocab_size=N), or name the weights (--set model.path=DIRECTORY)"
+            ]
+        )
 
 
 def _bounded(requested: RunConfig, steps: list[RecordedStep]) -> RunConfig:
@@ -173,7 +172,7 @@ def _named(requested: RunConfig) -> RunConfig:
 def _with_weights(store: Store, requested: RunConfig, first: RecordedStep) -> RunConfig:
     """Let model.path name the weights that the replay starts from: in the store, as soon as they are there."""
     replay = requested.replay
-    if not NEED_WEIGHTS & set(redone(replay)):
+    if not needs_weights(replay):
         return requested
     policy = first.policy
     if replay.weights:

@@ -18,7 +18,7 @@ MEASURES = ("loss", "grad_norm", "mismatch_kl", "mismatch_kl_max", "masked_fract
 
 
 class Apart:
-    """Says how far the policies of a replay are from those that sampled the rollouts."""
+    """Says how far the policies of a replay are from those that sampled the rollouts, and whether that was told."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -42,20 +42,14 @@ class Apart:
             entry = self._store.ledger.find(key, staleness=LOOK_SECONDS)
             key = entry.inputs.get("policy") if entry else None
 
-    def recorded(self, training: Entry | None) -> dict[str, Any] | None:
-        """Return what the recorded training of a step measured last; None where it was not trained."""
-        if training is None:
-            return None
-        row = self._store.read(training.slices("updates"), list(MEASURES)).to_pylist()[-1]
-        return {"key": training.key, **row}
-
 
 def finish_replayed(session: Session, done: Replayed, apart: Apart) -> dict[str, Any]:
     """Describe a replayed step with what was recorded and tell the watchers, with a warning where it is called for."""
-    recorded = apart.recorded(done.past.work.get("training"))
+    again = redone(session.config.replay)
+    training = done.past.work.get("training") if "training" in again else None
+    recorded = _measured(session.place.store, training)
     scored_first = sorted(done.work.values(), key=lambda ref: ref.stage != "regrade")  # its rewards count
     described = describe(session, done.step, scored_first, done.drawn)
-    again = redone(session.config.replay)
     described["seconds"] = {stage: value for stage, value in described["seconds"].items() if stage in again}
     described["recorded"] = recorded
     described["updates_apart"] = apart.updates(done.policy_in.key if done.policy_in else None, done.sampled_by)
@@ -66,6 +60,14 @@ def finish_replayed(session: Session, done: Replayed, apart: Apart) -> dict[str,
     for text in _notes(done, described, apart):
         session.tell("note", text=text)
     return described
+
+
+def _measured(store: Store, training: Entry | None) -> dict[str, Any] | None:
+    """Return what the recorded training of a step measured last; None where there is none to compare with."""
+    if training is None:
+        return None
+    row = store.read(training.slices("updates"), list(MEASURES)).to_pylist()[-1]
+    return {"key": training.key, **row}
 
 
 def _notes(done: Replayed, described: dict[str, Any], apart: Apart) -> list[str]:

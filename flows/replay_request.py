@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from configs.errors import ConfigError
-from configs.replay import ORDER, StageName, redone
+from configs.replay import ORDER, StageName, needs_weights, redone
 from configs.run import RunConfig, View
 from tasks import advantage, assignment, demonstration, filtering, packing, rollout, training
 from tasks.stage import Stage
@@ -24,8 +24,8 @@ SERVICES = {"learner": "training", "gate": "training", "engine": "rollout"}
 ANYWAY = ("prefect", "wandb")
 REGRADED = ("taskset", "harness", "runtime")
 """What of an environment its reward functions may see."""
-SAMPLED = (*REGRADED, "max_turns", "temperature", "address", "pool")
-"""What of an environment may change while its examples and assignments are the recorded ones; but see `taskset`."""
+SAMPLED = ("harness", "runtime", "max_turns", "temperature", "address", "pool")
+"""What of an environment may change while its examples and assignments are the recorded ones."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def first_stage(source: RunConfig, changed: RunConfig, asked: Asked, standing: b
         return "filtering"
     reached = [stage for stage in ORDER if content_of(source, stage) != content_of(changed, stage)]
     begin = asked.from_stage or min([*reached, "training"], key=_place)
-    if standing and begin in ORDER and _place(begin) > _place("filtering"):
+    if standing and _place(begin) > _place("filtering"):
         if asked.from_stage:
             raise ConfigError(
                 [
@@ -142,7 +142,7 @@ def refuse_unread(requested: RunConfig, overrides: Sequence[str], supervised: bo
         raise ConfigError(
             ["a supervised run is replayed from filtering on: its demonstrations are of a file that new runs read"]
         )
-    if names_weights(overrides) and not {"rollout", "training"} & set(again):
+    if names_weights(overrides) and not needs_weights(requested.replay):
         raise ConfigError(["model.path: no weights are needed by the stages that are done again; leave it out"])
     lines = [line for key in said(overrides) if (line := _unread(key, again, requested.replay.regrade))]
     if lines:
@@ -159,9 +159,11 @@ def _unread(key: str, again: Sequence[StageName], regrade: bool) -> str:
         return ""
     if section == "environments" and "assignment" not in again:
         known = SAMPLED if "rollout" in again else REGRADED if regrade else ()
-        if field in known and not (field == "taskset" and "rollout" in again):
-            return ""
-        return f"{key}: the examples are the recorded ones; use --from assignment, or start a new run"
+        return (
+            ""
+            if field in known
+            else f"{key}: the examples are the recorded ones; use --from assignment, or start a new run"
+        )
     if any(section in STAGES[stage].sections for stage in again):
         return ""
     own = next((stage for stage in ORDER if section in STAGES[stage].sections), "")
@@ -171,4 +173,5 @@ def _unread(key: str, again: Sequence[StageName], regrade: bool) -> str:
 
 
 def _place(stage: str) -> int:
+    """Return a stage's place in the order; -1 for one that is misspelt, which the config refuses in its own words."""
     return list(ORDER).index(stage) if stage in ORDER else -1

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from configs.errors import ConfigError
-from configs.replay import ORDER, ReplayConfig, redone
+from configs.replay import ORDER, ReplayConfig, StageName, needs_weights, redone
 from configs.run import RunConfig, View
 from flows import pipeline
 from flows.pipeline import Check, Do, Drawn, Source
@@ -94,7 +94,7 @@ def replay_steps(
 
 def _begin(do: Shares, source: Source, config: RunConfig, past: RecordedStep) -> Policy | None:
     """Return the policy that a step starts from: the recorded one, or that of `model.path`."""
-    if not {"rollout", "training"} & set(redone(config.replay)):
+    if not needs_weights(config.replay):
         return None
     if config.replay.weights:
         return replace(pipeline.first_policy(do, source), version=past.step)
@@ -115,13 +115,13 @@ class _Step:
 
     def through(self, check: Check) -> Replayed:
         """Go through all stages; recorded ones are shared, the others done."""
-        self.work["examples"] = self._list() if self._listed_otherwise() else self._recorded("examples")()
+        self.work["examples"] = self.do(examples.task, 0) if self._listed_otherwise() else self._share("examples")
         self._stage("assignment", self._assign)
         self._stage("rollout", self._sample)
         if self.config.replay.regrade:
             self.work["regrade"] = self._regrade()
         elif "regrade" in self.past.work and "rollout" not in redone(self.config.replay):
-            self._stage("regrade", self._recorded("regrade"))
+            self.work["regrade"] = self._share("regrade")
         self._stage("filtering", self._filter)
         self._stage("advantage", lambda: self._do(advantage.task, *self._traces, self.work["filtering"]))
         self._stage("packing", lambda: self._do(packing.task, self.work["advantage"], *self._traces))
@@ -129,15 +129,15 @@ class _Step:
         made = self._train(drawn, check)
         return Replayed(self.past.step, self.past, self.work, self._sampled_by(), drawn, self.policy, made)
 
-    def _stage(self, stage: str, again: Callable[[], Ref]) -> None:
+    def _stage(self, stage: StageName, again: Callable[[], Ref]) -> None:
         """Do a stage again or share what was recorded; nothing where it lies behind the end of the replay."""
         if stage in redone(self.config.replay):
             self.work[stage] = again()
-        elif stage == "regrade" or ORDER.index(stage) < ORDER.index(self.config.replay.from_stage):
-            self.work[stage] = self._recorded(stage)()
+        elif ORDER.index(stage) < ORDER.index(self.config.replay.from_stage):
+            self.work[stage] = self._share(stage)
 
-    def _recorded(self, stage: str) -> Callable[[], Ref]:
-        return lambda: self.do.share(self.past.work[stage], self.past.work[stage].step)
+    def _share(self, stage: str) -> Ref:
+        return self.do.share(self.past.work[stage], self.past.work[stage].step)
 
     def _do(self, task: StageTask, *refs: Ref, policy: Policy | None = None) -> Ref:
         return self.do(task, self.past.step, refs, policy)
@@ -153,9 +153,6 @@ class _Step:
         """Tell whether examples are to be listed again: the recorded ones are of other environments' settings."""
         view = View(self.config, examples.task.stage.sections, "examples").content()
         return "assignment" in redone(self.config.replay) and view != dict(self.past.work["examples"].section)
-
-    def _list(self) -> Ref:
-        return self.do(examples.task, 0)
 
     def _sample(self) -> Ref:
         refs = self.work["assignment"], self.work["examples"]

@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from configs.replay import redone
+from configs.replay import needs_weights
 from configs.run import RunConfig
 from flows import pipeline
 from flows.facts import directory_digest, file_digest, model_directory, versions
@@ -191,7 +191,7 @@ def sampling_for_evaluation(place: Place) -> Place:
 
 def source_of(config: RunConfig) -> pipeline.Source:
     """Return where a run starts from, with digests."""
-    if not config.model.path or (config.kind == "replay" and not set(redone(config.replay)) & {"rollout", "training"}):
+    if not config.model.path or (config.kind == "replay" and not needs_weights(config.replay)):
         return pipeline.Source("", "")
     weights = model_directory(config.model.path)
     data = Path(config.data.path).expanduser() if config.kind == "sft" else None

@@ -6,18 +6,11 @@ from typing import Any
 from prefect import flow
 
 from flows.orchestration.called import named, session_for
-from flows.orchestration.endings import note_end, reports_its_end
+from flows.orchestration.endings import OF_A_RUN, reports_its_end
 from flows.walks import walk_sft
 
 
-@flow(
-    name="sft",
-    flow_run_name=named("sft"),
-    persist_result=False,
-    validate_parameters=False,
-    on_crashed=[note_end],
-    on_cancellation=[note_end],
-)
+@flow(name="sft", flow_run_name=named("sft"), **OF_A_RUN)
 @reports_its_end
 def sft(
     name: str = "",

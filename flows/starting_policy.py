@@ -2,7 +2,6 @@
 
 from configs.load import load
 from configs.run import RunConfig
-from flows.policies import find_policy
 from storage.store import Store, open_store
 
 DEMO = "demo"
@@ -19,12 +18,11 @@ def demo_policy(root: str) -> str:
 
     The first call in a store takes the minutes of the warm-up, in a run of its own that `stagecoach demo` has too.
     """
-    from flows.demo import SEED, build, sources_directory
+    from flows.demo import SEED, build, sources_directory, warmed_up
     from flows.sft import sft
 
     store = open_store(root)  # before anything else lies there: a store is made in an empty directory
-    found = _warmed_up(store)
-    if not found:
+    if not (key := _last_policy(store)):
         sources = build(sources_directory(root))
         sft(
             name=WARM_UP,
@@ -34,18 +32,14 @@ def demo_policy(root: str) -> str:
             seed=SEED,
             store=root,
         )
-        found = _warmed_up(store)
-    return found
+        key = _last_policy(store)
+    return str(warmed_up(root, key))
 
 
-def _warmed_up(store: Store) -> str:
-    """Return the directory of the warm-up's last policy; empty where it is not finished."""
-    steps = load(["sft_demo"]).steps
-    if len(store.ledger.entries(run=WARM_UP, stage="training")) < steps:
-        return ""
-    policy = find_policy(store, f"{WARM_UP}:{steps}")
-    assert policy is not None, "a policy that has a name is found or refused"
-    return str(store.policies.directory(policy.key))
+def _last_policy(store: Store) -> str:
+    """Return the key of the warm-up's last policy; empty where it is not finished."""
+    trained = {entry.step: entry.key for entry in store.ledger.entries(run=WARM_UP, stage="training")}
+    return trained.get(load(["sft_demo"]).steps - 1, "")
 
 
 def newest_policy(store: Store) -> str:

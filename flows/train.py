@@ -6,19 +6,12 @@ from typing import Any
 from prefect import flow
 
 from flows.orchestration.called import named, session_for
-from flows.orchestration.endings import note_end, reports_its_end
+from flows.orchestration.endings import OF_A_RUN, reports_its_end
 from flows.starting_policy import weights_of
 from flows.walks import walk_train
 
 
-@flow(
-    name="train",
-    flow_run_name=named("train"),
-    persist_result=False,
-    validate_parameters=False,
-    on_crashed=[note_end],
-    on_cancellation=[note_end],
-)
+@flow(name="train", flow_run_name=named("train"), **OF_A_RUN)
 @reports_its_end
 def train(
     name: str = "",

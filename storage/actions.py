@@ -60,6 +60,12 @@ def removal(file: Active, partition: Mapping[str, str]) -> RemoveAction:
     return RemoveAction(file.path, False, int(time.time() * 1000), file.size, dict(partition))
 
 
+def new_paths(log: str) -> list[str]:
+    """The paths of files with new rows that one version adds, out of its text; not of those that only repeat rows."""
+    additions = [action["add"] for line in log.splitlines() if "add" in (action := json.loads(line))]
+    return [each["path"] for each in additions if each["dataChange"]]
+
+
 def last_number(logs: Sequence[str], application: str, before: int) -> int:
     """The number of an application id after these texts of log versions, oldest first; `before` where none names it."""
     found = [json.loads(line).get("txn") for log in logs for line in log.splitlines() if '"txn"' in line]

@@ -79,7 +79,6 @@ class Frames:
         """The run whose rows these are; None for all rows."""
         self._derived = dict(derived or {})
         self._graph = graph
-        self._books: dict[str, StoredTable] = {}
 
     @cached_property
     def graph(self) -> Graph:
@@ -161,11 +160,7 @@ class Frames:
         """The stored table; None where nothing has been written to it, for reading makes no tables."""
         if not self.store.root.exists(f"tables/{name}/_delta_log"):
             return None
-        if TABLES[name] not in BOOKS:
-            return self.store.slices.table(name)
-        if name not in self._books:
-            self._books[name] = StoredTable(self.store.root, name, TABLES[name].arrow)
-        return self._books[name]
+        return self.store.table(name)
 
 
 def open(

@@ -29,9 +29,8 @@ class Gathering(AbstractContextManager["Gathering"]):
     That error stays the one that is told: where the flush fails as well, it carries a note.
     """
 
-    def __init__(self, store: "Store", most_seconds: float = MOST_SECONDS) -> None:
+    def __init__(self, store: "Store") -> None:
         self._store = store
-        self._most_seconds = most_seconds
         self._written: dict[str, list[Written]] = {}
         self._entries: dict[str, Entry] = {}
         self._since = 0.0
@@ -63,7 +62,7 @@ class Gathering(AbstractContextManager["Gathering"]):
         if not self._entries:
             self._since = time.monotonic()
         standing = self._entries.setdefault(entry.key, entry)
-        if len(self._entries) >= MOST_ENTRIES or time.monotonic() - self._since > self._most_seconds:
+        if len(self._entries) >= MOST_ENTRIES or time.monotonic() - self._since > MOST_SECONDS:
             self.flush()
         return standing
 

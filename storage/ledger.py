@@ -76,7 +76,9 @@ class Ledger:
 
     def commit_all(self, entries: Sequence[Entry]) -> list[Entry]:
         """Append rows of one run in one commit, all or none, as `commit` does each; return the rows that stand."""
-        for _ in range(MAX_RACES if entries else 0):
+        if not entries:
+            return []
+        for _ in range(MAX_RACES):
             with self._lock:
                 self._refresh()
                 standing = [self._standing(entry) or self._as_others_finished(entry) for entry in entries]
@@ -94,8 +96,6 @@ class Ledger:
                 self._remember(file.path, new)
                 self._fold_now_and_then(new[0].run)
                 return standing
-        if not entries:
-            return []
         raise _too_busy(entries[0].run, f"committing key {entries[0].key!r}")
 
     def _standing(self, entry: Entry) -> Entry | None:

@@ -101,6 +101,14 @@ class Policies:
         """
         return self._uploads.sweep(hours) if self._root.directory is None else 0
 
+    def removed(self, policy_key: str) -> dict[str, str] | None:
+        """What was noted when the weights of a key were removed (weights_sha256, at, why); None where they were not."""
+        marker = f"policies/{REMOVED}/{policy_key}.json"
+        if not self._root.exists(marker):
+            return None
+        found: dict[str, str] = json.loads(self._root.read(marker))
+        return found
+
     def names(self) -> list[str]:
         """The keys of all complete policies."""
         with border("listing policies", self._root.address):
@@ -108,18 +116,16 @@ class Policies:
 
     def _check_made_again(self, policy_key: str, weights_sha256: str) -> None:
         """Raise PolicyConflict where weights were removed under this key and these are others."""
-        removed = f"policies/{REMOVED}/{policy_key}.json"
-        if self._root.exists(removed):
-            before = json.loads(self._root.read(removed))["weights_sha256"]
-            if before != weights_sha256:
-                raise _conflict(Policy(policy_key, before, (), removed), weights_sha256)
+        removed = self.removed(policy_key)
+        if removed and removed["weights_sha256"] != weights_sha256:
+            before = Policy(policy_key, removed["weights_sha256"], (), f"policies/{REMOVED}/{policy_key}.json")
+            raise _conflict(before, weights_sha256)
 
     def _absent(self, policy_key: str) -> PolicyAbsent:
-        removed = f"policies/{REMOVED}/{policy_key}.json"
-        if not self._root.exists(removed):
+        marker = self.removed(policy_key)
+        if marker is None:
             advice = "check the key; if its training finished, the directory was removed by hand: train that step again"
             return PolicyAbsent(f"there is no policy {policy_key!r}", self._root.address, "everything else", advice)
-        marker = json.loads(self._root.read(removed))
         what = f"the weights of policy {policy_key!r} were removed on {marker['at'][:10]} by {marker['why']}"
         advice = "take a version whose weights were kept, or train the recorded batches again from one before it"
         return PolicyAbsent(

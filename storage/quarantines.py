@@ -4,17 +4,14 @@ import socket
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cached_property
-from threading import RLock
-
-import pyarrow as pa
+from typing import Any
 
 from storage.books import QUARANTINES
 from storage.errors import QuarantineUnknown
+from storage.kept_books import KeptBook
 from storage.keys import content_key
 from storage.roots import Root
 from storage.slices import check_run_name
-from storage.tables import StoredTable
 
 ALL_RUNS = "all-runs"
 """Stands for the run of a finding for which the rollouts of every run were looked at."""
@@ -35,20 +32,12 @@ class Quarantine:
     host: str
 
 
-class Quarantines:
+class Quarantines(KeptBook):
     """The findings of a store, held in memory and moved forward by what was added since."""
 
     def __init__(self, root: Root) -> None:
-        self._root = root
-        self._lock = RLock()
-        self._version: int | None = None
-        self._known: set[str] = set()
+        super().__init__(root, QUARANTINES)
         self._found: dict[str, Quarantine] = {}
-
-    @cached_property
-    def table(self) -> StoredTable:
-        """The stored table, made for the first finding: most stores never need it."""
-        return StoredTable(self._root, QUARANTINES.name, QUARANTINES.arrow)
 
     def record(self, trace_ids: Iterable[str], *, where: str, reason: str, run: str = ALL_RUNS) -> Quarantine:
         """Write down that rollouts are unfit, in one row; the same rollouts for the same reason are one finding.
@@ -63,8 +52,7 @@ class Quarantines:
         if standing is not None:
             return standing
         noted = Quarantine(name, run, where, reason, traces, datetime.now(UTC), socket.gethostname())
-        row = pa.Table.from_pylist([{**vars(noted), "trace_ids": list(traces)}], QUARANTINES.arrow)
-        self.table.append(row.drop_columns(["run"]), run)
+        self._append([vars(noted)], run)
         return noted
 
     def all(self) -> list[Quarantine]:
@@ -92,20 +80,9 @@ class Quarantines:
         chosen = [each for each in known if each.quarantine in set(quarantines)]
         return {trace: each.reason for each in reversed(chosen) for trace in each.trace_ids}
 
-    def _refresh(self) -> None:
-        if "table" not in vars(self) and not self._root.exists(f"tables/{QUARANTINES.name}"):
-            return  # no table is made only to be read
-        paths, version = self.table.added(self._version)
-        for path in paths:
-            if path in self._known:
-                continue
-            run = path.split("/")[0].removeprefix("run=")
-            for row in self.table.read(path).to_pylist():
-                parsed = {"run": run, "at": row["at"].astimezone(UTC), "trace_ids": tuple(row["trace_ids"])}
-                found = Quarantine(**{**row, **parsed})
-                self._found[found.quarantine] = min(self._found.get(found.quarantine, found), found, key=_age)
-            self._known.add(path)
-        self._version = version
+    def _take(self, row: dict[str, Any]) -> None:
+        found = Quarantine(**{**row, "trace_ids": tuple(row["trace_ids"])})
+        self._found[found.quarantine] = min(self._found.get(found.quarantine, found), found, key=_age)
 
 
 def _age(found: Quarantine) -> tuple[object, ...]:

@@ -1,18 +1,15 @@
 """Retirements: slices whose rows were dropped for their age. The ledger still names them; nobody can read them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cached_property
-from threading import RLock
-
-import pyarrow as pa
+from typing import Any
 
 from storage.books import RETIREMENTS
 from storage.errors import SliceExpired
+from storage.kept_books import KeptBook
 from storage.refs import Slice
 from storage.roots import Root
-from storage.tables import StoredTable
 
 
 @dataclass(frozen=True)
@@ -29,43 +26,31 @@ class Retirement:
     """The age in hours from which on the table's rows were dropped."""
 
 
-class Retirements:
+class Retirements(KeptBook):
     """The retired slices of a store, held in memory and moved forward by what was added since."""
 
     def __init__(self, root: Root) -> None:
-        self._root = root
-        self._lock = RLock()
-        self._version: int | None = None
-        self._known: set[str] = set()
+        super().__init__(root, RETIREMENTS)
         self._found: dict[tuple[str, str, str], Retirement] = {}
-
-    @cached_property
-    def table(self) -> StoredTable:
-        """The stored table, made when it is first asked for: most stores never need it."""
-        return StoredTable(self._root, RETIREMENTS.name, RETIREMENTS.arrow)
 
     def record(self, pieces: Sequence[Slice], hours: int) -> None:
         """Write down that slices are given up, those of one run in one commit; those known before are left out."""
         now = datetime.now(UTC)
-        for run in sorted({piece.run for piece in pieces}):
-            new = [piece for piece in pieces if piece.run == run and not self.has(piece)]
-            rows = [vars(_retirement(piece, now, hours)) for piece in new]
-            if rows:
-                self.table.append(pa.Table.from_pylist(rows, RETIREMENTS.arrow).drop_columns(["run"]), run)
+        new = self.without(pieces)
+        for run in sorted({piece.run for piece in new}):
+            self._append([vars(_retirement(piece, now, hours)) for piece in new if piece.run == run], run)
 
-    def has(self, piece: Slice) -> bool:
-        """Whether a slice was given up."""
-        return self._find(piece) is not None
-
-    def of(self, table: str) -> list[Retirement]:
-        """The retired slices of one table, in order of time."""
+    def without(self, pieces: Iterable[Slice]) -> list[Slice]:
+        """Those of some slices that were not given up, in their order."""
         with self._lock:
             self._refresh()
-            return sorted((each for each in self._found.values() if each.table == table), key=lambda each: each.at)
+            return [piece for piece in pieces if _id(piece) not in self._found]
 
     def explain(self, pieces: Sequence[Slice]) -> SliceExpired | None:
         """The error for whoever wants to read slices of which one was given up; None where none was."""
-        found = next((each for piece in pieces if (each := self._find(piece))), None)
+        with self._lock:
+            self._refresh()
+            found = next((self._found[_id(piece)] for piece in pieces if _id(piece) in self._found), None)
         if found is None:
             return None
         return SliceExpired(
@@ -76,26 +61,13 @@ class Retirements:
             "go without them; to have them again, do the stage's work again in a run with another seed or section",
         )
 
-    def _find(self, piece: Slice) -> Retirement | None:
-        with self._lock:
-            self._refresh()
-            return self._found.get((piece.run, piece.table, piece.attempt))
+    def _take(self, row: dict[str, Any]) -> None:
+        found = Retirement(**row)
+        self._found.setdefault(_id(found), found)
 
-    def _refresh(self) -> None:
-        if "table" not in vars(self) and not self._root.exists(f"tables/{RETIREMENTS.name}"):
-            return
-        paths, version = self.table.added(self._version)
-        for path in paths:
-            if path not in self._known:
-                self._index(path)
-        self._version = version
 
-    def _index(self, path: str) -> None:
-        run = path.split("/")[0].removeprefix("run=")
-        for row in self.table.read(path).to_pylist():
-            each = Retirement(**{**row, "run": run, "at": row["at"].astimezone(UTC)})
-            self._found.setdefault((each.run, each.table, each.attempt), each)
-        self._known.add(path)
+def _id(piece: Slice | Retirement) -> tuple[str, str, str]:
+    return piece.run, piece.table, piece.attempt
 
 
 def _retirement(piece: Slice, at: datetime, hours: int) -> Retirement:

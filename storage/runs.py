@@ -3,15 +3,15 @@
 import json
 import os
 import socket
+from bisect import insort
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-import pyarrow as pa
-
 from storage.books import RUNS
 from storage.errors import RunUnknown
+from storage.kept_books import KeptBook
 from storage.keys import canonical
 from storage.roots import Root
 from storage.slices import check_run_name
@@ -38,14 +38,12 @@ class Event:
     pid: int
 
 
-class Runs:
+class Runs(KeptBook):
     """The events of all runs, held in memory and moved forward by what was added since."""
 
     def __init__(self, root: Root) -> None:
-        self.table = StoredTable(root, RUNS.name, RUNS.arrow)
-        self._lock = self.table.lock
-        self._version: int | None = None
-        self._known: set[str] = set()
+        super().__init__(root, RUNS)
+        self.table = StoredTable(root, RUNS.name, RUNS.arrow)  # every store has it from the first
         self._events: dict[str, list[Event]] = {}
 
     def record(
@@ -83,8 +81,7 @@ class Runs:
             host=socket.gethostname() if host is None else host,
             pid=os.getpid() if pid is None else pid,
         )
-        row = pa.Table.from_pylist([{**vars(noted), "config": canonical(noted.config)}], RUNS.arrow)
-        self.table.append(row.drop_columns(["run"]), run)
+        self._append([{**vars(noted), "config": canonical(noted.config)}], run)
         return noted
 
     def events(self, run: str) -> list[Event]:
@@ -94,6 +91,10 @@ class Runs:
             known = ", ".join(self.names()[-5:]) or "none"
             raise RunUnknown(f"there is no run {run!r}", f"the last runs are: {known}", do="give one of these names")
         return found
+
+    def last(self, run: str) -> Event | None:
+        """The newest event of a run; None where there are none."""
+        return next(reversed(self._of(run)), None)
 
     def names(self) -> list[str]:
         """The names of all runs, in order of their last event."""
@@ -114,20 +115,8 @@ class Runs:
             self._refresh()
             return list(self._events.get(run, []))
 
-    def _refresh(self) -> None:
-        paths, version = self.table.added(self._version)
-        touched = set()
-        for path in paths:
-            if path in self._known:
-                continue
-            run = path.split("/")[0].removeprefix("run=")
-            for row in self.table.read(path).to_pylist():
-                parsed = {"run": run, "at": row["at"].astimezone(UTC), "config": json.loads(row["config"])}
-                event = Event(**{**row, **parsed})
-                if event not in self._events.setdefault(run, []):  # a compacted file repeats what was read before
-                    self._events[run].append(event)
-            self._known.add(path)
-            touched.add(run)
-        for run in touched:
-            self._events[run].sort(key=lambda event: event.at)
-        self._version = version
+    def _take(self, row: dict[str, Any]) -> None:
+        event = Event(**{**row, "config": json.loads(row["config"])})
+        before = self._events.setdefault(event.run, [])
+        if event not in before:  # a compacted file repeats what was read before
+            insort(before, event, key=lambda each: each.at)

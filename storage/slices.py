@@ -63,7 +63,7 @@ class Slices:
         self.hold(table, [written])
         return written.piece
 
-    def write(self, table: str, rows: pa.Table, *, run: str, step: int, key: str, attempt: str) -> "Written":
+    def write(self, table: str, rows: pa.Table, *, run: str, step: int, key: str, attempt: str) -> Written:
         """Check rows and write them as one slice, durable, of which the table knows nothing until `hold`."""
         check_run_name(run)
         stored = self.table(table)
@@ -75,7 +75,7 @@ class Slices:
             files = (stored.write([whole], run),)
         return Written(Slice(table, run, own, rows.num_rows, content_digest(rows), files), whole)
 
-    def hold(self, table: str, written: Sequence["Written"]) -> None:
+    def hold(self, table: str, written: Sequence[Written]) -> None:
         """Let a table hold the files of written slices of one run, in one commit."""
         files = [(file, each.rows) for each in written for file in each.piece.files]
         if files:
@@ -93,7 +93,9 @@ class Slices:
         try:
             moved = self._moved(name, [each for each, found in listed.items() if found is None])
         except DamagedSlice as error:
-            raise self.retirements.explain(slices) or error from error
+            if expired := self.retirements.explain(slices):
+                raise expired from error
+            raise
         pieces = {**{each: rows for each, rows in listed.items() if rows is not None}, **moved}
         rows = pa.concat_tables([schema.empty_table(), *(pieces[each] for each in slices)])
         return rows if columns is None else rows.select(list(columns))

@@ -7,7 +7,9 @@ from pathlib import Path
 import polars as pl
 import pyarrow as pa
 
+from storage.books import LEDGER, QUARANTINES, RETIREMENTS, RUNS
 from storage.errors import LayoutError, border
+from storage.kept_books import KeptBook
 from storage.ledger import Ledger
 from storage.policies import Policies
 from storage.quarantines import Quarantines
@@ -15,6 +17,7 @@ from storage.refs import Slice
 from storage.roots import Root, open_root
 from storage.runs import Runs
 from storage.slices import Slices
+from storage.tables import StoredTable
 
 LAYOUT = 1
 FORMAT = "format.json"
@@ -38,6 +41,16 @@ class Store:
     def read(self, slices: Sequence[Slice], columns: Sequence[str] | None = None) -> pa.Table:
         """The verified rows of slices of one table, in the order given; see Slices.read."""
         return self.slices.read(slices, columns)
+
+    def table(self, name: str) -> StoredTable:
+        """The kept table of a name, a stage's or a book, made where it is not there; SchemaError for other names."""
+        books: dict[str, Ledger | KeptBook] = {
+            LEDGER.name: self.ledger,
+            RUNS.name: self.runs,
+            QUARANTINES.name: self.quarantines,
+            RETIREMENTS.name: self.slices.retirements,
+        }
+        return books[name].table if name in books else self.slices.table(name)
 
     def scan(self, table: str) -> pl.LazyFrame:
         """The rows of a table that the ledger names, of all runs, with run, step, key, attempt and seq.

@@ -1,10 +1,9 @@
-"""One table of the store on Delta Lake: the only file that knows it.
+"""One table of the store on Delta Lake: with `storage.actions` and `storage.logs` the only files that know it.
 
 Data files are written here, durably and with digests, before Delta's log names them: the log commit alone is left to
 the library. A handle is kept open and moved forward, so that a commit costs the same after a year as on the first day.
 """
 
-import json
 import random
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -18,7 +17,7 @@ from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 
-from storage.actions import PARTITION, PROPERTIES, Active, addition, last_number, removal
+from storage.actions import PARTITION, PROPERTIES, Active, addition, last_number, new_paths, removal
 from storage.checks import Place, check_schema
 from storage.errors import StoreError, StoreUnavailable, border
 from storage.logs import CHECKPOINT_INTERVAL, prune_log, set_aside_torn
@@ -139,15 +138,10 @@ class StoredTable:
         """
         with self.lock:
             version = self.refresh()
-            if since is None:
+            logs = None if since is None else self._logs_after(since)
+            if logs is None:
                 return [each.path for each in self.active()], version
-            try:
-                with border(f"reading the log of table {self.name!r}", self._root.child(self.place)):
-                    return [path for n in range(since + 1, version + 1) for path in self._paths_of(n)], version
-            except StoreUnavailable as error:
-                if not isinstance(error.__cause__, FileNotFoundError):
-                    raise
-                return [each.path for each in self.active()], version
+            return [path for log in logs for path in new_paths(log)], version
 
     def transaction_version(self, application: str) -> int:
         """The number of the last commit under an application id at the version seen; 0 before the first.
@@ -272,24 +266,22 @@ class StoredTable:
             with suppress(StoreError):  # the commit is safe; pruning can wait
                 prune_log(self._root, self.place)
 
-    def _paths_of(self, version: int) -> list[str]:
-        """The paths of files with new rows that one version adds; not of those that only repeat rows."""
-        actions = (json.loads(line) for line in self._log(version).splitlines())
-        additions = [action["add"] for action in actions if "add" in action]
-        return [each["path"] for each in additions if each["dataChange"]]
-
     def _number(self, application: str, seen: int, number: int) -> int:
         """The number of an application id now, where it was `number` at version `seen` (-1: not known)."""
-        if not 0 <= seen <= self.version < seen + KEPT_LOGS:
-            return int(self._delta.transaction_version(application) or 0)
-        try:
-            with border(f"reading the log of table {self.name!r}", self._root.child(self.place)):
-                logs = [self._log(version) for version in range(seen + 1, self.version + 1)]
-        except StoreUnavailable as error:
-            if not isinstance(error.__cause__, FileNotFoundError):  # else it was pruned
-                raise
+        logs = self._logs_after(seen) if 0 <= seen <= self.version < seen + KEPT_LOGS else None
+        if logs is None:
             return int(self._delta.transaction_version(application) or 0)
         return last_number(logs, application, number)
+
+    def _logs_after(self, seen: int) -> list[str] | None:
+        """The texts of the versions after `seen`, oldest first; None where one was pruned."""
+        try:
+            with border(f"reading the log of table {self.name!r}", self._root.child(self.place)):
+                return [self._log(version) for version in range(seen + 1, self.version + 1)]
+        except StoreUnavailable as error:
+            if not isinstance(error.__cause__, FileNotFoundError):
+                raise
+            return None
 
     def _log(self, version: int) -> str:
         """The text of one version, which never changes; the last ones read are kept."""

@@ -130,6 +130,7 @@ def _once(values: Iterable[Any], table: str, column: str, noun: str) -> None:
 
 def _breach(table: str, column: str, what: str) -> AccountBreach:
     return AccountBreach(
-        f"table {table}, column {column}: {what}. Every assignment must be trained, filtered, errored or without "
-        "weight, exactly once. The rows stay as they are; look at the stage that wrote the table before going on."
+        f"table {table}, column {column}: {what}. Every assignment must be trained, filtered, quarantined, "
+        "errored or without weight, exactly once. The rows stay as they are; look at the stage that wrote the table "
+        "before going on."
     )

@@ -113,12 +113,14 @@ def _fates(frames: Frames, found: list[Chain]) -> pl.DataFrame:
 
 def _ruled(combinations: pl.DataFrame) -> pl.DataFrame:
     """Ask the rule of the accounts, once for each combination that there is."""
-    decided = [
-        (EVALUATED, error or "") if otherwise == EVALUATED else fate_of(error, reason, otherwise)
-        for error, reason, otherwise in combinations.iter_rows()
-    ]
+    decided = [ruled(*each) for each in combinations.iter_rows()]
     fate, detail = zip(*decided, strict=True) if decided else ((), ())
     return combinations.with_columns(fate=pl.Series(fate, dtype=pl.String), detail=pl.Series(detail, dtype=pl.String))
+
+
+def ruled(error_class: str | None, reason: str | None, otherwise: str) -> tuple[str, str]:
+    """Return fate and detail as `fate_of` does; of a rollout that scored a policy, an error is only the detail."""
+    return (EVALUATED, error_class or "") if otherwise == EVALUATED else fate_of(error_class, reason, otherwise)
 
 
 def _chains(frames: Frames, found: list[Chain]) -> pl.DataFrame:

@@ -13,7 +13,7 @@ Figures = Mapping[str, int | float | None]
 
 TRACE_COLUMNS = ["trace_id", "group_id", "trainable", "reward", "is_truncated", "num_output_tokens", "error_class"]
 VERDICT_COLUMNS = ["trace_id", "keep", "reason"]
-CREDIT_COLUMNS = ["sample_id", "trace_id", "group_id", "advantage"]
+CREDIT_COLUMNS = ["sample_id", "group_id", "advantage"]
 BATCH_COLUMNS = ["sample_ids", "cu_seqlens"]
 
 MEANINGS = {

@@ -52,15 +52,10 @@ def holds(rule: str, figures: Figures) -> bool:
     return found is True
 
 
-def named(rule: str, figures: Figures) -> Figures:
-    """Return the figures that a rule names; all of them where it names none."""
-    words = set(re.findall(r"\w+", rule.lower()))
-    return {name: value for name, value in figures.items() if name in words} or figures
-
-
 def described(rule: str, figures: Figures) -> str:
-    """Return the figures that a rule names, for a message."""
-    return in_words(named(rule, figures))
+    """Return the figures that a rule names, for a message; all of them where it names none."""
+    words = set(re.findall(r"\w+", rule.lower()))
+    return in_words({name: value for name, value in figures.items() if name in words} or figures)
 
 
 def _problem(connection: "duckdb.DuckDBPyConnection", rule: str) -> str:

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from storage.scratches import Scratches
+
 # A busy machine is no fault of the code.
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
@@ -16,7 +18,7 @@ settings.load_profile("untimed")
 HAS_GPU = Path("/dev/nvidiactl").exists()
 MEMORY = Path("/dev/shm")
 ENOUGH_BYTES = 2 * 2**30
-PLACE = pytest.StashKey[Path]()
+PLACE: pytest.StashKey[tuple[Scratches, Path]] = pytest.StashKey()
 WHOLE_FILE = re.compile(r"^pytestmark = \[?pytest\.mark\.(\w+)", re.MULTILINE)
 
 
@@ -24,26 +26,32 @@ def pytest_configure(config: pytest.Config) -> None:
     """Put the files of tests that start no engine into memory: making a commit durable on a disk is most of their time.
 
     The disk is used where memory is scarce, as in a container with a small /dev/shm, and where a person named a place.
+    What earlier runs left there (after a failure, for people to look at) goes now; that of a run at work stays.
     """
     pure = "not engine" in config.option.markexpr and "TMPDIR" not in os.environ and not config.option.basetemp
     if pure and MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > ENOUGH_BYTES:
-        config.stash[PLACE] = Path(tempfile.mkdtemp(prefix="stagecoach-tests-", dir=MEMORY))
-        os.environ["TMPDIR"] = tempfile.tempdir = str(config.stash[PLACE])
+        scratches = Scratches(MEMORY / f"stagecoach-tests-{os.getuid()}")
+        config.stash[PLACE] = scratches, scratches.make("run")
+        os.environ["TMPDIR"] = tempfile.tempdir = str(config.stash[PLACE][1])
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave a file unread whose tests are all deselected by `-m`: to import it may be to load torch or an engine."""
-    if not collection_path.name.startswith("test_") or collection_path.suffix != ".py":
+    """Leave a file unread whose tests are all deselected by `-m`: to import it may be to load torch or an engine.
+
+    Only where engines are left out: with them every file is read, so that one that cannot be imported is noticed.
+    """
+    left_out = config.option.markexpr.split(" and ")
+    if "not engine" not in left_out or collection_path.suffix != ".py" or not collection_path.name.startswith("test_"):
         return None
     found = WHOLE_FILE.search(collection_path.read_text())
-    left_out = found is not None and f"not {found[1]}" in config.option.markexpr.split(" and ")
-    return True if left_out else None
+    return True if found is not None and f"not {found[1]}" in left_out else None
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Give the memory back; after a failure the files stay for people to look at."""
+    """Give the memory back; after a failure the files stay until the next run."""
     if exitstatus != pytest.ExitCode.TESTS_FAILED and PLACE in session.config.stash:
-        shutil.rmtree(session.config.stash[PLACE], ignore_errors=True)
+        scratches, place = session.config.stash[PLACE]
+        scratches.discard(place)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -8,11 +8,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from configs.errors import ConfigError
 from configs.run import RunConfig
 from flows.orchestration.gates import decision_lines
 from flows.orchestration.prefect_settings import configured_url, embedded_settings
-from flows.prepare import recorded_config
+from flows.prepare import recorded_run
 from flows.session import log_directory
 from storage.frames import existing_store
 from storage.store import Store
@@ -28,11 +27,7 @@ def main(run: str, approve: bool | None, by: str = "", reason: str = "", store: 
     Raises ConfigError for an unknown run, NothingWaits where it does not wait, LayoutError where there is no store.
     """
     root = existing_store(store or RunConfig().store)
-    name = root.runs.latest() if run == "latest" else run
-    config = recorded_config(root, name or "")
-    if name is None or config is None:
-        known = ", ".join(root.runs.names()[-5:]) or "none"
-        raise ConfigError([f"store {root.root.address}: there is no run {run!r}; the last runs are: {known}"])
+    name, config = recorded_run(root, run)
     if approve is None:
         rows = decisions(root, name)
         print("\n".join(decision_lines(rows)) or f"run {name} has no decisions: gate.type is {config.gate.type}")

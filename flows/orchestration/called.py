@@ -40,7 +40,7 @@ def session_of(prepared: Callable[[], RunConfig]) -> Iterator[Session]:
         return
     config = prepared()
     link(config)
-    with watching(config) as watchers, open_session(config, watchers) as opened:
+    with watching(config) as watchers, open_session(config, (*watchers, said_in_logs)) as opened:
         missing = [piece for piece in opened.pieces() if piece.computed]
         preflight(opened, missing)
         opened.tell("prefect", url="")
@@ -51,11 +51,11 @@ def session_of(prepared: Callable[[], RunConfig]) -> Iterator[Session]:
 
 @contextmanager
 def watching(config: RunConfig) -> Iterator[tuple[Watcher, ...]]:
-    """Give what keeps artifacts and metrics of a run up to date, and its log lines in Prefect."""
+    """Give what keeps artifacts and metrics of a run up to date."""
     artifacts = RunArtifacts(config.name, config.store, config.steps, enabled=config.prefect.artifacts)
     settings = config.model_dump(mode="json")
     with Monitor(config.wandb, config.name, log_directory(config), settings) as monitor:
-        yield ArtifactWatcher(artifacts, config.steps), MonitorWatcher(monitor), said_in_logs
+        yield ArtifactWatcher(artifacts, config.steps), MonitorWatcher(monitor)
 
 
 def said_in_logs(event: str, facts: Mapping[str, Any]) -> None:

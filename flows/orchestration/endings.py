@@ -100,3 +100,12 @@ def note_end(flow: Any, flow_run: Any, state: Any) -> None:
 def tagged(tags: Iterable[str], name: str) -> str:
     """Return what a tag `name:value` says; empty without one."""
     return next((tag.partition(":")[2] for tag in tags if tag.startswith(f"{name}:")), "")
+
+
+OF_A_RUN: dict[str, Any] = {
+    "persist_result": False,  # the ledger remembers
+    "validate_parameters": False,  # the config checks them, and says in its own words what is wrong
+    "on_crashed": [note_end],
+    "on_cancellation": [note_end],
+}
+"""What every flow that makes a run tells Prefect."""

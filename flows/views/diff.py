@@ -2,24 +2,18 @@
 
 import json
 import logging
-import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
-
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from configs.run import RunConfig
 from flows.artifacts import artifact_key, escaped
 from flows.views.diff_sheets import Sheet, sentences, sheets
 from flows.views.differences import compare
 from flows.views.panel import printable
+from flows.views.printing import console, grid
 from storage.frames import existing_store
 from storage.store import Store
 
-PRINTED_WIDTH = 160
-"""Columns of output that goes to a file or a pipe."""
 _log = logging.getLogger("stagecoach")
 
 
@@ -80,14 +74,9 @@ def _markdown_table(sheet: Sheet) -> Iterator[str]:
 
 
 def _print(found: Mapping[str, Any]) -> None:
-    console = Console() if sys.stdout.isatty() else Console(width=PRINTED_WIDTH)
+    out = console()
     for sentence in sentences(found):
-        console.print(Text(printable(sentence)))
+        out.print(printable(sentence))
     for sheet in sheets(found):
-        table = Table(box=None, padding=(0, 1))
-        for place, heading in enumerate(sheet.headings):
-            table.add_column(Text(printable(heading)), justify="left" if place == 0 else "right", overflow="fold")
-        for row in sheet.rows:
-            table.add_row(*(Text(printable(cell)) for cell in row))
-        console.print(Text(f"\n{printable(sheet.title)}", style="bold"))
-        console.print(table)
+        out.print(f"\n{printable(sheet.title)}", style="bold")
+        out.print(grid(sheet.headings, sheet.rows))

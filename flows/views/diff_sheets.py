@@ -64,14 +64,8 @@ def _work(found: Found) -> list[str]:
 
 
 def _only(found: Found) -> list[str]:
-    lines = []
-    for run, other in (("a", "b"), ("b", "a")):
-        steps = {piece["step"] for piece in found["pieces"] if piece["stage"] not in ("evaluation", "gate")}
-        has = {step for step in steps for piece in found["pieces"] if piece["step"] == step and piece[run]}
-        others = {step for step in steps for piece in found["pieces"] if piece["step"] == step and piece[other]}
-        if only := sorted(has - others):
-            lines.append(f"Only in {run}: step {ranges(only)}.")
-    return lines
+    own = {state: [step["step"] for step in found["steps"] if step["only"] == state] for state in (ONLY_A, ONLY_B)}
+    return [f"{state.capitalize()}: step {ranges(steps)}." for state, steps in own.items() if steps]
 
 
 def _apart(found: Found) -> list[str]:

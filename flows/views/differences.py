@@ -10,7 +10,7 @@ from typing import Any
 
 from configs.errors import ConfigError
 from configs.run import RunConfig, content
-from flows.prepare import flat, recorded_config
+from flows.prepare import flat, recorded_run
 from flows.recorded import recorded_by
 from flows.views.recorded_rows import Made, made, together
 from flows.views.step_differences import between, detail
@@ -41,23 +41,22 @@ def compare(store: Store, a: str, b: str, step: int | None = None) -> dict[str, 
 
     Raises ConfigError for an unknown run, or a step that neither has.
     """
-    configs = [_config(store, run) for run in (a, b)]
-    works = [work_of(store, run) for run in (a, b)]
+    runs, configs = zip(*(recorded_run(store, run) for run in (a, b)), strict=True)
+    works = [work_of(store, run) for run in runs]
     pieces = compared_keys(*works)
     steps = sorted({step for work in works for step, stages in work.items() if _is_step(stages)})
     rows = made(store, [works[run].get(each, {}) for run, each in product((0, 1), steps)])
     pairs = dict(zip(steps, zip(rows[: len(steps)], rows[len(steps) :], strict=True), strict=True))
+    by_step = [_step(each, pair, pieces) for each, pair in pairs.items()]
     found = {
-        "runs": [
-            _described(store, run, config, work) for run, config, work in zip((a, b), configs, works, strict=True)
-        ],
+        "runs": [_described(store, *each) for each in zip(runs, configs, works, strict=True)],
         "config": compared_configs(*configs),
         "pieces": pieces,
         "same_work": all(piece["state"] == SAME for piece in pieces if piece["stage"] != "gate"),
         "parting": parting(pieces),
-        "steps": [_step(each, pair, pieces) for each, pair in pairs.items()],
+        "steps": by_step,
         "together": _together(works, pairs),
-        "weights_part_at": next((each for each, pair in pairs.items() if _weights_part(pair)), None),
+        "weights_part_at": next((each["step"] for each in by_step if each["between"]["weights_equal"] is False), None),
         "evaluations": _evaluations(store, works),
     }
     return found if step is None else found | {"detail": detail(*_pair_of(step, pairs))}
@@ -111,14 +110,6 @@ def compared_configs(a: RunConfig, b: RunConfig) -> list[dict[str, Any]]:
     ]
 
 
-def _config(store: Store, run: str) -> RunConfig:
-    config = recorded_config(store, run)
-    if config is None:
-        known = ", ".join(store.runs.names()[-5:]) or "none"
-        raise ConfigError([f"store {store.root.address}: there is no run {run!r}; the last runs are: {known}"])
-    return config
-
-
 def _described(store: Store, run: str, config: RunConfig, work: Work) -> dict[str, Any]:
     num_steps = sum(_is_step(stages) for stages in work.values())
     return {"run": run, "kind": config.kind, "state": store.runs.events(run)[-1].event, "num_steps": num_steps}
@@ -156,11 +147,6 @@ def _together(works: Sequence[Work], pairs: Mapping[int, tuple[Made, Made]]) -> 
     both = [step for step in pairs if all(_is_step(work.get(step, {})) for work in works)]
     a, b = (together(pairs[step][run] for step in both) for run in (0, 1))
     return {"steps": both, **_both((a, b))}
-
-
-def _weights_part(pair: tuple[Made, Made]) -> bool:
-    one, other = (each.figures().get("weights") for each in pair)
-    return one is not None and other is not None and one != other
 
 
 def _evaluations(store: Store, works: Sequence[Work]) -> list[dict[str, Any]]:

@@ -129,15 +129,15 @@ def _by_id(walk: Walk, frames: Frames, kind: str, text: str) -> Tree:
     described = KINDS[kind]
     name = pl.concat_str(described.row_id, separator="/")
     rows = frames[described.table].select(*described.row_id, "key")
-    found = rows.filter(name == text).unique().collect()
+    found = rows.filter(name == text).collect()
     if not len(found) and kind == "trace" and len(text) >= SHORTEST_PREFIX:
-        found = rows.filter(name.str.starts_with(text)).unique().collect()
-    trees = [
-        walk.find(kind, {column: row[column] for column in described.row_id}, [frames.graph.works[row["key"]]])
-        for row in found.head(NEAREST * 20).sort("key").to_dicts()
-    ]
-    return Tree(
-        [root for tree in trees for root in tree.roots], {k: v for tree in trees for k, v in tree.facts.items()}
+        found = rows.filter(name.str.starts_with(text)).collect()
+    made: dict[tuple[str, ...], list[Work]] = {}
+    for *row_id, key in found.unique().sort(*described.row_id).iter_rows():
+        made.setdefault(tuple(row_id), []).append(frames.graph.works[key])
+    several = list(made.items())[: NEAREST + 1]  # more than one is an error that names some
+    return together(
+        walk.find(kind, dict(zip(described.row_id, row_id, strict=True)), works) for row_id, works in several
     )
 
 

@@ -1,31 +1,32 @@
 """Printing: tables and sizes for people, on a terminal or into a file."""
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from flows.views.panel import printable
 
-PRINTED_WIDTH = 140
+PRINTED_WIDTH = 160
 """Columns of output that goes to a file or a pipe."""
 
 
 def console() -> Console:
     """Return a console that marks nothing up: names of runs may hold brackets."""
     width = None if sys.stdout.isatty() else PRINTED_WIDTH
-    return Console(width=width, markup=False, highlight=False, soft_wrap=True)
+    return Console(width=width, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
-def grid(headings: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:
-    """Return rows as a table, the first column at the left, numbers at the right."""
+def grid(headings: Iterable[str], rows: Iterable[Iterable[Any]], left: Container[int] = (0,)) -> Table:
+    """Return rows as a table; the columns at the places `left` stand at the left, numbers at the right."""
     table = Table(box=None, padding=(0, 1))
-    for number, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if number else "left")
+    for place, heading in enumerate(headings):
+        table.add_column(Text(printable(heading)), justify="left" if place in left else "right", overflow="fold")
     for row in rows:
-        table.add_row(*(printable(str(cell)) for cell in row))
+        table.add_row(*(Text(printable(str(cell))) for cell in row))
     return table
 
 

@@ -23,7 +23,7 @@ OTHERS = {
     "updates": ("show", "diff"),
     "policies": ("whoever goes on from a policy",),
     "decisions": ("the account of a gate",),
-    "regrades": ("diff",),
+    "regrades": ("why",),
 }
 """What reads a table and is no stage."""
 

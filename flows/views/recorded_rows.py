@@ -66,6 +66,12 @@ class Made:
         tables = {name: _joined(getattr(self, name), getattr(other, name)) for name in COLUMNS}
         return Made(**tables, capacity=self.capacity + other.capacity)
 
+    @property
+    def weights(self) -> str | None:
+        """The digest of the weights that the last update made."""
+        digests = () if self.updates is None else self.updates.sort("version", "update")["weights_sha256"]
+        return str(digests[-1]) if len(digests) else None
+
     def figures(self) -> dict[str, Any]:
         """Return the figures of `tasks.figures`, counts by reason, means of measures, and the digest of the weights."""
         found: dict[str, Any] = {}
@@ -80,7 +86,7 @@ class Made:
             found |= packing_figures(arrow(self.batches), self.capacity)
         if self.updates is not None:
             found |= {name: self.updates[name].mean() for name in MEASURES}
-            found["weights"] = self.updates.sort("version", "update")["weights_sha256"].to_list()[-1]
+            found["weights"] = self.weights
         return found
 
 

@@ -2,7 +2,6 @@
 
 import json
 import socket
-import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -10,18 +9,16 @@ from typing import Any
 
 import psutil
 import pyarrow.compute as pc
-from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
-from configs.errors import ConfigError
 from configs.load import load
 from configs.run import RunConfig
 from flows.facts import versions
 from flows.foretell import foretell
-from flows.prepare import recorded_config
+from flows.prepare import recorded_run
 from flows.session import sampling_for_evaluation, source_of
 from flows.views.panel import printable
+from flows.views.printing import console, grid
 from storage.frames import existing_store
 from storage.refs import Entry
 from storage.runs import Event
@@ -35,8 +32,6 @@ CLOCK_SECONDS = 1.0
 SAMPLED = ("rollout", "demonstration", "import")
 """The stages that a step's rollouts may be of; scored again, they are of `regrade`."""
 STAGES = ("assignment", *SAMPLED, "regrade", "filtering", "advantage", "packing", "gate", "training")
-PRINTED_WIDTH = 140
-"""Columns of output that goes to a file or a pipe."""
 
 
 def main(name: str, overrides: Sequence[str] = (), store: str = "", as_json: bool = False) -> int:
@@ -45,11 +40,7 @@ def main(name: str, overrides: Sequence[str] = (), store: str = "", as_json: boo
     Raises ConfigError for an unknown run, LayoutError where there is no store; none is made.
     """
     root = existing_store(store or RunConfig().store)
-    run = root.runs.latest() if name == "latest" else name
-    config = recorded_config(root, run or "")
-    if run is None or config is None:
-        known = ", ".join(root.runs.names()[-5:]) or "none"
-        raise ConfigError([f"store {root.root.address}: there is no run {name!r}; the last runs are: {known}"])
+    run, config = recorded_run(root, name)
     found = describe(root, run, config, overrides)
     if as_json:
         print(json.dumps(found, sort_keys=True))
@@ -131,13 +122,14 @@ def _evaluations(store: Store, run: str, config: RunConfig) -> list[dict[str, An
 def _step(store: Store, step: int, entries: dict[str, Entry]) -> dict[str, Any]:
     refs: dict[str, Ref] = {stage: ref_of(entry, computed=False) for stage, entry in entries.items()}
     sampled = next((entries[stage] for stage in ("regrade", *SAMPLED) if stage in entries), None)
+    (reward,) = _means(store, sampled, "traces", "reward")
+    (kept,) = _means(store, entries.get("filtering"), "verdicts", "keep")
+    measures = ("loss", "grad_norm", "mismatch_kl")
     return {
         "step": step,
-        "reward": _mean(store, sampled, "traces", "reward"),
-        "kept": _mean(store, entries.get("filtering"), "verdicts", "keep"),
-        "loss": _mean(store, entries.get("training"), "updates", "loss"),
-        "grad_norm": _mean(store, entries.get("training"), "updates", "grad_norm"),
-        "mismatch_kl": _mean(store, entries.get("training"), "updates", "mismatch_kl"),
+        "reward": reward,
+        "kept": kept,
+        **dict(zip(measures, _means(store, entries.get("training"), "updates", *measures), strict=True)),
         "seconds": {stage: ref.seconds for stage, ref in refs.items()},
         "tokens": {stage: ref.tokens for stage, ref in refs.items() if ref.tokens},
         "rows": {stage: dict(ref.rows) for stage, ref in refs.items()},
@@ -145,35 +137,36 @@ def _step(store: Store, step: int, entries: dict[str, Entry]) -> dict[str, Any]:
     }
 
 
-def _mean(store: Store, entry: Entry | None, table: str, column: str) -> float | None:
+def _means(store: Store, entry: Entry | None, table: str, *columns: str) -> list[float | None]:
     if entry is None:
-        return None
-    value = pc.mean(store.read(entry.slices(table), [column])[column]).as_py()
-    return None if value is None else float(value)
+        return [None] * len(columns)
+    rows = store.read(entry.slices(table), columns)
+    return [pc.mean(rows[column]).as_py() for column in columns]
 
 
 def _print(found: dict[str, Any]) -> None:
-    console = Console() if sys.stdout.isatty() else Console(width=PRINTED_WIDTH)
+    out = console()
     state = f"{found['state']}; its process is gone" if found["process_gone"] else found["state"]
-    console.print(Text(f"{found['kind']} {found['run']}: {state}, {len(found['steps'])}/{found['num_steps']} steps"))
+    out.print(f"{found['kind']} {found['run']}: {state}, {len(found['steps'])}/{found['num_steps']} steps")
     if found["message"]:
-        console.print(Text(printable(found["message"])))
-    table = Table(box=None, padding=(0, 1))
-    stages = [stage for stage in STAGES if any(stage in step["seconds"] for step in found["steps"])]
-    for heading in ("step", "reward", "kept", "loss", "grad norm", "KL", "tokens", *(f"{stage} s" for stage in stages)):
-        table.add_column(heading, justify="right")
-    for step in found["steps"]:
+        out.print(printable(found["message"]))
+    out.print(_table(found["steps"]))
+    for line in _scores(found["evaluations"]):
+        out.print(line)
+    out.print(f"tables: {found['store']}/tables    (* shared with another run)")
+    for stage, count in found.get("change", {}).items():
+        out.print(f"{stage:<14} {count.get('computed', 0):>5} to compute, {count.get('found', 0):>5} in the ledger")
+
+
+def _table(steps: Sequence[dict[str, Any]]) -> Table:
+    stages = [stage for stage in STAGES if any(stage in step["seconds"] for step in steps)]
+    headings = ("step", "reward", "kept", "loss", "grad norm", "KL", "tokens", *(f"{stage} s" for stage in stages))
+    rows = []
+    for step in steps:
         figures = [_number(step[name]) for name in ("reward", "kept", "loss", "grad_norm", "mismatch_kl")]
         seconds = [_seconds(step, stage) for stage in stages]
-        table.add_row(str(step["step"]), *figures, str(max(step["tokens"].values(), default=0)), *seconds)
-    console.print(table)
-    for line in _scores(found["evaluations"]):
-        console.print(Text(line))
-    console.print(Text(f"tables: {found['store']}/tables    (* shared with another run)"))
-    for stage, count in found.get("change", {}).items():
-        console.print(
-            Text(f"{stage:<14} {count.get('computed', 0):>5} to compute, {count.get('found', 0):>5} in the ledger")
-        )
+        rows.append((step["step"], *figures, max(step["tokens"].values(), default=0), *seconds))
+    return grid(headings, rows, left=())
 
 
 def _scores(evaluations: Sequence[dict[str, Any]]) -> Iterator[str]:

@@ -10,11 +10,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from configs.run import RunConfig
+from flows.views.printing import console, grid
 from storage.errors import border
 from storage.frames import Frames, existing_store
 from storage.questions import QuestionError, ask, columns_of
@@ -22,8 +20,6 @@ from tasks.fates import DERIVED
 
 MOST_ROWS = 100
 """Rows that are printed as a table."""
-PRINTED_WIDTH = 160
-"""Columns of output that goes to a file or a pipe."""
 SAFE = "the store was only read"
 ENDINGS = {".json": "json", ".csv": "csv", ".parquet": "parquet"}
 
@@ -110,16 +106,13 @@ def _without_lists(answer: pa.Table) -> pa.Table:
 
 
 def _print(answer: pa.Table) -> None:
-    console = Console() if sys.stdout.isatty() else Console(width=PRINTED_WIDTH)
-    table = Table(box=None, padding=(0, 1))
-    for field in answer.schema:
-        numeric = pa.types.is_integer(field.type) or pa.types.is_floating(field.type)
-        table.add_column(field.name, justify="right" if numeric else "left", overflow="fold")
-    for row in answer.slice(0, MOST_ROWS).to_pylist():
-        table.add_row(*(Text(_cell(value)) for value in row.values()))
-    console.print(table)
+    types = [field.type for field in answer.schema]
+    left = [n for n, each in enumerate(types) if not (pa.types.is_integer(each) or pa.types.is_floating(each))]
+    rows = answer.slice(0, MOST_ROWS).to_pylist()
+    out = console()
+    out.print(grid(answer.column_names, (map(_cell, row.values()) for row in rows), left))
     if answer.num_rows > MOST_ROWS:
-        console.print(Text(f"... and {answer.num_rows - MOST_ROWS} more rows: --format csv or --output FILE has all"))
+        out.print(f"... and {answer.num_rows - MOST_ROWS} more rows: --format csv or --output FILE has all")
 
 
 def _cell(value: Any) -> str:

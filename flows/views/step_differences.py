@@ -58,7 +58,7 @@ def changed_groups(a: Made, b: Made) -> pl.DataFrame:
 
 def _traces(a: Made, b: Made) -> dict[str, Any]:
     if a.traces is None or b.traces is None:
-        return {name: None for name in ("num_shared_traces", "num_rewards_changed", "kept_only_a", "kept_only_b")}
+        return dict.fromkeys(("num_shared_traces", "num_rewards_changed", "kept_only_a", "kept_only_b"))
     joined = a.traces.join(b.traces, on="trace_id", suffix="_b")
     changed = joined.filter(~pl.col("reward").eq_missing(pl.col("reward_b")))
     judged = changed_verdicts(a, b) if a.verdicts is not None and b.verdicts is not None else None
@@ -116,5 +116,4 @@ def _frame(frame: pl.DataFrame | None, *columns: str) -> pl.DataFrame:
 
 
 def _weights_equal(a: Made, b: Made) -> bool | None:
-    weights = [made.figures().get("weights") for made in (a, b)]
-    return None if None in weights else weights[0] == weights[1]
+    return None if None in (a.weights, b.weights) else a.weights == b.weights

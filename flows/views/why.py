@@ -12,8 +12,8 @@ from flows.views.sentences import head, sentence
 from storage.errors import border
 from storage.frames import Frames, existing_store
 from storage.lineage import Work
-from tasks.accounting import NO_WEIGHT, fate_of
-from tasks.fates import EVALUATED, Chain, chains, outcome
+from tasks.accounting import NO_WEIGHT
+from tasks.fates import EVALUATED, Chain, chains, outcome, ruled
 
 TRACE = (
     "trace_id",
@@ -84,9 +84,7 @@ def _use(frames: Frames, chain: Chain, trace: Mapping[str, Any]) -> dict[str, An
     refused = {chain.decision.key} if chain.decision and decision and not decision["approved"] else set()
     weighted = any(sample["row"] is not None for sample in samples)
     otherwise = outcome(chain, refused) if not chain.for_training or not chain.batches or weighted else NO_WEIGHT
-    fate, detail = fate_of(trace["error_class"], verdict["reason"] if verdict else None, otherwise)
-    if otherwise == EVALUATED:
-        fate, detail = EVALUATED, trace["error_class"] or ""
+    fate, detail = ruled(trace["error_class"], verdict["reason"] if verdict else None, otherwise)
     return {
         "run": chain.run,
         "state": frames.store.runs.events(chain.run)[-1].event,

@@ -2,9 +2,10 @@
 
 from datetime import UTC, datetime, timedelta
 
+from storage.runs import REMOVED
 from storage.store import Store
 
-CLOSING = ("finished", "failed", "evicted", "refused", "cancelled", "crashed", "removed")
+CLOSING = ("finished", "failed", "evicted", "refused", "cancelled", "crashed", REMOVED)
 """Events after which a run is not at work until it says `resumed`."""
 QUIET_HOURS = 168
 """A run that said nothing for so long, in events or ledger, is taken for dead."""
@@ -25,21 +26,22 @@ def at_work(store: Store) -> list[str]:
 def last_sign(store: Store, run: str) -> datetime:
     """When a run last said something: its newest event, or its newest row in the ledger."""
     moments = [entry.finished_at for entry in store.ledger.entries(run=run)]
-    if run in store.runs.names():
-        moments.append(store.runs.events(run)[-1].at)
+    if last := store.runs.last(run):
+        moments.append(last.at)
     return max(moments, default=datetime.fromtimestamp(0, UTC))
 
 
 def unfinished(store: Store, run: str) -> bool:
     """Whether a run may go on: its last event says neither that it finished nor that it was removed."""
-    return run in store.runs.names() and store.runs.events(run)[-1].event not in ("finished", "removed")
+    last = store.runs.last(run)
+    return last is not None and last.event not in ("finished", REMOVED)
 
 
 def why_protected(store: Store, run: str) -> str | None:
     """Why a run is removed only when it is named: it did not finish, or just did; None where nothing speaks for it."""
-    if run not in store.runs.names():
+    last = store.runs.last(run)
+    if last is None:
         return None
-    last = store.runs.events(run)[-1]
     if unfinished(store, run):
         return f"its last event is {last.event!r}"
     if last.event == "finished" and datetime.now(UTC) - last.at < timedelta(hours=RECENT_HOURS):

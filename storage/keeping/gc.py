@@ -129,7 +129,8 @@ def _check_names(runs: Sequence[str], keep: Collection[str], force: Collection[s
 
 
 def _was_removed(store: Store, run: str) -> bool:
-    return run in store.runs.names() and store.runs.events(run)[-1].event == REMOVED
+    last = store.runs.last(run)
+    return last is not None and last.event == REMOVED
 
 
 def _gone_through(needs: Mapping[str, Needs], runs: Iterable[str]) -> dict[str, str]:

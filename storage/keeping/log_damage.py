@@ -52,11 +52,11 @@ def set_aside(root: Root, damage: LogDamage) -> str:
     """Move the damaged files into the quarantine, never to be overwritten; return the directory."""
     place = f"{QUARANTINE}/{datetime.now(UTC):%Y%m%dT%H%M%S.%f}/{damage.table}"
     for name in damage.files:
-        move(root, f"tables/{damage.table}/_delta_log/{name}", f"{place}/{name}")
+        _move(root, f"tables/{damage.table}/_delta_log/{name}", f"{place}/{name}")
     return root.child(place)
 
 
-def move(root: Root, path: str, target: str) -> None:
+def _move(root: Root, path: str, target: str) -> None:
     """Move a file to a new place, durably."""
     with border("moving a damaged file aside", root.child(path)):
         root.write(target, root.read(path))

@@ -11,15 +11,17 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from storage.actions import Active
-from storage.books import BOOKS, QUARANTINES, RETIREMENTS
+from storage.books import BOOKS
 from storage.errors import StoreError, border
 from storage.keeping.activity import at_work
 from storage.keeping.files import delete, older, sizes
 from storage.keeping.orphans import drop_orphans, orphaned_policies
 from storage.logs import prune_log
+from storage.policies import SCRATCHES
 from storage.refs import Slice
 from storage.roots import Root
-from storage.store import Store
+from storage.schemas import TABLES
+from storage.store import FORMAT, Store
 from storage.tables import Raced, StoredTable
 
 RETENTION_HOURS = 168
@@ -87,7 +89,7 @@ def maintain(store: Store, retention_hours: float = RETENTION_HOURS, dry_run: bo
 def _maintain_table(store: Store, table: StoredTable, hours: float, dry_run: bool) -> TableWork:
     before = sum(sizes(store.root, table.place).values())
     merged = compact(store, table, dry_run)
-    orphans = [] if table in _books(store) else drop_orphans(store, table, hours, dry_run)
+    orphans = [] if TABLES[table.name] in BOOKS else drop_orphans(store, table, hours, dry_run)
     deleted, kept = vacuum(store, table, hours, dry_run)
     deleted += len(orphans) + prune_log(store.root, table.place, dry_run=dry_run)
     after = sum(sizes(store.root, table.place).values())
@@ -101,13 +103,15 @@ def compact(store: Store, table: StoredTable, dry_run: bool = False) -> int:
     that is not in the ledger may be about to be, and is left alone.
     """
     table.refresh()
+    book = TABLES[table.name] in BOOKS
+    finished = [] if book else _finished(store, table.name)
     merged = 0
     for run in sorted({each.run for each in table.active()}):
-        if table in _books(store):
+        if book:
             merged += _fold(table, run, dry_run)
             continue
         files = [each for each in table.active() if each.run == run and each.size < TARGET_BYTES]
-        for bundle in _slice_groups(store, table, files):
+        for bundle in _slice_groups(store, finished, files):
             try:
                 if not dry_run:
                     table.replace([file for file, _, _ in bundle], _row_groups(bundle), run)
@@ -152,10 +156,10 @@ def vacuum(
 def sweep(root: Root, dry_run: bool = False) -> int:
     """Delete what processes that died left half made, older than a day: log drafts and scratch directories."""
     drafts = [path for path in older(root, "tables", TEMPORARY_HOURS) if "#" in path.rpartition("/")[2]]
-    drafts += [path for path in older(root, "", TEMPORARY_HOURS, deep=False) if path.startswith(".format.json.")]
+    drafts += [path for path in older(root, "", TEMPORARY_HOURS, deep=False) if path.startswith(f".{FORMAT}.")]
     for path in drafts if not dry_run else ():
         delete(root, path)
-    scratches = older(root, "policies/.scratch", TEMPORARY_HOURS, kind=pafs.FileType.Directory, deep=False)
+    scratches = older(root, SCRATCHES, TEMPORARY_HOURS, kind=pafs.FileType.Directory, deep=False)
     for path in scratches if not dry_run else ():
         with border("sweeping a scratch directory", root.child(path)):
             root.files.delete_dir(path)
@@ -166,29 +170,23 @@ Piece = tuple[Active, str, pa.Table]  # a file, the key of its rows, its rows
 
 
 def _tables(store: Store) -> list[StoredTable]:
-    books = {book.name for book in BOOKS}
-    stage = [store.slices.table(name) for name in store.root.names("tables") if name not in books]
-    return [*stage, *_books(store)]
-
-
-def _books(store: Store) -> tuple[StoredTable, ...]:
-    """Those that are there: no table is made only to be tidied."""
+    """Those that are there, books last: no table is made only to be tidied."""
+    books = [book.name for book in BOOKS]
     there = store.root.names("tables")
-    later = (store.quarantines.table,) if QUARANTINES.name in there else ()
-    more = (store.slices.retirements.table,) if RETIREMENTS.name in there else ()
-    return store.ledger.table, store.runs.table, *later, *more
+    stages = [name for name in there if name not in books]
+    return [store.table(name) for name in (*stages, *(name for name in books if name in there))]
 
 
 def _finished(store: Store, table: str) -> list[Slice]:
     """Every slice of a table that the ledger names and that was not retired, in order of run, step and time."""
     named = dict.fromkeys(piece for entry in store.ledger.entries() for piece in entry.slices(table))
-    return [piece for piece in named if not store.slices.retirements.has(piece)]
+    return store.slices.retirements.without(named)
 
 
-def _slice_groups(store: Store, table: StoredTable, files: Sequence[Active]) -> Iterator[list[Piece]]:
+def _slice_groups(store: Store, finished: Sequence[Slice], files: Sequence[Active]) -> Iterator[list[Piece]]:
     """Bundles of the files of finished slices, in the order of the ledger, each as large as a file should be."""
     small = {file.path: file for file in files}
-    slices = [each for each in _finished(store, table.name) if len(each.files) == 1 and each.files[0].path in small]
+    slices = [each for each in finished if len(each.files) == 1 and each.files[0].path in small]
     if len(slices) < MIN_FILES:
         return
     bundle: list[Piece] = []

@@ -107,7 +107,7 @@ def _remove_again(store: Store) -> int:
     """Remove the rows of removed runs that came back with a lost commit, unless all that they name is there."""
     num_rows = 0
     for run in store.runs.names():
-        if store.runs.events(run)[-1].event == REMOVED:
+        if (last := store.runs.last(run)) and last.event == REMOVED:
             entries = [entry for entry in store.ledger.entries(run=run) if not _readable(store, entry.outputs)]
             rows = {(entry.key, entry.part) for entry in entries}
             num_rows += store.ledger.remove(run, rows, datetime.now(UTC), whole=False)
@@ -139,8 +139,7 @@ def _restore_book(store: Store, name: str) -> list[str]:
 
     A row of the ledger counts only if all that it names can be read.
     """
-    books = [store.ledger.table, store.runs.table, store.quarantines.table, store.slices.retirements.table]
-    table = next(book for book in books if book.name == name)
+    table = store.table(name)
     held = {each.path for each in table.active()} | _removed(store.root, table)
     known = {_spelled(row) for each in table.active() for row in table.read(each.path).to_pylist()}
     restored = []
@@ -150,7 +149,7 @@ def _restore_book(store: Store, name: str) -> list[str]:
             continue
         rows = table.read(inside)
         new = [row for row in rows.to_pylist() if _spelled(row) not in known]
-        if new and (table is not store.ledger.table or all(_readable(store, _outputs(row)) for row in new)):
+        if new and (name != LEDGER.name or all(_readable(store, _outputs(row)) for row in new)):
             data = store.root.read(path)
             table.hold([(File(inside, len(data), ""), rows)], inside.split("/")[0].removeprefix("run="))
             restored.append(inside)

@@ -53,7 +53,7 @@ def expire(store: Store, retention: Retention, dry_run: bool = False) -> Expired
     to do is done as well.
     """
     pieces = _older(store, retention)
-    new = [piece for piece in pieces if not store.slices.retirements.has(piece)]
+    new = store.slices.retirements.without(pieces)
     size = sum(file.size for piece in new for file in piece.files)
     if dry_run:
         return Expired(retention.table, retention.hours, len(new), sum(len(piece.files) for piece in new), size)

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from storage.errors import DamagedSlice, PolicyAbsent, StoreError
 from storage.keeping.files import sizes
-from storage.policies import REMOVED
 from storage.refs import Entry, Slice
 from storage.store import Store
 
@@ -42,10 +41,9 @@ def inspect_slices(store: Store, deep: bool = False) -> list[Damage]:
             naming.setdefault(piece, []).append(entry)
     there = {name: sizes(store.root, f"tables/{name}") for name in {piece.table for piece in naming}}
     damages = []
-    for piece, entries in naming.items():
-        what = _wrong(store, piece, there[piece.table], deep)
-        if what and not store.slices.retirements.has(piece):
-            damages.append(Damage(tuple(entries), piece.table, what, piece))
+    for piece in store.slices.retirements.without(naming):
+        if what := _wrong(store, piece, there[piece.table], deep):
+            damages.append(Damage(tuple(naming[piece]), piece.table, what, piece))
     return damages
 
 
@@ -58,14 +56,13 @@ def inspect_policies(store: Store, deep: bool = False) -> list[Damage]:
     for entry in store.ledger.entries():
         if entry.slices("policies"):
             making.setdefault(entry.key, []).append(entry)
-    removed = {name.removesuffix(".json") for name in store.root.names(f"policies/{REMOVED}")}
     damages = []
     for key, entries in making.items():
-        if store.policies.find(key) is None and key in removed:
-            continue
         try:
             store.policies.directory(key, verify=deep)
         except (DamagedSlice, PolicyAbsent) as error:
+            if isinstance(error, PolicyAbsent) and store.policies.removed(key):
+                continue
             damages.append(Damage(tuple(entries), "policies", error.what))
     return damages
 

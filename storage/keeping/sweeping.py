@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.fs as pafs
 
+from storage import runs
 from storage.actions import Active
 from storage.errors import StoreUnavailable, border
 from storage.keeping.files import delete
@@ -108,10 +109,10 @@ def _write_down(store: Store, plan: Plan) -> None:
 def _remove_run(store: Store, run: str, plan: Plan, at: datetime) -> int:
     rows = {(entry.key, entry.part) for entry in plan.rows if entry.run == run}
     num_removed = store.ledger.remove(run, rows, at)
-    if run in store.runs.names() and store.runs.events(run)[-1].event != "removed":
+    if (last := store.runs.last(run)) and last.event != runs.REMOVED:
         staying = sum(entry.run == run for entry in plan.staying)
         message = f"removed by gc: {len(rows)} rows of the ledger; {staying} stay, because kept runs name them"
-        store.runs.record(run=run, event="removed", message=message)
+        store.runs.record(run=run, event=runs.REMOVED, message=message)
     return num_removed
 
 

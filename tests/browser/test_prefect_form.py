@@ -3,12 +3,9 @@
 Needs Chromium and the package `playwright`: `make test-browser`. Pictures are left in STAGECOACH_PICTURES, if set.
 """
 
-import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,24 +13,16 @@ from typing import Any
 import pytest
 
 from storage.store import open_store
-from tests.deploy.serving import PATIENCE, ROOT, Serving, serving, until
+from tests.deploy.serving import PATIENCE, Serving, serving, until
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(900)]
-SMALL = ["assignment.groups_per_step=4", "packing.tokens_per_row=256", "packing.updates_per_step=1"]
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or "/usr/bin/chromium"
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    place = tmp_path_factory.mktemp("served")
-    shape = ["--hidden", "32", "--layers", "1", "--heads", "1", "--kv-heads", "1"]
-    subprocess.run(
-        [sys.executable, "-m", "tasks.learner.tiny", str(place / "model"), *shape], check=True, cwd=ROOT, timeout=240
-    )
-    rows = [{"prompt": f"say {number}", "completion": str(number)} for number in range(12)]
-    (place / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    with serving(place) as found:
+    with serving(tmp_path_factory.mktemp("served")) as found:
         yield found
 
 
@@ -96,10 +85,6 @@ def enter(part: Any, value: Any) -> None:
         part.locator("textarea, input").last.fill(str(item))
 
 
-def of_the_tiny_model(served: Serving, **others: Any) -> dict[str, Any]:
-    return {"model": served.place / "model", "data": served.place / "rows.jsonl", "overrides": SMALL} | others
-
-
 def press(page: Any, served: Serving, flow_run: str, name: str) -> None:
     """Press a button of a flow run's page, and agree."""
     page.goto(f"{served.url}/runs/flow-run/{flow_run}")
@@ -108,7 +93,7 @@ def press(page: Any, served: Serving, flow_run: str, name: str) -> None:
 
 
 def test_a_run_is_started_through_the_form_and_its_page_names_run_and_store(page: Any, served: Serving) -> None:
-    flow_run = submit(page, served, **of_the_tiny_model(served, name="typed", steps=2))
+    flow_run = submit(page, served, **served.of_the_tiny_model(name="typed", steps=2))
     assert served.ended(flow_run)[0] == "COMPLETED"
     assert served.ask(f"/flow_runs/{flow_run}")["parameters"]["steps"] == 2
     assert [event.event for event in open_store(served.store).runs.events("typed")] == ["started", "finished"]
@@ -131,7 +116,7 @@ def test_a_mistake_is_explained_on_the_runs_page(page: Any, served: Serving) -> 
 
 
 def test_cancel_and_retry_in_the_pages(page: Any, served: Serving) -> None:
-    flow_run = submit(page, served, **of_the_tiny_model(served, name="long", steps=4000))
+    flow_run = submit(page, served, **served.of_the_tiny_model(name="long", steps=4000))
     store = open_store(served.store)
     until(lambda: len(store.ledger.entries(run="long", stage="training")) > 1, served.log)
     press(page, served, flow_run, "Cancel")

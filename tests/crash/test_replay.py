@@ -1,6 +1,9 @@
 """Replays of a recorded run: what is found, what is computed again, and that the same comes out."""
 
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +12,7 @@ import pytest
 
 from storage.store import Store, open_store
 from tests.crash.contents import check_once, rows, weights
-from tests.crash.driving import NAME, Driven
+from tests.crash.driving import NAME, ROOT, Driven
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
 
@@ -76,6 +79,20 @@ def last_weights(store: Store, run: str) -> list[str]:
     """Return the weights that a run trained, in order of steps."""
     trained = [entry for entry in store.ledger.entries(run=run, stage="training")]
     return [store.read(entry.slices("policies"))["weights_sha256"][0].as_py() for entry in trained]
+
+
+@pytest.mark.parametrize(
+    ("statement", "refusal"),
+    [
+        *((f"import {name}", f"{name} is not to be had here") for name in ("vllm", "verifiers", "renderers")),
+        ("import socket; socket.create_connection(('localhost.invalid', 80), 1)", "no names: localhost.invalid"),
+        ("import socket; socket.socket().connect(('192.0.2.1', 80))", "no network: ('192.0.2.1', 80)"),
+    ],
+)
+def test_offline_means_offline(offline: Path, statement: str, refusal: str) -> None:
+    environment = os.environ | {"PYTHONPATH": f"{offline}:{ROOT}"}
+    done = subprocess.run([sys.executable, "-P", "-c", statement], env=environment, capture_output=True, text=True)
+    assert done.returncode == 1 and refusal in done.stderr
 
 
 def test_unchanged_settings_find_everything_and_start_nothing(source: Driven, offline: Path) -> None:

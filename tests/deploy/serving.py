@@ -1,4 +1,7 @@
-"""A real Prefect server and a process worker with state of their own, and the commands that a person types."""
+"""A real Prefect server and a process worker with state of their own, and the commands that a person types.
+
+Also a tiny model, and rows that supervised training of it takes seconds for.
+"""
 
 import json
 import os
@@ -20,6 +23,8 @@ ROOT = Path(__file__).parents[2]
 PREFECT = str(Path(sys.executable).with_name("prefect"))
 PATIENCE = 240.0
 """Seconds until a wait counts as failed: generous, for machines that are busy with other things."""
+SHAPE = ["--hidden", "32", "--layers", "1", "--heads", "1", "--kv-heads", "1"]
+SMALL = ["assignment.groups_per_step=4", "packing.tokens_per_row=256", "packing.updates_per_step=1"]
 
 
 class Serving:
@@ -76,6 +81,10 @@ class Serving:
         with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
             return json.loads(answer.read())
 
+    def of_the_tiny_model(self, **others: Any) -> dict[str, Any]:
+        """Return parameters of `sft` for the tiny model and its rows."""
+        return {"model": str(self.place / "model"), "data": str(self.place / "rows.jsonl"), "overrides": SMALL} | others
+
     def start_run(self, deployment: str, **parameters: Any) -> str:
         """Ask for a run of a deployment, as a person would; return its id."""
         given = [part for name, value in parameters.items() for part in ("-p", f"{name}={json.dumps(value)}")]
@@ -112,9 +121,22 @@ class Serving:
         )
 
 
+def tiny_sources(place: Path) -> None:
+    """Make the tiny model and its rows: `model` and `rows.jsonl` in a directory."""
+    subprocess.run(
+        [sys.executable, "-m", "tasks.learner.tiny", str(place / "model"), *SHAPE],
+        check=True,
+        cwd=ROOT,
+        timeout=PATIENCE,
+    )
+    rows = [{"prompt": f"say {number}", "completion": str(number)} for number in range(12)]
+    (place / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+
+
 @contextmanager
 def serving(place: Path) -> Iterator[Serving]:
-    """Give a server that answers, with our deployments and a worker."""
+    """Give a server that answers, with our deployments, a worker, and what the tiny model needs."""
+    tiny_sources(place)
     served = Serving(place)
     try:
         served.begin(PREFECT, "server", "start")

@@ -1,10 +1,7 @@
 """A real Prefect server, a worker and `stagecoach deploy`: refused, made, scheduled, cancelled, retried, killed."""
 
-import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -14,30 +11,21 @@ import pytest
 from flows.orchestration.prefect_api import process_of
 from flows.processes.ownership import owned, start_time
 from storage.store import Store, open_store
-from tests.deploy.serving import ROOT, Serving, serving, until
+from tests.deploy.serving import Serving, serving, until
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 DEPLOYMENTS = {"train/demo", "train/train", "sft/sft", "evaluate/evaluate", "replay/replay", "maintain/maintain"}
-SMALL = ["assignment.groups_per_step=4", "packing.tokens_per_row=256", "packing.updates_per_step=1"]
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    place = tmp_path_factory.mktemp("served")
-    shape = ["--hidden", "32", "--layers", "1", "--heads", "1", "--kv-heads", "1"]
-    subprocess.run(
-        [sys.executable, "-m", "tasks.learner.tiny", str(place / "model"), *shape], check=True, cwd=ROOT, timeout=240
-    )
-    rows = [{"prompt": f"say {number}", "completion": str(number)} for number in range(12)]
-    (place / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    with serving(place) as found:
+    with serving(tmp_path_factory.mktemp("served")) as found:
         yield found
 
 
 def sft(served: Serving, **parameters: Any) -> str:
     """Start supervised training of the tiny model; return the flow run's id."""
-    given = {"model": str(served.place / "model"), "data": str(served.place / "rows.jsonl"), "overrides": SMALL}
-    return served.start_run("sft/sft", **(given | parameters))
+    return served.start_run("sft/sft", **served.of_the_tiny_model(**parameters))
 
 
 def store(served: Serving) -> Store:

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from storage.store import Store, open_store
+from tests.deploy.serving import ROOT, tiny_sources
 
 pytestmark = pytest.mark.engine
-ROOT = Path(__file__).parents[2]
 PROGRAM = Path(__file__).parent / "programs" / "small_sft.py"
 SECRET = "sk-2f6d1c0ab95e4477"
 STAGES = ("assignment", "demonstration", "filtering", "advantage", "packing", "training")
@@ -71,12 +71,7 @@ class Seen:
 def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
     """One run for all tests: cancelled after its first step, then called again."""
     place = tmp_path_factory.mktemp("small")
-    shape = ["--hidden", "32", "--layers", "1", "--heads", "1", "--kv-heads", "1"]
-    subprocess.run(
-        [sys.executable, "-m", "tasks.learner.tiny", str(place / "model"), *shape], check=True, cwd=ROOT, timeout=120
-    )
-    rows = [{"prompt": f"say {number}", "completion": str(number)} for number in range(12)]
-    (place / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    tiny_sources(place)
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "STAGECOACH_"))}
     with (place / "errors").open("w") as errors:
         process = subprocess.Popen(

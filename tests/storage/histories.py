@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from uuid import uuid4
 
@@ -12,8 +12,6 @@ from storage.refs import Entry
 from storage.schemas import TABLES
 from storage.store import Store
 from tests.storage.rows import messages
-
-LONG_AGO = datetime.now(UTC) - timedelta(days=30)
 
 
 def policy_row(key: str, version: int, parent: str | None, has_optimizer: bool) -> pa.Table:
