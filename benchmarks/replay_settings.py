@@ -23,11 +23,11 @@ from tasks.stage import StageTask, perform
 
 RUN = "demo"
 SETTINGS = (
-    ("advantage.type=rloo",),
-    ("advantage.normalise_std=true",),
-    ("advantage.normalise_std=true", "advantage.epsilon=1e-3"),
-    ("advantage.normalise_std=true", "advantage.epsilon=1e-2"),
-    ("advantage.normalise_std=true", "advantage.epsilon=1e-1"),
+    ("algorithm.type=rloo",),
+    ("algorithm.normalise_std=true",),
+    ("algorithm.normalise_std=true", "algorithm.epsilon=1e-3"),
+    ("algorithm.normalise_std=true", "algorithm.epsilon=1e-2"),
+    ("algorithm.normalise_std=true", "algorithm.epsilon=1e-1"),
 )
 STAGES = {"advantage": 1, "packing": 2}
 """Where the replays end, and how many stages of each step they do again."""

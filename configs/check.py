@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+from configs.algorithms import AlgorithmConfig
 from configs.errors import ConfigError
 from configs.run import RunConfig
 
@@ -125,14 +126,24 @@ def _reinforcement(config: RunConfig) -> Iterator[str]:
             f"packing.tokens_per_row: a row of {config.packing.tokens_per_row} tokens cannot hold the longest sample, "
             f"engine.max_model_len {config.engine.max_model_len}"
         )
-    kind = config.advantage.type
-    if kind in ("grpo", "rloo") and config.assignment.group_size == 1:
+    alone = config.assignment.group_size == 1
+    for kind in {each.type for _, each in algorithms(config) if alone and each.compares_group}:
         yield f"assignment.group_size: {kind} compares the rollouts of a group; with 1 there is nothing to compare"
     if config.rollout.temperature == 0:
         yield "rollout.temperature: training needs a temperature above 0; at 0 the rollouts of a group are all the same"
     for index, environment in enumerate(config.environments):
         if environment.temperature == 0:
             yield f"environments.{index}.temperature: training needs a temperature above 0"
+
+
+def algorithms(config: RunConfig) -> Iterator[tuple[str, AlgorithmConfig]]:
+    """Yield every algorithm that credits rollouts of the run, with where the config names it."""
+    own = config.algorithms
+    if not config.environments or len(own) < len(config.environments):
+        yield "algorithm", config.algorithm
+    for index, environment in enumerate(config.environments):
+        if environment.algorithm is not None:
+            yield f"environments.{index}.algorithm", environment.algorithm
 
 
 def _supervised(config: RunConfig) -> Iterator[str]:
@@ -143,7 +154,7 @@ def _supervised(config: RunConfig) -> Iterator[str]:
             f"packing.tokens_per_row: a row of {config.packing.tokens_per_row} tokens cannot hold the longest sample, "
             f"data.max_length {config.data.max_length}"
         )
-    if config.advantage.type != "supervised":
-        yield f"advantage.type: a run of kind sft needs 'supervised'; it is {config.advantage.type!r}"
+    if config.algorithm.type != "supervised":
+        yield f"algorithm.type: a run of kind sft needs 'supervised'; it is {config.algorithm.type!r}"
     if any(item.type == "zero_advantage" and item.enforce for item in config.filtering.filters):
         yield "filtering.filters: 'zero_advantage' would leave out every demonstration; none of them has an advantage"

@@ -1,15 +1,51 @@
-"""What all sections of a config are made of: the base model, and fields that can never change rows."""
+"""What all sections of a config are made of: the base model, and what a field may say about keys."""
 
+from collections.abc import Callable
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
+from pydantic.fields import FieldInfo
 
 OPERATIONAL: dict[str, Any] = {"operational": True}
+ELSEWHERE: dict[str, Any] = {"elsewhere": True}
+LATER: dict[str, Any] = {"later": True}
 
 
 def operational(default: Any = ..., **constraints: Any) -> Any:
     """A field that cannot change rows and so is not part of any key."""
     return Field(default, json_schema_extra=OPERATIONAL, **constraints)
+
+
+def elsewhere(default: Any = ..., **constraints: Any) -> Any:
+    """A field that is in keys, but not where it is written: `RunConfig` has a property that gathers it."""
+    return Field(default, json_schema_extra=ELSEWHERE, **constraints)
+
+
+def later(default: Any = None, *, default_factory: Callable[[], Any] | None = None, **constraints: Any) -> Any:
+    """A field that was added after runs had been recorded: in keys only where it differs from its default.
+
+    The default must be what was done before there was the field. So work of older stores is still found, and a feature
+    that is off leaves no trace.
+    """
+    if default_factory is not None:
+        return Field(default_factory=default_factory, json_schema_extra=LATER, **constraints)
+    return Field(default, json_schema_extra=LATER, **constraints)
+
+
+def is_operational(field: FieldInfo) -> bool:
+    """Tell whether a field is marked as one that cannot change rows."""
+    return _marked(field, "operational")
+
+
+def in_key(field: FieldInfo, value: Any) -> bool:
+    """Tell whether a field with this value is part of its section's share of a key."""
+    if _marked(field, "later"):
+        return bool(value != field.get_default(call_default_factory=True))
+    return not _marked(field, "operational") and not _marked(field, "elsewhere")
+
+
+def _marked(field: FieldInfo, mark: str) -> bool:
+    return isinstance(field.json_schema_extra, dict) and bool(field.json_schema_extra.get(mark))
 
 
 class Section(BaseModel):

@@ -11,7 +11,7 @@ from configs.check import require
 from configs.draft import Draft, read, unwritable
 from configs.errors import ConfigError
 from configs.explain import Source, explain
-from configs.retired import translate
+from configs.retired import recorded, translate
 from configs.run import RunConfig
 
 
@@ -25,6 +25,8 @@ def load(
     """
     draft = Draft(RunConfig().model_dump(mode="json"))
     if base is not None:
+        base = dict(base)
+        recorded(base)
         draft.merge(base, "recorded config")
     for file in files:
         draft.merge(*read(file))
@@ -44,6 +46,8 @@ def from_json(text: str) -> RunConfig:
         tree = json.loads(text)
     except json.JSONDecodeError as error:
         raise ConfigError([f"the recorded config is not JSON: {error}"]) from error
+    if isinstance(tree, dict):
+        recorded(tree)
     return _validated(tree, lambda location: "recorded config")
 
 

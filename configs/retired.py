@@ -27,6 +27,24 @@ def translate(tree: dict[str, Any]) -> None:
     for index, environment in enumerate(environments if isinstance(environments, list) else []):
         if isinstance(environment, dict) and "num_workers" in environment:
             _translate_num_workers(environment, f"environments.{index}")
+    _translate_advantage(tree)
+
+
+def recorded(tree: dict[str, Any]) -> None:
+    """Turn a config that was recorded earlier into the layout of today, in place; nobody can rewrite it: no warning."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        translate(tree)
+
+
+def _translate_advantage(tree: dict[str, Any]) -> None:
+    old = tree.pop("advantage", None)
+    if not isinstance(old, dict):
+        return
+    standing = tree.get("algorithm") or {}
+    switched = old.get("type", standing.get("type")) != standing.get("type")
+    tree["algorithm"] = old if switched else standing | old
+    warnings.warn("advantage is deprecated: the section is called algorithm", FutureWarning, stacklevel=4)
 
 
 def _translate_num_workers(environment: dict[str, Any], where: str) -> None:

@@ -1,21 +1,19 @@
 """The config of a whole run, and the view of it that one stage may see."""
 
 import re
-from collections.abc import Mapping
-from typing import Any, Literal
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, Field, field_validator
-from pydantic.fields import FieldInfo
 
-from configs.fields import Section, operational
+from configs.algorithms import AlgorithmConfig, GrpoConfig, SftConfig, TeacherConfig
+from configs.fields import Section, in_key, operational
 from configs.replay import GateConfig, NoGate, ReplayConfig
 from configs.sections import (
-    AdvantageConfig,
     AssignmentConfig,
     EnvironmentConfig,
     EvaluationConfig,
     FilteringConfig,
-    GrpoConfig,
     ModelConfig,
     PackingConfig,
     RolloutConfig,
@@ -23,6 +21,8 @@ from configs.sections import (
     TrainingConfig,
 )
 from configs.services import EngineConfig, LearnerConfig, PrefectConfig, WandbConfig
+
+Found = TypeVar("Found")
 
 
 class RunConfig(Section):
@@ -44,7 +44,8 @@ class RunConfig(Section):
     rollout: RolloutConfig = RolloutConfig()
     engine: EngineConfig = EngineConfig()
     filtering: FilteringConfig = FilteringConfig()
-    advantage: AdvantageConfig = Field(default_factory=GrpoConfig)
+    algorithm: AlgorithmConfig = Field(default_factory=GrpoConfig)
+    """How rollouts are credited, where their environment does not say otherwise."""
     packing: PackingConfig = PackingConfig()
     gate: GateConfig = NoGate()
     training: TrainingConfig = TrainingConfig()
@@ -55,6 +56,45 @@ class RunConfig(Section):
     """What a replay goes through again; the keys follow from what it finds there."""
     prefect: PrefectConfig = PrefectConfig()
     wandb: WandbConfig = WandbConfig()
+
+    @property
+    def algorithms(self) -> dict[str, AlgorithmConfig]:
+        """The algorithms of environments that have one of their own, by the environment's name."""
+        return {each.name: each.algorithm for each in self.environments if each.algorithm is not None}
+
+    @property
+    def learns_from_equals(self) -> dict[str, bool | None]:
+        """Whether an environment's algorithm learns from a group of equal rewards."""
+        return self._gathered(lambda algorithm: not algorithm.compares_group)
+
+    @property
+    def constant_lengths(self) -> dict[str, int | None]:
+        """Tokens that a rollout of an environment counts for in the rl denominator, where that is constant."""
+        return self._gathered(lambda algorithm: getattr(algorithm, "length_normaliser", None))
+
+    @property
+    def teachers(self) -> dict[str, TeacherConfig | None]:
+        """Who samples an environment's rollouts in place of the policy."""
+        return self._gathered(lambda algorithm: algorithm.teacher if isinstance(algorithm, SftConfig) else None)
+
+    @property
+    def scorers(self) -> dict[str, AlgorithmConfig | None]:
+        """The algorithms whose tokens are scored before the advantage stage."""
+        return self._gathered(lambda algorithm: algorithm if algorithm.scored_by else None)
+
+    @property
+    def stateful(self) -> bool:
+        """Whether an algorithm carries state from step to step."""
+        return any(each.stateful for each in (self.algorithm, *self.algorithms.values()))
+
+    def algorithm_of(self, environment: str) -> AlgorithmConfig:
+        """Return the algorithm that credits an environment's rollouts: its own, or else the run's."""
+        return self.algorithms.get(environment, self.algorithm)
+
+    def _gathered(self, pick: Callable[[AlgorithmConfig], Any]) -> dict[str, Any]:
+        """Return what the algorithms say, by environment, under "" for the others; nothing where none says anything."""
+        found = {"": pick(self.algorithm)} | {name: pick(each) for name, each in self.algorithms.items()}
+        return found if any(found.values()) else {}
 
     @field_validator("name")
     @classmethod
@@ -84,25 +124,31 @@ class View:
 
     def content(self) -> dict[str, Any]:
         """What goes into the key: the declared sections without operational fields, as plain JSON values."""
+        fields = RunConfig.model_fields
+        gathered = {name: content(value) for name, value in self._sections.items() if name not in fields and value}
+        own = {name: value for name, value in self._sections.items() if name in fields}
         return {
-            name: content(value)
-            for name, value in self._sections.items()
-            if not is_operational(RunConfig.model_fields[name])
-        }
+            KEY_NAMES.get(name, name): content(value) for name, value in own.items() if in_key(fields[name], value)
+        } | gathered
 
 
-def is_operational(field: FieldInfo) -> bool:
-    """Tell whether a field is marked as one that cannot change rows."""
-    return isinstance(field.json_schema_extra, dict) and bool(field.json_schema_extra.get("operational"))
+KEY_NAMES = {"algorithm": "advantage"}
+"""Sections that keys know by the name that they had first, so that the work of older stores is found."""
 
 
 def content(value: Any) -> Any:
-    """Return `value` as plain JSON values, leaving out operational fields at every depth."""
+    """Return `value` as plain JSON values, leaving out at every depth what does not belong to a key."""
     if isinstance(value, BaseModel):
         fields = type(value).model_fields
-        return {name: content(getattr(value, name)) for name, field in fields.items() if not is_operational(field)}
+        values = {name: getattr(value, name) for name in fields}
+        return {name: content(item) for name, item in values.items() if in_key(fields[name], item)}
     if isinstance(value, Mapping):
         return {str(name): content(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [content(item) for item in value]
     return value
+
+
+def of(gathered: Mapping[str, Found | None], environment: str) -> Found | None:
+    """Return what was gathered for an environment: its own, or else the run's."""
+    return gathered[environment] if environment in gathered else gathered.get("")

@@ -8,11 +8,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from configs.fields import Section, operational
+from configs.algorithms import AlgorithmConfig
+from configs.fields import Section, elsewhere, operational
 from configs.services import EngineConfig as EngineConfig
 from configs.services import LearnerConfig as LearnerConfig
 from configs.services import PrefectConfig as PrefectConfig
 from configs.services import WandbConfig as WandbConfig
+from configs.training import TrainingConfig as TrainingConfig
 
 
 class ModelConfig(Section):
@@ -59,6 +61,8 @@ class EnvironmentConfig(Section):
     """Most model turns in one rollout; null is no limit."""
     temperature: float | None = Field(None, ge=0)
     """Sampling temperature here; null takes the rollout section's."""
+    algorithm: AlgorithmConfig | None = elsewhere(None)
+    """How this environment's rollouts are credited; null takes the run's algorithm."""
     weight: float = Field(1.0, gt=0)
     """Share of a step's groups, relative to the other environments' weights."""
     holdout_fraction: float = Field(0.1, ge=0, lt=1)
@@ -160,25 +164,6 @@ class FilteringConfig(Section):
     """Batches sampled for one step before the run gives up because none holds a kept trace."""
 
 
-class GrpoConfig(Section):
-    type: Literal["grpo"] = "grpo"
-    normalise_std: bool = False
-    """Whether the advantage is divided by the group's standard deviation (population) plus epsilon."""
-    epsilon: float = Field(1e-6, gt=0)
-    """Added to the standard deviation."""
-
-
-class RlooConfig(Section):
-    type: Literal["rloo"] = "rloo"
-
-
-class SupervisedConfig(Section):
-    type: Literal["supervised"] = "supervised"
-
-
-AdvantageConfig = Annotated[GrpoConfig | RlooConfig | SupervisedConfig, Field(discriminator="type")]
-
-
 class PackingConfig(Section):
     tokens_per_row: int = Field(2048, ge=2)
     """Token budget of a packed row; no sample may be longer."""
@@ -186,51 +171,6 @@ class PackingConfig(Section):
     """Optimizer steps made of one batch, in turn: its samples are split into that many mini-batches."""
     data_parallel: int = Field(1, ge=1)
     """Ranks that share the batch; rows are dealt to them by estimated cost."""
-
-
-class DppoLoss(Section):
-    type: Literal["dppo"] = "dppo"
-    mask_low: float = Field(0.2, gt=0)
-    """A token of negative advantage is masked when the probability fell by more than this."""
-    mask_high: float = Field(0.2, gt=0)
-    """A token of positive advantage is masked when the probability rose by more than this."""
-    kl_tau: float = Field(1e-3, ge=0)
-    """Weight of the squared log importance ratio."""
-
-
-LossConfig = DppoLoss
-
-
-class TrainingConfig(Section):
-    learning_rate: float = Field(1e-6, gt=0)
-    """Peak learning rate of AdamW."""
-    warmup_steps: int = Field(0, ge=0)
-    """Steps of linear warm-up; the rate is a pure function of the step."""
-    decay_steps: int = Field(0, ge=0)
-    """Step at which a linear decay after warm-up reaches zero; 0 keeps the rate constant."""
-    betas: tuple[float, float] = (0.9, 0.999)
-    """AdamW's decay rates."""
-    epsilon: float = Field(1e-8, gt=0)
-    """AdamW's epsilon."""
-    weight_decay: float = Field(0.0, ge=0)
-    """Decoupled weight decay, on matrices only."""
-    max_grad_norm: float = Field(1.0, gt=0)
-    """Gradients are clipped to this global norm."""
-    loss: LossConfig = DppoLoss()
-    """The rl component."""
-    dtype: Literal["float32", "bfloat16", "auto"] = "auto"
-    """Compute precision; auto is float32 on the CPU and bfloat16 on CUDA. Master weights are float32."""
-    device: Literal["cpu", "cuda", "auto"] = "auto"
-    """Where to train; auto takes CUDA when there is one. Filled in when resolved."""
-    logprob_chunk: int = Field(1024, ge=1)
-    """Tokens whose logits exist at the same time."""
-    gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass: less memory, more time."""
-    save_optimizer_every: int = operational(1, ge=1)
-    """Optimizer state is saved with every n-th policy; weights with each. Others are reached by training the recorded
-    batches again."""
-    version: str = ""
-    """Version of torch and transformers; filled in when resolved."""
 
 
 class EvaluationConfig(Section):

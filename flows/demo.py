@@ -166,6 +166,6 @@ def summary(outcome: dict[str, Any], config: RunConfig, seconds: float) -> list[
         f"Every rollout, verdict, advantage, batch and weight is in {place}.",
         "Try next:",
         f"  stagecoach show {config.name}{store}",
-        f"  stagecoach show {config.name}{store} advantage.normalise_std=true",
+        f"  stagecoach show {config.name}{store} algorithm.normalise_std=true",
         f"  stagecoach resume {config.name}{store} steps={config.steps + 5}",
     ]

@@ -100,13 +100,15 @@ def start(do: Do, source: Source) -> tuple[Ref, Policy]:
     return do(examples.task, 0), policy
 
 
-def draw(do: Do, step: int, found: Ref, policy: Policy, config: RunConfig) -> Drawn:
+def draw(do: Do, step: int, found: Ref, policy: Policy, config: RunConfig, before: Drawn | None = None) -> Drawn:
     """Make the batches of one step; draw again while the filters leave nothing of them.
+
+    `before` is what was drawn for the step before, whose state estimators go on from.
 
     Raises Evicted after `filtering.max_batch_attempts` empty batches.
     """
     for batch in range(config.filtering.max_batch_attempts):
-        drawn = _draw(do, step, found, policy, batch, config.kind == "sft")
+        drawn = _draw(do, step, found, policy, batch, config, before)
         if drawn.packing.num_rows("batches"):
             return drawn
     raise Evicted(
@@ -116,22 +118,23 @@ def draw(do: Do, step: int, found: Ref, policy: Policy, config: RunConfig) -> Dr
     )
 
 
-def _draw(do: Do, step: int, found: Ref, policy: Policy, batch: int, supervised: bool) -> Drawn:
+def _draw(do: Do, step: int, found: Ref, policy: Policy, batch: int, config: RunConfig, before: Drawn | None) -> Drawn:
     again = {"batch": str(batch)} if batch else {}
     assigned = do(assignment.task, step, (found,), services={"batch": batch}, extra_inputs=again)
     traces = (
         do(demonstration.task, step, (assigned, found))
-        if supervised
+        if config.kind == "sft"
         else do(rollout.task, step, (assigned, found), policy)
     )
-    return prepare_batches(do, step, assigned, (traces,))
+    verdicts = do(filtering.task, step, (traces,))
+    credits = credit(do, step, (traces,), verdicts, config, before and before.advantage)
+    return Drawn(assigned, (traces,), verdicts, credits, do(packing.task, step, (credits, traces)))
 
 
-def prepare_batches(do: Do, step: int, assigned: Ref, traces: tuple[Ref, ...]) -> Drawn:
-    """Go from a step's rollouts to its packed batches."""
-    verdicts = do(filtering.task, step, traces)
-    credits = do(advantage.task, step, (*traces, verdicts))
-    return Drawn(assigned, traces, verdicts, credits, do(packing.task, step, (credits, *traces)))
+def credit(do: Do, step: int, traces: tuple[Ref, ...], verdicts: Ref, config: RunConfig, before: Ref | None) -> Ref:
+    """Credit a step's kept rollouts; `before` is the same of the step before, where an estimator has state."""
+    states = (before,) if before and config.stateful else ()
+    return do(advantage.task, step, (*traces, verdicts, *states))
 
 
 def pass_gate(do: Do, step: int, drawn: Drawn, policy: Policy, config: RunConfig) -> None:
@@ -210,7 +213,7 @@ def run_steps(
     for step in range(config.steps):
         after, last = step + 1, step + 1 == config.steps
         early = config.rollout.max_off_policy_steps and not last
-        waiting = ahead(partial(draw, do, after, found, policy, config)) if early else None
+        waiting = ahead(partial(draw, do, after, found, policy, config, drawn)) if early else None
         check(drawn)
         pass_gate(do, step, drawn, policy, config)
         trained, policy = train(do, step, drawn, policy)
@@ -218,4 +221,4 @@ def run_steps(
         following = waiting() if waiting else None
         yield step, drawn, trained, policy
         if not last:
-            drawn = following or draw(do, after, found, policy, config)
+            drawn = following or draw(do, after, found, policy, config, drawn)

@@ -34,7 +34,7 @@ def replay(
         from_stage: first stage to do again; empty takes the first that the overrides reach.
         until: last stage to do again; empty is training.
         steps: which steps, as 3:10 (3 to 9); empty takes all.
-        overrides: dotted settings such as advantage.normalise_std=true, one on each line.
+        overrides: dotted settings such as algorithm.normalise_std=true, one on each line.
         name: name of the new run; empty makes one that the same replay has again.
         store: root of the store: a directory on the worker, or s3://bucket/prefix.
         policies: own (the default) trains along; recorded starts every step from the recorded policy.

@@ -13,7 +13,7 @@ from flows.recorded import Recorded, RecordedStep, policy_of, trace_ids
 from storage.keys import content_key
 from storage.refs import Entry
 from storage.store import Store
-from tasks import advantage, assignment, examples, filtering, packing, regrade, rollout
+from tasks import assignment, examples, filtering, packing, regrade, rollout
 from tasks.stage import Policy, Ref, StageTask
 
 
@@ -82,13 +82,16 @@ def replay_steps(
     """
     policy: Policy | None = None
     before: Policy | None = None
+    credits: Ref | None = None
     for past in chosen(config.replay, recorded):
+        credits = credits or _credits_before(do, config, recorded, past)
         if policy is None or config.replay.policies == "recorded":
             policy = _begin(do, source, config, past)
             before = policy if config.replay.weights else recorded.sampler(past) or policy
         lags = config.rollout.max_off_policy_steps or config.replay.policies == "recorded"
-        step = _Step(do, past, config, quarantined, policy, before if lags else policy)
+        step = _Step(do, past, config, quarantined, policy, before if lags else policy, credits)
         yield (done := step.through(check))
+        credits = done.work.get("advantage")
         policy, before = done.policy or policy, policy
 
 
@@ -101,6 +104,14 @@ def _begin(do: Shares, source: Source, config: RunConfig, past: RecordedStep) ->
     return policy_of(past.policy, past.step) if past.policy else None
 
 
+def _credits_before(do: Shares, config: RunConfig, recorded: Recorded, past: RecordedStep) -> Ref | None:
+    """Return the recorded credits of the step before the first one of a replay, where an estimator has state."""
+    earlier = recorded.steps.get(past.step - 1)
+    if not config.stateful or earlier is None or "advantage" not in earlier.work:
+        return None
+    return do.share(earlier.work["advantage"], past.step - 1)
+
+
 @dataclass
 class _Step:
     """One step on its way from what was recorded to what is new."""
@@ -111,6 +122,8 @@ class _Step:
     quarantined: Quarantined
     policy: Policy | None
     sampler: Policy | None
+    credits: Ref | None
+    """The credits of the step before, whose state estimators go on from."""
     work: dict[str, Ref] = field(default_factory=dict)
 
     def through(self, check: Check) -> Replayed:
@@ -123,7 +136,7 @@ class _Step:
         elif "regrade" in self.past.work and "rollout" not in redone(self.config.replay):
             self.work["regrade"] = self._share("regrade")
         self._stage("filtering", self._filter)
-        self._stage("advantage", lambda: self._do(advantage.task, *self._traces, self.work["filtering"]))
+        self._stage("advantage", self._credit)
         self._stage("packing", lambda: self._do(packing.task, self.work["advantage"], *self._traces))
         drawn = self._drawn()
         made = self._train(drawn, check)
@@ -148,6 +161,9 @@ class _Step:
         again = {"batch": batch} if batch != "0" else {}
         bag = {"batch": int(batch)}
         return self.do(assignment.task, self.past.step, (self.work["examples"],), services=bag, extra_inputs=again)
+
+    def _credit(self) -> Ref:
+        return pipeline.credit(self.do, self.past.step, self._traces, self.work["filtering"], self.config, self.credits)
 
     def _listed_otherwise(self) -> bool:
         """Tell whether examples are to be listed again: the recorded ones are of other environments' settings."""

@@ -6,6 +6,7 @@ import pyarrow as pa
 
 TOKENS = pa.list_(pa.field("element", pa.int32(), nullable=False))
 FLOATS = pa.list_(pa.field("element", pa.float32(), nullable=False))
+NUMBERS = pa.list_(pa.field("element", pa.float64(), nullable=False))
 FLAGS = pa.list_(pa.field("element", pa.bool_(), nullable=False))
 INDICES = pa.list_(pa.field("element", pa.int32(), nullable=False))
 NAMES = pa.list_(pa.field("element", pa.string(), nullable=False))

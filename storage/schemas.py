@@ -7,7 +7,7 @@ whole against `stored` and refuses anything else, because Delta Lake casts in si
 import pyarrow as pa
 
 from storage.books import BOOKS
-from storage.columns import FLAGS, FLOATS, INDICES, MOMENT, NAMES, TOKENS, Column, Table
+from storage.columns import FLAGS, FLOATS, INDICES, MOMENT, NAMES, NUMBERS, TOKENS, Column, Table
 
 EXAMPLES = Table(
     "examples",
@@ -245,6 +245,41 @@ DECISIONS = Table(
     ),
 )
 
+REFERENCES = Table(
+    "references",
+    "what a frozen reference, or the policy shown a demonstration, gave the sampled tokens of one message",
+    ("trace_id", "message"),
+    (
+        Column("trace_id", pa.string(), "the trace"),
+        Column("message", pa.int32(), "the node's number in the trace"),
+        Column("logprobs", FLOATS, "per token of the message: the reference's log-prob; 0 where it was not scored"),
+    ),
+    logprobs=("logprobs",),
+)
+ESTIMATOR_STATES = Table(
+    "estimator_states",
+    "what a stateful estimator of advantages remembers of one example and agent after a step",
+    ("environment", "example_id", "agent"),
+    (
+        Column("environment", pa.string(), "the environment's name in this run"),
+        Column("example_id", pa.string(), "the example; empty where the estimator keeps none apart"),
+        Column("agent", pa.string(), "the agent's seat; empty where the estimator keeps none apart"),
+        Column("values", NUMBERS, "what the estimator keeps, in its own order"),
+        Column("num_traces", pa.int64(), "kept rewarded traces that went into it, of all steps"),
+    ),
+)
+DIFFICULTIES = Table(
+    "difficulties",
+    "how hard an example was for the policy when it was tried last",
+    ("environment", "example_id"),
+    (
+        Column("environment", pa.string(), "the environment's name in this run"),
+        Column("example_id", pa.string(), "the example"),
+        Column("reward", pa.float64(), "mean reward of the last group's trainable traces that were scored"),
+        Column("num_groups", pa.int64(), "groups of it that were scored, of all steps"),
+    ),
+)
+
 STAGE_TABLES = (
     EXAMPLES,
     ASSIGNMENTS,
@@ -258,6 +293,9 @@ STAGE_TABLES = (
     POLICIES,
     REGRADES,
     DECISIONS,
+    REFERENCES,
+    ESTIMATOR_STATES,
+    DIFFICULTIES,
 )
 
 TABLES = {table.name: table for table in (*STAGE_TABLES, *BOOKS)}

@@ -1,16 +1,19 @@
 """Advantage: what every kept trace, and every token of its branches, is worth.
 
-Reads traces, messages, verdicts; writes credits.
+Reads traces, messages, verdicts, and where an algorithm needs them references and estimator_states; writes credits, and
+estimator_states where an algorithm has any.
 """
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from configs.algorithms import AlgorithmConfig
 from configs.run import View
 from storage.columns import FLOATS, INDICES
-from storage.schemas import CREDITS
+from storage.schemas import CREDITS, ESTIMATOR_STATES
 from tasks.algorithms import ALGORITHMS, AdvantageBreach, Credit, Kept
+from tasks.algorithms.combining import by_environment
 from tasks.branches import Branches, find_branches, owners
 from tasks.columns import codes, texts
 from tasks.ragged import Ragged
@@ -21,21 +24,48 @@ class ImportedWithoutTokens(AdvantageBreach):
     """Rollouts whose tokens no policy is known to have sampled were to be trained on by reinforcement learning."""
 
 
-def advantage(tables: Tables, config: View) -> Tables:
+class StateMissing(AdvantageBreach):
+    """An algorithm carries state from step to step, and that of the step before is not there."""
+
+
+def advantage(tables: Tables, config: View, *, step: int = 0) -> Tables:
     """Return one credit per branch of every kept trace, with per-token streams laid along the branch.
 
-    A token that several branches share has its weight in the first of them only, so it is trained exactly once. Raises
-    AdvantageBreach if verdicts and traces do not match, an errored trace is kept, a reward is not finite, a kept trace
-    has no messages, or a group's advantages do not add up to zero where the algorithm says so; and
-    ImportedWithoutTokens if tokens that no policy sampled were to be in the rl component.
+    Each environment's traces are credited by its own algorithm, which sees no others. A token that several branches
+    share has its weight in the first of them only, so it is trained exactly once. Raises AdvantageBreach if verdicts
+    and traces do not match, an errored trace is kept, a reward is not finite, a kept trace has no messages, or a
+    group's advantages do not add up to zero where the algorithm says so; and ImportedWithoutTokens if tokens that no
+    policy sampled were to be in the rl component; and StateMissing where an algorithm has lost its state.
     """
-    algorithm = ALGORITHMS[config.advantage.type]
     kept = _kept(tables)
-    credit = algorithm.credit(kept, config.advantage)
+    stateful = _stateful(config)
+    if stateful and step and kept.states is None:
+        raise StateMissing(
+            f"table estimator_states: algorithm {stateful} goes on from the state after step {step - 1}, which "
+            "recorded none. Nothing was credited: a cold start would look healthy and be wrong. All that was sampled "
+            "is safe. Begin at step 0 (replay: without --steps), or choose an algorithm without state."
+        )
+    credit = by_environment(kept, lambda name: config.algorithms.get(name, config.algorithm), _credited)
     check_sampled(kept, credit)
+    made = {"credits": _credits(kept, credit, find_branches(kept.messages, kept.owner))}
+    if not stateful:
+        return made
+    states = (credit.states, kept.states, ESTIMATOR_STATES.arrow.empty_table())
+    return made | {"estimator_states": next(each for each in states if each is not None)}
+
+
+def _stateful(config: View) -> str:
+    """Return the type of an algorithm that carries state from step to step; empty where none does."""
+    each = (config.algorithm, *config.algorithms.values())
+    return next((settings.type for settings in each if settings.stateful), "")
+
+
+def _credited(kept: Kept, settings: AlgorithmConfig) -> Credit:
+    algorithm = ALGORITHMS[settings.type]
+    credit = algorithm.credit(kept, settings)
     if algorithm.zero_sum:
         check_zero_sum(kept.traces, credit)
-    return {"credits": _credits(kept, credit, find_branches(kept.messages, kept.owner))}
+    return credit
 
 
 def check_zero_sum(traces: pa.Table, credit: Credit) -> None:
@@ -66,7 +96,7 @@ def check_sampled(kept: Kept, credit: Credit) -> None:
             f"{kept.traces['trace_id'][int(wrong[0])]}, have tokens that no policy sampled, or none with log-probs: "
             "the renderer made them of text, or an imported file held token ids alone. The rl component needs the "
             "log-prob of every token. Nothing was trained on; the rows are safe. Train on them with "
-            "advantage.type=supervised, or score or export them. For reinforcement learning, import traces with token "
+            "algorithm.type=supervised, or score or export them. For reinforcement learning, import traces with token "
             "ids and log-probs (verifiers writes them where its client is of type train)."
         )
 
@@ -87,7 +117,28 @@ def _kept(tables: Tables) -> Kept:
     empty = np.setdiff1d(np.arange(chosen.num_rows), owner)
     if len(empty):
         raise _breach("messages", "trace_id", f"kept trace {chosen['trace_id'][int(empty[0])]} has no messages")
-    return Kept(chosen, own, owner, Ragged.of(own["mask"]))
+    return Kept(chosen, own, owner, Ragged.of(own["mask"]), _references(tables, own), tables.get("estimator_states"))
+
+
+def _references(tables: Tables, messages: pa.Table) -> Ragged | None:
+    """Return the log-probs under the reference, laid along the messages; raise AdvantageBreach if some do not fit."""
+    if "references" not in tables:
+        return None
+    rows = tables["references"]
+    place = {
+        each: row for row, each in enumerate(zip(texts(rows["trace_id"]), rows["message"].to_pylist(), strict=True))
+    }
+    scored = Ragged.of(rows["logprobs"])
+    lengths = Ragged.of(messages["mask"]).lengths
+    values = np.zeros(lengths.sum(), np.float32)
+    laid = Ragged.from_lengths(values, lengths)
+    for row, each in enumerate(zip(texts(messages["trace_id"]), messages["message"].to_pylist(), strict=True)):
+        if (found := place.get(each)) is None:
+            continue
+        if scored.lengths[found] != lengths[row]:
+            raise _breach("references", "logprobs", f"message {each[1]} of trace {each[0]} has another length")
+        values[laid.offsets[row] : laid.offsets[row + 1]] = scored.take([found]).values
+    return laid
 
 
 def _breach(table: str, column: str, what: str) -> AdvantageBreach:
@@ -107,7 +158,6 @@ def _credits(kept: Kept, credit: Credit, branches: Branches) -> pa.Table:
         return Ragged(np.where(once, taken.values, np.float32(0)), taken.offsets).merge(counts)
 
     rl = along(credit.rl)
-    worth = np.nan_to_num(credit.advantage)[branches.owner][rl.row_of_value].astype(np.float32)
     traces = kept.traces.take(branches.owner)
     numbers = kept.messages["message"].to_numpy()
     columns = {
@@ -120,7 +170,7 @@ def _credits(kept: Kept, credit: Credit, branches: Branches) -> pa.Table:
         "baseline": pa.array(credit.baseline[branches.owner], from_pandas=True),
         "advantage": pa.array(credit.advantage[branches.owner], from_pandas=True),
         "num_tokens": pa.array(rl.lengths),
-        "advantages": Ragged(np.where(rl.values != 0, worth, np.float32(0)), rl.offsets).arrow(FLOATS),
+        "advantages": along(credit.signals(kept)).arrow(FLOATS),
         "rl_weights": rl.arrow(FLOATS),
         "ce_weights": along(credit.ce).arrow(FLOATS),
         "ref_kl_weights": along(credit.ref_kl).arrow(FLOATS),
@@ -132,8 +182,10 @@ STAGE = Stage(
     name="advantage",
     version=1,
     reads=("traces", "messages", "verdicts"),
-    writes=("credits",),
-    sections=("advantage",),
+    writes=("credits", "estimator_states"),
+    sections=("algorithm", "algorithms"),
     function=advantage,
+    needs=("step",),
+    optional=("references", "estimator_states"),
 )
 task = as_task(STAGE)

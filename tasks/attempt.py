@@ -48,14 +48,18 @@ class Attempt:
 
     def compute(self, refs: "Sequence[Ref]", services: Mapping[str, Any]) -> list[Slice]:
         """Read the inputs, call the function, write what it made; return the slices."""
-        tables = {name: self.place.table(name, refs) for name in self.stage.reads}
+        made = {name for ref in refs for name in dict(ref.rows)}
+        reads = (*self.stage.reads, *(name for name in self.stage.optional if name in made))
+        tables = {name: self.place.table(name, refs) for name in reads}
         if "parts" in self.stage.needs:
             return self._compute_in_parts(tables, services)
         outputs = self.stage.function(tables, self.view, **self._needs(services))
         self.tokens = count_tokens(outputs)
         if "policies" in self.stage.writes:
             self.place.store.policies.publish(self.directory, self.key)
-        return [self._append(name, outputs[name]) for name in self.stage.writes]
+        missing = [name for name in self.stage.writes if name not in outputs and name not in self.stage.optional]
+        assert not missing and set(outputs) <= set(self.stage.writes), f"{self.stage.name} made {list(outputs)}"
+        return [self._append(name, rows) for name, rows in outputs.items()]
 
     def _compute_in_parts(self, tables: Tables, services: Mapping[str, Any]) -> list[Slice]:
         try:

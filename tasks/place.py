@@ -92,12 +92,11 @@ class Place:
         return (self._gathering or self.store.ledger).commit(entry)
 
     def table(self, name: str, refs: "Sequence[Ref]", columns: Sequence[str] | None = None) -> pa.Table:
-        """Read table `name` from whichever of the finished works `refs` made it."""
-        for ref in refs:
-            if name in dict(ref.rows):
-                rows = self._rows(name, ref)
-                return rows if columns is None else rows.select(list(columns))
-        raise AssertionError(f"no finished work among {[ref.stage for ref in refs]} makes table {name!r}")
+        """Read table `name` from the first of the finished works `refs` that made it, and others of the same stage."""
+        makers = [ref for ref in refs if name in dict(ref.rows)]
+        assert makers, f"no finished work among {[ref.stage for ref in refs]} makes table {name!r}"
+        rows = pa.concat_tables([self._rows(name, ref) for ref in makers if ref.stage == makers[0].stage])
+        return rows if columns is None else rows.select(list(columns))
 
     def _rows(self, name: str, ref: "Ref") -> pa.Table:
         # What another process has just finished may be younger than the last look.

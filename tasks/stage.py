@@ -34,7 +34,8 @@ __all__ = [
 class Stage:
     """A pure function from named tables to named tables, and everything that its key is made of.
 
-    `function` is called as `function(tables, config, **needs)`: `tables` holds exactly `reads`, `config` is a view of
+    `function` is called as `function(tables, config, **needs)`: `tables` holds exactly `reads`, and of `optional` what
+    there is, `config` is a view of
     the declared `sections`, and each name in `needs` (for example `step`) is handed over as a keyword.
     """
 
@@ -50,6 +51,8 @@ class Stage:
     """Config sections that the function may read; they are in the key."""
     function: Callable[..., Tables]
     """The pure function."""
+    optional: tuple[str, ...] = ()
+    """Tables that go in where one of the inputs made them, or come out where the function made any."""
     unit: tuple[str, str] = ("", "")
     """Of a stage that commits in parts: the table and the column that name what comes as one."""
     needs: tuple[str, ...] = ()
@@ -85,8 +88,12 @@ class Policy:
 
 
 def inputs_of(refs: Sequence[Ref], policy: Policy | None = None) -> dict[str, str]:
-    """Return the keys that go into a stage's key, by the name of what made them."""
-    return {ref.stage: ref.key for ref in refs} | ({"policy": policy.key} if policy else {})
+    """Return the keys that go into a stage's key, by the name of what made them; the second of a stage is name.1."""
+    keys: dict[str, str] = {}
+    for ref in refs:
+        number = sum(name.partition(".")[0] == ref.stage for name in keys)
+        keys[f"{ref.stage}.{number}" if number else ref.stage] = ref.key
+    return keys | ({"policy": policy.key} if policy else {})
 
 
 def perform(

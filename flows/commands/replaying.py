@@ -19,7 +19,7 @@ def add(commands: Commands) -> None:
     replay.add_argument("--until", default="", metavar="STAGE", help="last stage to do again; training without it")
     replay.add_argument("--steps", default="", metavar="A:B", help=STEPS)
     replay.add_argument("--set", dest="overrides", action="append", nargs="+", default=[], metavar="KEY=VALUE",
-                        help="another setting, for example advantage.type=rloo")  # fmt: skip
+                        help="another setting, for example algorithm.type=rloo")  # fmt: skip
     replay.add_argument("--vary", action="append", nargs="+", default=[], metavar="KEY=VALUE",
                         help="one replay for each --vary, with these settings beside those of --set")  # fmt: skip
     replay.add_argument("--name", default="", help="name of the new run; the same replay has the same name again")

@@ -27,7 +27,7 @@ def said(outcome: Outcome) -> list[str]:
     figures = ", ".join(f"{number} {name}" for name, number in outcome.figures.items())
     found = figures if outcome.num_computed else "these files were imported before, nothing was computed"
     text = outcome.figures.keys() & {"with rendered tokens", "with given tokens"}
-    supervised = " advantage.type=supervised" if text else ""
+    supervised = " algorithm.type=supervised" if text else ""
     again = f"stagecoach replay {outcome.run} --from filtering --set model.path=DIR{supervised}"
     return [
         f"run {outcome.run}: {steps}; {found}",

@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from tasks.columns import texts
 from tasks.ragged import Integers, Ragged
 
 Weights = npt.NDArray[np.float32]
@@ -16,7 +18,10 @@ Scalars = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Kept:
-    """The kept traces of a step with their messages; each message's tokens are there once, however many branches."""
+    """The kept traces of a step with their messages; each message's tokens are there once, however many branches.
+
+    An algorithm sees those of one environment.
+    """
 
     traces: pa.Table
     messages: pa.Table
@@ -24,6 +29,24 @@ class Kept:
     """The trace row of each message; shape [messages]."""
     mask: Ragged
     """Per message: which of its tokens the policy sampled."""
+    references: Ragged | None = None
+    """Per message: log-prob of each token under the reference, in nats, 0 where it was not scored; None without one."""
+    states: pa.Table | None = None
+    """The estimator's rows of table `estimator_states` after the step before; None for the first step of a run."""
+
+    def of(self, environment: str) -> "Kept":
+        """Return what belongs to one environment, in the same order."""
+        traces = np.flatnonzero(np.array(texts(self.traces["environment"]), object) == environment)
+        messages = np.flatnonzero(np.isin(self.owner, traces))
+        states = self.states and self.states.filter(pc.field("environment") == environment)
+        return Kept(
+            self.traces.take(traces),
+            self.messages.take(messages),
+            np.searchsorted(traces, self.owner[messages]),
+            self.mask.take(messages),
+            self.references and self.references.take(messages),
+            states,
+        )
 
 
 @dataclass(frozen=True)
@@ -40,6 +63,17 @@ class Credit:
     """The same for cross-entropy."""
     ref_kl: Weights
     """The same for reference KL."""
+    signal: Weights | None = None
+    """Per token: what the column `advantages` holds; None is the trace's advantage wherever there is rl weight."""
+    states: pa.Table | None = None
+    """The rows of table `estimator_states` after these traces, for the next step; None where there is no state."""
+
+    def signals(self, kept: Kept) -> Weights:
+        """Return what the column `advantages` holds of every token, flat."""
+        if self.signal is not None:
+            return self.signal
+        worth = np.nan_to_num(self.advantage)[kept.owner[kept.mask.row_of_value]].astype(np.float32)
+        return np.where(self.rl != 0, worth, np.float32(0))
 
 
 @dataclass(frozen=True)
@@ -47,7 +81,7 @@ class Algorithm:
     """A way to credit traces, and what must be true of the result."""
 
     credit: Callable[[Kept, Any], Credit]
-    """Credits the kept traces under the algorithm's own config section."""
+    """Credits the kept traces of one environment under the algorithm's own config section."""
     zero_sum: bool
     """Whether the advantages of a group's kept traces add up to zero."""
 

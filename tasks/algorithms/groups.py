@@ -48,14 +48,12 @@ class Groups:
     def credit(self, kept: Kept, baseline: Values, advantage: Values) -> Credit:
         """Return the credit of baselines and advantages of members: rl weight 1 on every sampled token of a trace that
         has an advantage; NaN, and a trace without a reward, is none and gets no weight."""
-        along = {"baseline": baseline, "advantage": advantage}
-        whole = {name: np.full(kept.traces.num_rows, np.nan) for name in along}
-        for name, values in along.items():
-            whole[name][self.members] = values
-        credited = ~np.isnan(whole["advantage"])[kept.owner[kept.mask.row_of_value]]
+        baselines, advantages = (np.full(kept.traces.num_rows, np.nan) for _ in range(2))
+        baselines[self.members], advantages[self.members] = baseline, advantage
+        credited = ~np.isnan(advantages)[kept.owner[kept.mask.row_of_value]]
         zero = np.zeros(len(kept.mask.values), np.float32)
         weights = (kept.mask.values & credited).astype(np.float32)
-        return Credit(**whole, rl=weights, ce=zero, ref_kl=zero)
+        return Credit(baselines, advantages, rl=weights, ce=zero, ref_kl=zero)
 
 
 def _refuse_several_agents(kept: Kept, algorithm: str) -> None:

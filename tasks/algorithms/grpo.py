@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from configs.sections import GrpoConfig
+from configs.algorithms import GrpoConfig
 from tasks.algorithms.credit import Credit, Kept
 from tasks.algorithms.groups import Groups
 

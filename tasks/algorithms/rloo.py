@@ -6,7 +6,7 @@ Kool et al. 2019, "Buy 4 REINFORCE samples, get a baseline for free!"; for langu
 
 import numpy as np
 
-from configs.sections import RlooConfig
+from configs.algorithms import RlooConfig
 from tasks.algorithms.credit import Credit, Kept
 from tasks.algorithms.groups import Groups
 

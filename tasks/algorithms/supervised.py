@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from configs.sections import SupervisedConfig
+from configs.algorithms import SupervisedConfig
 from tasks.algorithms.credit import Credit, Kept
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from configs.sections import DppoLoss
+from configs.losses import DppoLoss
 from tasks.learner.distributed import World
 from tasks.learner.loss import Measured, Tokens, token_loss
 from tasks.learner.model import Policy, run_row

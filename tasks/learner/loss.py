@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from configs.sections import DppoLoss
+from configs.losses import DppoLoss
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,7 @@ def test_secrets_are_not_in_the_logs(first: str, store: str) -> None:
 # A setting of each stage, and whether the same weights come out: the first leaves the batches as they are.
 CHANGES = {
     "filtering": ("filtering.filters.2.tolerance=1e-8", True),
-    "advantage": ("advantage.type=rloo", False),
+    "advantage": ("algorithm.type=rloo", False),
     "packing": ("packing.tokens_per_row=1024", False),
     "training": ("training.learning_rate=1e-4", False),
 }

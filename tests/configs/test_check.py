@@ -30,7 +30,7 @@ FAULTS = [
     ("demo", 'filtering.filters=[{type="errored"}, {type="errored"}]', "filtering.filters: 'errored' is there 2"),
     ("sft_demo", "data.path=''", "data.path: a run of kind sft needs"),
     ("sft_demo", "data.max_length=2049", "packing.tokens_per_row: a row of 2048 tokens cannot hold"),
-    ("sft_demo", "advantage.type=grpo", "advantage.type: a run of kind sft needs"),
+    ("sft_demo", "algorithm.type=grpo", "algorithm.type: a run of kind sft needs"),
     ("sft_demo", 'filtering.filters=[{type="errored"}, {type="zero_advantage"}]', "filtering.filters: 'zero_adv"),
 ]
 

@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from configs.algorithms import GrpoConfig, RlooConfig, SupervisedConfig
 from configs.draft import presets
 from configs.errors import ConfigError
 from configs.load import dump, from_json, load
 from configs.run import RunConfig
-from configs.sections import ElasticPool, GrpoConfig, SupervisedConfig
+from configs.sections import ElasticPool
 
 
 def problems(*overrides: str, files: tuple[str | Path, ...] = ("demo",)) -> tuple[str, ...]:
@@ -72,10 +73,10 @@ def test_overrides(override: str, path: tuple[str | int, ...], expected: object)
 
 
 def test_another_type_takes_nothing_over_from_the_old_one(tmp_path: Path) -> None:
-    file = toml(tmp_path, "std.toml", '[advantage]\ntype = "grpo"\nnormalise_std = true\n')
-    assert load(["demo", file]).advantage == GrpoConfig(normalise_std=True)
-    assert load(["demo", file], ["advantage.type=supervised"]).advantage == SupervisedConfig()
-    assert load(["demo", file], ['advantage={type="supervised"}']).advantage == SupervisedConfig()
+    file = toml(tmp_path, "std.toml", '[algorithm]\ntype = "grpo"\nnormalise_std = true\n')
+    assert load(["demo", file]).algorithm == GrpoConfig(normalise_std=True)
+    assert load(["demo", file], ["algorithm.type=supervised"]).algorithm == SupervisedConfig()
+    assert load(["demo", file], ['algorithm={type="supervised"}']).algorithm == SupervisedConfig()
 
 
 def test_base_is_what_a_recorded_run_had() -> None:
@@ -120,8 +121,8 @@ def test_wrong_types_are_told_all_at_once() -> None:
 
 
 def test_an_unknown_type_names_the_known_ones() -> None:
-    (line,) = problems("advantage.type=grop")
-    assert line.startswith("advantage: tag 'grop'") and "'grpo', 'rloo', 'supervised'" in line
+    (line,) = problems("algorithm.type=grop")
+    assert line.startswith("algorithm: tag 'grop'") and "'grpo'" in line and "'supervised'" in line
 
 
 def test_a_pool_without_type_is_refused_plainly() -> None:
@@ -192,3 +193,13 @@ def test_recorded_configs_of_another_layout_are_refused() -> None:
         from_json(json.dumps(tree))
     with pytest.raises(ConfigError, match="not JSON"):
         from_json("{")
+
+
+def test_the_section_of_earlier_layouts_is_understood(tmp_path: Path) -> None:
+    file = toml(tmp_path, "old.toml", '[advantage]\ntype = "rloo"\n')
+    with pytest.warns(FutureWarning, match="the section is called algorithm"):
+        assert load(["demo", file]).algorithm == RlooConfig()
+    recorded = json.loads(dump(load(["demo"], ["algorithm.normalise_std=true"])))
+    recorded["advantage"] = recorded.pop("algorithm")
+    assert load((), base=recorded).algorithm == GrpoConfig(normalise_std=True)
+    assert from_json(json.dumps(recorded)).algorithm == GrpoConfig(normalise_std=True)

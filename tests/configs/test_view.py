@@ -7,18 +7,25 @@ import pytest
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from configs.algorithms import CustomConfig, Overlong
 from configs.explain import members
-from configs.run import RunConfig, View, content, is_operational
+from configs.fields import is_operational
+from configs.run import KEY_NAMES, RunConfig, View, content
 from configs.sections import EnvironmentConfig
 
 Path = tuple[str, ...]
 
+REQUIRED: dict[type[BaseModel], dict[str, Any]] = {
+    EnvironmentConfig: {"name": "a", "taskset": {"id": "x"}},
+    Overlong: {"max_tokens": 8, "buffer_tokens": 4},
+    CustomConfig: {"function": "package:function"},
+}
 LITERALS = {bool: lambda value: not value, int: lambda value: value + 1, float: lambda value: (value or 0.25) / 2}
 
 
 def example(model: type[BaseModel]) -> BaseModel:
     """Return an instance of `model`, with values for the fields that have no default."""
-    return model(name="a", taskset={"id": "x"}) if model is EnvironmentConfig else model()
+    return model(**REQUIRED.get(model, {}))
 
 
 def other(value: Any, field: FieldInfo) -> Any:
@@ -65,7 +72,7 @@ def test_the_walk_reaches_every_section() -> None:
 @pytest.mark.parametrize("name", RunConfig.model_fields)
 def test_a_view_of_one_section_holds_it_unless_it_is_operational(name: str) -> None:
     view = View(RunConfig(), (name,), "some stage")
-    assert list(view.content()) == ([] if is_operational(RunConfig.model_fields[name]) else [name])
+    assert list(view.content()) == ([] if is_operational(RunConfig.model_fields[name]) else [KEY_NAMES.get(name, name)])
     assert getattr(view, name) == getattr(RunConfig(), name)
 
 

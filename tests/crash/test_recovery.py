@@ -95,7 +95,7 @@ def test_the_same_config_and_seed_again_computes_nothing_and_starts_nothing(name
 
 
 def test_another_advantage_computes_advantage_packing_and_training_alone(uninterrupted: Driven) -> None:
-    life = uninterrupted.live(name="branch", overrides=["advantage.normalise_std=true", "steps=1"])
+    life = uninterrupted.live(name="branch", overrides=["algorithm.normalise_std=true", "steps=1"])
     assert life.status == 0, life.output
     store = open_store(uninterrupted.store)
     branch = [entry for entry in store.ledger.entries(run="branch") if not entry.part]

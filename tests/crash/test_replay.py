@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
 ORDER = ("filtering", "advantage", "packing", "training")
 CHANGES = {
     "filtering": "filtering.filters.1.enforce=true",
-    "advantage": "advantage.type=rloo",
+    "advantage": "algorithm.type=rloo",
     "packing": "packing.tokens_per_row=96",
     "training": "training.learning_rate=1e-4",
 }
@@ -133,7 +133,7 @@ def test_a_changed_setting_computes_exactly_its_descendants(source: Driven, offl
 
 
 def test_a_replay_is_resumed_and_replayed_itself(source: Driven) -> None:
-    asked = {"run": NAME, "overrides": ["advantage.normalise_std=true"], "name": "once"}
+    asked = {"run": NAME, "overrides": ["algorithm.normalise_std=true"], "name": "once"}
     killed = source.live("before commit training 1", replays=[asked])
     assert killed.status == -9, killed.output
     life = source.live(replays=[asked, asked, {"run": "once", "from_stage": "packing", "name": "twice"}])
@@ -149,7 +149,7 @@ def test_a_replay_is_resumed_and_replayed_itself(source: Driven) -> None:
 @pytest.mark.parametrize(("moment", "epsilon"), [("before commit of several", 1e-3), ("after commit of several", 2e-3)])
 def test_quick_stages_become_visible_together_or_not_at_all(source: Driven, moment: str, epsilon: float) -> None:
     name = moment.replace(" ", "-")
-    asked = {"run": NAME, "until": "packing", "overrides": [f"advantage.epsilon={epsilon}"], "name": name}
+    asked = {"run": NAME, "until": "packing", "overrides": [f"algorithm.epsilon={epsilon}"], "name": name}
     killed = source.live(moment, replays=[asked])
     assert killed.status == -9, killed.output
     before = computed_by(open_store(source.store), name)
@@ -178,7 +178,7 @@ def test_counterfactual_steps_each_start_from_the_recorded_policy(source: Driven
 
 
 def test_batches_alone_need_no_learner(source: Driven, offline: Path) -> None:
-    asked = {"run": NAME, "steps": "1", "until": "packing", "overrides": ["advantage.type=rloo"], "name": "batches"}
+    asked = {"run": NAME, "steps": "1", "until": "packing", "overrides": ["algorithm.type=rloo"], "name": "batches"}
     life = source.live(replays=[asked], path=offline)
     assert life.status == 0, life.output
     store = open_store(source.store)

@@ -16,7 +16,7 @@ from storage.store import Store, open_store
 from tasks.stage import Place, Ref
 from tests.flows.rehearsal import SOURCE, Rehearsal
 
-RLOO = "advantage.type=rloo"
+RLOO = "algorithm.type=rloo"
 
 
 def ask(root: Path, **asked: Any) -> RunConfig:

@@ -21,7 +21,7 @@ NARROW = 0.25
 CHANGES: dict[str, dict[str, Any]] = {
     "base": {},
     "twin": {"engine": {"threads": 2}},
-    "spread": {"advantage": {"type": "grpo", "normalise_std": True}},
+    "spread": {"algorithm": {"type": "grpo", "normalise_std": True}},
     "packed": {"packing": {"tokens_per_row": 32}},
     "faster": {"training": {"learning_rate": 1e-3}},
     "strict": {"filtering": {"filters": ({"type": "errored"}, {"type": "zero_advantage", "tolerance": NARROW})}},
@@ -74,7 +74,7 @@ def test_another_advantage_parts_there_with_the_traces_shared(store: Store) -> N
     different = {stage for stage, state in states(found, 0).items() if state == "different key"}
     assert different == {"advantage", "packing", "training"}
     assert [(each["key"], each["a"], each["b"]) for each in found["config"] if each["in_keys"]] == [
-        ("advantage.normalise_std", False, True)
+        ("algorithm.normalise_std", False, True)
     ]
     assert set(states(found, 1).values()) == {"only in a"} and found["together"]["steps"] == [0]
     rewards = rows(store, "base", "rollout", "traces").select("group_id", "reward")
@@ -173,7 +173,7 @@ def test_differences_are_printed_for_people_and_for_programs(root: Path, capsys:
     assert cli.main(["diff", "base", "spread", "--step", "0", "--store", str(root)]) == 0
     printed = capsys.readouterr().out
     assert "They part at step 0, stage advantage: the key is another one. 5 pieces are shared." in printed
-    assert "advantage.normalise_std" in printed and "The weights part at step 0." in printed
+    assert "algorithm.normalise_std" in printed and "The weights part at step 0." in printed
     assert "shared samples whose advantages differ most" in printed
     assert cli.main(["diff", "base", "spread", "--json", "--store", str(root)]) == 0
     assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(compare(open_store(root), "base", "spread")))

@@ -187,7 +187,7 @@ def test_text_is_rendered_refused_for_rl_and_trained_on_as_demonstrations(root: 
     store = open_store(root)
     with pytest.raises(ImportedWithoutTokens, match=r"advantage\.type=supervised"):
         through(place_of(store, "text", filtering={"filters": [{"type": "errored"}]}), "text")
-    supervised = {"advantage": {"type": "supervised"}, "filtering": {"filters": [{"type": "errored"}]}}
+    supervised = {"algorithm": {"type": "supervised"}, "filtering": {"filters": [{"type": "errored"}]}}
     packed = through(place_of(store, "text", **supervised), "text")
     batches = store.read(store.ledger.find(packed.key).slices("batches"))  # type: ignore[union-attr]
     assert batches["ce_tokens"][0].as_py() > 0 and batches["rl_tokens"][0].as_py() == 0

@@ -147,7 +147,7 @@ def stages_that_differ(one: Sequence[Ref], other: Sequence[Ref], step: int) -> l
 @pytest.mark.parametrize(
     ("change", "stages"),
     [
-        ({"advantage": {"type": "grpo", "normalise_std": True}}, ["advantage", "packing", "training"]),
+        ({"algorithm": {"type": "grpo", "normalise_std": True}}, ["advantage", "packing", "training"]),
         ({"packing": {"tokens_per_row": 4096}}, ["packing", "training"]),
         ({"training": {"learning_rate": 1e-3}}, ["training"]),
         ({"filtering": {"filters": ({"type": "errored"},)}}, ["filtering", "advantage", "packing", "training"]),

@@ -39,7 +39,7 @@ def test_another_advantage_setting_changes_the_keys_from_there_on(
     model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = keys(capsys, "demo", f"model.path={model}", "seed=1")
-    after = keys(capsys, "demo", f"model.path={model}", "seed=1", "advantage.normalise_std=true")
+    after = keys(capsys, "demo", f"model.path={model}", "seed=1", "algorithm.normalise_std=true")
     assert [stage for stage in before if before[stage] != after[stage]] == ["advantage", "packing", "training"]
 
 

@@ -9,7 +9,7 @@ from flows.recorded import Recorded
 from storage.store import Store
 from tests.flows.rehearsal import SOURCE, Rehearsal, rehearse, session_for
 
-RLOO: dict[str, Any] = {"advantage": {"type": "rloo"}}
+RLOO: dict[str, Any] = {"algorithm": {"type": "rloo"}}
 
 
 def notes(root: Path, name: str, **changes: Any) -> list[str]:

@@ -69,7 +69,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"steps": "7:", "from_stage": "packing"}, "has not recorded step 7"),
     (
         {"from_stage": "packing", "overrides": [RLOO]},
-        "advantage.type: belongs to stage advantage.*use --from advantage",
+        "algorithm.type: belongs to stage advantage.*use --from advantage",
     ),
     ({"from_stage": "packing", "until": "advantage"}, "--until advantage comes before --from packing"),
     ({"from_stage": "pakcing"}, "replay.from_stage"),
@@ -97,7 +97,7 @@ def test_what_cannot_be_is_refused_before_anything_starts(origin: Path, asked: d
 
 
 def test_a_replay_without_a_name_has_one_that_it_has_again(origin: Path) -> None:
-    names = [ask(origin, overrides=overrides).name for overrides in ([RLOO], [RLOO], ["advantage.normalise_std=true"])]
+    names = [ask(origin, overrides=overrides).name for overrides in ([RLOO], [RLOO], ["algorithm.normalise_std=true"])]
     assert names[0] == names[1] != names[2]
     assert names[0].startswith("base-advantage-")
 
@@ -107,9 +107,9 @@ def test_a_name_keeps_what_it_was_asked_for(tmp_path: Path) -> None:
     begun = ask(tmp_path / "store", overrides=[RLOO], name="mine", steps="1:")
     walk(begun)
     again = ask(tmp_path / "store", run="", name="mine", until="")
-    assert (again.replay, again.advantage) == (begun.replay, begun.advantage)
-    with pytest.raises(ConfigError, match="advantage"):
-        ask(tmp_path / "store", overrides=["advantage.type=grpo"], name="mine", steps="1:")
+    assert (again.replay, again.algorithm) == (begun.replay, begun.algorithm)
+    with pytest.raises(ConfigError, match="algorithm.type"):
+        ask(tmp_path / "store", overrides=["algorithm.type=grpo"], name="mine", steps="1:")
     with pytest.raises(ConfigError, match=r"replay\.first_step"):
         ask(tmp_path / "store", overrides=[RLOO], name="mine", steps="0:")
 

@@ -205,7 +205,7 @@ def test_turns_branches_and_agents_are_replayed_as_a_run_would_train_them(
     monkeypatch.setattr(fixed, "group", longer)
     root = tmp_path / "store"
     rehearse(root, "base", steps=2)
-    store = rehearse(root, "run", steps=2, advantage={"type": "rloo"})
+    store = rehearse(root, "run", steps=2, algorithm={"type": "rloo"})
     steps = trained(root, overrides=[RLOO], policies="own", name="replay")[1]
     stages = ("advantage", "packing", "training")
     theirs = {e.stage: e.key for e in store.ledger.entries(run="run") if e.step == 0 and e.stage in stages}

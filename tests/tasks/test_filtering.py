@@ -230,7 +230,7 @@ def credited(rows, quarantined):
     messages = [row for one in rows for row in exchange(one["trace_id"])]
     tables = {"traces": table("traces", rows), "messages": table("messages", messages)}
     tables |= filtering(tables, view(STAGE, model={"vocab_size": VOCABULARY}), quarantined=quarantined)
-    return advantage(tables, view(ADVANTAGE, advantage={"type": "grpo"}))["credits"]
+    return advantage(tables, view(ADVANTAGE, algorithm={"type": "grpo"}))["credits"]
 
 
 def test_credits_tell_a_quarantine_from_none():

@@ -28,7 +28,7 @@ def inputs(traces, messages, algorithm="grpo"):
         "messages": table("messages", messages),
         "verdicts": table("verdicts", [verdict(one["trace_id"], group_id=one["group_id"]) for one in traces]),
     }
-    return tables | advantage(tables, view(ADVANTAGE, advantage={"type": algorithm}))
+    return tables | advantage(tables, view(ADVANTAGE, algorithm={"type": algorithm}))
 
 
 def of_lengths(lengths, algorithm="supervised"):

@@ -119,7 +119,7 @@ class Asked(Rehearsal):
 def everything(root: Path) -> None:
     """Make the store."""
     run(root, "base", evaluation=SETTINGS["evaluation"] | {"every": 1})
-    run(root, "branch", advantage={"type": "rloo"})
+    run(root, "branch", algorithm={"type": "rloo"})
     with suppress(GateRefused):
         run(root, "gated", gate={"type": "rule", "rule": "reward_mean < 0"})
     regrade(root)

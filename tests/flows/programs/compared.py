@@ -10,7 +10,7 @@ from tests.flows.rehearsal import rehearse
 
 def main(directory: Path) -> None:
     rehearse(directory / "store", "base", steps=1)
-    store = rehearse(directory / "store", "spread", steps=1, advantage={"type": "grpo", "normalise_std": True})
+    store = rehearse(directory / "store", "spread", steps=1, algorithm={"type": "grpo", "normalise_std": True})
     with prefect_api.prefect_api(directory / "prefect"):
         from prefect import flow
         from prefect.client.orchestration import get_client

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from configs.sections import DppoLoss
+from configs.losses import DppoLoss
 from tasks.learner.distributed import World
 from tasks.learner.loop import accumulate_gradients
 from tasks.learner.rows import batches_from_table

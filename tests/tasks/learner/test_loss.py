@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from configs.sections import DppoLoss
+from configs.losses import DppoLoss
 from tasks.learner.loss import Tokens, outside_trust_region, token_loss
 
 pytestmark = pytest.mark.engine

@@ -1,0 +1,209 @@
+"""The algorithms of the advantage stage: one section each, told apart by `type`, with what must be known beforehand.
+
+What `check` and the pipeline must know of an algorithm before there is a row is a class variable of its section.
+"""
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from configs.fields import Section, later, operational
+
+
+class AlgorithmSection(Section):
+    """What every algorithm's section says of it."""
+
+    compares_group: ClassVar[bool] = True
+    """Whether it compares the rollouts of a group, so that one rollout, or equal rewards, teach nothing."""
+    per_agent: ClassVar[bool] = False
+    """Whether it keeps agents apart, so that environments of several trainable agents may use it."""
+    single_agent: ClassVar[bool] = True
+    """Whether environments of one trainable agent may use it."""
+    stateful: ClassVar[bool] = False
+    """Whether it carries state from step to step, in table `estimator_states`."""
+    scored_by: ClassVar[Literal["", "teacher", "policy"]] = ""
+    """Who scores the tokens of kept traces before the advantage stage, into table `references`."""
+    sampled_by: ClassVar[Literal["policy", "teacher"]] = "policy"
+    """Whose tokens its environment's rollouts are."""
+
+
+class LengthPenalty(Section):
+    """Linear length penalty: reward minus the group's pass rate times the weighted lengths, each over its maximum."""
+
+    output: float = Field(0.25, ge=0)
+    """Weight of sampled tokens."""
+    input: float = Field(0.1, ge=0)
+    """Weight of tokens fed in."""
+    turns: float = Field(0.1, ge=0)
+    """Weight of turns."""
+    passing: float = 1.0
+    """A rollout passes with at least this reward; the share of a group's rollouts that pass is its pass rate."""
+
+
+class Overlong(Section):
+    """Soft overlong punishment of DAPO: nothing up to `max_tokens - buffer_tokens`, `penalty` from `max_tokens` on."""
+
+    max_tokens: int = Field(ge=1)
+    """Sampled tokens from which on the whole penalty is subtracted from the reward."""
+    buffer_tokens: int = Field(ge=1)
+    """Tokens before that over which the penalty rises linearly."""
+    penalty: float = Field(1.0, ge=0)
+    """The whole penalty, in units of reward."""
+
+
+class GroupSection(AlgorithmSection):
+    """What algorithms that compare the rollouts of a group have in common."""
+
+    length_penalty: LengthPenalty | None = later(None)
+    """Shorter rollouts are worth more among those that pass; null is off."""
+    overlong: Overlong | None = later(None)
+    """Rollouts near the limit of tokens are worth less; null is off."""
+
+
+class GrpoConfig(GroupSection):
+    type: Literal["grpo"] = "grpo"
+    normalise_std: bool = False
+    """Whether the advantage is divided by the group's standard deviation (population) plus epsilon."""
+    epsilon: float = Field(1e-6, gt=0)
+    """Added to the standard deviation."""
+
+
+class DrGrpoConfig(GroupSection):
+    type: Literal["dr_grpo"] = "dr_grpo"
+    length_normaliser: int = Field(1024, ge=1)
+    """Tokens that a rollout counts for in the rl denominator, however long it is; in the paper the budget of tokens."""
+
+
+class RlooConfig(GroupSection):
+    type: Literal["rloo"] = "rloo"
+
+
+class MaxRlConfig(GroupSection):
+    type: Literal["max_rl"] = "max_rl"
+
+
+class ReinforcePpConfig(GroupSection):
+    type: Literal["reinforce_pp"] = "reinforce_pp"
+    epsilon: float = Field(1e-6, gt=0)
+    """Added to the standard deviation."""
+
+
+class HierarchicalGrpoConfig(GroupSection):
+    per_agent: ClassVar[bool] = True
+    single_agent: ClassVar[bool] = False
+    type: Literal["hierarchical_grpo"] = "hierarchical_grpo"
+    episode_agents: tuple[str, ...] = ("solver",)
+    """Agents that are compared within one episode, that is on the same proposed problem; others within the group."""
+
+
+class RaeConfig(AlgorithmSection):
+    compares_group: ClassVar[bool] = False
+    per_agent: ClassVar[bool] = True
+    single_agent: ClassVar[bool] = False
+    stateful: ClassVar[bool] = True
+    type: Literal["rae"] = "rae"
+    decay: float = Field(0.9, ge=0, lt=1)
+    """Share of the old baseline in the new one."""
+    order: Literal["post", "pre"] = "post"
+    """post subtracts the baseline that already has the reward in it, pre the one before."""
+
+
+class EchoRole(Section):
+    alpha: float = Field(0.1, gt=0)
+    """Weight of a token in the cross-entropy component."""
+    tool_names: tuple[str, ...] | None = None
+    """Only results of these tools; null is every tool. Means nothing for other roles than tool."""
+
+
+class EchoConfig(GrpoConfig):
+    type: Literal["echo"] = "echo"  # type: ignore[assignment]
+    system: EchoRole | None = None
+    """System messages of later turns; null leaves them out."""
+    user: EchoRole | None = None
+    """User messages of later turns; null leaves them out."""
+    tool: EchoRole | None = EchoRole()
+    """Tool results; null leaves them out."""
+    keep_mask: str = ""
+    """Import path of a function that narrows the choice, `package.module:function`; empty takes every token."""
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    """Its keyword arguments."""
+    keep_mask_version: str = ""
+    """Name and version of its package, or the digest of its file; filled in when resolved."""
+
+
+class TeacherConfig(Section):
+    """A frozen model that scores or samples: from a directory of weights, or behind a URL that someone else serves."""
+
+    path: str = operational("")
+    """Directory (or hub id) of its weights; an engine is started for it. Not in keys: `version` is."""
+    url: str = operational("")
+    """Base URL of an engine that someone else runs; empty starts one on `path`."""
+    api_key_variable: str = operational("STAGECOACH_TEACHER_KEY")
+    """Environment variable that holds the key of an external engine."""
+    version: str = ""
+    """Digest of its weights, or what an external engine says that it serves; filled in when resolved."""
+    max_in_flight: int = operational(64, ge=1)
+    """Most requests under way at once."""
+
+
+class OpdConfig(AlgorithmSection):
+    compares_group: ClassVar[bool] = False
+    per_agent: ClassVar[bool] = True
+    scored_by: ClassVar[Literal["", "teacher", "policy"]] = "teacher"
+    type: Literal["opd"] = "opd"
+    teacher: TeacherConfig = TeacherConfig()
+    """Whose log-probs the policy is drawn to, on its own tokens."""
+
+
+class OpsdConfig(AlgorithmSection):
+    compares_group: ClassVar[bool] = False
+    per_agent: ClassVar[bool] = True
+    scored_by: ClassVar[Literal["", "teacher", "policy"]] = "policy"
+    type: Literal["opsd"] = "opsd"
+    demonstration: str = "answer"
+    """Field of the trace's info, or else of the example's task, that holds the demonstration."""
+    template: str = "A correct answer, for guidance:\n{demonstration}"
+    """What the policy is shown before the conversation, as a system message."""
+
+
+class SftConfig(AlgorithmSection):
+    compares_group: ClassVar[bool] = False
+    per_agent: ClassVar[bool] = True
+    sampled_by: ClassVar[Literal["policy", "teacher"]] = "teacher"
+    type: Literal["sft"] = "sft"
+    teacher: TeacherConfig = TeacherConfig()
+    """Whose tokens are trained on; it shares the policy's tokenizer."""
+
+
+class SupervisedConfig(AlgorithmSection):
+    compares_group: ClassVar[bool] = False
+    per_agent: ClassVar[bool] = True
+    type: Literal["supervised"] = "supervised"
+
+
+class CustomConfig(AlgorithmSection):
+    type: Literal["custom"] = "custom"
+    function: str = Field(min_length=1)
+    """Import path, `package.module:function`; it is called with the kept traces and this section."""
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments for it, plain values."""
+    version: str = ""
+    """Name and version of its package, or the digest of its file; filled in when resolved."""
+
+
+AlgorithmConfig = Annotated[
+    GrpoConfig
+    | DrGrpoConfig
+    | RlooConfig
+    | MaxRlConfig
+    | ReinforcePpConfig
+    | HierarchicalGrpoConfig
+    | RaeConfig
+    | EchoConfig
+    | OpdConfig
+    | OpsdConfig
+    | SftConfig
+    | SupervisedConfig
+    | CustomConfig,
+    Field(discriminator="type"),
+]

@@ -1,0 +1,40 @@
+"""The section of the training stage."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from configs.fields import Section, operational
+from configs.losses import DppoLoss, LossConfig
+
+
+class TrainingConfig(Section):
+    learning_rate: float = Field(1e-6, gt=0)
+    """Peak learning rate of AdamW."""
+    warmup_steps: int = Field(0, ge=0)
+    """Steps of linear warm-up; the rate is a pure function of the step."""
+    decay_steps: int = Field(0, ge=0)
+    """Step at which a linear decay after warm-up reaches zero; 0 keeps the rate constant."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """AdamW's decay rates."""
+    epsilon: float = Field(1e-8, gt=0)
+    """AdamW's epsilon."""
+    weight_decay: float = Field(0.0, ge=0)
+    """Decoupled weight decay, on matrices only."""
+    max_grad_norm: float = Field(1.0, gt=0)
+    """Gradients are clipped to this global norm."""
+    loss: LossConfig = DppoLoss()
+    """The rl component."""
+    dtype: Literal["float32", "bfloat16", "auto"] = "auto"
+    """Compute precision; auto is float32 on the CPU and bfloat16 on CUDA. Master weights are float32."""
+    device: Literal["cpu", "cuda", "auto"] = "auto"
+    """Where to train; auto takes CUDA when there is one. Filled in when resolved."""
+    logprob_chunk: int = Field(1024, ge=1)
+    """Tokens whose logits exist at the same time."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, more time."""
+    save_optimizer_every: int = operational(1, ge=1)
+    """Optimizer state is saved with every n-th policy; weights with each. Others are reached by training the recorded
+    batches again."""
+    version: str = ""
+    """Version of torch and transformers; filled in when resolved."""
