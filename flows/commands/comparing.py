@@ -1,4 +1,4 @@
-"""Commands that compare runs and answer for them: diff, gate."""
+"""Commands that compare runs and algorithms, and answer for runs: diff, algorithms, curves, gate."""
 
 import argparse
 
@@ -12,6 +12,20 @@ def add(commands: Commands) -> None:
     diff.add_argument("run_b", metavar="RUN_B")
     diff.add_argument("--step", type=int, default=None, help="go into one step: its traces, samples and groups")
     diff.add_argument("--json", action="store_true", help="for programs")
+    algorithms = add_command(
+        commands, "algorithms", _algorithms, "a run's rollouts credited by several algorithms, side by side"
+    )
+    algorithms.add_argument("run", metavar="RUN", help="the recorded run; it is not changed")
+    algorithms.add_argument("names", nargs="*", metavar="ALGORITHM", help="which; without any, all that need no engine")
+    algorithms.add_argument("--steps", default="", metavar="A:B", help="which steps: 3:10 is 3 to 9; all without it")
+    algorithms.add_argument("--teacher", default="", metavar="POLICY", help="for opd: a directory of weights, RUN, or "
+                            "RUN:VERSION")  # fmt: skip
+    algorithms.add_argument("--output", default="", metavar="FILE", help="write a page in markdown")
+    algorithms.add_argument("--json", action="store_true", help="for programs")
+    algorithms.add_argument("--plain", action="store_true", help="plain lines instead of a live panel")
+    curves = add_command(commands, "curves", _curves, "the rewards of several runs by step, side by side")
+    curves.add_argument("runs", nargs="+", metavar="RUN")
+    curves.add_argument("--output", default="", metavar="FILE", help="write a page in markdown, and its picture")
     gate = add_command(commands, "gate", _gate, "decisions at a run's gates; with --approve or --refuse, answer it")
     gate.add_argument("run", nargs="?", default="latest", metavar="RUN")
     answers = gate.add_mutually_exclusive_group()
@@ -25,6 +39,27 @@ def _diff(arguments: argparse.Namespace) -> int | None:
     from flows.views.diff import main as diff
 
     return diff(arguments.run_a, arguments.run_b, step=arguments.step, as_json=arguments.json, store=arguments.store)
+
+
+def _algorithms(arguments: argparse.Namespace) -> int | None:
+    from flows.views.credited import main as credited
+
+    return credited(
+        arguments.run,
+        arguments.names,
+        steps=arguments.steps,
+        teacher=arguments.teacher,
+        store=arguments.store,
+        output=arguments.output,
+        as_json=arguments.json,
+        plain=arguments.plain,
+    )
+
+
+def _curves(arguments: argparse.Namespace) -> int | None:
+    from flows.views.curves import main as curves
+
+    return curves(arguments.runs, store=arguments.store, output=arguments.output)
 
 
 def _gate(arguments: argparse.Namespace) -> int | None:

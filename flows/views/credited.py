@@ -1,0 +1,148 @@
+"""The page that lays a run's rollouts, as several algorithms credit them, side by side."""
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from flows.crediting import Credited, credit_all, figures, samples
+from flows.views.printing import console, grid
+from storage.errors import border
+from storage.frames import Frames
+
+HEADINGS = ("algorithm", "samples", "rl tokens", "ce tokens", "ref_kl tokens", "mean", "std", "min", "max", "none",
+            "with grpo")  # fmt: skip
+COLUMNS = ("num_samples", "rl_tokens", "ce_tokens", "ref_kl_tokens", "advantage_mean", "advantage_std",
+           "advantage_min", "advantage_max", "zero_ratio", "agreement")  # fmt: skip
+SHOWN = 8
+"""Rollouts of a group that are shown one by one."""
+
+
+def main(
+    run: str,
+    names: Sequence[str] = (),
+    steps: str = "",
+    teacher: str = "",
+    store: str = "",
+    output: str = "",
+    as_json: bool = False,
+    plain: bool = False,
+) -> int:
+    """Credit a run's rollouts by several algorithms and print, or write as a page, what came of it; return 0."""
+    frames, run, credited = credit_all(run, names, steps, teacher, store, plain=plain or as_json)
+    found = described(frames, run, credited)
+    if output:
+        with border("writing a page", output):
+            Path(output).write_text(page(found), encoding="utf-8")
+        print(f"written to {output}")
+    elif as_json:
+        print(json.dumps(found, sort_keys=True))
+    else:
+        _print(found)
+    return 0
+
+
+def described(frames: Frames, run: str, credited: Sequence[Credited]) -> dict[str, Any]:
+    """Return everything that is shown, as plain values: figures by algorithm, one group by rollout, refusals."""
+    laid = samples(frames, credited)
+    rows = []
+    for each in (one for one in credited if one.run):
+        rows.append({"name": each.name, "run": each.run, **figures(frames, each), "agreement": _agreement(laid, each)})
+    refused = [{"name": each.name, "refusal": each.refusal} for each in credited if not each.run]
+    return {"run": run, "algorithms": rows, "refused": refused, "group": _group(frames, laid, rows)}
+
+
+def page(found: dict[str, Any]) -> str:
+    """Return the comparison as markdown."""
+    names = [row["name"] for row in found["algorithms"]]
+    asked = " ".join(names + [each["name"] for each in found["refused"]])
+    lines = [
+        f"# The rollouts of {found['run']}, credited side by side",
+        "",
+        f"Made by `stagecoach algorithms {found['run']} {asked} --output FILE`. The rollouts and verdicts are the same",
+        "in every row; only the advantage stage was done again. Advantages are those of samples; `none` is the share",
+        "of samples whose advantage is zero; `with grpo` is the correlation (Pearson) of the samples' advantages with",
+        "grpo's. A dash: the algorithm gives no scalar advantage, or all are equal.",
+        "",
+        *markdown(HEADINGS, (_cells(row) for row in found["algorithms"])),
+        "",
+        *_group_lines(found["group"], names),
+    ]
+    if found["refused"]:
+        lines += [
+            "",
+            "## Refused",
+            "",
+            *(f"- `{each['name']}`: {_one_line(each['refusal'])}" for each in found["refused"]),
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _group_lines(group: dict[str, Any] | None, names: Sequence[str]) -> list[str]:
+    if group is None:
+        return []
+    shown = [name for name in names if any(row[name] is not None for row in group["rows"])]
+    cells = (
+        [_number(row["reward"]), row["num_output_tokens"], *(_number(row[name]) for name in shown)]
+        for row in group["rows"]
+    )
+    return [
+        f"## One group: step {group['step']}, group {group['group_id']}",
+        "",
+        *markdown(("reward", "tokens", *shown), cells),
+    ]
+
+
+def _group(frames: Frames, laid: pl.DataFrame, rows: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """Return the group whose rewards are spread the most: there the algorithms differ the most."""
+    if not rows or not laid.height:
+        return None
+    own = frames.run(rows[0]["run"])
+    credits = own["credits"].select("sample_id", "trace_id", "group_id", "step", "reward").collect()
+    spread = credits.group_by("step", "group_id").agg(pl.col("reward").std().alias("spread"), pl.len().alias("size"))
+    widest = spread.sort("spread", "size", "step", "group_id", descending=[True, True, False, False], nulls_last=True)
+    step, group_id = widest.row(0)[:2]
+    traces = own["traces"].select("trace_id", "num_output_tokens").collect()
+    members = credits.filter(step=step, group_id=group_id).join(laid, "sample_id").join(traces, "trace_id")
+    shown = members.sort("reward", "num_output_tokens", "sample_id", descending=[True, False, False]).head(SHOWN)
+    return {"step": step, "group_id": group_id, "rows": shown.to_dicts()}
+
+
+def _agreement(laid: pl.DataFrame, each: Credited) -> float | None:
+    if "grpo" not in laid.columns:
+        return None
+    both = laid.select("grpo" if each.name == "grpo" else ["grpo", each.name]).drop_nulls()
+    if not both.height:
+        return None
+    value = both.select(pl.corr("grpo", each.name)).item()
+    return None if value is None or value != value else value
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    return [row["name"], *(_number(row[name]) for name in COLUMNS)]
+
+
+def _number(value: Any) -> str:
+    if value is None:
+        return "-"
+    return str(value) if isinstance(value, int) else f"{value:.3g}" if abs(value) >= 5e-7 else "0"
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def markdown(headings: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
+    """Return rows as the lines of a table in markdown; the first column stands at the left."""
+    lines = [f"| {' | '.join(headings)} |", "|---" + "|---:" * (len(headings) - 1) + "|"]
+    return lines + [f"| {' | '.join(str(cell) for cell in row)} |" for row in rows]
+
+
+def _print(found: dict[str, Any]) -> None:
+    out = console()
+    out.print(f"the rollouts of {found['run']}, credited side by side")
+    out.print(grid(HEADINGS, (_cells(row) for row in found["algorithms"])))
+    for each in found["refused"]:
+        out.print(f"{each['name']} refused: {_one_line(each['refusal'])}")
