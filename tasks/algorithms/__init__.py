@@ -1,13 +1,21 @@
 """The algorithms by the `type` of their config section: one small file each, one line here."""
 
 from tasks.algorithms.credit import AdvantageBreach, Algorithm, Credit, Kept
+from tasks.algorithms.dr_grpo import dr_grpo
 from tasks.algorithms.grpo import grpo
+from tasks.algorithms.hierarchical_grpo import hierarchical_grpo
+from tasks.algorithms.max_rl import max_rl
+from tasks.algorithms.reinforce_pp import reinforce_pp
 from tasks.algorithms.rloo import rloo
 from tasks.algorithms.supervised import supervised
 
 ALGORITHMS = {
     "grpo": Algorithm(grpo, zero_sum=True),
+    "dr_grpo": Algorithm(dr_grpo, zero_sum=True),
     "rloo": Algorithm(rloo, zero_sum=True),
+    "max_rl": Algorithm(max_rl, zero_sum=True),
+    "reinforce_pp": Algorithm(reinforce_pp, zero_sum=True),
+    "hierarchical_grpo": Algorithm(hierarchical_grpo, zero_sum=True),
     "supervised": Algorithm(supervised, zero_sum=False),
 }
 

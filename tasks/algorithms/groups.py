@@ -1,14 +1,14 @@
-"""Groups: the rewarded rollouts of one example, compared with each other; what baselines of groups have in common."""
+"""Groups: the rewarded rollouts that are compared with each other; what baselines of groups have in common."""
 
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from configs.algorithms import GroupSection
 from tasks.algorithms.credit import AdvantageBreach, Credit, Kept
+from tasks.algorithms.shaping import LENGTHS, Values, shaped
 from tasks.columns import codes, texts
-
-Values = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -20,19 +20,18 @@ class Groups:
     code: NDArray[np.int64]
     """Each member's group, as a number from 0."""
     reward: Values
-    """Each member's reward."""
+    """Each member's reward, shaped where the settings say so."""
     size: NDArray[np.int64]
     """Members of each group."""
 
     @classmethod
-    def of(cls, kept: Kept, algorithm: str) -> "Groups":
-        """Return the groups of the kept traces. Raises AdvantageBreach where one mixes agents, whose rewards are not
-        comparable."""
-        _refuse_several_agents(kept, algorithm)
+    def of(cls, kept: Kept, settings: GroupSection, compared: NDArray[np.int64]) -> "Groups":
+        """Return the groups of the kept traces: those with the same number in `compared`, which has one for each."""
         reward = kept.traces["reward"].to_numpy()
         members = np.flatnonzero(~np.isnan(reward))
-        code, groups = codes(kept.traces["group_id"].take(members))
-        return cls(members, code, reward[members], np.bincount(code, minlength=len(groups)))
+        _, code = np.unique(compared[members], return_inverse=True)
+        worth = shaped(reward[members], code, kept.traces.select(LENGTHS).take(members), settings)
+        return cls(members, code, worth, np.bincount(code))
 
     def mean(self, values: Values) -> Values:
         """Return the mean of a value of each member over its group, laid along the members."""
@@ -56,7 +55,11 @@ class Groups:
         return Credit(baselines, advantages, rl=weights, ce=zero, ref_kl=zero)
 
 
-def _refuse_several_agents(kept: Kept, algorithm: str) -> None:
+def by_example(kept: Kept, algorithm: str) -> NDArray[np.int64]:
+    """Return the number of each trace's group, all of which is compared; shape [traces].
+
+    Raises AdvantageBreach where a group mixes agents: rewards of different seats are not comparable.
+    """
     seat_of: dict[str, str] = {}
     for group, seat in zip(texts(kept.traces["group_id"]), texts(kept.traces["agent"]), strict=True):
         if seat_of.setdefault(group, seat) != seat:
@@ -65,3 +68,4 @@ def _refuse_several_agents(kept: Kept, algorithm: str) -> None:
                 f"whose rewards {algorithm!r} would average. Nothing was trained; all that was sampled is safe. Choose "
                 "an algorithm with a baseline per agent, or make one seat trainable."
             )
+    return codes(kept.traces["group_id"])[0]

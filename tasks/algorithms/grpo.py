@@ -4,7 +4,7 @@ import numpy as np
 
 from configs.algorithms import GrpoConfig
 from tasks.algorithms.credit import Credit, Kept
-from tasks.algorithms.groups import Groups
+from tasks.algorithms.groups import Groups, by_example
 
 
 def grpo(kept: Kept, settings: GrpoConfig) -> Credit:
@@ -15,7 +15,7 @@ def grpo(kept: Kept, settings: GrpoConfig) -> Credit:
     advantages add up to zero. A trace without a reward, which is not a reward of zero, gets no advantage and no weight.
     Raises AdvantageBreach if a group mixes agents: rewards of different seats are not comparable.
     """
-    groups = Groups.of(kept, "grpo")
+    groups = Groups.of(kept, settings, by_example(kept, "grpo"))
     advantage = groups.centred()
     if settings.normalise_std:
         advantage = advantage / (np.sqrt(groups.mean(advantage**2)) + settings.epsilon)

@@ -8,7 +8,7 @@ import numpy as np
 
 from configs.algorithms import RlooConfig
 from tasks.algorithms.credit import Credit, Kept
-from tasks.algorithms.groups import Groups
+from tasks.algorithms.groups import Groups, by_example
 
 
 def rloo(kept: Kept, settings: RlooConfig) -> Credit:
@@ -17,7 +17,7 @@ def rloo(kept: Kept, settings: RlooConfig) -> Credit:
     Members of a group, and traces without a reward, are as in grpo. A rollout that is alone in its group has nothing to
     be compared with: it gets no advantage and no weight. Raises AdvantageBreach if a group mixes agents.
     """
-    groups = Groups.of(kept, "rloo")
+    groups = Groups.of(kept, settings, by_example(kept, "rloo"))
     size = groups.size[groups.code].astype(np.float64)
     others = np.where(size > 1, size - 1, np.nan)
     advantage = groups.centred() * size / others
