@@ -12,6 +12,7 @@ from configs.run import View
 from storage.columns import FLOATS, INDICES, NAMES, TOKENS
 from storage.schemas import BATCHES
 from tasks.bins import Rows, pack
+from tasks.constant_lengths import by_constant_length
 from tasks.ragged import Integers, Ragged, borders, places
 from tasks.samples import PackingBreach, Samples, gather_samples
 from tasks.stage import Stage, Tables, as_task
@@ -30,14 +31,18 @@ def packing(tables: Tables, config: View) -> Tables:
 
     Weights are zero at the first token of every segment, whose prediction would come from the sample before it. Samples
     without any weight left are not packed: they would cost compute and change nothing. The denominators count non-zero
-    weights of the whole update and stand in each of its rows. Raises BudgetTooSmall for a sample longer than a row,
+    weights of the whole update and stand in each of its rows; where rollouts of an environment count for a constant
+    length, the update's rl weights make up for the difference. Raises BudgetTooSmall for a sample longer than a row,
     PackingBreach if the tables do not fit together or a sample is not in exactly one row.
     """
     samples = gather_samples(tables["credits"], tables["messages"], tables["traces"])
     settings = config.packing
     _check_budget(samples, settings.tokens_per_row)
+    parts = list(updates(samples, settings.updates_per_step))
+    if config.constant_lengths:
+        samples = by_constant_length(samples, parts, tables["traces"], config.constant_lengths)
     batches = [BATCHES.arrow.empty_table()]
-    for number, members in enumerate(updates(samples, settings.updates_per_step)):
+    for number, members in enumerate(parts):
         lengths = samples.lengths[members].tolist()
         placed = pack(lengths, settings.tokens_per_row, settings.data_parallel)
         rows = [members[row].tolist() for row in placed]
@@ -120,7 +125,7 @@ STAGE = Stage(
     version=1,
     reads=("credits", "messages", "traces"),
     writes=("batches",),
-    sections=("packing",),
+    sections=("packing", "constant_lengths"),
     function=packing,
 )
 task = as_task(STAGE)

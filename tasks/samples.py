@@ -25,6 +25,8 @@ class Samples:
 
     ids: list[str]
     groups: list[str]
+    owner: Integers
+    """The trace row of each sample; shape [samples]."""
     offsets: Integers
     """Borders of the samples in every stream; shape [samples + 1]."""
     streams: dict[str, npt.NDArray[Any]]
@@ -59,7 +61,8 @@ def gather_samples(credits: pa.Table, messages: pa.Table, traces: pa.Table) -> S
     member = np.any([streams[f"{component}_weights"] != 0 for component in COMPONENTS], axis=0)
     row = Ragged(member, offsets).row_of_value[member]
     _check_temperature(credits, row, streams["temperatures"][member])
-    return Samples(texts(credits["sample_id"]), texts(credits["group_id"]), offsets, streams, np.unique(row))
+    groups = texts(credits["group_id"])
+    return Samples(texts(credits["sample_id"]), groups, owner, offsets, streams, np.unique(row))
 
 
 def _message_rows(credits: pa.Table, messages: pa.Table) -> Ragged:
