@@ -33,9 +33,11 @@ class EngineLost(ConnectionError):
 
 
 def command(
-    config: "EngineConfig", model: "ModelConfig", directory: str | Path, report: str | Path
+    config: "EngineConfig", model: "ModelConfig", directory: str | Path, report: str | Path, *, frozen: bool = False
 ) -> tuple[list[str], dict[str, str]]:
     """Argument list and environment variables of an engine process that starts with the weights in `directory`.
+
+    A `frozen` one keeps them for life, so that a tied output head may stay tied.
 
     The process reads its API key from the variable that the config names, which the caller sets. The port is chosen
     by the system; the process writes `{"url": ...}` to `report` once it answers. Raises ModelUnusable where the
@@ -56,15 +58,15 @@ def command(
     # Log-probs of what was sampled from, temperature and top_p applied; and no sampling defaults of the model's own.
     argv += ["--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"]
     argv += ["--disable-log-stats", "--disable-uvicorn-access-log"]
-    argv += _cpu_arguments(config, Path(directory)) if on_cpu else _cuda_arguments(config)
+    argv += _cpu_arguments(config, untie=not frozen and tied(Path(directory))) if on_cpu else _cuda_arguments(config)
     return [*argv, *config.extra_arguments], _environment(config, on_cpu)
 
 
-def _cpu_arguments(config: "EngineConfig", directory: Path) -> list[str]:
+def _cpu_arguments(config: "EngineConfig", untie: bool) -> list[str]:
     arguments = ["--dtype", "float32" if config.dtype == "auto" else config.dtype, "--enforce-eager"]
     arguments += ["--kv-cache-memory-bytes", str(int(config.memory_gib * 1024) * MIB)]
     arguments += ["--block-size", str(CPU_BLOCK_TOKENS)]
-    if tied(directory):
+    if untie:
         arguments += ["--hf-overrides", '{"tie_word_embeddings": false}']
     return arguments
 
@@ -99,10 +101,11 @@ class Engine:
     What the engine holds is asked of the engine itself, so a restarted one is never taken for the one before.
     """
 
-    def __init__(self, url: str, api_key: str = "", *, timeout: float = 120.0) -> None:
+    def __init__(self, url: str, api_key: str = "", *, timeout: float = 120.0, model: str = MODEL) -> None:
         import httpx
 
         self.url = url.rstrip("/")
+        self.model = model
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._client: httpx.Client = httpx.Client(
             base_url=self.url,
@@ -160,6 +163,31 @@ class Engine:
         """The directory that the engine was started with; its tokenizer lies there."""
         return str(self._request("GET", "/v1/models")["data"][0]["root"])
 
+    def serves(self) -> tuple[str, str]:
+        """Name of the model that the engine serves, and what it says of it: name, where it is from, its own version."""
+        model = self._request("GET", "/v1/models")["data"][0]
+        version = self._request("GET", "/version")["version"]
+        return str(model["id"]), f"{model['id']} of {model.get('root') or model['id']}, vllm {version}"
+
+    def score(self, token_ids: list[int], salt: str) -> list[float]:
+        """Log-prob of each token given those before, at temperature 1, computed afresh; the first is 0.0.
+
+        A prompt and what is generated share the engine's positions, so the last token is scored as one to generate:
+        a sequence may be as long as the engine's `max_model_len`. Temperature means nothing to the log-probs of a
+        prompt, whatever the engine's `--logprobs-mode`.
+        """
+        prompt, last = token_ids[:-1], token_ids[-1]
+        asked = {"prompt_logprobs": 0, "logprobs": 2, "logprob_token_ids": [last, last]}  # see probe_cached
+        answer = self.generate(prompt, cache_salt=salt, max_tokens=1, temperature=1.0, **asked)
+        pairs = zip(prompt[1:], answer["prompt_logprobs"][1:], strict=True)
+        return [0.0, *(float(row[str(token)]["logprob"]) for token, row in pairs), self._last(answer, last)]
+
+    def _last(self, answer: dict[str, Any], last: int) -> float:
+        for entry in answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]:
+            if entry["token"] == f"token_id:{last}":
+                return float(entry["logprob"])
+        raise EngineError(f"the engine at {self.url} did not score token {last}, which it was asked to")
+
     def probe(self, token_ids: list[int], policy_key: str) -> list[float]:
         """Log-prob of each token given those before, computed afresh; the first is 0.0."""
         answer = self.generate(token_ids, cache_salt=policy_key, max_tokens=1, temperature=1.0, prompt_logprobs=0)
@@ -176,14 +204,11 @@ class Engine:
         # Asked for twice because the answer keeps `logprobs` entries, of which the sampled token takes one.
         scored = {"logprobs": 2, "logprob_token_ids": [last, last]}
         answer = self.generate(token_ids[:-1], cache_salt=policy_key, max_tokens=1, temperature=1.0, **scored)
-        for entry in answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]:
-            if entry["token"] == f"token_id:{last}":
-                return float(entry["logprob"])
-        raise EngineError(f"the engine at {self.url} did not score token {last}, which it was asked to")
+        return self._last(answer, last)
 
     def generate(self, token_ids: list[int], *, cache_salt: str | None = None, **sampling: Any) -> dict[str, Any]:
         """One request to `/inference/v1/generate`; returns the answer as it is."""
-        body: dict[str, Any] = {"model": MODEL, "token_ids": token_ids, "sampling_params": sampling}
+        body: dict[str, Any] = {"model": self.model, "token_ids": token_ids, "sampling_params": sampling}
         if cache_salt:
             body["cache_salt"] = cache_salt
         return self._request("POST", "/inference/v1/generate", json=body)

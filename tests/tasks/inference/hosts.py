@@ -50,9 +50,9 @@ def with_group(pid: int, number: int) -> None:
 
 
 @contextmanager
-def engine_of(directory: Path, report: Path, config: EngineConfig = ENGINE) -> Iterator[Engine]:
+def engine_of(directory: Path, report: Path, config: EngineConfig = ENGINE, frozen: bool = False) -> Iterator[Engine]:
     """A real engine that was started with the weights in `directory`."""
-    argv, variables = engine.command(config, ModelConfig(), directory, report)
+    argv, variables = engine.command(config, ModelConfig(), directory, report, frozen=frozen)
     with running(argv, variables | {config.api_key_variable: KEY}, report) as told:
         client = Engine(told["url"], KEY)
         yield client
