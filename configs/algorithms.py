@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from configs.fields import Section, later, operational
+from configs.imports import version_of
 
 
 class AlgorithmSection(Section):
@@ -124,10 +125,11 @@ class EchoConfig(GrpoConfig):
     tool: EchoRole | None = EchoRole()
     """Tool results; null leaves them out."""
     keep_mask: str = ""
-    """Import path of a function that narrows the choice, `package.module:function`; empty takes every token."""
+    """Import path of a function that narrows the choice, `package.module:function`; empty takes every token. It is
+    called with the table of messages and `arguments`, and returns a list of booleans, one per token, per message."""
     arguments: dict[str, Any] = Field(default_factory=dict)
-    """Its keyword arguments."""
-    keep_mask_version: str = ""
+    """Its keyword arguments, plain values."""
+    keep_mask_version: str = version_of("keep_mask")
     """Name and version of its package, or the digest of its file; filled in when resolved."""
 
 
@@ -186,9 +188,16 @@ class CustomConfig(AlgorithmSection):
     function: str = Field(min_length=1)
     """Import path, `package.module:function`; it is called with the kept traces and this section."""
     arguments: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments for it, plain values."""
-    version: str = ""
+    """Whatever else it wants to know, plain values; it finds them in the section."""
+    from_groups: bool = True
+    """Whether it compares the rollouts of a group, so that one rollout, or equal rewards, teach nothing."""
+    version: str = version_of("function")
     """Name and version of its package, or the digest of its file; filled in when resolved."""
+
+    @property
+    def compares_group(self) -> bool:  # type: ignore[override]
+        """What the section says of its function."""
+        return self.from_groups
 
 
 AlgorithmConfig = Annotated[

@@ -1,11 +1,12 @@
 """Fills in what a config leaves open, so that the recorded config says everything that may change rows."""
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
 from configs.errors import ConfigError
+from configs.imports import imported, with_versions
 from configs.run import RunConfig
 
 OPEN: Mapping[str, Mapping[str, Any]] = {
@@ -20,8 +21,8 @@ def resolve(config: RunConfig, facts: Mapping[str, Any] | None = None) -> RunCon
     """Return `config` with its open fields filled; what is given already stays as it is.
 
     `facts` holds what the caller found out: `{"engine": {"version": ...}, "training": {...}, "model": {...},
-    "environments": {name: {"version": ...}}, "seed": int, "now": datetime}`, each of them optional. A null seed is
-    drawn, an empty name is made from the kind and the time.
+    "environments": {name: {"version": ...}}, "functions": {key of the import path: version}, "seed": int,
+    "now": datetime}`, each of them optional. A null seed is drawn, an empty name is made from the kind and the time.
     """
     facts = facts or {}
     now = facts.get("now") or datetime.now(UTC)
@@ -36,25 +37,39 @@ def resolve(config: RunConfig, facts: Mapping[str, Any] | None = None) -> RunCon
     for section, fields in OPEN.items():
         current = getattr(config, section)
         updates[section] = current.model_copy(update=_filled(current, facts.get(section, {}), fields))
+    functions = facts.get("functions", {})
+    opened = {each.version_key: functions.get(each.key, "") for each in imported(config) if not each.version}
     # Validated again, because a copy with updates takes any value.
-    return RunConfig.model_validate(config.model_copy(update=updates).model_dump(mode="json"))
+    return RunConfig.model_validate(with_versions(config.model_copy(update=updates).model_dump(mode="json"), opened))
+
+
+def reopened(config: RunConfig, stages: Collection[str]) -> RunConfig:
+    """Return `config` with the versions of imported functions open again, for the stages that call them."""
+    opened = {each.version_key: "" for each in imported(config) if each.stage in stages}
+    return RunConfig.model_validate(with_versions(config.model_dump(mode="json"), opened)) if opened else config
 
 
 def require_agreement(config: RunConfig, facts: Mapping[str, Any]) -> None:
-    """Raise ConfigError where a recorded engine, learner or environment version is another one on this machine.
+    """Raise ConfigError where a recorded version of an engine, learner, environment or imported function is another one
+    on this machine.
 
     The versions are in the keys: rows made by another version under the recorded name would be taken for the same.
     """
-    pairs = [(section, getattr(config, section).version, facts.get(section, {})) for section in ("engine", "training")]
-    pairs += [
-        (f"environments.{index}", item.version, facts.get("environments", {}).get(item.name, {}))
+    found = {name: facts.get(name, {}) for name in ("engine", "training", "environments", "functions")}
+    triples = [
+        (f"{name}.version", getattr(config, name).version, found[name].get("version"))
+        for name in ("engine", "training")
+    ]
+    triples += [
+        (f"environments.{index}.version", item.version, found["environments"].get(item.name, {}).get("version"))
         for index, item in enumerate(config.environments)
     ]
+    triples += [(each.version_key, each.version, found["functions"].get(each.key)) for each in imported(config)]
     lines = [
-        f"{where}.version: recorded as {recorded!r}, here it is {found['version']!r}; install that version, or start a "
-        f"new run with {where}.version={found['version']!r}"
-        for where, recorded, found in pairs
-        if recorded and found.get("version") and found["version"] != recorded
+        f"{key}: recorded as {recorded!r}, here it is {here!r}; install that version, or start a new run with "
+        f"{key}={here!r}"
+        for key, recorded, here in triples
+        if recorded and here and here != recorded
     ]
     if lines:
         raise ConfigError(lines)

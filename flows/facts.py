@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from configs.errors import ConfigError
+from configs.imports import imported
 from configs.replay import redone
 from configs.run import RunConfig
 from storage.keys import content_key
+from tasks.import_paths import NotImportable, code_version
 from tasks.inference import environments as environment_service
 from tasks.inference import model_info
 
@@ -26,7 +28,8 @@ def facts(config: RunConfig) -> dict[str, Any]:
     """Return what `configs.resolve.resolve` fills into `config`: versions, precision, device and the model's shape.
 
     For a replay only of what it does again: the rest is recorded, and need not be installed here. Raises ConfigError
-    for a model that is not there, EnvironmentUnavailable for an environment that is not installed.
+    for a model or an imported function that is not there, EnvironmentUnavailable for an environment that is not
+    installed.
     """
     samples, trains, scores, loads = _parts(config)
     precision = "bfloat16" if has_cuda() else "float32"
@@ -40,6 +43,8 @@ def facts(config: RunConfig) -> dict[str, Any]:
         found["environments"] = versions
     if loads and config.model.path:
         found["model"] = model_facts(config)
+    if functions := function_facts(config):
+        found["functions"] = functions
     return found
 
 
@@ -50,6 +55,25 @@ def _parts(config: RunConfig) -> tuple[bool, bool, bool, bool]:
     again = redone(config.replay)
     fresh = bool(config.replay.weights)
     return "rollout" in again, "training" in again, "rollout" in again or config.replay.regrade, fresh
+
+
+def function_facts(config: RunConfig) -> dict[str, str]:
+    """Return the versions of the functions that the run calls by import path, by the dotted key of the path.
+
+    Raises ConfigError with every one that cannot be loaded.
+    """
+    kinds = {"train": ("advantage", "training"), "sft": ("training",), "evaluate": ()}
+    stages = kinds[config.kind] if config.kind != "replay" else redone(config.replay)
+    found, problems = {}, []
+    for each in imported(config):
+        if each.stage in stages:
+            try:
+                found[each.key] = code_version(each.path)
+            except NotImportable as error:
+                problems.append(f"{each.key}: {error}")
+    if problems:
+        raise ConfigError(problems)
+    return found
 
 
 def training_facts(precision: str) -> dict[str, str]:

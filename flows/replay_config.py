@@ -5,7 +5,7 @@ from typing import Any
 from configs.errors import ConfigError
 from configs.load import load
 from configs.replay import ORDER, ReplayConfig, needs_weights, redone
-from configs.resolve import resolve
+from configs.resolve import reopened, resolve
 from configs.run import RunConfig, content
 from flows.facts import directory_digest, facts, has_cuda, model_directory
 from flows.graders import grader_digest
@@ -201,7 +201,7 @@ def _resolved(requested: RunConfig) -> RunConfig:
         updates["engine"] = requested.engine.model_copy(update={"version": ""})
     if "rollout" in again or requested.replay.regrade:
         updates["environments"] = tuple(each.model_copy(update={"version": ""}) for each in requested.environments)
-    config = resolve(requested.model_copy(update=updates), facts(requested))
+    config = resolve(reopened(requested.model_copy(update=updates), again), facts(requested))
     _require_device(config)
     return config
 

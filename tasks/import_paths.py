@@ -1,0 +1,88 @@
+"""Functions by import path, `package.module:function`: how they are loaded, and what names the version of their code.
+
+Modules are looked for where Python looks, and then in the current working directory.
+"""
+
+import hashlib
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from importlib.metadata import Distribution, distribution, packages_distributions
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+_DIGESTS: dict[str, str] = {}
+"""Digest of the file of each module when it was first loaded here, by the module's name."""
+
+
+class NotImportable(ValueError):
+    """An import path names nothing that can be loaded and called, or other code than was loaded from it."""
+
+
+def load_function(path: str) -> Callable[..., Any]:
+    """Return the function that an import path names.
+
+    Raises NotImportable where the path has another form, the module or what it imports is missing or fails as it is
+    loaded, it has no such name or one that cannot be called, or its file was edited since this process loaded it.
+    """
+    module_name, _, name = path.partition(":")
+    if not module_name or not name.isidentifier():
+        raise NotImportable(f"{path!r} is no import path; write it as package.module:function")
+    module = _module(module_name, path)
+    found = getattr(module, name, None)
+    if not callable(found):
+        what = f"{name!r} there cannot be called" if hasattr(module, name) else f"it has no {name!r}"
+        raise NotImportable(f"{path!r}: module {module_name} ({_file(module)}) was loaded, but {what}")
+    return found  # type: ignore[no-any-return]
+
+
+def code_version(path: str) -> str:
+    """Return what names the version of a function's code: `name version` of the installed distribution that holds its
+    module's file, else `sha256:` and the digest of that file.
+
+    What an undistributed module imports from beside it is not in the digest: keep such a function in one file, or
+    install its package. Raises NotImportable as `load_function` does.
+    """
+    load_function(path)
+    module = sys.modules[path.partition(":")[0]]
+    file = _file(module)
+    if file is None:
+        raise NotImportable(f"{path!r}: module {module.__name__} has no file, so that its code has no version")
+    for name in packages_distributions().get(module.__name__.partition(".")[0], ()):
+        # An editable installation names the package too, and its version stays when the code changes.
+        if _holds(found := distribution(name), file):
+            return f"{found.metadata['Name']} {found.version}"
+    return f"sha256:{_digest(file)}"
+
+
+def _module(name: str, path: str) -> ModuleType:
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.append(os.getcwd())
+    importlib.invalidate_caches()
+    if name not in sys.modules:
+        _DIGESTS.pop(name, None)
+    try:
+        module = importlib.import_module(name)
+    # The border to code of others: whatever it does as it is loaded is its fault, and is told with its cause.
+    except Exception as error:
+        raise NotImportable(f"{path!r}: module {name!r} does not load: {type(error).__name__}: {error}") from error
+    file = _file(module)
+    if file is not None and _DIGESTS.setdefault(name, digest := _digest(file)) != digest:
+        raise NotImportable(f"{path!r}: {file} was edited since this process loaded it; start a new process")
+    return module
+
+
+def _file(module: ModuleType) -> Path | None:
+    file = getattr(module, "__file__", None)
+    return Path(file).resolve() if file else None
+
+
+def _digest(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def _holds(installed: Distribution, file: Path) -> bool:
+    named = (each for each in installed.files or () if each.name == file.name)
+    return any(Path(str(installed.locate_file(each))).resolve() == file for each in named)

@@ -1,0 +1,51 @@
+"""Functions by import path in a config: found wherever they are, their versions filled, kept, opened and compared."""
+
+import pytest
+
+from configs.errors import ConfigError
+from configs.imports import Imported, imported
+from configs.load import load
+from configs.resolve import reopened, require_agreement, resolve
+from configs.run import RunConfig, View
+
+OWN = {"type": "echo", "keep_mask": "pkg.masks:short"}
+CONFIG = load(["demo"], ['algorithm={type="custom", function="mine:credit"}', "seed=1", "name=r"])
+BOTH = RunConfig.model_validate(
+    CONFIG.model_dump() | {"environments": [CONFIG.environments[0].model_dump() | {"algorithm": OWN}]}
+)
+MASK, CREDIT = "environments.0.algorithm.keep_mask", "algorithm.function"
+FACTS = {"functions": {MASK: "pkg 1.2", CREDIT: "sha256:ab"}}
+
+
+def test_functions_are_found_wherever_a_section_names_one():
+    assert list(imported(BOTH)) == [
+        Imported(MASK, MASK + "_version", "pkg.masks:short", ""),
+        Imported(CREDIT, "algorithm.version", "mine:credit", ""),
+    ]
+    assert {each.stage for each in imported(BOTH)} == {"advantage"}
+    assert list(imported(load(["demo"]))) == []
+
+
+def test_their_versions_are_filled_and_are_in_keys():
+    config = resolve(BOTH, FACTS)
+    assert [each.version for each in imported(config)] == ["pkg 1.2", "sha256:ab"]
+    content = View(config, ("algorithm", "algorithms"), "advantage").content()
+    assert content["advantage"]["version"] == "sha256:ab"
+    assert content["algorithms"]["reverse_text"]["keep_mask_version"] == "pkg 1.2"
+
+
+def test_what_is_recorded_stays_and_another_version_is_refused():
+    config = resolve(BOTH, FACTS)
+    other = {"functions": {MASK: "pkg 1.3", CREDIT: "sha256:ab"}}
+    assert resolve(config, other) == config
+    require_agreement(config, FACTS)
+    with pytest.raises(ConfigError) as caught:
+        require_agreement(config, other)
+    (line,) = caught.value.problems
+    assert line.startswith("environments.0.algorithm.keep_mask_version: recorded as 'pkg 1.2', here it is 'pkg 1.3'")
+
+
+def test_versions_are_opened_only_for_the_stages_done_again():
+    config = resolve(BOTH, FACTS)
+    assert reopened(config, ("packing",)) == config
+    assert [each.version for each in imported(reopened(config, ("advantage",)))] == ["", ""]
