@@ -5,14 +5,14 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from configs.algorithms import AlgorithmConfig
+from configs.algorithms import AlgorithmConfig, GroupSection
 from configs.errors import ConfigError
 from configs.run import RunConfig
 
 
 def problems(config: RunConfig) -> list[str]:
     """Return one line for each thing in `config` that cannot work, whatever the machine."""
-    checks = [_training(config), _filters(config)]
+    checks = [_training(config), _filters(config), _shaping(config)]
     if config.kind in ("train", "evaluate"):
         checks += [_environments(config), _sampling(config), _evaluation(config)]
     checks += {"train": [_reinforcement(config)], "sft": [_supervised(config)], "evaluate": [], "replay": []}[
@@ -134,6 +134,16 @@ def _reinforcement(config: RunConfig) -> Iterator[str]:
     for index, environment in enumerate(config.environments):
         if environment.temperature == 0:
             yield f"environments.{index}.temperature: training needs a temperature above 0"
+
+
+def _shaping(config: RunConfig) -> Iterator[str]:
+    for where, algorithm in algorithms(config):
+        overlong = algorithm.overlong if isinstance(algorithm, GroupSection) else None
+        if overlong is not None and overlong.buffer_tokens > overlong.max_tokens:
+            yield (
+                f"{where}.overlong.buffer_tokens: {overlong.buffer_tokens} is more than max_tokens, "
+                f"{overlong.max_tokens}; the penalty would begin below zero tokens"
+            )
 
 
 def algorithms(config: RunConfig) -> Iterator[tuple[str, AlgorithmConfig]]:
