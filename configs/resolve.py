@@ -56,10 +56,8 @@ def require_agreement(config: RunConfig, facts: Mapping[str, Any]) -> None:
     The versions are in the keys: rows made by another version under the recorded name would be taken for the same.
     """
     found = {name: facts.get(name, {}) for name in ("engine", "training", "environments", "functions")}
-    triples = [
-        (f"{name}.version", getattr(config, name).version, found[name].get("version"))
-        for name in ("engine", "training")
-    ]
+    services = ("engine", "training")
+    triples = [(f"{name}.version", getattr(config, name).version, found[name].get("version")) for name in services]
     triples += [
         (f"environments.{index}.version", item.version, found["environments"].get(item.name, {}).get("version"))
         for index, item in enumerate(config.environments)
