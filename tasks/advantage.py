@@ -12,7 +12,9 @@ from configs.algorithms import AlgorithmConfig
 from configs.run import View
 from storage.columns import FLOATS, INDICES
 from storage.schemas import CREDITS, ESTIMATOR_STATES
+from tasks.admission import refused, silenced, without_unreadable
 from tasks.algorithms import ALGORITHMS, AdvantageBreach, Credit, Kept
+from tasks.algorithms.agents import require_agents
 from tasks.algorithms.combining import by_environment
 from tasks.branches import Branches, find_branches, owners
 from tasks.columns import codes, texts
@@ -32,12 +34,15 @@ def advantage(tables: Tables, config: View, *, step: int = 0) -> Tables:
     """Return one credit per branch of every kept trace, with per-token streams laid along the branch.
 
     Each environment's traces are credited by its own algorithm, which sees no others. A token that several branches
-    share has its weight in the first of them only, so it is trained exactly once. Raises AdvantageBreach if verdicts
+    share has its weight in the first of them only, so it is trained exactly once. Turns that the environment could not
+    read, and groups that the section `admission` refuses, have no weight; what a refused trace would have been worth
+    stays in its column `advantage`. Raises AdvantageBreach if verdicts
     and traces do not match, an errored trace is kept, a reward is not finite, a kept trace has no messages, or a
-    group's advantages do not add up to zero where the algorithm says so; and ImportedWithoutTokens if tokens that no
-    policy sampled were to be in the rl component; and StateMissing where an algorithm has lost its state.
+    group's advantages do not add up to zero where the algorithm says so, or an environment has more or fewer trainable
+    agents than its algorithm can credit; and ImportedWithoutTokens if tokens that no policy sampled were to be in the
+    rl component; and StateMissing where an algorithm has lost its state.
     """
-    kept = _kept(tables)
+    kept, mute = without_unreadable(_kept(tables))
     stateful = _stateful(config)
     if stateful and step and kept.states is None:
         raise StateMissing(
@@ -45,8 +50,13 @@ def advantage(tables: Tables, config: View, *, step: int = 0) -> Tables:
             "recorded none. Nothing was credited: a cold start would look healthy and be wrong. All that was sampled "
             "is safe. Begin at step 0 (replay: without --steps), or choose an algorithm without state."
         )
-    credit = by_environment(kept, lambda name: config.algorithms.get(name, config.algorithm), _credited)
+    environments = dict.fromkeys(texts(tables["traces"]["environment"]))
+    algorithms = {name: config.algorithms.get(name, config.algorithm) for name in environments}
+    require_agents(tables["traces"], algorithms, step)
+    credit = silenced(kept, by_environment(kept, algorithms.__getitem__, _credited), mute)
     check_sampled(kept, credit)
+    if config.admission is not None:
+        credit = silenced(kept, credit, refused(kept, credit, config.admission))
     made = {"credits": _credits(kept, credit, find_branches(kept.messages, kept.owner))}
     if not stateful:
         return made
@@ -183,7 +193,7 @@ STAGE = Stage(
     version=1,
     reads=("traces", "messages", "verdicts"),
     writes=("credits", "estimator_states"),
-    sections=("algorithm", "algorithms"),
+    sections=("algorithm", "algorithms", "admission"),
     function=advantage,
     needs=("step",),
     optional=("references", "estimator_states"),

@@ -5,6 +5,7 @@ from tasks.algorithms.dr_grpo import dr_grpo
 from tasks.algorithms.grpo import grpo
 from tasks.algorithms.hierarchical_grpo import hierarchical_grpo
 from tasks.algorithms.max_rl import max_rl
+from tasks.algorithms.rae import rae
 from tasks.algorithms.reinforce_pp import reinforce_pp
 from tasks.algorithms.rloo import rloo
 from tasks.algorithms.supervised import supervised
@@ -16,6 +17,7 @@ ALGORITHMS = {
     "max_rl": Algorithm(max_rl, zero_sum=True),
     "reinforce_pp": Algorithm(reinforce_pp, zero_sum=True),
     "hierarchical_grpo": Algorithm(hierarchical_grpo, zero_sum=True),
+    "rae": Algorithm(rae, zero_sum=False),
     "supervised": Algorithm(supervised, zero_sum=False),
 }
 

@@ -12,8 +12,7 @@ def dr_grpo(kept: Kept, settings: DrGrpoConfig) -> Credit:
     """Return A = R - mean(R) over the group, with rl weight 1; what grpo gives without `normalise_std`.
 
     `length_normaliser` is the loss's share of it: packing counts every rollout as that many tokens of the rl
-    denominator. Members of a group, and traces without a reward, are as in grpo. Raises AdvantageBreach if a group
-    mixes agents.
+    denominator. Members of a group, and traces without a reward, are as in grpo.
     """
-    groups = Groups.of(kept, settings, by_example(kept, "dr_grpo"))
+    groups = Groups.of(kept, settings, by_example(kept))
     return groups.credit(kept, groups.mean(groups.reward), groups.centred())

@@ -6,9 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from configs.algorithms import GroupSection
-from tasks.algorithms.credit import AdvantageBreach, Credit, Kept
+from tasks.algorithms.credit import Credit, Kept
 from tasks.algorithms.shaping import LENGTHS, Values, shaped
-from tasks.columns import codes, texts
+from tasks.columns import codes
 
 
 @dataclass(frozen=True)
@@ -55,17 +55,6 @@ class Groups:
         return Credit(baselines, advantages, rl=weights, ce=zero, ref_kl=zero)
 
 
-def by_example(kept: Kept, algorithm: str) -> NDArray[np.int64]:
-    """Return the number of each trace's group, all of which is compared; shape [traces].
-
-    Raises AdvantageBreach where a group mixes agents: rewards of different seats are not comparable.
-    """
-    seat_of: dict[str, str] = {}
-    for group, seat in zip(texts(kept.traces["group_id"]), texts(kept.traces["agent"]), strict=True):
-        if seat_of.setdefault(group, seat) != seat:
-            raise AdvantageBreach(
-                f"table traces, column agent: group {group} holds trainable agents {seat_of[group]!r} and {seat!r}, "
-                f"whose rewards {algorithm!r} would average. Nothing was trained; all that was sampled is safe. Choose "
-                "an algorithm with a baseline per agent, or make one seat trainable."
-            )
+def by_example(kept: Kept) -> NDArray[np.int64]:
+    """Return the number of each trace's group, all of which is compared; shape [traces]."""
     return codes(kept.traces["group_id"])[0]

@@ -13,9 +13,8 @@ def grpo(kept: Kept, settings: GrpoConfig) -> Credit:
     With `normalise_std`, A is divided by the population standard deviation plus epsilon. Members of a baseline are
     exactly the traces that are trained: errored, cancelled and filtered ones are not among them, so that a group's
     advantages add up to zero. A trace without a reward, which is not a reward of zero, gets no advantage and no weight.
-    Raises AdvantageBreach if a group mixes agents: rewards of different seats are not comparable.
     """
-    groups = Groups.of(kept, settings, by_example(kept, "grpo"))
+    groups = Groups.of(kept, settings, by_example(kept))
     advantage = groups.centred()
     if settings.normalise_std:
         advantage = advantage / (np.sqrt(groups.mean(advantage**2)) + settings.epsilon)

@@ -14,9 +14,9 @@ def reinforce_pp(kept: Kept, settings: ReinforcePpConfig) -> Credit:
 
     Mean and population deviation of A' are over all kept rewarded traces of the environment, every group included.
     Each group's A' adds up to zero, so that their mean is what rounding left. Members of a group, and traces without a
-    reward, are as in grpo. Raises AdvantageBreach if a group mixes agents.
+    reward, are as in grpo.
     """
-    groups = Groups.of(kept, settings, by_example(kept, "reinforce_pp"))
+    groups = Groups.of(kept, settings, by_example(kept))
     centred = groups.centred()
     if len(centred):
         centred = (centred - centred.mean()) / (centred.std() + settings.epsilon)

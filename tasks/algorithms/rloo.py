@@ -15,9 +15,9 @@ def rloo(kept: Kept, settings: RlooConfig) -> Credit:
     """Return A_i = R_i - mean of R_j over j != i, which is n / (n - 1) times what grpo gives, with rl weight 1.
 
     Members of a group, and traces without a reward, are as in grpo. A rollout that is alone in its group has nothing to
-    be compared with: it gets no advantage and no weight. Raises AdvantageBreach if a group mixes agents.
+    be compared with: it gets no advantage and no weight.
     """
-    groups = Groups.of(kept, settings, by_example(kept, "rloo"))
+    groups = Groups.of(kept, settings, by_example(kept))
     size = groups.size[groups.code].astype(np.float64)
     others = np.where(size > 1, size - 1, np.nan)
     advantage = groups.centred() * size / others

@@ -34,18 +34,20 @@ def credited(
     messages: Sequence[Row] | None = None,
     verdicts: Sequence[Row] | None = None,
     environments: Mapping[str, Row] | None = None,
+    step: int = 1,
     **section: Any,
 ) -> list[Row]:
     """Return the credits of these rows under an algorithm's section, grpo if none is given.
 
-    `environments` are the sections of environments that have an algorithm of their own, by name.
+    `environments` are the sections of environments that have an algorithm of their own, by name. The step is not the
+    first unless said so: only the first is judged by how many agents there are.
     """
     sections: dict[str, Any] = {"algorithm": section} if section else {}
     if environments:
         sections["environments"] = [
             {"name": name, "taskset": {"id": name}, "algorithm": own} for name, own in environments.items()
         ]
-    credits = advantage(tables_of(traces, messages, verdicts), view(STAGE, **sections))["credits"]
+    credits = advantage(tables_of(traces, messages, verdicts), view(STAGE, **sections), step=step)["credits"]
     check_rows(credits, CREDITS, Place("credits"))
     return credits.to_pylist()
 
