@@ -8,6 +8,7 @@ from pathlib import Path
 from configs.algorithms import AlgorithmConfig, GroupSection
 from configs.errors import ConfigError
 from configs.run import RunConfig
+from configs.sections import TrainingConfig
 
 
 def problems(config: RunConfig) -> list[str]:
@@ -102,6 +103,7 @@ def _training(config: RunConfig) -> Iterator[str]:
             f"training.decay_steps: the rate reaches zero at step {training.decay_steps}, "
             f"before training.warmup_steps {training.warmup_steps} is over"
         )
+    yield from _schedule(training)
     if any(not 0 <= beta < 1 for beta in training.betas):
         yield f"training.betas: {training.betas}: each is at least 0 and below 1"
     if config.packing.data_parallel != config.learner.processes:
@@ -109,6 +111,26 @@ def _training(config: RunConfig) -> Iterator[str]:
             f"packing.data_parallel: rows are dealt to {config.packing.data_parallel} ranks, but learner.processes is "
             f"{config.learner.processes}"
         )
+
+
+def _schedule(training: TrainingConfig) -> Iterator[str]:
+    schedule = training.schedule
+    if schedule.type == "constant" and training.decay_steps:
+        yield f"training.decay_steps: {training.decay_steps}, but training.schedule 'constant' has no decay; leave it at 0"
+    falls = schedule.type in ("cosine", "wsd") or (schedule.type == "linear" and schedule.min_ratio > 0)
+    if falls and not training.decay_steps:
+        yield f"training.decay_steps: training.schedule {schedule.type!r} needs the step at which its decay ends"
+    stable = training.decay_steps - training.warmup_steps
+    if schedule.type == "wsd" and 0 < stable < schedule.final_steps:
+        yield (
+            f"training.schedule.final_steps: a decay of {schedule.final_steps} steps that ends at training.decay_steps "
+            f"{training.decay_steps} begins before training.warmup_steps {training.warmup_steps} is over"
+        )
+    if not training.gradient_checkpointing:
+        if training.checkpoint_every != 1:
+            yield "training.checkpoint_every: without training.gradient_checkpointing no layer is recomputed"
+        if training.offload_activations:
+            yield "training.offload_activations: without training.gradient_checkpointing nothing is offloaded"
 
 
 def _filters(config: RunConfig) -> Iterator[str]:

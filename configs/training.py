@@ -4,23 +4,28 @@ from typing import Literal
 
 from pydantic import Field
 
-from configs.fields import Section, operational
+from configs.fields import Section, later, operational
 from configs.losses import DppoLoss, LossConfig
+from configs.optimizers import AdamwOptimizer, LinearSchedule, OptimizerConfig, ScheduleConfig
 
 
 class TrainingConfig(Section):
     learning_rate: float = Field(1e-6, gt=0)
-    """Peak learning rate of AdamW."""
+    """Peak learning rate."""
     warmup_steps: int = Field(0, ge=0)
     """Steps of linear warm-up; the rate is a pure function of the step."""
     decay_steps: int = Field(0, ge=0)
-    """Step at which a linear decay after warm-up reaches zero; 0 keeps the rate constant."""
+    """Step at which the decay after warm-up has reached its end; 0 keeps the rate constant."""
+    schedule: ScheduleConfig = later(LinearSchedule())
+    """How the rate falls from the end of warm-up to `decay_steps`."""
+    optimizer: OptimizerConfig = later(AdamwOptimizer())
+    """What makes an update of a gradient."""
     betas: tuple[float, float] = (0.9, 0.999)
     """AdamW's decay rates."""
     epsilon: float = Field(1e-8, gt=0)
     """AdamW's epsilon."""
     weight_decay: float = Field(0.0, ge=0)
-    """Decoupled weight decay, on matrices only."""
+    """Decoupled weight decay, on matrices only, whatever the optimizer."""
     max_grad_norm: float = Field(1.0, gt=0)
     """Gradients are clipped to this global norm."""
     loss: LossConfig = DppoLoss()
@@ -33,6 +38,10 @@ class TrainingConfig(Section):
     """Tokens whose logits exist at the same time."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, more time."""
+    checkpoint_every: int = later(1, ge=1)
+    """Of the layers only every n-th is recomputed, the first included: the others keep their activations."""
+    offload_activations: bool = later(False)
+    """What recomputed layers begin from waits in the host's memory; what other layers keep stays where it is."""
     save_optimizer_every: int = operational(1, ge=1)
     """Optimizer state is saved with every n-th policy; weights with each. Others are reached by training the recorded
     batches again."""

@@ -8,16 +8,16 @@ import json
 import os
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
+from tasks.learner import moments
 from tasks.learner.digest import OPTIMIZER_FILE, tensors_sha256, weights_sha256
-from tasks.learner.distributed import World, like, whole
+from tasks.learner.distributed import World, whole
 from tasks.learner.errors import LearnerError, NoOptimizerState
 from tasks.learner.model import Policy
+from tasks.learner.optimizer import Optimizer
 
 COMPANION_SUFFIXES = {".json", ".txt", ".model", ".jinja", ".tiktoken"}
-MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def companions(directory: Path) -> dict[str, bytes]:
@@ -38,7 +38,7 @@ def companions(directory: Path) -> dict[str, bytes]:
 
 
 def save_policy(
-    policy: Policy, optimizer: torch.optim.AdamW | None, files: dict[str, bytes], directory: Path, world: World
+    policy: Policy, optimizer: Optimizer | None, files: dict[str, bytes], directory: Path, world: World
 ) -> str:
     """Write the policy into `directory`, with optimizer state if `optimizer` is given; return the weights' digest.
 
@@ -47,13 +47,13 @@ def save_policy(
     from safetensors.torch import save_file
 
     weights = _gather(dict(policy.causal.state_dict()), world)
-    moments = None if optimizer is None else _gather(_moments(policy, optimizer), world)
+    state = None if optimizer is None else _gather(moments.tensors(policy, optimizer), world)
     digest = None
     if world.rank == 0:
         directory.mkdir(parents=True, exist_ok=True)
         policy.causal.save_pretrained(directory, state_dict=weights)
-        if moments is not None:
-            save_file(moments, directory / OPTIMIZER_FILE)
+        if state is not None:
+            save_file(state, directory / OPTIMIZER_FILE)
         for name, content in files.items():
             (directory / name).write_bytes(content)
         _sync(directory)
@@ -69,10 +69,11 @@ def memory_sha256(policy: Policy, world: World) -> str:
     return str(world.broadcast(digest))
 
 
-def load_optimizer(policy: Policy, optimizer: torch.optim.AdamW, directory: Path) -> None:
+def load_optimizer(policy: Policy, optimizer: Optimizer, directory: Path) -> None:
     """Fill a new optimizer with the state beside the weights.
 
-    Raises NoOptimizerState when there is none, LearnerError when it does not fit the model.
+    Raises NoOptimizerState when there is none, LearnerError when it does not fit the model or is another
+    optimizer's.
     """
     from safetensors import safe_open
 
@@ -82,21 +83,14 @@ def load_optimizer(policy: Policy, optimizer: torch.optim.AdamW, directory: Path
             f"{directory} holds no {OPTIMIZER_FILE}: load the last policy that has it and train the recorded batches "
             "again, or ask for a fresh optimizer"
         )
-    parameters = dict(policy.causal.named_parameters())
+    wanted = moments.names(policy, optimizer)
     with safe_open(path, "pt") as stored:
-        found, wanted = set(stored.keys()), {f"{moment}.{name}" for moment in MOMENTS for name in parameters}
-        if found != wanted | {"step"}:
-            raise LearnerError(f"{path} does not fit the model: differs in {sorted(found ^ (wanted | {'step'}))[:4]}")
-        for name, parameter in parameters.items():
-            # Copies: every tensor read is a view of the file, and one step counter for all would count for each.
-            state = {moment: like(stored.get_tensor(f"{moment}.{name}").clone(), parameter) for moment in MOMENTS}
-            optimizer.state[parameter] = {"step": stored.get_tensor("step").clone().to(parameter.device), **state}
-
-
-def _moments(policy: Policy, optimizer: torch.optim.AdamW) -> dict[str, Tensor]:
-    states = {name: optimizer.state[parameter] for name, parameter in policy.causal.named_parameters()}
-    moments = {f"{moment}.{name}": state[moment] for moment in MOMENTS for name, state in states.items()}
-    return moments | {"step": next(iter(states.values()))["step"]}
+        found = set(stored.keys())
+        if found != wanted:
+            raise LearnerError(
+                f"{path} does not fit the model and its optimizer: differs in {sorted(found ^ wanted)[:4]}"
+            )
+        moments.fill(policy, optimizer, stored.get_tensor)
 
 
 def _gather(tensors: dict[str, Tensor], world: World) -> dict[str, Tensor]:

@@ -82,9 +82,10 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def like(full: Tensor, parameter: Tensor) -> Tensor:
-    """Return `full` laid out over the ranks as `parameter` is."""
+    """Return `full`, which every rank has, laid out over the ranks as `parameter` is. Nothing is sent."""
     from torch.distributed.tensor import DTensor, distribute_tensor
 
     if isinstance(parameter, DTensor):
-        return distribute_tensor(full.to(parameter.device), parameter.device_mesh, parameter.placements)
+        here = full.to(parameter.device)
+        return distribute_tensor(here, parameter.device_mesh, parameter.placements, src_data_rank=None)
     return full.to(parameter.device)

@@ -52,7 +52,7 @@ def load_policy(directory: Path, settings: TrainingConfig, device: torch.device)
     policy = Policy(causal.to(device), settings.logprob_chunk)
     _check_head(policy, device)
     if settings.gradient_checkpointing:
-        causal.gradient_checkpointing_enable({"use_reentrant": False})
+        _recompute(causal, settings, device)
     _switch_off_dropout(policy)
     policy.train()
     shard(policy, _layers(causal), device, half=computes_in_half(settings, device))
@@ -122,6 +122,16 @@ def _check_head(policy: Policy, device: torch.device) -> None:
             f"{type(policy.causal).__name__} changes its logits after the output head (log-probs differ by "
             f"{difference:.3g}): this family cannot be trained here"
         )
+
+
+def _recompute(causal: Any, settings: TrainingConfig, device: torch.device) -> None:
+    """Let every n-th layer keep only what it begins from, and make the rest again in the backward pass."""
+    causal.gradient_checkpointing_enable(
+        {"use_reentrant": False},
+        every_n_layers=settings.checkpoint_every,
+        # On the CPU there is nowhere to go, and no pinned memory to go there through.
+        offload=settings.offload_activations and device.type != "cpu",
+    )
 
 
 def _layers(causal: Any) -> nn.ModuleList:

@@ -1,41 +1,61 @@
-"""AdamW over the policy's parameters, with a learning rate that is a pure function of the step."""
+"""What makes an update of a gradient: AdamW, Muon with AdamW beside it, or sign-SGD, as kept libraries have them."""
 
 import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch import nn
 
+from configs.optimizers import MuonOptimizer, SignSgdOptimizer
 from configs.sections import TrainingConfig
-from tasks.learner.distributed import World, local
+from tasks.learner.distributed import World, like, local, whole
 from tasks.learner.model import Policy
 
 
-def learning_rate(step: int, settings: TrainingConfig) -> float:
-    """Return the rate of the 0-based `step`: linear warm-up to the peak, then constant or linear down to zero.
+@dataclass(frozen=True)
+class Part:
+    """A torch optimizer over some of the parameters."""
 
-    Warm-up reaches the peak with its last step; the decay starts there and is zero from `decay_steps` on.
-    """
-    if step < settings.warmup_steps:
-        return settings.learning_rate * (step + 1) / settings.warmup_steps
-    if not settings.decay_steps:
-        return settings.learning_rate
-    left = settings.decay_steps - step
-    return settings.learning_rate * min(1.0, max(0.0, left / max(1, settings.decay_steps - settings.warmup_steps)))
+    inner: torch.optim.Optimizer
+    moments: tuple[str, ...]
+    """Tensors of state that it keeps for each parameter, of the parameter's shape."""
+    counts_steps: bool = False
+    """Whether its state has the number of steps."""
+    rate_ratio: float = 1.0
+    """Its learning rate over that of the schedule."""
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Yield the parameters that it updates."""
+        for group in self.inner.param_groups:
+            yield from group["params"]
 
 
-def new_optimizer(policy: Policy, settings: TrainingConfig) -> torch.optim.AdamW:
-    """Return AdamW without state. Weight decay is for matrices; norms and biases have none."""
-    parameters = list(policy.parameters())
-    groups = [
-        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": settings.weight_decay},
-        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(
-        [group for group in groups if group["params"]],
-        lr=settings.learning_rate,
-        betas=settings.betas,
-        eps=settings.epsilon,
-        fused=True,
-    )
+@dataclass(frozen=True)
+class Optimizer:
+    """All parts together; each parameter that is trained belongs to one of them."""
+
+    parts: tuple[Part, ...]
+
+    def zero_grad(self) -> None:
+        """Drop all gradients."""
+        for part in self.parts:
+            part.inner.zero_grad(set_to_none=True)
+
+
+def new_optimizer(policy: Policy, settings: TrainingConfig) -> Optimizer:
+    """Return the chosen optimizer without state. Weight decay is for matrices; norms and biases have none."""
+    parameters = [p for p in policy.parameters() if p.requires_grad]
+    if isinstance(settings.optimizer, SignSgdOptimizer):
+        return Optimizer((_sign_sgd(parameters, settings.optimizer, settings),))
+    if not isinstance(settings.optimizer, MuonOptimizer):
+        return Optimizer((_adamw(parameters, settings),))
+    edges = {id(p) for p in _edges(policy)}
+    inner = [p for p in parameters if p.ndim == 2 and id(p) not in edges]
+    others = [p for p in parameters if p.ndim != 2 or id(p) in edges]
+    parts = [_muon(inner, settings.optimizer, settings)] if inner else []
+    return Optimizer((*parts, *([_adamw(others, settings)] if others else [])))
 
 
 def clip_gradients(policy: Policy, limit: float, world: World) -> float:
@@ -53,9 +73,88 @@ def clip_gradients(policy: Policy, limit: float, world: World) -> float:
     return norm
 
 
-def apply_gradients(optimizer: torch.optim.AdamW, rate: float) -> None:
+def apply_gradients(optimizer: Optimizer, rate: float) -> None:
     """Make one step at learning rate `rate` and clear the gradients."""
-    for group in optimizer.param_groups:
-        group["lr"] = rate
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
+    for part in optimizer.parts:
+        for group in part.inner.param_groups:
+            group["lr"] = rate * part.rate_ratio
+        part.inner.step()
+    optimizer.zero_grad()
+
+
+class WholeMuon(torch.optim.Muon):
+    """torch's Muon, given one whole matrix after the other: Newton-Schulz needs all rows of it.
+
+    On sharded matrices torch's own would run by shards, and its bfloat16 products would round otherwise for every
+    number of ranks. Here every rank makes the same update and keeps its rows of it, and of the momentum.
+    """
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        """Make one step; as much memory as one whole matrix with gradient and momentum is needed on the way."""
+        assert closure is None, "gradients are there when a step is made"
+        for group in self.param_groups:
+            options = {name: group[name] for name in self.defaults}
+            for parameter in group["params"]:
+                self._step_matrix(parameter, options)
+
+    def _step_matrix(self, parameter: nn.Parameter, options: dict[str, Any]) -> None:
+        if parameter.grad is None:
+            return
+        matrix, state = nn.Parameter(whole(parameter.detach())), self.state[parameter]
+        matrix.grad = whole(parameter.grad)
+        single = torch.optim.Muon([matrix], **options)
+        single.state[matrix] = {name: whole(moment) for name, moment in state.items()}
+        single.step()
+        parameter.copy_(like(matrix.detach(), parameter))
+        state.update({name: like(moment, parameter) for name, moment in single.state[matrix].items()})
+
+
+def _adamw(parameters: list[nn.Parameter], settings: TrainingConfig) -> Part:
+    made = torch.optim.AdamW(
+        _decayed_apart(parameters, settings),
+        lr=settings.learning_rate,
+        betas=settings.betas,
+        eps=settings.epsilon,
+        fused=True,
+    )
+    return Part(made, ("exp_avg", "exp_avg_sq"), counts_steps=True)
+
+
+def _muon(parameters: list[nn.Parameter], chosen: MuonOptimizer, settings: TrainingConfig) -> Part:
+    made = WholeMuon(
+        parameters,
+        lr=settings.learning_rate,
+        weight_decay=settings.weight_decay,
+        momentum=chosen.momentum,
+        nesterov=chosen.nesterov,
+        ns_steps=chosen.ns_steps,
+        adjust_lr_fn=chosen.adjust_lr,
+    )
+    ratio = 1.0 if chosen.learning_rate is None else chosen.learning_rate / settings.learning_rate
+    return Part(made, ("momentum_buffer",), rate_ratio=ratio)
+
+
+def _sign_sgd(parameters: list[nn.Parameter], chosen: SignSgdOptimizer, settings: TrainingConfig) -> Part:
+    # It imports more than a hundred optimizers: only whoever asks for this one waits for them.
+    from pytorch_optimizer import SignSGD
+
+    groups = _decayed_apart(parameters, settings)
+    made = SignSGD(groups, lr=settings.learning_rate, momentum=chosen.momentum, foreach=False)
+    return Part(made, ("momentum_buffer",) if chosen.momentum else ())
+
+
+def _decayed_apart(parameters: list[nn.Parameter], settings: TrainingConfig) -> list[dict[str, Any]]:
+    groups: list[dict[str, Any]] = [
+        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": settings.weight_decay},
+        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def _edges(policy: Policy) -> Iterator[nn.Parameter]:
+    """Yield the matrices that look tokens up rather than map one space onto another."""
+    for module in policy.modules():
+        if isinstance(module, nn.Embedding):
+            yield module.weight
+    yield policy.causal.get_output_embeddings().weight

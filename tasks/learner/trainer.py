@@ -17,9 +17,10 @@ from tasks.learner.distributed import World
 from tasks.learner.errors import LearnerError
 from tasks.learner.loop import accumulate_gradients
 from tasks.learner.model import Policy, load_policy, run_row
-from tasks.learner.optimizer import apply_gradients, clip_gradients, learning_rate, new_optimizer
+from tasks.learner.optimizer import Optimizer, apply_gradients, clip_gradients, new_optimizer
 from tasks.learner.results import Measurements, statistics_table, update_rows
 from tasks.learner.rows import STREAMS, Batch, Row, batches_from_table
+from tasks.learner.schedules import learning_rate
 
 
 @dataclass
@@ -28,7 +29,7 @@ class _Held:
     step: int | None
     weights_sha256: str
     policy: Policy
-    optimizer: torch.optim.AdamW
+    optimizer: Optimizer
     files: dict[str, bytes]
 
 
@@ -99,7 +100,7 @@ class Trainer:
         totals, statistics = accumulate_gradients(held.policy, batch, settings.loss, self._world, self._device)
         grad_norm = clip_gradients(held.policy, settings.max_grad_norm, self._world)
         if not np.isfinite(grad_norm):
-            held.optimizer.zero_grad(set_to_none=True)
+            held.optimizer.zero_grad()
             raise LearnerError(
                 f"optimizer step {optimizer_step}: the gradient's norm is {grad_norm}; published policies are safe. "
                 "Look at the batch's log-probs and advantages, or lower training.learning_rate"

@@ -7,7 +7,8 @@ import torch
 
 from configs.sections import TrainingConfig
 from tasks.learner.distributed import World
-from tasks.learner.optimizer import apply_gradients, clip_gradients, learning_rate, new_optimizer
+from tasks.learner.optimizer import apply_gradients, clip_gradients, new_optimizer
+from tasks.learner.schedules import learning_rate
 
 pytestmark = pytest.mark.engine
 
