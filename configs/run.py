@@ -6,10 +6,18 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, Field, field_validator
 
-from configs.algorithms import AlgorithmConfig, GrpoConfig, SftConfig, TeacherConfig
-from configs.fields import Section, in_key, operational
+from configs.algorithms import (
+    AlgorithmConfig,
+    GroupSection,
+    GrpoConfig,
+    SftConfig,
+    SupervisedConfig,
+    TeacherConfig,
+)
+from configs.fields import Section, in_key, later, operational
 from configs.replay import GateConfig, NoGate, ReplayConfig
 from configs.sections import (
+    AdmissionConfig,
     AssignmentConfig,
     EnvironmentConfig,
     EvaluationConfig,
@@ -46,6 +54,8 @@ class RunConfig(Section):
     filtering: FilteringConfig = FilteringConfig()
     algorithm: AlgorithmConfig = Field(default_factory=GrpoConfig)
     """How rollouts are credited, where their environment does not say otherwise."""
+    admission: AdmissionConfig | None = later(None)
+    """Which groups are refused for what their tokens' advantages are; null admits all."""
     packing: PackingConfig = PackingConfig()
     gate: GateConfig = NoGate()
     training: TrainingConfig = TrainingConfig()
@@ -65,7 +75,12 @@ class RunConfig(Section):
     @property
     def learns_from_equals(self) -> dict[str, bool | None]:
         """Whether an environment's algorithm learns from a group of equal rewards."""
-        return self._gathered(lambda algorithm: not algorithm.compares_group)
+        return self._gathered(_learns_from_equals)
+
+    @property
+    def episode_agents(self) -> dict[str, tuple[str, ...] | None]:
+        """The agents of an environment that are compared within an episode, in place of the group."""
+        return self._gathered(lambda algorithm: getattr(algorithm, "episode_agents", None))
 
     @property
     def constant_lengths(self) -> dict[str, int | None]:
@@ -104,6 +119,16 @@ class RunConfig(Section):
                 f"{name!r}: use letters, digits, dot, dash and underscore, starting with a letter or digit"
             )
         return name
+
+
+def _learns_from_equals(algorithm: AlgorithmConfig) -> bool:
+    """Tell whether equal rewards teach: without a comparison, or where lengths are compared with them.
+
+    Not said of `supervised`, whose rollouts were filtered before this was asked: they are found again.
+    """
+    if isinstance(algorithm, GroupSection):
+        return algorithm.length_penalty is not None or algorithm.overlong is not None
+    return not (algorithm.compares_group or isinstance(algorithm, SupervisedConfig))
 
 
 class View:

@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from configs.algorithms import AlgorithmConfig
-from configs.fields import Section, elsewhere, operational
+from configs.fields import Section, elsewhere, later, operational
+from configs.samplers import SamplerConfig, StandardSampler
 from configs.services import EngineConfig as EngineConfig
 from configs.services import LearnerConfig as LearnerConfig
 from configs.services import PrefectConfig as PrefectConfig
@@ -25,6 +26,9 @@ class ModelConfig(Section):
     renderer: str = ""
     """Name of the `renderers` renderer that turns messages into tokens. Empty is refused unless the model is known
     to the renderers package: a silent default has no tool support."""
+    renderer_settings: dict[str, Any] = later(default_factory=dict)
+    """That renderer's own settings, for example `enable_thinking = false` for qwen3: its prompts then end with an empty
+    thought on every turn, so that a conversation of several user turns stays one branch."""
     tokenizer_digest: str = ""
     """Digest of the tokenizer's files, which decide what tokens a conversation becomes; filled in when resolved."""
     vocab_size: int = 0
@@ -86,6 +90,23 @@ class AssignmentConfig(Section):
     """Rollouts of each example."""
     shuffle: bool = True
     """Whether examples come in a seeded random order, anew each epoch; else in dataset order."""
+    sampler: SamplerConfig = later(default_factory=StandardSampler)
+    """Which examples are tried."""
+    refill: bool = later(False)
+    """Whether groups of a step that teach nothing are replaced by groups of other examples, with the same policy, in up
+    to `filtering.max_batch_attempts` batches: dynamic sampling (DAPO, arXiv 2503.14476)."""
+
+
+class AdmissionConfig(Section):
+    """A gate at which a group is refused whose tokens of the rl component have advantages within a range only.
+
+    A group without such tokens is admitted: it teaches by another component.
+    """
+
+    reject_min: float = 0.0
+    """Lower end of the range, itself included."""
+    reject_max: float = 0.0
+    """Upper end of the range, itself included."""
 
 
 class RolloutConfig(Section):
@@ -145,8 +166,31 @@ class RepetitionFilter(Section):
     """A token is near certain when its log-prob is above the log of this."""
 
 
+class ParseErrorFilter(Section):
+    """Finds rollouts with a turn that the environment could not read; that turn is never trained on, whatever this
+    filter does with the rest."""
+
+    type: Literal["parse_error"] = "parse_error"
+    enforce: bool = False
+    """Whether the whole rollout is left out of training, or only recorded."""
+
+
+class IncompleteGroupFilter(Section):
+    """Finds groups of which a member failed or was not scored; for environments that score a group as one."""
+
+    type: Literal["incomplete_group"] = "incomplete_group"
+    enforce: bool = True
+    """Whether what is found is left out of training, or only recorded."""
+
+
 FilterConfig = Annotated[
-    ErroredFilter | TruncatedFilter | ZeroAdvantageFilter | GibberishFilter | RepetitionFilter,
+    ErroredFilter
+    | TruncatedFilter
+    | ZeroAdvantageFilter
+    | GibberishFilter
+    | RepetitionFilter
+    | ParseErrorFilter
+    | IncompleteGroupFilter,
     Field(discriminator="type"),
 ]
 

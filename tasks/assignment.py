@@ -1,10 +1,11 @@
 """Assignment: which examples a step tries, in which groups, with which seeds.
 
-Reads examples; writes assignments.
+Reads examples, of earlier batches of a step assignments, and where the sampler goes by how hard examples are, traces
+and difficulties of the step before; writes assignments, and difficulties where the sampler has any.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -13,36 +14,70 @@ from configs.run import View
 from configs.sections import EnvironmentConfig
 from storage.schemas import ASSIGNMENTS
 from tasks.columns import texts
+from tasks.samplers import SAMPLERS, Asked, difficulties
 from tasks.stage import Stage, Tables, as_task
-from tasks.walk import digest, permutation, shares, turns
+from tasks.walk import digest, shares, turns
 
 
 class TooFewExamples(ValueError):
     """There is no environment, or one has no examples of a split, or fewer than were asked for."""
 
 
-def assignment(tables: Tables, config: View, *, step: int, batch: int = 0) -> Tables:
+def assignment(
+    tables: Tables, config: View, *, step: int, batch: int = 0, groups: Mapping[str, int] | None = None
+) -> Tables:
     """Return the rollouts of one training step: `groups_per_step` groups of `group_size` members.
 
-    Groups go to environments by weight, exactly over the run; each environment walks its train examples in epochs.
-    `batch` numbers further batches for the same step, drawn when the filters left nothing of the one before: other
-    examples (the same ones if `shuffle` is off) and other seeds, without moving the walk of the steps to come.
-    Raises TooFewExamples if an environment has no examples of split train.
+    Groups go to environments by weight, exactly over the run; the sampler says which examples each environment tries.
+    `batch` numbers further batches for the same step, drawn when those before leave too little to train on: other
+    examples as long as there are any, and other seeds, without moving the walk of the steps to come. `groups` says how
+    many groups of which environment a further batch has; None is a whole step's. A sampler that goes by how hard
+    examples are also makes `difficulties`, where traces came in. Raises TooFewExamples if an environment has no
+    examples of split train, and DifficultiesMissing where such a sampler has lost its state.
     """
     settings, environments = config.assignment, _environments(config)
-    names = [environment.name for environment in environments]
-    examples = {name: _examples(tables["examples"], name, "train", wanted=1) for name in names}
-    weights = shares([environment.weight for environment in environments])
-    orders: dict[tuple[str, int], Sequence[int]] = {}
-    groups = []
-    for slot, (turn, had) in enumerate(turns(weights, step * settings.groups_per_step, settings.groups_per_step)):
-        name = names[turn]
-        epoch, place = divmod(had, len(examples[name]))
-        if (name, epoch) not in orders:
-            orders[name, epoch] = _order(len(examples[name]), settings.shuffle, (config.seed, name, epoch, batch))
-        group = f"{step}-{slot}" if batch == 0 else f"{step}.{batch}-{slot}"
-        groups.append((group, name, examples[name][orders[name, epoch][place]]))
-    return {"assignments": _rollouts(groups, settings.group_size, config.seed)}
+    slots = _slots(environments, step * settings.groups_per_step, settings.groups_per_step, groups)
+    examples = {each.name: _examples(tables["examples"], each.name, "train", wanted=1) for each in environments}
+    state = difficulties.known(tables, step, batch) if settings.sampler.stateful else None
+    taken = _taken(tables["assignments"]) if batch and "assignments" in tables else {}
+    rewards = {} if state is None else difficulties.by_environment(state)
+    chosen: dict[str, Iterator[str]] = {}
+    for name in examples:
+        turns_of = [turn for each, turn in slots if each == name]
+        seen = frozenset(taken.get(name, ()))
+        asked = Asked(name, examples[name], turns_of, config.seed, step, batch, seen, rewards.get(name, {}))
+        chosen[name] = iter(SAMPLERS[settings.sampler.type](asked, settings, settings.sampler))
+    prefix = f"{step}.{batch}" if batch else f"{step}"
+    drawn = [(f"{prefix}-{slot}", name, next(chosen[name])) for slot, (name, _) in enumerate(slots)]
+    made = {"assignments": _rollouts(drawn, settings.group_size, config.seed)}
+    if state is not None and ("traces" in tables or "difficulties" not in tables):
+        made["difficulties"] = state
+    return made
+
+
+def _slots(
+    environments: Sequence[EnvironmentConfig], start: int, count: int, groups: Mapping[str, int] | None
+) -> list[tuple[str, int]]:
+    """Return environment and turn of each group of a batch, in order; `groups` cuts the step's slots short."""
+    whole = shares([environment.weight for environment in environments])
+    slots = [(environments[turn].name, had) for turn, had in turns(whole, start, count)]
+    if groups is None:
+        return slots
+    left = Counter(groups)
+    kept = []
+    for name, had in slots:
+        if left[name] > 0:
+            left[name] -= 1
+            kept.append((name, had))
+    return kept
+
+
+def _taken(assignments: pa.Table) -> Mapping[str, set[str]]:
+    """Return by environment the examples that some assignments try."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for name, example in zip(texts(assignments["environment"]), texts(assignments["example_id"]), strict=True):
+        found[name].add(example)
+    return found
 
 
 def evaluation_assignment(tables: Tables, config: View) -> Tables:
@@ -92,10 +127,6 @@ def _in_hash_order(environment: str, examples: list[str]) -> list[str]:
     return sorted(examples, key=lambda example: (digest("held out", environment, example), example))
 
 
-def _order(count: int, shuffle: bool, seed: tuple[object, ...]) -> Sequence[int]:
-    return permutation(count, digest("order", *seed)).tolist() if shuffle else range(count)
-
-
 def _rollouts(groups: Iterable[tuple[str, str, str]], group_size: int, seed: int) -> pa.Table:
     """Return `group_size` rows for each (group id, environment, example id), each with a 63-bit seed of its own."""
     columns: dict[str, list[object]] = defaultdict(list)
@@ -114,10 +145,11 @@ STAGE = Stage(
     name="assignment",
     version=1,
     reads=("examples",),
-    writes=("assignments",),
+    writes=("assignments", "difficulties"),
     sections=("seed", "assignment", "environments"),
     function=assignment,
-    needs=("step", "batch"),
+    needs=("step", "batch", "groups"),
+    optional=("assignments", "traces", "difficulties"),
 )
 EVALUATION_STAGE = Stage(
     name="evaluation_assignment",

@@ -39,7 +39,15 @@ def filtering(tables: Tables, config: View, *, quarantined: Mapping[str, str]) -
     findings: dict[int, Finding] = {}
     standing = trainable & ~unfit.hits
     for of_groups in (False, True):
-        material = Material(traces, messages, owners(messages, traces, "messages"), config.model.vocab_size, standing)
+        material = Material(
+            traces,
+            messages,
+            owners(messages, traces, "messages"),
+            config.model.vocab_size,
+            standing,
+            config.learns_from_equals,
+            config.episode_agents,
+        )
         for place, settings in enumerate(filters):
             if FILTERS[settings.type].of_groups == of_groups:
                 findings[place] = FILTERS[settings.type].detect(material, settings)
@@ -97,7 +105,7 @@ STAGE = Stage(
     version=1,
     reads=("traces", "messages"),
     writes=("verdicts",),
-    sections=("filtering", "model"),
+    sections=("filtering", "model", "learns_from_equals", "episode_agents"),
     function=filtering,
     needs=("quarantined",),
 )

@@ -3,6 +3,8 @@
 from tasks.filters.errored import errored
 from tasks.filters.finding import Filter, Finding, Material
 from tasks.filters.gibberish import gibberish
+from tasks.filters.incomplete_group import incomplete_group
+from tasks.filters.parse_error import parse_error
 from tasks.filters.repetition import repetition
 from tasks.filters.truncated import truncated
 from tasks.filters.zero_advantage import zero_advantage
@@ -13,6 +15,8 @@ FILTERS = {
     "zero_advantage": Filter(zero_advantage, of_groups=True),
     "gibberish": Filter(gibberish),
     "repetition": Filter(repetition),
+    "parse_error": Filter(parse_error),
+    "incomplete_group": Filter(incomplete_group, of_groups=True),
 }
 
 __all__ = ["FILTERS", "Filter", "Finding", "Material"]

@@ -1,7 +1,7 @@
 """What a filter is given and what it answers."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,10 @@ class Material:
     vocab_size: int
     standing: Flags
     """Per trace: trainable and, when a filter of groups looks, not yet excluded by any other enforcing filter."""
+    learns_from_equals: Mapping[str, bool | None] = field(default_factory=dict)
+    """By environment, see `configs.run.of`: whether its algorithm learns from a group of equal rewards."""
+    episode_agents: Mapping[str, tuple[str, ...] | None] = field(default_factory=dict)
+    """By environment: the agents that are compared within an episode, in place of the group."""
 
 
 @dataclass(frozen=True)

@@ -1,21 +1,27 @@
-"""Zero advantage: all members of a group earned the same, so comparing them teaches nothing."""
+"""Zero advantage: all that are compared with each other earned the same, so comparing them teaches nothing."""
 
 import numpy as np
+import pyarrow as pa
 
+from configs.run import of
 from configs.sections import ZeroAdvantageFilter
-from tasks.columns import codes
+from tasks.columns import codes, texts
 from tasks.filters.finding import Finding, Material, hits_from
 
 
 def zero_advantage(material: Material, settings: ZeroAdvantageFilter) -> Finding:
-    """Hit the rewarded standing members of every group whose rewards spread by no more than the tolerance.
+    """Hit the rewarded standing members of every comparison whose rewards spread by no more than the tolerance.
 
-    Traces that another filter excludes are no members here, as they are in no baseline; neither are those without a
-    reward. A member that stands alone has nothing to be compared with and is hit.
+    Compared are the rollouts of one agent in one group, or in one episode where the environment's algorithm says so.
+    Environments whose algorithm learns from equal rewards are left alone. Traces that another filter excludes are no
+    members here, as they are in no baseline; neither are those without a reward. A member that stands alone has nothing
+    to be compared with and is hit.
     """
     rewards = material.traces["reward"].to_numpy()
-    members = np.flatnonzero(material.standing & ~np.isnan(rewards))
-    code, groups = codes(material.traces["group_id"].take(members))
+    environments = texts(material.traces["environment"])
+    compares = np.array([not of(material.learns_from_equals, name) for name in environments], np.bool_)
+    members = np.flatnonzero(material.standing & ~np.isnan(rewards) & compares)
+    code, groups = codes(_compared(material).take(members))
     num_groups = len(groups)
     lowest, highest = np.full(num_groups, np.inf), np.full(num_groups, -np.inf)
     np.minimum.at(lowest, code, rewards[members])
@@ -27,3 +33,13 @@ def zero_advantage(material: Material, settings: ZeroAdvantageFilter) -> Finding
         if spread[group] <= settings.tolerance
     }
     return hits_from(evidence, len(rewards))
+
+
+def _compared(material: Material) -> "pa.ChunkedArray[pa.StringScalar]":
+    """Return, per trace, the name of what it is compared within: group and agent, and maybe episode."""
+    columns = (texts(material.traces[name]) for name in ("environment", "group_id", "agent", "episode_id"))
+    names = [
+        "\x1f".join((group, agent, episode if agent in (of(material.episode_agents, environment) or ()) else ""))
+        for environment, group, agent, episode in zip(*columns, strict=True)
+    ]
+    return pa.chunked_array([pa.array(names, pa.string())])

@@ -104,7 +104,7 @@ def test_another_batch_of_the_same_step_has_other_examples_groups_and_seeds():
 
 def test_the_adapter_is_told_to_hand_over_the_batch():
     # Without it a further batch of a step would be the first one over again, under another key.
-    assert STAGE.needs == ("step", "batch")
+    assert STAGE.needs == ("step", "batch", "groups")
 
 
 def test_an_environment_without_train_examples_says_what_to_do():

@@ -39,7 +39,7 @@ def shown(store: Store, run: str, seed: int) -> tuple[Place, Ref]:
     )
     place = Place(store, run, config, {})
     listed = perform(LISTING, place, 0)
-    drawn = perform(assignment.task.stage, place, 0, (listed,), services={"batch": 0})
+    drawn = perform(assignment.task.stage, place, 0, (listed,), services={"batch": 0, "groups": None})
     return place, perform(demonstration.STAGE, place, 0, (drawn, listed), services={"render": rendered})
 
 

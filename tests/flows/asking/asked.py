@@ -156,5 +156,5 @@ def begin(root: Path) -> None:
     do = Asked(session)
     with recorded(session):
         found, policy = pipeline.start(do, SOURCE)
-        assigned = do(assignment.task, 0, (found,), services={"batch": 0})
+        assigned = do(assignment.task, 0, (found,), services={"batch": 0, "groups": None})
         do(rollout.task, 0, (assigned, found), policy)

@@ -1,0 +1,26 @@
+"""Parse error: a turn that the environment could not read.
+
+Whatever this filter does with the rest of the rollout, such a turn is not trained on, see `tasks.admission`.
+"""
+
+import numpy as np
+
+from configs.sections import ParseErrorFilter
+from tasks.filters.finding import Finding, Material, hits_from
+from tasks.parse_errors import unreadable
+from tasks.ragged import Ragged
+
+
+def parse_error(material: Material, settings: ParseErrorFilter) -> Finding:
+    """Hit every trace with a sampled message that is flagged; the evidence is their numbers and tokens."""
+    rows = np.flatnonzero(unreadable(material.traces, material.messages, material.owner))
+    numbers = material.messages["message"].to_numpy()
+    sampled = Ragged.of(material.messages["mask"])
+    found = {
+        int(trace): {
+            "messages": numbers[rows[material.owner[rows] == trace]].tolist(),
+            "tokens": int(sampled.take(rows[material.owner[rows] == trace]).values.sum()),
+        }
+        for trace in np.unique(material.owner[rows])
+    }
+    return hits_from(found, material.traces.num_rows)

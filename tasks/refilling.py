@@ -1,0 +1,39 @@
+"""Refilling: how many groups of a step are still wanted after those that teach nothing."""
+
+from collections import Counter
+
+import numpy as np
+import pyarrow as pa
+
+from tasks.columns import texts
+from tasks.ragged import Ragged
+from tasks.samples import COMPONENTS
+
+
+def missing(first: pa.Table, assigned: pa.Table, credits: pa.Table) -> dict[str, int]:
+    """Return by environment how many groups of the step's first assignment have no replacement; none where all have.
+
+    `assigned` are all rollouts that the step has assigned, the first ones among them.
+    """
+    found = admitted(credits)
+    lacking = _groups_of(first)
+    lacking.subtract(environment for group, environment in _environments(assigned).items() if group in found)
+    return {name: count for name, count in sorted(lacking.items()) if count > 0}
+
+
+def admitted(credits: pa.Table) -> set[str]:
+    """Return the groups that have a token which training weighs; the first of a sample is predicted from nothing."""
+    streams = [Ragged.of(credits[f"{component}_weights"]) for component in COMPONENTS]
+    weighed = np.any([stream.values != 0 for stream in streams], axis=0)
+    weighed[streams[0].offsets[:-1][streams[0].lengths > 0]] = False
+    groups = texts(credits["group_id"])
+    return {groups[row] for row in np.unique(streams[0].row_of_value[weighed])}
+
+
+def _groups_of(assigned: pa.Table) -> Counter[str]:
+    return Counter(_environments(assigned).values())
+
+
+def _environments(assigned: pa.Table) -> dict[str, str]:
+    """Return the environment of each group."""
+    return dict(zip(texts(assigned["group_id"]), texts(assigned["environment"]), strict=True))
