@@ -29,6 +29,9 @@ class ModelConfig(Section):
     renderer_settings: dict[str, Any] = later(default_factory=dict)
     """That renderer's own settings, for example `enable_thinking = false` for qwen3: its prompts then end with an empty
     thought on every turn, so that a conversation of several user turns stays one branch."""
+    renderer_settings: dict[str, Any] = later(default_factory=dict)
+    """That renderer's own settings, for example `enable_thinking = false` for qwen3: its prompts then end with an empty
+    thought on every turn, so that a conversation of several user turns stays one branch."""
     tokenizer_digest: str = ""
     """Digest of the tokenizer's files, which decide what tokens a conversation becomes; filled in when resolved."""
     vocab_size: int = 0

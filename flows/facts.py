@@ -88,6 +88,7 @@ def model_facts(config: RunConfig) -> dict[str, Any]:
     info = model_info.read(directory)
     model_info.require_weights(directory)
     renderer = model_info.renderer_name(config.model.renderer, config.model.path)
+    model_info.renderer_config(renderer, config.model.path, config.model.renderer_settings)  # or it is refused here
     tokenizer = Path(config.model.tokenizer).expanduser() if config.model.tokenizer else directory
     digest = content_key({file.name: file_digest(file) for file in files_of(tokenizer, TOKENIZER_FILES)})
     return {"vocab_size": info.vocab_size, "renderer": renderer, "tokenizer_digest": digest}

@@ -22,8 +22,10 @@ ID_LENGTH = 16
 class Renderer(Protocol):
     """What the stage asks of whoever turns messages into the model's tokens."""
 
-    def __call__(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return one MESSAGES row, without its trace's id, for each message."""
+    def __call__(
+        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None
+    ) -> list[dict[str, Any]]:
+        """Return one MESSAGES row, without its trace's id, for each message; the prompt offers the tools."""
         ...
 
 
@@ -35,7 +37,8 @@ def demonstration(tables: Tables, config: View, *, step: int, key: str, render: 
     tasks = dict(zip(*(tables["examples"][name].to_pylist() for name in ("example_id", "task")), strict=True))
     traces, messages = [], []
     for row in tables["assignments"].to_pylist():
-        nodes = render(json.loads(tasks[row["example_id"]])["messages"])
+        example = json.loads(tasks[row["example_id"]])
+        nodes = render(example["messages"], *([example["tools"]] if "tools" in example else []))
         num_tokens = sum(len(node["token_ids"]) for node in nodes)
         too_long = num_tokens > config.data.max_length
         trace = _trace(row, (step, key), nodes, num_tokens, config.data.max_length if too_long else None)

@@ -46,6 +46,8 @@ def demonstration_examples(tables: Tables, config: View, *, source: str) -> Tabl
 def read_demonstrations(path: Path) -> pa.Table:
     """Return a JSONL or Parquet file of prompt and completion, or of messages, as EXAMPLES rows.
 
+    A row may have `tools`: the schemas of what its messages call, as a list or as JSON.
+
     Raises DemonstrationsUnusable like `read_rows`.
     """
     rows = [_example(number, row) for number, row in enumerate(read_rows(path).iter_rows(named=True))]
@@ -90,7 +92,10 @@ def _first_unusable(frame: pl.DataFrame) -> int | None:
 
 
 def _example(number: int, row: dict[str, Any]) -> dict[str, str]:
-    task = json.dumps({"messages": _messages(row)}, sort_keys=True)
+    content: dict[str, Any] = {"messages": _messages(row)}
+    if tools := row.get("tools"):
+        content["tools"] = json.loads(tools) if isinstance(tools, str) else tools
+    task = json.dumps(content, sort_keys=True)
     digest = hashlib.sha256(task.encode()).hexdigest()[:16]
     return {"environment": DEMONSTRATIONS, "example_id": f"{number}-{digest}", "split": "train", "task": task}
 

@@ -90,6 +90,8 @@ def inputs_of_import(request: Request, config: RunConfig) -> dict[str, str]:
     }
     if request.held_out:
         reading["held_out"] = True
+    if config.model.renderer_settings:
+        reading["model"]["renderer_settings"] = config.model.renderer_settings
     return {"files": content_key(digests), "reading": content_key(reading)}
 
 
@@ -103,7 +105,8 @@ def renderer_of(config: RunConfig) -> Any:
         from tasks.inference.rendering import DemonstrationUnusable, renderer
 
         if not made:
-            made.append(renderer(model_directory(config.model.tokenizer), config.model.renderer))
+            model = config.model
+            made.append(renderer(model_directory(model.tokenizer), model.renderer, model.renderer_settings))
         try:
             return made[0](*arguments)
         except DemonstrationUnusable as error:

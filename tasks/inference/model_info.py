@@ -1,9 +1,14 @@
 """What can be read from a model directory without torch: sizes, tied head, and whether a renderer is known."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from renderers import BaseRendererConfig
 
 
 class ModelUnusable(ValueError):
@@ -77,6 +82,27 @@ def renderer_name(renderer: str, tokenizer: str) -> str:
             "example qwen3 or llama-3; `default` uses the tokenizer's own template and has no tool support"
         )
     return known
+
+
+def renderer_config(renderer: str, tokenizer: str, settings: Mapping[str, Any]) -> "BaseRendererConfig | None":
+    """The renderer to use, see `renderer_name`, with its settings; None leaves the choice to the renderers package.
+
+    Raises ModelUnusable where the renderer does not take the settings.
+    """
+    from pydantic import ValidationError
+    from renderers import config_from_name
+
+    name = renderer_name(renderer, tokenizer)
+    plain = config_from_name(name)
+    if not settings:
+        return plain
+    if plain is None:
+        raise ModelUnusable(f"model.renderer_settings: name the renderer that they are for; {name!r} is any")
+    try:
+        return type(plain).model_validate({**settings, "name": name})
+    except ValidationError as error:
+        wrong = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+        raise ModelUnusable(f"model.renderer_settings: renderer {name} refuses them: {wrong}") from error
 
 
 def engine_version() -> str:

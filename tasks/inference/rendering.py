@@ -15,16 +15,18 @@ class DemonstrationUnusable(ValueError):
     """The renderer cannot turn a conversation into a training sample."""
 
 
-def renderer(tokenizer_dir: str | Path, name: str) -> Callable[..., list[Row]]:
+def renderer(
+    tokenizer_dir: str | Path, name: str, settings: Mapping[str, Any] | None = None
+) -> Callable[..., list[Row]]:
     """Return a function from messages, and tools if there are any, to rows; see `demonstration`.
 
-    The tokenizer and the renderer are loaded once.
+    `settings` are those of the renderer called `name`. The tokenizer and the renderer are loaded once.
     """
-    from renderers import config_from_name, create_renderer
+    from renderers import create_renderer
     from renderers.base import load_tokenizer
 
-    known = model_info.renderer_name(name, str(tokenizer_dir))
-    made = create_renderer(load_tokenizer(str(tokenizer_dir)), config_from_name(known))
+    config = model_info.renderer_config(name, str(tokenizer_dir), settings or {})
+    made = create_renderer(load_tokenizer(str(tokenizer_dir)), config)
     return lambda messages, tools=None: _rows(messages, made, tools)
 
 

@@ -135,10 +135,12 @@ def main() -> None:
     parser.add_argument("--heads", type=int, default=4, help="attention heads")
     parser.add_argument("--kv-heads", type=int, default=2, help="heads of keys and values")
     parser.add_argument("--word", action="append", default=[], help="a text that shall be one token; may be repeated")
+    parser.add_argument("--words", type=Path, help="a file with more such texts, a JSON list")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     sizes = {"hidden": given.hidden, "layers": given.layers, "heads": given.heads, "kv_heads": given.kv_heads}
-    made = tiny_qwen3(given.directory, **sizes, words=given.word, seed=given.seed)
+    words = given.word + (json.loads(given.words.read_text(encoding="utf-8")) if given.words else [])
+    made = tiny_qwen3(given.directory, **sizes, words=list(dict.fromkeys(words)), seed=given.seed)
     print(json.dumps({"directory": str(made)}))
 
 
