@@ -223,16 +223,14 @@ def _client_config(engine_url: str, api_key: str, config: "View") -> "TrainClien
     The key travels with the request, so that a server that someone else runs needs nothing of ours and no program
     that a model drives finds it in its environment. It is taken out of the rows (`rows.wire_record`).
     """
-    from renderers import config_from_name
     from verifiers.v1.configs.client import TrainClientConfig
 
     tokenizer = config.model.tokenizer or config.model.path or Engine(engine_url, api_key).model_directory()
-    renderer = model_info.renderer_name(config.model.renderer, tokenizer)
     return TrainClientConfig(
         base_url=f"{engine_url.rstrip('/')}/v1",
         api_key_var=config.engine.api_key_variable,
         headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
-        renderer=config_from_name(renderer),
+        renderer=model_info.renderer_config(config.model.renderer, tokenizer, config.model.renderer_settings),
         renderer_model_name=tokenizer,
     )
 
