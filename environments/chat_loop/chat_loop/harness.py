@@ -1,8 +1,10 @@
-"""The harness: one model call per turn, made from the environment server's own event loop."""
+"""The harness: model calls and tool calls made from the environment server's own event loop."""
 
 import asyncio
+import json
 import re
 import uuid
+from contextlib import AsyncExitStack
 from typing import Any
 
 import aiohttp
@@ -16,6 +18,8 @@ from verifiers.v1.runtimes import ProgramResult, Runtime
 from verifiers.v1.task import TaskData
 from verifiers.v1.trace import Trace
 from verifiers.v1.types import Messages
+
+from chat_loop.tools import Message, Tools
 
 RETRIED = frozenset({429, 500, 502, 503, 504})
 CONTEXT_OVERFLOW = re.compile(r"maximum (context|model) length|max_model_len|context length", re.IGNORECASE)
@@ -31,9 +35,10 @@ class ChatLoopConfig(HarnessConfig):
 
 
 class ChatLoopHarness(Harness[ChatLoopConfig]):
-    """Answers the conversation with one model call; a later turn comes through `resume`, as Messages."""
+    """Answers the conversation, calling tools until a reply calls none; a user's next turn comes through `resume`."""
 
     APPENDS_SYSTEM_PROMPT = True
+    SUPPORTS_MCP = True
     SUPPORTS_RESUME = True
     EXECUTES_CODE = False
     NEEDS_CONTAINER = False
@@ -48,20 +53,37 @@ class ChatLoopHarness(Harness[ChatLoopConfig]):
         mcp_urls: dict[str, str],
         data: TaskData,
     ) -> ProgramResult:
-        """Ask the model once, through the interception endpoint, and return a made-up successful exit.
+        """Ask the model, through the interception endpoint, until it calls no tool; return a made-up successful exit.
 
         Raises HarnessError on a refusal of the endpoint and InterceptionError where it cannot be reached.
         """
         system, prompt = self.resolve_prompt(data)
-        body = {"model": ctx.model, "messages": conversation(system, prompt)}
-        status, answer = await self._ask(f"{endpoint}/chat/completions", secret, body)
-        if status == 200 or trace.stop_condition is not None:
-            return ProgramResult(exit_code=0, stdout="", stderr="")
-        if status == 400 and CONTEXT_OVERFLOW.search(answer):
+        messages = conversation(system, prompt)
+        async with AsyncExitStack() as stack:
+            tools = await Tools.connect(mcp_urls, self.config.tool_timeout, stack)
+            offered = {"tools": tools.schemas} if tools.schemas else {}
+            calls: Any = True
+            while calls:
+                body = {"model": ctx.model, "messages": messages, **offered}
+                answer = await self._answer(f"{endpoint}/chat/completions", secret, body, trace)
+                if answer is None or not offered:
+                    break
+                reply: Message = json.loads(answer)["choices"][0]["message"]
+                calls = reply.get("tool_calls")
+                messages = [*messages, reply, *await tools.results(calls or [])]
+        return ProgramResult(exit_code=0, stdout="", stderr="")
+
+    async def _answer(self, url: str, secret: str, body: dict[str, Any], trace: Trace) -> str | None:
+        """The endpoint's answer to one model call, or None where the rollout has ended."""
+        status, answer = await self._ask(url, secret, body)
+        if status == 200:
+            return answer
+        if status == 400 and trace.stop_condition is None and CONTEXT_OVERFLOW.search(answer):
             # The framework's own name for it: the trace then counts as truncated.
             trace.stop("max_total_tokens")
-            return ProgramResult(exit_code=0, stdout="", stderr="")
-        raise HarnessError(f"model call answered {status}: {answer[-2000:]}")
+        if trace.stop_condition is None:
+            raise HarnessError(f"model call answered {status}: {answer[-2000:]}")
+        return None
 
     async def _ask(self, url: str, secret: str, body: dict[str, Any]) -> tuple[int, str]:
         # One key for all tries: the endpoint then records the turn at most once.
@@ -79,7 +101,7 @@ class ChatLoopHarness(Harness[ChatLoopConfig]):
         return status, answer
 
 
-def conversation(system: str | None, prompt: str | Messages | None) -> list[dict[str, Any]]:
+def conversation(system: str | None, prompt: str | Messages | None) -> list[Message]:
     """The chat messages of a system prompt and a prompt, in the form of the chat completions API."""
     messages = [{"role": "system", "content": system}] if system is not None else []
     if isinstance(prompt, str):
