@@ -3,13 +3,14 @@
 A plan is made first and changes nothing; `storage.keeping.sweeping` carries it out. What a kept run's rows name stays,
 whoever computed it: the slices of its rows, and the rows of the keys that went into them (one step up: the policy that
 an evaluation tried, say). Of a policy from which a kept run trains, the way back to the nearest with optimizer state
-stays as well; what a run needs beyond that its caller says (`Needs`).
+stays as well, and of one that is an adapter the weights below; what a run needs beyond that its caller says (`Needs`).
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from storage.adapters import bases
 from storage.errors import RunUnknown, StoreError
 from storage.keeping.activity import unfinished, why_protected
 from storage.keeping.thinning import KEEP_ALL, Thinning, thin, ways_back
@@ -155,6 +156,8 @@ def _rows(
     named |= ways_back(store, begun)
     named = named - {entry.key for entry in kept if not entry.part} | {*needed}
     found = [entry for key in sorted(named) if (entry := store.ledger.find(key))]
+    below = bases(store, _policy_keys([*kept, *found])) - {entry.key for entry in (*kept, *found)}
+    found += [entry for key in sorted(below) if (entry := store.ledger.find(key))]
     standing = [entry for entry in found if entry.run in removed]
     ids = {entry.row_id for entry in standing}
     going = [entry for entry in every if entry.run in removed and entry.row_id not in ids]

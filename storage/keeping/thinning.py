@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from storage.adapters import bases
 from storage.errors import StoreError
 from storage.refs import Entry
 from storage.store import Store
@@ -45,7 +46,8 @@ def thin(
 
     Besides what `thinning` keeps, a run keeps its first policy (it starts from it), its last, the way back from the
     last to the nearest with optimizer state (it goes on from there), and every policy that a run tried without having
-    made or taken it over itself (it was asked for by name). What one run keeps, no other takes from it.
+    made or taken it over itself (it was asked for by name). What one run keeps, no other takes from it, nor what a kept
+    adapter is laid over.
     """
     if thinning.kind == "all":
         return []
@@ -58,6 +60,7 @@ def thin(
     kept = {key for run, keys in tried.items() for key in keys - set(by_run.get(run, {}))} | {*needed}
     for run, made in by_run.items():
         kept |= set(made) if run in spare else _kept(made, thinning)
+    kept |= bases(store, kept)
     return sorted(key for made in by_run.values() for key in made if key not in kept and store.policies.find(key))
 
 
