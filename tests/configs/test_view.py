@@ -10,12 +10,14 @@ from pydantic.fields import FieldInfo
 from configs.algorithms import CustomConfig, Overlong
 from configs.explain import members
 from configs.fields import is_operational
+from configs.optimizers import WsdSchedule
 from configs.run import KEY_NAMES, RunConfig, View, content
 from configs.sections import EnvironmentConfig
 
 Path = tuple[str, ...]
 
 REQUIRED: dict[type[BaseModel], dict[str, Any]] = {
+    WsdSchedule: {"final_steps": 10},
     EnvironmentConfig: {"name": "a", "taskset": {"id": "x"}},
     Overlong: {"max_tokens": 8, "buffer_tokens": 4},
     CustomConfig: {"function": "package:function"},

@@ -1,4 +1,4 @@
-"""The schedule by hand, the AdamW step by its formula, clipping by the norm."""
+"""The steps of AdamW, Muon and sign-SGD by their formulas, what each of them updates, clipping by the norm."""
 
 import math
 
@@ -7,28 +7,12 @@ import torch
 
 from configs.sections import TrainingConfig
 from tasks.learner.distributed import World
+from tasks.learner.model import Policy
 from tasks.learner.optimizer import apply_gradients, clip_gradients, new_optimizer
-from tasks.learner.schedules import learning_rate
 
 pytestmark = pytest.mark.engine
 
 ALONE = World(rank=0, size=1, local_rank=0)
-
-
-@pytest.mark.parametrize(
-    ("settings", "rates"),
-    [
-        ({}, {0: 1.0, 1: 1.0, 10_000: 1.0}),
-        ({"warmup_steps": 4}, {0: 0.25, 1: 0.5, 2: 0.75, 3: 1.0, 4: 1.0, 99: 1.0}),
-        ({"decay_steps": 4}, {0: 1.0, 1: 0.75, 3: 0.25, 4: 0.0, 9: 0.0}),
-        ({"warmup_steps": 2, "decay_steps": 6}, {0: 0.5, 1: 1.0, 2: 1.0, 3: 0.75, 5: 0.25, 6: 0.0, 7: 0.0}),
-    ],
-)
-def test_learning_rate(settings, rates):
-    config = TrainingConfig(learning_rate=2e-3, **settings)
-    assert {step: learning_rate(step, config) for step in rates} == pytest.approx(
-        {step: 2e-3 * rate for step, rate in rates.items()}
-    )
 
 
 def layer(seed=0):
@@ -78,3 +62,120 @@ def test_a_gradient_that_is_not_finite_is_reported_and_left_alone(value):
     before = made.weight.grad.clone()
     assert not math.isfinite(clip_gradients(made, 1.0, ALONE))
     assert torch.equal(before, made.weight.grad)
+
+
+@pytest.mark.parametrize("nesterov", [True, False])
+def test_three_steps_of_muon_by_its_formula(policy, nesterov):
+    """A matrix goes by Newton-Schulz over its momentum; torch runs that in bfloat16, hence the tolerance."""
+    chosen = {"type": "muon", "momentum": 0.8, "nesterov": nesterov}
+    optimizer = new_optimizer(policy, TrainingConfig(weight_decay=0.5, optimizer=chosen))
+    name = "model.layers.1.mlp.up_proj.weight"
+    parameter = dict(policy.causal.named_parameters())[name]
+    rows, columns = parameter.shape
+    assert rows > columns, "the transposed case is the one to look at"
+    expected = {ahead: parameter.detach().double() for ahead in (True, False)}
+    momentum, size = 0.0, 0.2 * math.sqrt(rows)
+    for step in range(3):
+        gradient = fill_gradients(policy, step)[name].double()
+        momentum = 0.8 * momentum + 0.2 * gradient
+        for ahead, weight in expected.items():
+            update = size * newton_schulz(0.2 * gradient + 0.8 * momentum if ahead else momentum)
+            expected[ahead] = weight * (1 - 0.1 * 0.5) - 0.1 * update
+        apply_gradients(optimizer, 0.1)
+    distances = {ahead: (parameter.detach() - weight).norm() for ahead, weight in expected.items()}
+    one_update = 0.1 * update.norm()
+    assert distances[nesterov] < 0.05 * one_update < 0.2 * one_update < distances[not nesterov]
+
+
+def newton_schulz(matrix, steps=5):
+    """The quintic iteration with Jordan's coefficients, whole matrices in float64."""
+    a, b, c = 3.4445, -4.7750, 2.0315
+    x = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
+    x = x / x.norm()
+    for _ in range(steps):
+        gram = x @ x.T
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    return x.T if matrix.shape[0] > matrix.shape[1] else x
+
+
+def test_an_update_of_muon_has_singular_values_near_one(policy):
+    """Which is what the iteration is for: between 0.5 and 1.5 or so, however uneven the gradient's are."""
+    name = "model.layers.0.self_attn.o_proj.weight"
+    config = TrainingConfig(learning_rate=1.0, optimizer={"type": "muon", "momentum": 0.0, "adjust_lr": "original"})
+    optimizer, parameter = new_optimizer(policy, config), dict(policy.causal.named_parameters())[name]
+    before = parameter.detach().clone()
+    spread = torch.linalg.svdvals(fill_gradients(policy, 0)[name])
+    apply_gradients(optimizer, 1.0)
+    values = torch.linalg.svdvals((before - parameter.detach()).float())
+    assert spread[0] / spread[-1] > 10, "the gradient must be uneven, or the test shows nothing"
+    assert 0.3 < values[-1] < values[0] < 1.4
+
+
+def test_muon_has_the_matrices_of_the_layers_and_adamw_the_rest(policy):
+    optimizer = new_optimizer(policy, TrainingConfig(weight_decay=0.5, optimizer={"type": "muon"}))
+    names = {id(parameter): name for name, parameter in policy.causal.named_parameters()}
+    matrices, rest = [{names[id(p)] for p in part.parameters()} for part in optimizer.parts]
+    assert matrices | rest == set(names.values()) and not matrices & rest
+    assert {name.split(".")[-2] for name in matrices} == {
+        *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+    }
+    assert {"model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"} <= rest
+    decays = [[group["weight_decay"] for group in part.inner.param_groups] for part in optimizer.parts]
+    assert decays == [[0.5], [0.5, 0.0]]
+
+
+def test_a_tied_head_is_an_embedding(tmp_path):
+    from tasks.learner.tiny import tiny_qwen3
+
+    tied = load(tiny_qwen3(tmp_path / "tied", hidden=32, layers=1, tied=True))
+    optimizer = new_optimizer(tied, TrainingConfig(optimizer={"type": "muon"}))
+    embedding = tied.causal.get_input_embeddings().weight
+    assert tied.causal.get_output_embeddings().weight is embedding
+    assert [any(p is embedding for p in part.parameters()) for part in optimizer.parts] == [False, True]
+
+
+def test_muon_s_own_learning_rate_keeps_its_ratio_on_the_schedule(policy):
+    config = TrainingConfig(learning_rate=1e-3, optimizer={"type": "muon", "learning_rate": 2e-2})
+    optimizer = new_optimizer(policy, config)
+    fill_gradients(policy, 0)
+    apply_gradients(optimizer, 5e-4)
+    rates = [group["lr"] for part in optimizer.parts for group in part.inner.param_groups]
+    assert rates == pytest.approx([1e-2, 5e-4, 5e-4], rel=1e-12)
+    assert all(parameter.grad is None for parameter in policy.parameters())
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.75])
+def test_three_steps_of_sign_sgd(momentum):
+    """Signs of the moving average, and of the gradient itself where nothing is averaged; zero has no sign."""
+    config = TrainingConfig(weight_decay=0.5, optimizer={"type": "sign_sgd", "momentum": momentum})
+    made, gradients = layer(), [[0.5, -2.0, 0.0], [-0.125, 4.0, 0.0], [-0.5, -0.25, 0.0]]
+    weight, bias = made.weight.detach().double(), made.bias.detach().double()
+    signs = {0.0: [[1, -1, 0], [-1, 1, 0], [-1, -1, 0]], 0.75: [[1, -1, 0], [1, 1, 0], [-1, 1, 0]]}[momentum]
+    optimizer = new_optimizer(made, config)
+    for gradient, sign in zip(gradients, signs, strict=True):
+        made.weight.grad, made.bias.grad = torch.tensor([gradient] * 2), torch.tensor(gradient[:2])
+        apply_gradients(optimizer, 0.1)
+        weight = weight * (1 - 0.1 * 0.5) - 0.1 * torch.tensor([sign] * 2)
+        bias = bias - 0.1 * torch.tensor(sign[:2])
+    torch.testing.assert_close(made.weight.detach().double(), weight, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(made.bias.detach().double(), bias, rtol=1e-5, atol=1e-6)
+
+
+def fill_gradients(policy, seed):
+    """Give every parameter a random gradient; return them by name."""
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in policy.parameters():
+        parameter.grad = torch.randn(parameter.shape, generator=generator)
+    return {name: parameter.grad.clone() for name, parameter in policy.causal.named_parameters()}
+
+
+def load(directory):
+    from transformers import AutoModelForCausalLM
+
+    return Policy(AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32), chunk=8)
+
+
+@pytest.fixture
+def policy(model_directory):
+    """The small model in float32, not sharded."""
+    return load(model_directory)
