@@ -9,6 +9,25 @@ from configs.losses import DppoLoss, LossConfig
 from configs.optimizers import AdamwOptimizer, LinearSchedule, OptimizerConfig, ScheduleConfig
 
 
+class LoraConfig(Section):
+    """Low-rank adapters (LoRA, arXiv 2106.09685): W + alpha / rank * B A, with W frozen and A and B trained.
+
+    Policies are then adapters alone; the weights that the run began with are stored once.
+    """
+
+    rank: int = Field(16, ge=1)
+    """Rows of A and columns of B."""
+    alpha: float = Field(32.0, gt=0)
+    """Scale of the adapters, divided by their rank."""
+    dropout: float = 0.0
+    """Zero: the log-probs of an update must be those of the policy that is published."""
+    target_modules: Literal["all-linear"] | tuple[str, ...] = "all-linear"
+    """Linear maps that get an adapter, by the last part of their names (q_proj); all-linear is all of the layers'. Never
+    the embedding or the output head."""
+    seed: int = 0
+    """Seed of the first values of A; B begins with zeros, so that the first policy is the base."""
+
+
 class TrainingConfig(Section):
     learning_rate: float = Field(1e-6, gt=0)
     """Peak learning rate."""
@@ -30,6 +49,8 @@ class TrainingConfig(Section):
     """Gradients are clipped to this global norm."""
     loss: LossConfig = DppoLoss()
     """The rl component."""
+    lora: LoraConfig | None = later(None)
+    """Adapters to train in place of the weights; null trains the weights."""
     dtype: Literal["float32", "bfloat16", "auto"] = "auto"
     """Compute precision; auto is float32 on the CPU and bfloat16 on CUDA. Master weights are float32."""
     device: Literal["cpu", "cuda", "auto"] = "auto"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from tasks.learner import moments
+from tasks.learner import adapters, moments
 from tasks.learner.digest import OPTIMIZER_FILE, tensors_sha256, weights_sha256
 from tasks.learner.distributed import World, whole
 from tasks.learner.errors import LearnerError, NoOptimizerState
@@ -46,23 +46,30 @@ def save_policy(
     """
     from safetensors.torch import save_file
 
-    weights = _gather(dict(policy.causal.state_dict()), world)
+    adapter = policy.adapter
+    weights = _gather(adapters.tensors(policy.causal) if adapter else dict(policy.causal.state_dict()), world)
     state = None if optimizer is None else _gather(moments.tensors(policy, optimizer), world)
     digest = None
     if world.rank == 0:
         directory.mkdir(parents=True, exist_ok=True)
-        policy.causal.save_pretrained(directory, state_dict=weights)
+        if adapter:
+            adapters.write(directory, weights, adapter)
+        else:
+            policy.causal.save_pretrained(directory, state_dict=weights)
         if state is not None:
             save_file(state, directory / OPTIMIZER_FILE)
         for name, content in files.items():
             (directory / name).write_bytes(content)
         _sync(directory)
-        digest = weights_sha256(directory)
+        digest = adapter.sha256_of(weights) if adapter else weights_sha256(directory)
     return str(world.broadcast(digest))
 
 
 def memory_sha256(policy: Policy, world: World) -> str:
     """Return the digest that `save_policy` would, without writing: for weights between two updates of one batch."""
+    if policy.adapter:
+        values = _gather(adapters.tensors(policy.causal), world)
+        return str(world.broadcast(policy.adapter.sha256_of(values) if world.rank == 0 else None))
     tied = set(policy.causal.state_dict()) - {name for name, _ in policy.causal.named_parameters()}
     weights = _gather({name: tensor for name, tensor in policy.causal.state_dict().items() if name not in tied}, world)
     digest = tensors_sha256({name: tensor.numpy() for name, tensor in weights.items()}) if world.rank == 0 else None

@@ -34,13 +34,16 @@ class Learner:
         """
         self._ask("configure", training=training, learner=learner)
 
-    def load(self, policy_key: str, directory: str, fresh_optimizer: bool) -> None:
+    def load(self, policy_key: str, directory: str, fresh_optimizer: bool, base: str = "") -> None:
         """Load the weights in `directory`, and the optimizer state beside them unless `fresh_optimizer`.
+
+        Where an adapter is there, `base` is the directory of the weights that it is laid over.
 
         Raises NoOptimizerState when there is none and a fresh one was not asked for, LearnerError for a directory that
         is not a complete model.
         """
-        self._ask("load", policy_key=policy_key, directory=directory, fresh_optimizer=fresh_optimizer)
+        named = {"policy_key": policy_key, "directory": directory, "base": base}
+        self._ask("load", **named, fresh_optimizer=fresh_optimizer)
 
     def train(
         self,

@@ -57,6 +57,11 @@ def tensors_sha256(tensors: Mapping[str, npt.NDArray[np.float32]]) -> str:
     return digest.hexdigest()
 
 
+def over_base(base_sha256: str, adapter_sha256: str) -> str:
+    """Return the digest of a policy that is an adapter over the weights of another."""
+    return hashlib.sha256(json.dumps([base_sha256, adapter_sha256]).encode()).hexdigest()
+
+
 def _line(name: str, dtype: str, shape: list[int]) -> bytes:
     return json.dumps([name, dtype, shape]).encode() + b"\n"
 

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from configs.sections import TrainingConfig
-from tasks.learner import attention
+from tasks.learner import adapters, attention
+from tasks.learner.adapters import Adapter
 from tasks.learner.attention import Segments
 from tasks.learner.distributed import shard
 from tasks.learner.errors import LearnerError
@@ -23,10 +24,12 @@ class Policy(nn.Module):
     The head is used inside `forward`, where a sharded weight is whole; tied and untied heads are alike here.
     """
 
-    def __init__(self, causal: Any, chunk: int) -> None:
+    def __init__(self, causal: Any, chunk: int, adapter: Adapter | None = None) -> None:
         super().__init__()
         self.causal = causal
         self.chunk = chunk
+        self.adapter = adapter
+        """What is trained in place of the weights."""
 
     def forward(
         self, token_ids: Tensor, positions: Tensor, segments: Segments, chosen: Tensor, temperatures: Tensor
@@ -43,13 +46,17 @@ class Policy(nn.Module):
         return token_logprobs(hidden[chosen - 1], weight, token_ids[chosen], temperatures, self.chunk)
 
 
-def load_policy(directory: Path, settings: TrainingConfig, device: torch.device) -> Policy:
-    """Return the policy in `directory`, float32 master weights, sharded over the ranks.
+def load_policy(
+    directory: Path, settings: TrainingConfig, device: torch.device, adapter: Adapter | None = None
+) -> Policy:
+    """Return the policy in `directory`, or `adapter` over its base; float32 master weights, sharded over the ranks.
 
     Raises LearnerError when the directory is no complete model or the model's head is more than a linear map.
     """
-    causal = _load_causal(directory)
-    policy = Policy(causal.to(device), settings.logprob_chunk)
+    causal = _load_causal(adapter.base_directory if adapter else directory)
+    if adapter:
+        adapters.attach(causal, adapter)
+    policy = Policy(causal.to(device), settings.logprob_chunk, adapter)
     _check_head(policy, device)
     if settings.gradient_checkpointing:
         _recompute(causal, settings, device)

@@ -11,6 +11,7 @@ import torch
 import transformers
 
 from configs.sections import LearnerConfig, TrainingConfig
+from tasks.learner.adapters import opened
 from tasks.learner.checkpoint import companions, load_optimizer, memory_sha256, save_policy
 from tasks.learner.digest import weights_sha256
 from tasks.learner.distributed import World
@@ -54,16 +55,21 @@ class Trainer:
         if settings != self._settings:
             self._settings, self._device, self._held = settings, device, None
 
-    def load(self, policy_key: str, directory: str, fresh_optimizer: bool) -> None:
-        """Load weights and, unless `fresh_optimizer`, optimizer state; on an error the learner holds nothing."""
+    def load(self, policy_key: str, directory: str, fresh_optimizer: bool, base: str = "") -> None:
+        """Load weights and, unless `fresh_optimizer`, optimizer state; on an error the learner holds nothing.
+
+        `base` is the directory of the weights below, where `directory` holds an adapter.
+        """
         settings = self._configured()
         self._held = None
         path = Path(directory)
-        policy = load_policy(path, settings, self._device)
+        adapter = opened(policy_key, path, Path(base) if base else None, settings.lora)
+        policy = load_policy(path, settings, self._device, adapter)
         optimizer = new_optimizer(policy, settings)
         if not fresh_optimizer:
             load_optimizer(policy, optimizer, path)
-        self._held = _Held(policy_key, None, weights_sha256(path), policy, optimizer, companions(path))
+        digest = adapter.weights_sha256 if adapter else weights_sha256(path)
+        self._held = _Held(policy_key, None, digest, policy, optimizer, {} if adapter else companions(path))
 
     def train(
         self,

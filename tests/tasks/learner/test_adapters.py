@@ -1,0 +1,171 @@
+"""Adapters in the learner: only they are trained and stored, their base stays, and peft reads what was written."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from configs.sections import LearnerConfig, TrainingConfig
+from configs.training import LoraConfig
+from storage.adapters import base_in
+from tasks.learner.digest import over_base, weights_sha256
+from tasks.learner.errors import LearnerError
+from tests.tasks.learner.packed import batches, sample
+
+pytestmark = pytest.mark.engine
+
+LORA = {"rank": 4, "alpha": 8.0}
+TRAINING = {"learning_rate": 1e-2, "lora": LORA}
+BATCHES = [batches([[sample(f"{step}a", 9, step), sample(f"{step}b", 6, step + 50)]]) for step in range(3)]
+PROBE = [5, 17, 3, 200, 9, 44]
+FILES = {"adapter_config.json", "adapter_model.safetensors", "base.json"}
+
+
+def configured(world, **changed):
+    from tasks.learner.trainer import Trainer
+
+    made = Trainer(world)
+    made.configure(TrainingConfig(**(TRAINING | changed)).model_dump(mode="json"), LearnerConfig().model_dump())
+    return made
+
+
+@pytest.fixture
+def trainer(world):
+    return configured(world)
+
+
+@pytest.fixture
+def loaded(trainer, model_directory):
+    trainer.load("base", str(model_directory), fresh_optimizer=True)
+    return trainer
+
+
+def train(trainer, step, directory, key_in=None):
+    (update,), _ = trainer.train(
+        BATCHES[step],
+        step=step,
+        policy_key_in=key_in or (f"p{step}" if step else "base"),
+        policy_key_out=f"p{step + 1}",
+        directory_out=str(directory / f"p{step + 1}"),
+        save_optimizer=True,
+    )
+    return update
+
+
+def by_transformers(model):
+    """Return the probe's log-probs as the library computes them."""
+    import torch
+
+    tokens = torch.tensor([PROBE])
+    with torch.no_grad():
+        logprobs = model.eval()(input_ids=tokens, use_cache=False).logits[0, :-1].log_softmax(-1)
+    return [0.0, *logprobs.gather(1, tokens[0, 1:, None])[:, 0].tolist()]
+
+
+def test_a_new_adapter_changes_nothing_bit_for_bit(world, loaded, model_directory):
+    plain = configured(world, lora=None)
+    plain.load("base", str(model_directory), fresh_optimizer=True)
+    assert loaded.probe(PROBE) == plain.probe(PROBE)
+    assert loaded.state()["weights_sha256"] == plain.state()["weights_sha256"] == weights_sha256(model_directory)
+
+
+def test_a_policy_is_its_adapter_and_names_its_base(loaded, model_directory, tmp_path):
+    before = weights_sha256(model_directory)
+    first, second = (train(loaded, step, tmp_path) for step in (0, 1))
+    assert {path.name for path in (tmp_path / "p2").iterdir()} == FILES | {"optimizer.safetensors"}
+    assert base_in(tmp_path / "p1") == base_in(tmp_path / "p2") == "base"  # not a chain: one step back to whole weights
+    assert first["weights_sha256_in"] == before
+    assert first["weights_sha256"] == second["weights_sha256_in"] == over_base(before, weights_sha256(tmp_path / "p1"))
+    assert first["weights_sha256"] != second["weights_sha256"]
+    assert weights_sha256(model_directory) == before
+
+
+def test_peft_reads_what_was_written(loaded, model_directory, tmp_path):
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    train(loaded, 0, tmp_path)
+    base = AutoModelForCausalLM.from_pretrained(model_directory)
+    untrained = by_transformers(base)
+    trained = by_transformers(PeftModel.from_pretrained(base, tmp_path / "p1"))
+    assert loaded.probe(PROBE) == pytest.approx(trained, abs=1e-5)
+    assert np.abs(np.subtract(trained, untrained)).max() > 1e-3  # else nothing was shown
+
+
+def test_only_adapters_have_gradients_and_state(loaded, model_directory, tmp_path):
+    from safetensors import safe_open
+
+    train(loaded, 0, tmp_path)
+    with safe_open(tmp_path / "p1" / "optimizer.safetensors", "pt") as stored:
+        names = set(stored.keys()) - {"step"}
+    assert names and all(".lora_A." in name or ".lora_B." in name for name in names)
+    assert len(names) == 2 * 2 * 7 * 2  # moments, A and B, linear maps of a layer, layers
+    frozen = [name for name, p in loaded._held.policy.causal.named_parameters() if not p.requires_grad]
+    assert "model.embed_tokens.weight" in frozen and "lm_head.weight" in frozen
+
+
+def test_going_on_from_the_middle_gives_the_same_bytes(world, loaded, model_directory, tmp_path):
+    whole = [train(loaded, step, tmp_path / "whole") for step in range(3)]
+    again = configured(world)
+    again.load("p1", str(tmp_path / "whole" / "p1"), fresh_optimizer=False, base=str(model_directory))
+    assert again.state()["weights_sha256"] == whole[0]["weights_sha256"]
+    resumed = [train(again, step, tmp_path / "resumed") for step in (1, 2)]
+    assert [each["weights_sha256"] for each in resumed] == [each["weights_sha256"] for each in whole[1:]]
+    files = [(tmp_path / name / "p3" / "adapter_model.safetensors").read_bytes() for name in ("whole", "resumed")]
+    assert files[0] == files[1]
+
+
+def test_the_seed_decides_where_an_adapter_begins(world, model_directory, tmp_path):
+    digests = []
+    for name, seed in (("one", 0), ("same", 0), ("other", 1)):
+        trainer = configured(world, lora=LORA | {"seed": seed})
+        trainer.load("base", str(model_directory), fresh_optimizer=True)
+        digests.append(train(trainer, 0, tmp_path / name)["weights_sha256"])
+    assert digests[0] == digests[1] != digests[2]
+
+
+def test_named_modules_alone_are_adapted(world, model_directory, tmp_path):
+    trainer = configured(world, lora=LORA | {"target_modules": ["q_proj", "down_proj"]})
+    trainer.load("base", str(model_directory), fresh_optimizer=True)
+    train(trainer, 0, tmp_path)
+    assert json.loads((tmp_path / "p1" / "adapter_config.json").read_text())["target_modules"] == [
+        "down_proj",
+        "q_proj",
+    ]
+
+
+def test_what_does_not_fit_is_refused(world, loaded, model_directory, tmp_path):
+    train(loaded, 0, tmp_path)
+    adapter, base = str(tmp_path / "p1"), str(model_directory)
+    for lora, message in (
+        (None, "is an adapter of rank 4 and alpha 8"),
+        (LORA | {"rank": 8}, "is an adapter of rank 4 and alpha 8"),
+        (LORA | {"alpha": 9.0}, "is an adapter of rank 4 and alpha 8"),
+        (LORA | {"target_modules": ["q_proj"]}, "is for the modules"),
+    ):
+        with pytest.raises(LearnerError, match=message):
+            configured(world, lora=lora).load("p1", adapter, fresh_optimizer=True, base=base)
+    with pytest.raises(LearnerError, match="no linear map is named z_proj"):
+        unknown = configured(world, lora=LORA | {"target_modules": ["q_proj", "z_proj"]})
+        unknown.load("base", base, fresh_optimizer=True)
+    with pytest.raises(LearnerError, match="is not a model directory"):
+        loaded.load("none", str(tmp_path / "nowhere"), fresh_optimizer=True)
+
+
+def test_other_weights_below_are_found(loaded, model_directory, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    train(loaded, 0, tmp_path)
+    changed = shutil.copytree(model_directory, tmp_path / "changed")
+    tensors = load_file(changed / "model.safetensors")
+    tensors["model.norm.weight"][0] += 1e-3
+    save_file(tensors, changed / "model.safetensors", {"format": "pt"})
+    for base in (str(changed), ""):
+        with pytest.raises(LearnerError, match="Put policy base back"):
+            loaded.load("p1", str(tmp_path / "p1"), fresh_optimizer=True, base=base)
+
+
+def test_a_setting_is_of_the_section():
+    assert LoraConfig().target_modules == "all-linear"
+    assert TrainingConfig().lora is None
