@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from configs.fields import Section, later, operational
-from configs.losses import DppoLoss, LossConfig
+from configs.losses import DppoLoss, LossConfig, RefKlConfig
 from configs.optimizers import AdamwOptimizer, LinearSchedule, OptimizerConfig, ScheduleConfig
 
 
@@ -49,6 +49,8 @@ class TrainingConfig(Section):
     """Gradients are clipped to this global norm."""
     loss: LossConfig = DppoLoss()
     """The rl component."""
+    ref_kl: RefKlConfig = later(RefKlConfig())
+    """The ref_kl component."""
     lora: LoraConfig | None = later(None)
     """Adapters to train in place of the weights; null trains the weights."""
     dtype: Literal["float32", "bfloat16", "auto"] = "auto"

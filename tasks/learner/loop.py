@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from configs.losses import DppoLoss
 from tasks.learner.distributed import World
-from tasks.learner.loss import Measured, Tokens, token_loss
+from tasks.learner.loss import Objective, Tokens, token_loss
+from tasks.learner.measuring import Measured
 from tasks.learner.model import Policy, run_row
 from tasks.learner.rows import Array, Batch, Row
 
@@ -30,7 +30,7 @@ class RowStatistics:
 
 
 def accumulate_gradients(
-    policy: Policy, batch: Batch, settings: DppoLoss, world: World, device: torch.device
+    policy: Policy, batch: Batch, objective: Objective, world: World, device: torch.device
 ) -> tuple[Totals, list[RowStatistics]]:
     """Add the batch's gradient to the policy's parameters; return what was measured and every row's statistics.
 
@@ -39,7 +39,7 @@ def accumulate_gradients(
     """
     measured, statistics = [], []
     for row in batch.on_rank(world.rank):
-        row_measured, row_statistics = _train_row(policy, row, batch.denominators, settings, world, device)
+        row_measured, row_statistics = _train_row(policy, row, batch.denominators, objective, world, device)
         measured.append(row_measured)
         statistics.append(row_statistics)
     gathered = world.gather((_add_up(measured), [entry for entry in statistics if entry.row.row >= 0]))
@@ -49,10 +49,10 @@ def accumulate_gradients(
 
 
 def _train_row(
-    policy: Policy, row: Row, denominators: dict[str, int], settings: DppoLoss, world: World, device: torch.device
+    policy: Policy, row: Row, denominators: dict[str, int], objective: Objective, world: World, device: torch.device
 ) -> tuple[Measured, RowStatistics]:
     logprobs, entropies = run_row(policy, row, device)
-    loss, measured = token_loss(logprobs, entropies, _tokens(row, device), denominators, settings)
+    loss, measured = token_loss(logprobs, entropies, _tokens(row, device), denominators, objective)
     # Sharded gradients are averaged over ranks; the denominators already make them a sum.
     (loss * world.size).backward()
     return measured, RowStatistics(row, _spread(row, logprobs), _spread(row, entropies))
@@ -60,7 +60,9 @@ def _train_row(
 
 def _tokens(row: Row, device: torch.device) -> Tokens:
     names = ("logprobs", "advantages", "rl_weights", "ce_weights", "ref_kl_weights")
-    return Tokens(*(torch.from_numpy(row.streams[name][row.weighted]).to(device) for name in names))
+    streams = (torch.from_numpy(row.streams[name][row.weighted]).to(device) for name in names)
+    segments = torch.from_numpy(np.searchsorted(row.borders, row.weighted, side="right") - 1).to(device)
+    return Tokens(*streams, segments=segments, num_segments=len(row.borders) - 1)
 
 
 def _spread(row: Row, values: torch.Tensor) -> Array:

@@ -1,25 +1,50 @@
 """The loss of packed rows: three components, each over its own weight stream and its own global token count.
 
-For a token with learner log-prob l, engine log-prob q, ratio r = exp(l - q) and advantage A:
+For a token with learner log-prob l, engine log-prob q, ratio r = exp(l - q), weight u and column `advantages` A:
 
-    rl      u_rl  * ( -m A r + kl_tau * (l - q)^2 ) / N_rl
-    ce      u_ce  * ( -l )                          / N_ce
-    ref_kl  u_ref * ( -A r )                        / N_ref
+    rl      k u_rl  * ( T + kl_tau * (l - q)^2 ) / N_rl
+    ce        u_ce  * ( -l )                     / N_ce
+    ref_kl    u_ref * ( -m_s s r )               / N_ref
 
-u are the weights, N the number of weighted tokens in the whole batch, over all rows and ranks. m is the DPPO trust
-region on the difference of probabilities: 0 where A > 0 and exp(l) - exp(q) > mask_high, 0 where A < 0 and
-exp(q) - exp(l) > mask_low, else 1; m carries no gradient, r and l do. In ref_kl the advantage is the
-reverse-KL signal that the advantage stage wrote, log pi_ref - log pi at sampling time: the term is its policy gradient,
-without a trust region, so a token cannot have both rl and ref_kl weight.
+N is the number of weighted tokens in the whole update, over all rows and ranks. T is one of the losses of
+tasks/learner/losses, by `training.loss.type`, each in its file with its source; m is a mask of 0 and 1:
+
+    dppo    -m A r   m = 0 where A > 0 and exp(l) - exp(q) > mask_high, or A < 0 and exp(q) - exp(l) > mask_low
+    ipo     -m A r   m = 0 where |exp(l) - exp(q)| > threshold
+    ppo     -min(A r, A clip(r, 1 - clip_low, 1 + clip_high))
+    cispo   -A sg(clip(r, 1 - clip_low, 1 + clip_high)) l
+    gspo    -min(A s_t, A clip(s_t, 1 - clip_low, 1 + clip_high)),  s_t = sg(S) exp(l - sg(l)),
+            S = exp(mean of l - q over the sequence's rl tokens)
+    custom  what the function gives
+
+sg stops the gradient; masks and signals have none, r and l do. With `tis` the weight of the gradient is another one:
+r, or s_t, is min(R, cap) exp(l - sg(l)) wherever it multiplies A, R the token's ratio or the product of the ratios of
+the sequence's rl tokens; trust regions and clips are judged on the loss' own ratio as before (in cispo the weight that
+is clipped is min(R, cap)). k is 0 on the tokens of sequences outside `sequence_mask`, else 1: it takes the squared log
+ratio too. Masked tokens and sequences stay in N, which is known before the forward pass. A sequence is a packed
+segment, one sample; tokens that two branches of a trace share have weight in one of them only.
+
+ref_kl is the reverse KL to a reference by its policy gradient. A is log pi_ref - q, from sampling time; the signal is
+the live one, s = A - sg(l - q) = log pi_ref - l. m_s is a one-sided trust region: 0 where s > 0 and
+exp(l) - exp(q) > mask_high, or s < 0 and exp(q) - exp(l) > mask_low. A token cannot have both rl and ref_kl weight.
+Source: on-policy distillation (Agarwal et al. 2024, arXiv 2306.13649; Lu et al. 2025, "On-Policy Distillation"), with
+the trust region of dppo.
 On a ce token the gradient with respect to l is -u_ce / N_ce: never zero, whatever the engine's log-prob says.
+
+An infinite r on a token that is neither masked nor truncated gives an infinite gradient, at which the step stops.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from configs.losses import DppoLoss
+from configs.losses import LossConfig, RefKlConfig
+from tasks.learner.losses import LOSSES
+from tasks.learner.losses.importance import surrogate
+from tasks.learner.losses.sequences import sequences_kept
+from tasks.learner.losses.tokens import RlTokens, Term
+from tasks.learner.measuring import Measured, measure
 
 
 @dataclass(frozen=True)
@@ -31,77 +56,70 @@ class Tokens:
     rl: Tensor
     ce: Tensor
     ref_kl: Tensor
+    segments: Tensor
+    """The number of the packed segment that a token belongs to, int64; 0-based."""
+    num_segments: int
 
 
 @dataclass(frozen=True)
-class Measured:
-    """Detached float64 scalars: `sums` add up over rows and ranks, of `maxima` the largest counts."""
+class Objective:
+    """What is to be made small: the loss of the rl component, and the trust region of ref_kl."""
 
-    sums: dict[str, Tensor]
-    maxima: dict[str, Tensor]
+    rl: LossConfig
+    ref_kl: RefKlConfig = field(default_factory=RefKlConfig)
 
 
 def token_loss(
-    logprobs: Tensor, entropies: Tensor, tokens: Tokens, denominators: dict[str, int], settings: DppoLoss
+    logprobs: Tensor, entropies: Tensor, tokens: Tokens, denominators: dict[str, int], objective: Objective
 ) -> tuple[Tensor, Measured]:
     """Return the row's share of the batch loss, a scalar with gradient in `logprobs` (N,), and what was measured.
 
     `denominators` are the token counts of the whole batch for rl, ce and ref_kl; a component without tokens is zero.
     """
-    log_ratio = _log_ratio(logprobs, tokens.engine_logprobs, tokens.rl)
-    too_high, too_low = outside_trust_region(logprobs, tokens, settings)
-    outside = too_high | too_low
+    rl, term = rl_term(logprobs, tokens, objective.rl)
+    signal, pulled = ref_kl_term(logprobs, tokens, objective.ref_kl)
     terms = {
-        "rl": tokens.rl * (_surrogate(log_ratio, tokens.advantages, ~outside) + settings.kl_tau * log_ratio**2),
+        "rl": tokens.rl * term.values,
         "ce": tokens.ce * -torch.where(tokens.ce != 0, logprobs, 0.0),
-        "ref_kl": tokens.ref_kl
-        * _surrogate(
-            _log_ratio(logprobs, tokens.engine_logprobs, tokens.ref_kl), tokens.advantages, tokens.ref_kl != 0
-        ),
+        "ref_kl": tokens.ref_kl * pulled.values,
     }
     shares = {name: term / max(denominators[name], 1) for name, term in terms.items()}
     loss = sum((share.sum() for share in shares.values()), start=logprobs.new_zeros(()))
     with torch.no_grad():
-        measured = _measure(logprobs, entropies, tokens, log_ratio, too_high, too_low)
-        measured.sums.update({f"{name}_loss": share.double().sum() for name, share in shares.items()})
+        losses = {f"{name}_loss": share.double().sum() for name, share in shares.items()}
+        measured = measure(rl, term, entropies, torch.where(tokens.ce != 0, logprobs, 0.0), signal, pulled)
+        measured.sums.update(losses)
     return loss, measured
 
 
-@torch.no_grad()
-def outside_trust_region(logprobs: Tensor, tokens: Tokens, settings: DppoLoss) -> tuple[Tensor, Tensor]:
-    """Return which rl tokens rose too far for a positive advantage and which fell too far for a negative one."""
-    member = tokens.rl != 0
-    difference = logprobs.exp() - torch.where(member, tokens.engine_logprobs, 0.0).exp()
-    too_high = member & (tokens.advantages > 0) & (difference > settings.mask_high)
-    too_low = member & (tokens.advantages < 0) & (-difference > settings.mask_low)
-    return too_high, too_low
+def rl_term(logprobs: Tensor, tokens: Tokens, settings: LossConfig) -> tuple[RlTokens, Term]:
+    """Return the rl tokens, and their loss before weights and denominator, sequences masked."""
+    rl = _members(logprobs, tokens, tokens.rl != 0, settings)
+    term = LOSSES[settings.type](rl, settings)
+    drift = rl.logprobs - rl.engine_logprobs
+    values, masked = term.values + settings.kl_tau * drift**2, term.masked
+    if settings.sequence_mask is not None:
+        kept = sequences_kept(rl.log_ratio, rl.member, rl.segments, rl.num_segments, settings.sequence_mask)
+        values, masked = torch.where(kept, values, 0.0), masked | (rl.member & ~kept)
+    return rl, Term(values, masked, term.truncated)
 
 
-def _log_ratio(logprobs: Tensor, engine_logprobs: Tensor, weights: Tensor) -> Tensor:
-    """Zero where there is no weight, before any exp: zero times the infinity of a masked token would be NaN."""
-    return torch.where(weights != 0, logprobs - engine_logprobs, 0.0)
+def ref_kl_term(logprobs: Tensor, tokens: Tokens, settings: RefKlConfig) -> tuple[Tensor, Term]:
+    """Return the detached signal log pi_ref - l, zero on other tokens, and the loss before weights and denominator."""
+    pulled = _members(logprobs, tokens, tokens.ref_kl != 0)
+    signal = torch.where(pulled.member, pulled.advantages - pulled.log_ratio, 0.0)
+    too_high = (signal > 0) & (pulled.moved > settings.mask_high)
+    too_low = (signal < 0) & (-pulled.moved > settings.mask_low)
+    return signal, surrogate(replace(pulled, advantages=signal), too_high | too_low)
 
 
-def _surrogate(log_ratio: Tensor, advantages: Tensor, inside: Tensor) -> Tensor:
-    return -torch.where(inside, advantages, 0.0) * torch.where(inside, log_ratio, 0.0).exp()
-
-
-def _measure(
-    logprobs: Tensor, entropies: Tensor, tokens: Tokens, log_ratio: Tensor, too_high: Tensor, too_low: Tensor
-) -> Measured:
-    rl, ce = tokens.rl != 0, tokens.ce != 0
-    exact = log_ratio.double()
-    mismatch = torch.expm1(exact) - exact
-    nll = torch.where(ce, -logprobs.double(), 0.0)
-    sums = {
-        "entropy": torch.where(rl, entropies.double(), 0.0).sum(),
-        "mismatch_kl": mismatch.sum(),
-        "masked_positive": too_high.double().sum(),
-        "masked_negative": too_low.double().sum(),
-        "positive": (rl & (tokens.advantages > 0)).double().sum(),
-        "negative": (rl & (tokens.advantages < 0)).double().sum(),
-        "ce_nll": nll.sum(),
-    }
-    # Zero is a floor of both maxima, so that a row without such tokens changes nothing.
-    zero = exact.new_zeros(1)
-    return Measured(sums, {"mismatch_kl": torch.cat([zero, mismatch]).max(), "ce_nll": torch.cat([zero, nll]).max()})
+def _members(logprobs: Tensor, tokens: Tokens, member: Tensor, settings: LossConfig | None = None) -> RlTokens:
+    return RlTokens(
+        torch.where(member, logprobs, logprobs.detach()),
+        torch.where(member, tokens.engine_logprobs, logprobs.detach()),
+        torch.where(member, tokens.advantages, 0.0),
+        member,
+        tokens.segments,
+        tokens.num_segments,
+        settings.tis if settings is not None else None,
+    )

@@ -1,13 +1,19 @@
 """What the optimizer steps report: rows of `updates` and the table `token_statistics`."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from storage.schemas import TOKEN_STATISTICS
 from tasks.learner.loop import RowStatistics, Totals
+from tasks.learner.measuring import GROUPS
 from tasks.learner.rows import COMPONENTS, Array, Batch
+
+QUANTILES = (0.01, 0.1, 0.5, 0.9, 0.99)
+"""Of the importance ratio."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +63,7 @@ def _update_row(batch: Batch, measured: Measurements) -> dict[str, Any]:
         "entropy": _share(totals.sums["entropy"], counts["rl"]),
         "mismatch_kl": _share(totals.sums["mismatch_kl"], counts["rl"]),
         "mismatch_kl_max": totals.maxima["mismatch_kl"] if counts["rl"] else None,
-        "masked_fraction": _share(totals.sums["masked_positive"] + totals.sums["masked_negative"], counts["rl"]),
+        "masked_fraction": _share(totals.sums["masked"], counts["rl"]),
         "num_rows": len(samples),
         "num_tokens": sum(len(row.token_ids) for row in samples),
         **{f"{name}_tokens": counts[name] for name in COMPONENTS},
@@ -81,17 +87,56 @@ def statistics_table(statistics: list[RowStatistics]) -> pa.Table:
 
 
 def _further(measured: Measurements, counts: dict[str, int]) -> dict[str, Any]:
-    sums = measured.totals.sums
-    return {
+    """Return the metrics that have no column. What is not finite is null, and named in `not_finite`: JSON has no form
+    for it, and nobody should take it for what was not measured.
+    """
+    sums, maxima = measured.totals.sums, measured.totals.maxima
+    found = {
         "clipped": measured.clipped,
         # Sums are rounded in another order with another number of either: weights then agree, but not to the last bit.
         "threads": measured.threads,
         "processes": measured.processes,
         "masked_fraction_positive": _share(sums["masked_positive"], sums["positive"]),
         "masked_fraction_negative": _share(sums["masked_negative"], sums["negative"]),
+        "truncated_fraction": _share(sums["truncated"], counts["rl"]),
+        **_mismatch(measured.totals, counts["rl"]),
+        **ratio_quantiles(measured.statistics),
         "ce_nll_mean": _share(sums["ce_nll"], counts["ce"]),
-        "ce_nll_max": measured.totals.maxima["ce_nll"] if counts["ce"] else None,
+        "ce_nll_max": maxima["ce_nll"] if counts["ce"] else None,
+        "ref_kl_mean": _share(sums["ref_kl"], counts["ref_kl"]),
+        "ref_kl_masked_fraction": _share(sums["ref_kl_masked"], counts["ref_kl"]),
     }
+    missing = [name for name, value in found.items() if value is not None and not math.isfinite(value)]
+    return found | dict.fromkeys(missing) | ({"not_finite": missing} if missing else {})
+
+
+def _mismatch(totals: Totals, num_rl: int) -> dict[str, float | None]:
+    """Return mean, standard deviation and maximum of the mismatch by group; mean and maximum over all are columns."""
+    num_masked = totals.sums["masked"]
+    found: dict[str, float | None] = {}
+    for group, count in zip(GROUPS, (num_rl, num_masked, num_rl - num_masked), strict=True):
+        name = f"{group}mismatch_kl"
+        mean, square = _share(totals.sums[name], count), _share(totals.sums[f"{name}_squared"], count)
+        spread = None if mean is None or square is None else square - mean * mean
+        # Rounding may leave a little less than nothing.
+        found[f"{name}_std"] = spread if spread is None or math.isnan(spread) else math.sqrt(max(spread, 0.0))
+        if group:
+            found |= {f"{name}_mean": mean, f"{name}_max": totals.maxima[name] if count else None}
+    return found
+
+
+def ratio_quantiles(statistics: list[RowStatistics]) -> dict[str, float | None]:
+    """Return quantiles of the importance ratio over all rl tokens of an update, exactly; null without any."""
+    parts = [np.zeros(0)]
+    for entry in statistics:
+        member = entry.row.streams["rl_weights"] != 0
+        parts.append(entry.logprobs[member].astype(np.float64) - entry.row.streams["logprobs"][member])
+    log_ratios = np.concatenate(parts)
+    names = [f"ratio_quantile_{quantile}" for quantile in QUANTILES]
+    if not log_ratios.size:
+        return dict.fromkeys(names)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return dict(zip(names, np.quantile(np.exp(log_ratios), QUANTILES).tolist(), strict=True))
 
 
 def _share(total: float, count: float) -> float | None:

@@ -17,6 +17,7 @@ from tasks.learner.digest import weights_sha256
 from tasks.learner.distributed import World
 from tasks.learner.errors import LearnerError
 from tasks.learner.loop import accumulate_gradients
+from tasks.learner.loss import Objective
 from tasks.learner.model import Policy, load_policy, run_row
 from tasks.learner.optimizer import Optimizer, apply_gradients, clip_gradients, new_optimizer
 from tasks.learner.results import Measurements, statistics_table, update_rows
@@ -103,7 +104,8 @@ class Trainer:
     def _update(self, held: _Held, batch: Batch, optimizer_step: int) -> Measurements:
         """Make one optimizer step. Raises LearnerError, before the weights change, when the gradient is not finite."""
         settings = self._configured()
-        totals, statistics = accumulate_gradients(held.policy, batch, settings.loss, self._world, self._device)
+        objective = Objective(settings.loss, settings.ref_kl)
+        totals, statistics = accumulate_gradients(held.policy, batch, objective, self._world, self._device)
         grad_norm = clip_gradients(held.policy, settings.max_grad_norm, self._world)
         if not np.isfinite(grad_norm):
             held.optimizer.zero_grad()

@@ -10,6 +10,7 @@ from pydantic.fields import FieldInfo
 from configs.algorithms import CustomConfig, Overlong
 from configs.explain import members
 from configs.fields import is_operational
+from configs.losses import CustomLoss
 from configs.optimizers import WsdSchedule
 from configs.run import KEY_NAMES, RunConfig, View, content
 from configs.sections import EnvironmentConfig
@@ -21,6 +22,7 @@ REQUIRED: dict[type[BaseModel], dict[str, Any]] = {
     EnvironmentConfig: {"name": "a", "taskset": {"id": "x"}},
     Overlong: {"max_tokens": 8, "buffer_tokens": 4},
     CustomConfig: {"function": "package:function"},
+    CustomLoss: {"function": "package:function"},
 }
 LITERALS = {bool: lambda value: not value, int: lambda value: value + 1, float: lambda value: (value or 0.25) / 2}
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from configs.losses import DppoLoss
 from tasks.learner.distributed import World
 from tasks.learner.loop import accumulate_gradients
+from tasks.learner.loss import Objective
 from tasks.learner.rows import batches_from_table
 from tests.tasks.learner.packed import batches, padding, sample
 
@@ -31,7 +32,7 @@ def gradient(policy, rows, config=None):
     """Return the flat gradient, what was measured and the statistics by sample."""
     policy.zero_grad()
     (batch,) = batches_from_table(batches(rows), 1)
-    totals, statistics = accumulate_gradients(policy, batch, config or DppoLoss(), ALONE, CPU)
+    totals, statistics = accumulate_gradients(policy, batch, Objective(config or DppoLoss()), ALONE, CPU)
     by_sample = {}
     for entry in statistics:
         for name, start, end in zip(entry.row.sample_ids, entry.row.borders, entry.row.borders[1:], strict=False):

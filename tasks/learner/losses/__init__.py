@@ -1,0 +1,21 @@
+"""The losses of the rl component by `training.loss.type`: each a function of a row's rl tokens and its settings."""
+
+from collections.abc import Callable
+from typing import Any
+
+from tasks.learner.losses.cispo import cispo
+from tasks.learner.losses.custom import custom
+from tasks.learner.losses.dppo import dppo
+from tasks.learner.losses.gspo import gspo
+from tasks.learner.losses.ipo import ipo
+from tasks.learner.losses.ppo import ppo
+from tasks.learner.losses.tokens import RlTokens, Term
+
+LOSSES: dict[str, Callable[[RlTokens, Any], Term]] = {
+    "dppo": dppo,
+    "ipo": ipo,
+    "ppo": ppo,
+    "cispo": cispo,
+    "gspo": gspo,
+    "custom": custom,
+}

@@ -1,0 +1,191 @@
+"""Every loss of the rl component by hand: values, gradients, what is masked and what is truncated."""
+
+import math
+
+import pytest
+import torch
+
+from configs.losses import (
+    CispoLoss,
+    CustomLoss,
+    DppoLoss,
+    GspoLoss,
+    IpoLoss,
+    PpoLoss,
+    SequenceMask,
+    TruncatedImportance,
+)
+from tasks.learner.errors import LearnerError
+from tests.tasks.learner.slow_losses import Token, packed
+
+pytestmark = pytest.mark.engine
+
+
+def row(*tokens):
+    """Rl tokens of weight 1 from (learner's probability, engine's, advantage, segment)."""
+    return [Token(math.log(p), math.log(e), a, rl=1.0, segment=(*s, 0)[0]) for p, e, a, *s in tokens]
+
+
+def run(tokens, loss):
+    """Return the sum of the terms, their gradients, and the counts of masked and truncated tokens."""
+    value, gradient, measured = packed(tokens, {"rl": 1, "ce": 0, "ref_kl": 0}, loss)
+    return value, gradient, tuple(int(measured.sums[name]) for name in ("masked", "truncated"))
+
+
+def assert_terms(found, terms, gradient, counts):
+    assert found[0] == pytest.approx(math.fsum(terms), abs=1e-14)
+    assert found[1] == pytest.approx(gradient, abs=1e-14)
+    assert found[2] == counts
+
+
+# Ratios 1.25, 2, 1/2, 2, 0.5; differences +0.1, +0.25, -0.25, +0.35, -0.2.
+ROW = row((0.5, 0.4, 2.0), (0.5, 0.25, 1.0), (0.25, 0.5, -1.0), (0.7, 0.35, -3.0), (0.2, 0.4, 0.0))
+
+
+def test_dppo_masks_by_sign():
+    # The fourth moved most, but against its advantage.
+    assert_terms(run(ROW, DppoLoss(kl_tau=0)), [-2.5, 6.0], [-2.5, 0, 0, 6.0, 0], (2, 0))
+
+
+def test_ipo_masks_whatever_the_sign():
+    assert_terms(run(ROW, IpoLoss(kl_tau=0)), [-2.5, -2.0, 0.5], [-2.5, -2.0, 0.5, 0, 0], (1, 0))
+    strict = IpoLoss(threshold=0.15, kl_tau=0)
+    assert_terms(run(ROW, strict), [-2.5], [-2.5, 0, 0, 0, 0], (4, 0))
+
+
+def test_ppo_takes_the_worse_of_clipped_and_unclipped():
+    # Clipped at 1.2 (first, second), at 0.8 (third); the fourth rose with a negative advantage and is not clipped.
+    assert_terms(run(ROW, PpoLoss()), [-2.4, -1.2, 0.8, 6.0], [0, 0, 0, 6.0, 0], (3, 0))
+    higher = PpoLoss(clip_low=0.2, clip_high=0.28)
+    assert_terms(run(ROW, higher), [-2.5, -1.28, 0.8, 6.0], [-2.5, 0, 0, 6.0, 0], (2, 0))
+
+
+def test_cispo_clips_the_weight_and_keeps_every_gradient():
+    loss = CispoLoss(clip_low=0.4, clip_high=0.5)
+    weights = [1.25, 1.5, 0.6, 1.5, 0.6]
+    gradient = [-w * a for w, a in zip(weights, (2.0, 1.0, -1.0, -3.0, 0.0), strict=True)]
+    terms = [g * t.l for g, t in zip(gradient, ROW, strict=True)]
+    assert_terms(run(ROW, loss), terms, gradient, (0, 2))
+    assert run(ROW, CispoLoss())[1] == pytest.approx([-2.5, -2.0, 0.5, 6.0, 0.0])
+
+
+SEQUENCES = row((0.8, 0.4, 1.0, 0), (0.25, 0.5, 1.0, 0), (0.4, 0.2, 1.0, 1), (0.4, 0.2, -2.0, 1), (0.1, 0.4, -1.0, 2))
+
+
+def test_gspo_clips_whole_sequences():
+    # Geometric means: 1 (of 2 and 1/2), 2, 1/4.
+    loss = GspoLoss(clip_low=0.5, clip_high=0.5)
+    assert_terms(run(SEQUENCES, loss), [-1, -1, -1.5, 4.0, 0.5], [-1, -1, 0, 4.0, 0], (2, 0))
+
+
+def test_gspo_s_gradient_is_that_of_the_sequence_ratio():
+    """With one advantage: s A times the sum of the tokens' gradients, which is |y| times the gradient of s A."""
+    tokens = row((0.5, 0.4, 1.5), (0.3, 0.25, 1.5), (0.2, 0.3, 1.5))
+    l = torch.tensor([t.l for t in tokens], dtype=torch.float64, requires_grad=True)  # noqa: E741
+    ratio = (l - torch.tensor([t.q for t in tokens], dtype=torch.float64)).mean().exp()
+    (-3 * ratio * 1.5).backward()
+    found = run(tokens, GspoLoss(clip_low=0.5, clip_high=0.5))
+    assert found[1] == pytest.approx(l.grad.tolist(), rel=1e-12)
+    assert found[0] == pytest.approx(-3 * 1.5 * ratio.item(), rel=1e-12)
+
+
+@pytest.mark.parametrize("type_", [DppoLoss, IpoLoss, PpoLoss, GspoLoss, CispoLoss])
+def test_a_positive_weight_and_kl_tau_are_the_same_in_all(type_):
+    tokens = [Token(-1.0, -1.0, 2.0, rl=0.5), Token(-2.0, -2.5, 0.0, rl=2.0, segment=1)]
+    value, gradient, _ = packed(tokens, {"rl": 4, "ce": 0, "ref_kl": 0}, type_(kl_tau=0.1))
+    first = -2.0 * 0.5 / 4 * (-1.0 if type_ is CispoLoss else 1.0)
+    assert value == pytest.approx(first + 2 * 0.1 * 0.25 / 4)
+    assert gradient == pytest.approx([-0.25, 2 * 0.1 * 2 * 0.5 / 4])
+
+
+WIDE = {"mask_low": 9.0, "mask_high": 9.0, "kl_tau": 0.0}
+
+
+def test_a_cap_on_the_token_s_ratio():
+    tis = TruncatedImportance(level="token", cap=1.5)
+    assert_terms(run(ROW, DppoLoss(tis=tis, **WIDE)), [-2.5, -1.5, 0.5, 4.5], [-2.5, -1.5, 0.5, 4.5, 0], (0, 2))
+    # Of ppo too, where the clip goes by the ratio as it is.
+    assert_terms(run(ROW, PpoLoss(tis=tis)), [-2.4, -1.2, 0.8, 4.5], [0, 0, 0, 4.5, 0], (3, 1))
+
+
+def test_a_cap_on_the_sequence_s_ratio():
+    # Products: 1, 4, 1/4.
+    tis = TruncatedImportance(level="sequence", cap=3.0)
+    expected = [-1, -1, -3, 6, 0.25]
+    assert_terms(run(SEQUENCES, DppoLoss(tis=tis, **WIDE)), expected, expected, (0, 2))
+    gspo = GspoLoss(clip_low=0.5, clip_high=0.5, tis=tis)
+    assert_terms(run(SEQUENCES, gspo), [-1, -1, -1.5, 6, 0.5], [-1, -1, 0, 6, 0], (2, 1))
+    gradient = [-1, -1, -2, 4, 0.25]
+    terms = [g * t.l for g, t in zip(gradient, SEQUENCES, strict=True)]
+    assert_terms(run(SEQUENCES, CispoLoss(clip_high=1.0, tis=tis)), terms, gradient, (0, 2))
+
+
+@pytest.mark.parametrize(
+    ("mask", "kept"),
+    [
+        (SequenceMask(ratio="geometric", low=0.5, high=None), (0, 1)),
+        (SequenceMask(ratio="geometric", low=None, high=1.5), (0, 2)),
+        (SequenceMask(ratio="geometric", low=0.2, high=2.5), (0, 1, 2)),
+        (SequenceMask(ratio="extremes", low=0.6, high=None), (1,)),
+        (SequenceMask(ratio="extremes", low=None, high=1.9), (2,)),
+        (SequenceMask(ratio="extremes", low=0.4, high=3.0), (0, 1)),
+    ],
+)
+def test_sequences_out_of_bounds_are_left_out_with_all_they_have(mask, kept):
+    loss = {"mask_low": 9.0, "mask_high": 9.0, "kl_tau": 0.5}
+    terms = run(SEQUENCES, DppoLoss(**loss))[1]
+    expected = [each if token.segment in kept else 0.0 for each, token in zip(terms, SEQUENCES, strict=True)]
+    value, gradient, counts = run(SEQUENCES, DppoLoss(sequence_mask=mask, **loss))
+    assert gradient == pytest.approx(expected)
+    assert all(terms)
+    assert counts == (sum(token.segment not in kept for token in SEQUENCES), 0)
+    alone = [token for token in SEQUENCES if token.segment in kept]
+    assert value == pytest.approx(run(alone, DppoLoss(**loss))[0] if alone else 0.0)
+
+
+def test_tokens_of_other_components_are_in_no_sequence_ratio():
+    others = [Token(-0.1, -9.0, 0.0, ce=1.0, segment=0), Token(-0.1, -9.0, 1.0, ref_kl=1.0, segment=1)]
+    loss = GspoLoss(clip_low=0.5, clip_high=0.5, sequence_mask=SequenceMask(ratio="extremes", low=0.1, high=5.0))
+    alone, with_others = run(SEQUENCES, loss), run(SEQUENCES + others, loss)
+    assert (with_others[1][:5], with_others[2]) == (alone[1], alone[2])
+    assert all(with_others[1][:5][index] for index in (0, 1, 3))
+
+
+def test_a_row_whose_sequences_are_all_masked_gives_zero():
+    mask = SequenceMask(ratio="geometric", low=50.0, high=None)
+    assert run(SEQUENCES, PpoLoss(sequence_mask=mask)) == (0.0, [0.0] * 5, (5, 0))
+
+
+PATH = "tests.tasks.learner.own_losses"
+
+
+def test_custom_is_called_with_its_arguments():
+    found = run(ROW, CustomLoss(function=f"{PATH}:reinforce", arguments={"scale": 2.0}))
+    gradient = [-2.0 * token.advantage for token in ROW]
+    assert_terms(found, [g * t.l for g, t in zip(gradient, ROW, strict=True)], gradient, (0, 0))
+
+
+def test_custom_may_tell_what_it_masked_and_use_the_cap():
+    tis = TruncatedImportance(level="token", cap=1.5)
+    found = run(ROW, CustomLoss(function=f"{PATH}:only_praise", tis=tis))
+    assert_terms(found, [-2.5, -1.5], [-2.5, -1.5, 0, 0, 0], (2, 1))
+
+
+def test_custom_counts_for_nothing_outside_its_tokens():
+    tokens = [*ROW, Token(-1.0, -2.0, 0.0, ce=1.0)]
+    value, gradient, _ = packed(tokens, {"rl": 1, "ce": 1, "ref_kl": 0}, CustomLoss(function=f"{PATH}:not_a_number"))
+    assert (value, gradient) == (1.0, [0.0] * 5 + [-1.0])
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (f"{PATH}:missing", "has no 'missing'"),
+        ("no.such.module:loss", "does not load"),
+        (f"{PATH}:a_sum", r"of shape \(\) for values"),
+        (f"{PATH}:a_number", "a float for values"),
+    ],
+)
+def test_a_custom_loss_that_does_not_fit_is_one_clear_error(function, words):
+    with pytest.raises(LearnerError, match=f"training.loss.function.*{words}.*nothing was trained"):
+        run(ROW, CustomLoss(function=function))
