@@ -1,7 +1,9 @@
 """The algorithms by the `type` of their config section: one small file each, one line here."""
 
 from tasks.algorithms.credit import AdvantageBreach, Algorithm, Credit, Kept
+from tasks.algorithms.custom import custom
 from tasks.algorithms.dr_grpo import dr_grpo
+from tasks.algorithms.echo import echo
 from tasks.algorithms.grpo import grpo
 from tasks.algorithms.hierarchical_grpo import hierarchical_grpo
 from tasks.algorithms.max_rl import max_rl
@@ -18,6 +20,8 @@ ALGORITHMS = {
     "reinforce_pp": Algorithm(reinforce_pp, zero_sum=True),
     "hierarchical_grpo": Algorithm(hierarchical_grpo, zero_sum=True),
     "rae": Algorithm(rae, zero_sum=False),
+    "echo": Algorithm(echo, zero_sum=True),
+    "custom": Algorithm(custom, zero_sum=False),
     "supervised": Algorithm(supervised, zero_sum=False),
 }
 

@@ -1,0 +1,75 @@
+"""Custom: credit by a function of one's own, named by import path; what it returns is checked."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from configs.algorithms import CustomConfig
+from tasks.algorithms.credit import AdvantageBreach, Credit, Kept
+from tasks.import_paths import load_function
+
+
+def custom(kept: Kept, settings: CustomConfig) -> Credit:
+    """Return what the section's function makes of one environment's kept traces, called as `f(kept, settings)`.
+
+    Raises AdvantageBreach where that is no Credit, or one that cannot be meant (see `require_credit`), and
+    NotImportable where the function cannot be loaded.
+    """
+    credit = load_function(settings.function)(kept, settings)
+    try:
+        require_credit(kept, credit)
+    except AdvantageBreach as error:
+        raise AdvantageBreach(
+            f"algorithm {settings.function}: {error}. Nothing was trained; all that was sampled is safe. Correct the "
+            "function (its code is part of the key) and go on under a new name, or replay the run from advantage."
+        ) from error
+    return credit  # type: ignore[no-any-return]
+
+
+def require_credit(kept: Kept, credit: object) -> None:
+    """Raise AdvantageBreach unless `credit` is one for these traces that training can be held to.
+
+    Advantages are finite or NaN, which is none; weights are finite and not negative; rl and ref_kl weigh sampled tokens
+    only, for which alone there is a log-prob of the engine, and no token both; a token with rl weight has a finite
+    signal, or its trace an advantage; ref_kl has a signal; there is no state, since none would be handed back.
+    """
+    if not isinstance(credit, Credit):
+        raise AdvantageBreach(f"it returned {type(credit).__name__}, not tasks.algorithms.Credit")
+    _require_shapes(kept, credit)
+    for name in ("rl", "ref_kl"):
+        if (getattr(credit, name)[~kept.mask.values] != 0).any():
+            raise AdvantageBreach(f"{name} has weight on tokens that the policy did not sample")
+    if ((credit.rl != 0) & (credit.ref_kl != 0)).any():
+        raise AdvantageBreach("a token has weight in rl and in ref_kl; column advantages can serve but one of them")
+    if credit.signal is None:
+        _require_advantages(kept, credit)
+    if credit.states is not None:
+        raise AdvantageBreach("it returned states, which are kept for algorithms of the config only")
+
+
+def _require_shapes(kept: Kept, credit: Credit) -> None:
+    traces, tokens = kept.traces.num_rows, len(kept.mask.values)
+    for name in ("baseline", "advantage"):
+        values = _floats(credit, name, np.float64, traces, "traces")
+        if np.isinf(values).any():
+            raise AdvantageBreach(f"{name} is infinite for some traces; NaN is none")
+    for name in ("rl", "ce", "ref_kl"):
+        weights = _floats(credit, name, np.float32, tokens, "tokens")
+        if not np.isfinite(weights).all() or (weights < 0).any():
+            raise AdvantageBreach(f"{name} has weights that are negative or not finite; let an advantage be negative")
+    if credit.signal is not None and not np.isfinite(_floats(credit, "signal", np.float32, tokens, "tokens")).all():
+        raise AdvantageBreach("signal is not finite for some tokens")
+
+
+def _floats(credit: Credit, name: str, dtype: type, size: int, what: str) -> NDArray[np.floating]:
+    values: NDArray[np.floating] = getattr(credit, name)
+    if not isinstance(values, np.ndarray) or values.shape != (size,) or values.dtype != dtype:
+        kind = f"{values.dtype} {values.shape}" if isinstance(values, np.ndarray) else type(values).__name__
+        raise AdvantageBreach(f"{name} is {kind}, not an array of {dtype.__name__} for {size} {what}")
+    return values
+
+
+def _require_advantages(kept: Kept, credit: Credit) -> None:
+    if credit.ref_kl.any():
+        raise AdvantageBreach("ref_kl has weight, and there is no signal: log pi_ref - log pi_engine of each token")
+    if (np.isnan(credit.advantage)[kept.owner[kept.mask.row_of_value]] & (credit.rl != 0)).any():
+        raise AdvantageBreach("rl has weight in a trace without an advantage")

@@ -1,0 +1,55 @@
+"""Functions that tests name by import path: keep masks, and algorithms of one's own."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from tasks.algorithms.grpo import GrpoConfig, grpo
+
+
+def below(messages, limit=10):
+    """Keep tokens whose id is below a limit."""
+    return [[token < limit for token in row] for row in messages["token_ids"].to_pylist()]
+
+
+def wrong(messages, kind):
+    """Return what no keep mask may be."""
+    lengths = [len(row) for row in messages["token_ids"].to_pylist()]
+    kinds = {
+        "too few": [[True] * length for length in lengths[1:]],
+        "too long": [[True] * (length + 1) for length in lengths],
+        "numbers": [[1] * length for length in lengths],
+        "nested": [[True, [False]] for _ in lengths],
+        "nothing": None,
+    }
+    return kinds[kind]
+
+
+def halved(kept, settings):
+    """Credit as grpo does, times a factor."""
+    credit = grpo(kept, GrpoConfig())
+    return replace(credit, advantage=credit.advantage * settings.arguments.get("factor", 0.5))
+
+
+def broken(kept, settings):
+    """Credit as grpo does, with one thing wrong."""
+    credit, kind = grpo(kept, GrpoConfig()), settings.arguments["kind"]
+    tokens = len(kept.mask.values)
+    ones, traces = np.ones(tokens, np.float32), kept.traces.num_rows
+    changed = {
+        "a table": None,
+        "short": {"advantage": np.zeros(traces + 1)},
+        "a list": {"baseline": [0.0] * traces},
+        "double weights": {"rl": credit.rl.astype(np.float64)},
+        "infinite": {"advantage": np.full(traces, np.inf)},
+        "negative": {"ce": -ones},
+        "nan": {"rl": credit.rl * np.float32(np.nan)},
+        "unsampled": {"rl": ones},
+        "unsampled reference": {"ref_kl": ones, "rl": 0 * ones, "signal": ones},
+        "both": {"ref_kl": credit.rl, "signal": ones},
+        "no signal": {"ref_kl": credit.rl, "rl": 0 * ones},
+        "signal not finite": {"signal": ones * np.float32(np.inf)},
+        "no advantage": {"advantage": np.full(traces, np.nan)},
+        "state": {"states": kept.traces},
+    }[kind]
+    return kept.traces if changed is None else replace(credit, **changed)

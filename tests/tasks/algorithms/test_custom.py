@@ -1,0 +1,43 @@
+"""Custom: a function of one's own is called, and what it returns is held to what training needs."""
+
+import pytest
+
+from tasks.algorithms import AdvantageBreach
+from tasks.import_paths import NotImportable
+from tests.tasks.algorithms.crediting import advantages, credited, group
+
+HERE = "tests.tasks.algorithms.masks"
+REFUSED = {
+    "a table": "it returned Table, not tasks.algorithms.Credit",
+    "short": r"advantage is float64 \(3,\), not an array of float64 for 2 traces",
+    "a list": "baseline is list, not an array of float64 for 2 traces",
+    "double weights": r"rl is float64 \(10,\), not an array of float32 for 10 tokens",
+    "infinite": "advantage is infinite",
+    "negative": "ce has weights that are negative or not finite",
+    "nan": "rl has weights that are negative or not finite",
+    "unsampled": "rl has weight on tokens that the policy did not sample",
+    "unsampled reference": "ref_kl has weight on tokens that the policy did not sample",
+    "both": "a token has weight in rl and in ref_kl",
+    "no signal": "ref_kl has weight, and there is no signal",
+    "signal not finite": "signal is not finite",
+    "no advantage": "rl has weight in a trace without an advantage",
+    "state": "it returned states",
+}
+
+
+def test_it_credits_with_its_arguments():
+    rows = credited(group(1.0, 0.0), type="custom", function=f"{HERE}:halved")
+    assert advantages(rows) == [0.25, -0.25] and rows[0]["rl_weights"] == [0, 0, 0, 1, 1]
+    rows = credited(group(1.0, 0.0), type="custom", function=f"{HERE}:halved", arguments={"factor": 3})
+    assert advantages(rows) == [1.5, -1.5]
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_cannot_be_trained_on_is_refused(kind):
+    with pytest.raises(AdvantageBreach, match=f"^algorithm {HERE}:broken: {REFUSED[kind]}"):
+        credited(group(1.0, 0.0), type="custom", function=f"{HERE}:broken", arguments={"kind": kind})
+
+
+def test_a_path_to_nothing_is_refused():
+    with pytest.raises(NotImportable, match="it has no 'doubled'"):
+        credited(group(1.0, 0.0), type="custom", function=f"{HERE}:doubled")
