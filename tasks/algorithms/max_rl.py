@@ -15,7 +15,7 @@ def max_rl(kept: Kept, settings: MaxRlConfig) -> Credit:
 
     A mean that is no larger than what rounding leaves of rewards that cancel out, each other or with what shaping takes
     off them, counts as zero: dividing by it would give advantages of 1e16. Members of a group, and traces without a
-    reward, are as in grpo. Raises AdvantageBreach if a group mixes agents.
+    reward, are as in grpo.
     """
     groups = Groups.of(kept, settings, by_example(kept))
     mean = groups.mean(groups.reward)
