@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
+from flows.refills import missing_groups
 from flows.session import Session
 from storage.refs import Entry
 from tasks.stage import Place, Policy, Ref, StageTask, inputs_of, ref_of
@@ -47,6 +48,10 @@ class Worker:
         """Return the row of a decision at a gate."""
         row: Mapping[str, Any] = self._place.table("decisions", (ref,)).to_pylist()[0]
         return row
+
+    def missing(self, assigned: Sequence[Ref], credits: Ref) -> Mapping[str, int]:
+        """Return how many groups of the first of some assignments have no replacement yet, by environment."""
+        return missing_groups(self._place, assigned, credits)
 
     def done(self, task: StageTask, step: int, refs: Sequence[Ref], policy: Policy) -> bool:
         """Tell whether this run itself has finished a stage before, or has taken it over from another run."""

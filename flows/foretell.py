@@ -8,6 +8,7 @@ from configs.run import RunConfig
 from flows import pipeline
 from flows.pipeline import attempts
 from flows.recorded import recorded_by
+from flows.refills import missing_groups
 from flows.replaying import quarantined_in, replay_steps
 from storage.refs import Entry
 from tasks.stage import Place, Policy, Ref, StageTask, inputs_of, key_of, ref_of
@@ -16,15 +17,24 @@ Find = Callable[[str], Entry | None]
 """Returns the finished work of a key, or None."""
 Decided = Callable[[Entry], Mapping[str, Any]]
 """Returns the row of a decision that was made at a gate."""
+Missing = Callable[[Sequence[Ref], Ref], Mapping[str, int]]
+"""Returns how many groups of finished assignments the finished credits leave to be replaced, by environment."""
 
 
 class Foreteller:
     """Computes nothing: says for every piece of work its key and whether it is found."""
 
-    def __init__(self, config: RunConfig, find: Find, decided: Decided = lambda entry: {"approved": True}) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        find: Find,
+        decided: Decided = lambda entry: {"approved": True},
+        missing: Missing = lambda assigned, credits: {},
+    ) -> None:
         self._config = config
         self._find = find
         self._decided = decided
+        self._missing = missing
         self.tasks: list[StageTask] = []
         self.pieces: list[Ref] = []
         """The work, found or to come, in the order of `tasks`."""
@@ -56,6 +66,10 @@ class Foreteller:
         entry = self._find(ref.key)
         return self._decided(entry) if entry else None
 
+    def missing(self, assigned: Sequence[Ref], credits: Ref) -> Mapping[str, int]:
+        """Return how many groups are to be replaced, by environment; none where the credits are still to be given."""
+        return self._missing(assigned, credits) if self._find(credits.key) else {}
+
     def done(self, task: StageTask, step: int, refs: Sequence[Ref], policy: Policy) -> bool:
         """Tell whether the run itself has finished a stage before, or has taken it over from another run."""
         entry = self._find(key_of(self._config, task.stage, step, inputs_of(refs, policy)))
@@ -72,7 +86,10 @@ def foretell(place: Place, source: pipeline.Source, evaluation: Place, policy: P
         row: Mapping[str, Any] = place.store.read(entry.slices("decisions")).to_pylist()[0]
         return row
 
-    tell, tell_evaluation = (Foreteller(each.config, each.find, decided) for each in (place, evaluation))
+    def lacking(assigned: Sequence[Ref], credits: Ref) -> Mapping[str, int]:
+        return missing_groups(place, assigned, credits)
+
+    tell, tell_evaluation = (Foreteller(each.config, each.find, decided, lacking) for each in (place, evaluation))
     with suppress(pipeline.Evicted, pipeline.GateRefused):
         if place.config.kind == "replay":
             _walk_replay(place, source, tell)

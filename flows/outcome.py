@@ -10,7 +10,9 @@ import pyarrow.compute as pc
 from flows.corrections.quarantine_kept import kept_in_quarantine
 from flows.metrics import step_metrics
 from flows.pipeline import Drawn
+from flows.refills import group_counts, short_of_groups
 from flows.session import Session
+from flows.token_metrics import step_token_metrics
 from storage.schemas import TRACES, VERDICTS
 from tasks.accounting import TRAINED, AccountBreach, Share, account
 from tasks.stage import Policy, Ref
@@ -50,7 +52,7 @@ def check_account(session: Session, drawn: Drawn) -> list[Share]:
     """Return what became of every rollout of a step. Raises AccountBreach where one is lost or counted twice."""
     place = session.place
     tables = (
-        place.table("assignments", [drawn.assignment], ["assignment_id"]),
+        place.table("assignments", drawn.assignments, ["assignment_id"]),
         place.table("traces", drawn.traces, TRACE_COLUMNS),
         place.table("verdicts", [drawn.filtering], ["trace_id", "keep", "reason"]),
         place.table("credits", [drawn.advantage], ["sample_id", "trace_id"]),
@@ -59,7 +61,7 @@ def check_account(session: Session, drawn: Drawn) -> list[Share]:
     try:
         return account(*tables)
     except AccountBreach as error:
-        error.add_note(f"Run {place.run}, step {drawn.assignment.step}, between the stages packing and training.")
+        error.add_note(f"Run {place.run}, step {drawn.packing.step}, between the stages packing and training.")
         raise
 
 
@@ -68,6 +70,8 @@ def finish_step(session: Session, step: int, drawn: Drawn, trained: Ref) -> dict
     described = describe_step(session, step, drawn, trained)
     session.tell("step", **described)
     if described["computed"] and (warning := low_signal(described)):
+        session.tell("note", text=warning)
+    if described["computed"] and (warning := short_of_groups(step, described.get("groups", {}))):
         session.tell("note", text=warning)
     if warning := kept_in_quarantine(session, drawn):
         session.tell("note", text=warning)
@@ -100,10 +104,12 @@ def describe(session: Session, step: int, refs: Sequence[Ref], drawn: Drawn | No
     # Of a step that was found, only the gist is shown.
     shares = check_account(session, drawn) if computed and drawn else []
     made = {table for ref in refs for table, _ in ref.rows}
+    stages = list(dict.fromkeys(ref.stage for ref in refs))
     traces = place.table("traces", refs, TRACE_COLUMNS)
     verdicts = place.table("verdicts", refs) if "verdicts" in made else VERDICTS.arrow.empty_table()
     update = place.table("updates", refs).to_pylist()[-1] if "updates" in made else None
-    seconds = {ref.stage: ref.seconds for ref in refs}
+    seconds = {stage: sum(ref.seconds for ref in refs if ref.stage == stage) for stage in stages}
+    groups = group_counts(place, drawn) if drawn else {}
     fates = {"/".join(filter(None, (share.fate, share.detail))): share.num_traces for share in shares}
     filters = [each.type for each in place.config.filtering.filters] if verdicts.num_rows else []
     return {
@@ -113,11 +119,23 @@ def describe(session: Session, step: int, refs: Sequence[Ref], drawn: Drawn | No
         "fates": [asdict(share) for share in shares],
         "tokens": pc.sum(pc.add(traces["num_input_tokens"], traces["num_output_tokens"])).as_py() or 0,
         "seconds": seconds,
-        "rows": {ref.stage: dict(ref.rows) for ref in refs},
-        "stage_tokens": {ref.stage: ref.tokens for ref in refs},
+        "rows": _rows(refs),
+        "stage_tokens": {stage: sum(ref.tokens for ref in refs if ref.stage == stage) for stage in stages},
         "update": update,
-        "metrics": step_metrics(traces, verdicts, update, fates, seconds, filters),
+        "metrics": step_metrics(traces, verdicts, update, fates, seconds, filters)
+        | (step_token_metrics(place, refs) if computed else {})
+        | {f"groups/{name}": float(count) for name, count in groups.items()},
+        **({"groups": groups} if groups else {}),
     }
+
+
+def _rows(refs: Sequence[Ref]) -> dict[str, dict[str, int]]:
+    """Return the rows that were made, by stage and table."""
+    rows: dict[str, dict[str, int]] = {}
+    for ref in refs:
+        of_stage = rows.setdefault(ref.stage, {})
+        of_stage |= {table: of_stage.get(table, 0) + count for table, count in ref.rows}
+    return rows
 
 
 def rewards(traces: pa.Table) -> dict[str, Any]:

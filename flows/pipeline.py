@@ -12,6 +12,7 @@ from itertools import count
 from typing import Any, Protocol
 
 from configs.run import RunConfig
+from configs.teaching import only_teachers_sample, scored_by_policy
 from tasks import (
     advantage,
     assignment,
@@ -21,6 +22,7 @@ from tasks import (
     gate,
     packing,
     policy_import,
+    reference,
     rollout,
     training,
 )
@@ -53,6 +55,13 @@ class Do(Protocol):
         """Return the row of a decision at a gate; None where it is still to be made, which is taken to let pass."""
         ...
 
+    def missing(self, assigned: Sequence[Ref], credits: Ref) -> Mapping[str, int]:
+        """Return how many groups of the first of some assignments have no replacement yet, by environment.
+
+        None where that is still to be found out: what is to come is taken to be enough.
+        """
+        ...
+
     def done(self, task: StageTask, step: int, refs: Sequence[Ref], policy: Policy) -> bool:
         """Tell whether this run itself has finished a stage before, or has taken it over from another run."""
         ...
@@ -72,9 +81,10 @@ class Source:
 class Drawn:
     """One step's way from examples to packed batches."""
 
-    assignment: Ref
+    assignments: tuple[Ref, ...]
+    """What was tried; several where groups were replaced."""
     traces: tuple[Ref, ...]
-    """The rollouts; where they were scored again, first what that made of the traces."""
+    """The rollouts, those of each assignment in turn; where they were scored again, first what that made of them."""
     filtering: Ref
     advantage: Ref
     packing: Ref
@@ -82,7 +92,7 @@ class Drawn:
     @property
     def refs(self) -> tuple[Ref, ...]:
         """The references, in the order of the stages."""
-        return self.assignment, *self.traces, self.filtering, self.advantage, self.packing
+        return *self.assignments, *self.traces, self.filtering, self.advantage, self.packing
 
 
 def first_policy(do: Do, source: Source) -> Policy:
@@ -103,12 +113,16 @@ def start(do: Do, source: Source) -> tuple[Ref, Policy]:
 def draw(do: Do, step: int, found: Ref, policy: Policy, config: RunConfig, before: Drawn | None = None) -> Drawn:
     """Make the batches of one step; draw again while the filters leave nothing of them.
 
-    `before` is what was drawn for the step before, whose state estimators go on from.
+    `before` is what was drawn for the step before, whose state estimators and samplers go on from.
 
     Raises Evicted after `filtering.max_batch_attempts` empty batches.
     """
-    for batch in range(config.filtering.max_batch_attempts):
-        drawn = _draw(do, step, found, policy, batch, config, before)
+    earlier = (*before.assignments, *before.traces) if before else ()
+    judge = partial(_judged, do, step, policy, config, before and before.advantage)
+    way = fill if config.assignment.refill else _again
+    for assigned, sampled, (verdicts, credits) in way(do, step, found, policy, config, earlier, judge):
+        batches = do(packing.task, step, (credits, *sampled))
+        drawn = Drawn(assigned, sampled, verdicts, credits, batches)
         if drawn.packing.num_rows("batches"):
             return drawn
     raise Evicted(
@@ -118,23 +132,102 @@ def draw(do: Do, step: int, found: Ref, policy: Policy, config: RunConfig, befor
     )
 
 
-def _draw(do: Do, step: int, found: Ref, policy: Policy, batch: int, config: RunConfig, before: Drawn | None) -> Drawn:
+Judge = Callable[[tuple[Ref, ...]], tuple[Ref, Ref]]
+"""Filters and credits rollouts; returns both."""
+
+Judged = tuple[tuple[Ref, ...], tuple[Ref, ...], tuple[Ref, Ref]]
+"""What a step has to be packed: its assignments, their rollouts, and how these were filtered and credited."""
+
+
+def fill(
+    do: Do, step: int, found: Ref, policy: Policy, config: RunConfig, earlier: Sequence[Ref], judge: Judge
+) -> Iterator[Judged]:
+    """Yield the rollouts of one step once, with groups in place of those that teach nothing (DAPO, arXiv 2503.14476).
+
+    Each further assignment has as many groups of each environment as are missing, of other examples and with the same
+    policy; all rollouts of the step are filtered and credited together. Ends when no group is missing, or after
+    `filtering.max_batch_attempts` assignments with what there is, which may be nothing.
+    """
+    assigned = (assign(do, step, found, config, 0, earlier),)
+    sampled = (_sampled(do, step, assigned[0], found, policy, config),)
+    judged = judge(sampled)
+    for batch in range(1, config.filtering.max_batch_attempts):
+        groups = do.missing(assigned, judged[1])
+        if not groups:
+            break
+        assigned = (*assigned, assign(do, step, found, config, batch, assigned, groups))
+        sampled = (*sampled, _sampled(do, step, assigned[-1], found, policy, config))
+        judged = judge(sampled)
+    yield assigned, sampled, judged
+
+
+def _again(
+    do: Do, step: int, found: Ref, policy: Policy, config: RunConfig, earlier: Sequence[Ref], judge: Judge
+) -> Iterator[Judged]:
+    """Yield the rollouts of one step, again and again, each sampled in place of those before."""
+    for batch in range(config.filtering.max_batch_attempts):
+        assigned = assign(do, step, found, config, batch, earlier)
+        sampled = _sampled(do, step, assigned, found, policy, config)
+        yield (assigned,), (sampled,), judge((sampled,))
+        earlier = assigned, sampled
+
+
+def assign(
+    do: Do,
+    step: int,
+    found: Ref,
+    config: RunConfig,
+    batch: int,
+    earlier: Sequence[Ref],
+    groups: Mapping[str, int] | None = None,
+) -> Ref:
+    """Say which examples a batch of a step tries.
+
+    `groups` is how many of which environment, and then `earlier` the assignments of the step so far; else it is the
+    work that was drawn before, which only a sampler with state looks at.
+    """
     again = {"batch": str(batch)} if batch else {}
-    assigned = do(assignment.task, step, (found,), services={"batch": batch}, extra_inputs=again)
-    traces = (
-        do(demonstration.task, step, (assigned, found))
-        if config.kind == "sft"
-        else do(rollout.task, step, (assigned, found), policy)
-    )
-    verdicts = do(filtering.task, step, (traces,))
-    credits = credit(do, step, (traces,), verdicts, config, before and before.advantage)
-    return Drawn(assigned, (traces,), verdicts, credits, do(packing.task, step, (credits, traces)))
+    again |= {"groups": json.dumps(groups, sort_keys=True)} if groups else {}
+    refs = (found, *earlier) if groups or config.assignment.sampler.stateful else (found,)
+    return do(assignment.task, step, refs, services={"batch": batch, "groups": groups}, extra_inputs=again)
 
 
-def credit(do: Do, step: int, traces: tuple[Ref, ...], verdicts: Ref, config: RunConfig, before: Ref | None) -> Ref:
-    """Credit a step's kept rollouts; `before` is the same of the step before, where an estimator has state."""
+def _sampled(do: Do, step: int, assigned: Ref, found: Ref, policy: Policy, config: RunConfig) -> Ref:
+    if config.kind == "sft":
+        return do(demonstration.task, step, (assigned, found))
+    return do(rollout.task, step, (assigned, found), sampler(policy, config))
+
+
+def sampler(policy: Policy | None, config: RunConfig) -> Policy | None:
+    """Return the policy that rollouts depend on: none where teachers sample all of them."""
+    return None if only_teachers_sample(config) else policy
+
+
+def _judged(
+    do: Do, step: int, policy: Policy, config: RunConfig, before: Ref | None, traces: tuple[Ref, ...]
+) -> tuple[Ref, Ref]:
+    verdicts = do(filtering.task, step, traces)
+    return verdicts, credit(do, step, traces, verdicts, config, before, policy)
+
+
+def credit(
+    do: Do,
+    step: int,
+    traces: tuple[Ref, ...],
+    verdicts: Ref,
+    config: RunConfig,
+    before: Ref | None,
+    sampled_by: Policy | None = None,
+) -> Ref:
+    """Credit a step's kept rollouts, scored by a reference first where an algorithm has one.
+
+    `before` is the same of the step before, where an estimator has state; `sampled_by` the policy that sampled them,
+    which scores them itself where an algorithm wants that.
+    """
+    policy = sampled_by if scored_by_policy(config) else None
+    scored = (do(reference.task, step, (*traces, verdicts), policy),) if config.scorers else ()
     states = (before,) if before and config.stateful else ()
-    return do(advantage.task, step, (*traces, verdicts, *states))
+    return do(advantage.task, step, (*traces, verdicts, *scored, *states))
 
 
 def pass_gate(do: Do, step: int, drawn: Drawn, policy: Policy, config: RunConfig) -> None:

@@ -14,7 +14,9 @@ from tasks.stage import Policy
 
 SAMPLING = ("rollout", "demonstration", "import")
 """Stages whose work is the traces of a step; a replay knows all of them as `rollout`."""
-WAY = ("examples", "assignment", "rollout", "regrade", "filtering", "advantage", "packing", "training")
+SEVERAL = ("assignment", "rollout")
+"""Stages of which a step has more work than one where groups were replaced; the second is named `rollout.1`."""
+WAY = ("examples", "assignment", "rollout", "regrade", "filtering", "reference", "advantage", "packing", "training")
 """The stages of a step, in order, as a replay names them."""
 
 
@@ -24,9 +26,14 @@ class RecordedStep:
 
     step: int
     work: Mapping[str, Entry]
-    """Finished work by stage, named as in WAY; an unfinished step lacks the last ones."""
+    """Finished work by stage, named as in WAY, in that order; an unfinished step lacks the last ones."""
     policy: Entry | None
     """The work that made the policy which the step trained, or would have; None where weights never came in."""
+
+    def of(self, stage: str) -> dict[str, Entry]:
+        """Return all work of a stage by name, in order: several where groups of the step were replaced."""
+        found = [name for name in self.work if name.partition(".")[0] == stage]
+        return {name: self.work[name] for name in sorted(found, key=lambda name: int(name.partition(".")[2] or 0))}
 
 
 class Recorded:
@@ -66,13 +73,21 @@ class Recorded:
         of_run = self._store.ledger.entries(run=self._run)
         return [each for each in of_run if not each.part and "evaluation_assignment" not in each.inputs]
 
-    def _work(self, last: Entry) -> dict[str, Entry]:
-        """Return the work that `last` was made of, itself included, by stage."""
-        found = {_stage(last): last}
+    def _work(self, last: Entry, number: str = "") -> dict[str, Entry]:
+        """Return the work that `last` was made of, itself included, by stage; `number` is that of an assignment's.
+
+        Only what comes before it on the way through a step: from other work of its stage, or from rollouts that say
+        which examples to try, it has a state.
+        """
+        stage = _stage(last)
+        found = {f"{stage}{number}" if stage in SEVERAL else stage: last}
         for name, key in last.inputs.items():
-            entry = self._store.ledger.find(key, run=self._run, staleness=LOOK_SECONDS) if _role(name) in WAY else None
+            role, dot, other = name.partition(".")
+            if _role(role) not in WAY[: WAY.index(stage)]:
+                continue
+            entry = self._store.ledger.find(key, run=self._run, staleness=LOOK_SECONDS)
             if entry is not None:
-                found = self._work(entry) | found
+                found = self._work(entry, dot + other or number) | found
         return found
 
     def _policy(self, last: Entry) -> Entry | None:

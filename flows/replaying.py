@@ -1,5 +1,6 @@
 """Replaying: the stages of recorded steps again, from a chosen one on, over what the steps before it recorded."""
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -13,7 +14,7 @@ from flows.recorded import Recorded, RecordedStep, policy_of, trace_ids
 from storage.keys import content_key
 from storage.refs import Entry
 from storage.store import Store
-from tasks import assignment, examples, filtering, packing, regrade, rollout
+from tasks import examples, filtering, packing, regrade, rollout
 from tasks.stage import Policy, Ref, StageTask
 
 
@@ -83,15 +84,17 @@ def replay_steps(
     policy: Policy | None = None
     before: Policy | None = None
     credits: Ref | None = None
+    earlier: tuple[Ref, ...] = ()
     for past in chosen(config.replay, recorded):
         credits = credits or _credits_before(do, config, recorded, past)
+        earlier = earlier or _drawn_before(do, config, recorded, past)
         if policy is None or config.replay.policies == "recorded":
             policy = _begin(do, source, config, past)
             before = policy if config.replay.weights else recorded.sampler(past) or policy
         lags = config.rollout.max_off_policy_steps or config.replay.policies == "recorded"
-        step = _Step(do, past, config, quarantined, policy, before if lags else policy, credits)
+        step = _Step(do, past, config, quarantined, policy, before if lags else policy, credits, earlier)
         yield (done := step.through(check))
-        credits = done.work.get("advantage")
+        credits, earlier = done.work.get("advantage"), step.drawn_so_far
         policy, before = done.policy or policy, policy
 
 
@@ -112,6 +115,15 @@ def _credits_before(do: Shares, config: RunConfig, recorded: Recorded, past: Rec
     return do.share(earlier.work["advantage"], past.step - 1)
 
 
+def _drawn_before(do: Shares, config: RunConfig, recorded: Recorded, past: RecordedStep) -> tuple[Ref, ...]:
+    """Return what was recorded of the step before the first one of a replay, where a sampler has state."""
+    earlier = recorded.steps.get(past.step - 1)
+    if not config.assignment.sampler.stateful or "assignment" not in redone(config.replay) or earlier is None:
+        return ()
+    entries = [entry for stage in ("assignment", "regrade", "rollout") for entry in earlier.of(stage).values()]
+    return tuple(do.share(entry, past.step - 1) for entry in entries)
+
+
 @dataclass
 class _Step:
     """One step on its way from what was recorded to what is new."""
@@ -124,55 +136,79 @@ class _Step:
     sampler: Policy | None
     credits: Ref | None
     """The credits of the step before, whose state estimators go on from."""
+    earlier: tuple[Ref, ...]
+    """The assignments and rollouts of the step before, whose state samplers go on from."""
     work: dict[str, Ref] = field(default_factory=dict)
 
     def through(self, check: Check) -> Replayed:
         """Go through all stages; recorded ones are shared, the others done."""
         self.work["examples"] = self.do(examples.task, 0) if self._listed_otherwise() else self._share("examples")
+        if self.config.assignment.refill and {"assignment", "advantage"} <= {*redone(self.config.replay)}:
+            self._fill()
+        else:
+            self._in_turn()
+        self._stage("packing", lambda: {"packing": self._do(packing.task, self.work["advantage"], *self._traces)})
+        drawn = self._drawn()
+        made = self._train(drawn, check)
+        return Replayed(self.past.step, self.past, self.work, self._sampled_by(), drawn, self.policy, made)
+
+    def _in_turn(self) -> None:
+        """Go through the stages up to the advantages, over as many assignments as were recorded."""
         self._stage("assignment", self._assign)
         self._stage("rollout", self._sample)
         if self.config.replay.regrade:
             self.work["regrade"] = self._regrade()
         elif "regrade" in self.past.work and "rollout" not in redone(self.config.replay):
             self.work["regrade"] = self._share("regrade")
-        self._stage("filtering", self._filter)
-        self._stage("advantage", self._credit)
-        self._stage("packing", lambda: self._do(packing.task, self.work["advantage"], *self._traces))
-        drawn = self._drawn()
-        made = self._train(drawn, check)
-        return Replayed(self.past.step, self.past, self.work, self._sampled_by(), drawn, self.policy, made)
+        self._stage("filtering", lambda: {"filtering": self._filter(self._traces)})
+        self._stage("advantage", lambda: {"advantage": self._credit(self._traces)})
 
-    def _stage(self, stage: StageName, again: Callable[[], Ref]) -> None:
+    def _fill(self) -> None:
+        """Draw anew, with groups in place of those that teach nothing: as many as turn out to be missing now."""
+        assert self.sampler is not None, "a replay that samples has weights to sample with; prepare_replay saw to it"
+        arguments = self.past.step, self.work["examples"], self.sampler, self.config, self.earlier, self._judge
+        for assigned, sampled, (verdicts, credits) in pipeline.fill(self.do, *arguments):
+            self.work |= _numbered("assignment", assigned) | _numbered("rollout", sampled)
+            self.work |= {"filtering": verdicts, "advantage": credits}
+
+    def _judge(self, traces: tuple[Ref, ...]) -> tuple[Ref, Ref]:
+        self.work["filtering"] = self._filter(traces)
+        return self.work["filtering"], self._credit(traces)
+
+    def _stage(self, stage: StageName, again: Callable[[], Mapping[str, Ref]]) -> None:
         """Do a stage again or share what was recorded; nothing where it lies behind the end of the replay."""
         if stage in redone(self.config.replay):
-            self.work[stage] = again()
+            self.work |= again()
         elif ORDER.index(stage) < ORDER.index(self.config.replay.from_stage):
-            self.work[stage] = self._share(stage)
+            self.work |= {name: self._share(name) for name in self.past.of(stage)}
 
-    def _share(self, stage: str) -> Ref:
-        return self.do.share(self.past.work[stage], self.past.work[stage].step)
+    def _share(self, name: str) -> Ref:
+        return self.do.share(self.past.work[name], self.past.work[name].step)
 
     def _do(self, task: StageTask, *refs: Ref, policy: Policy | None = None) -> Ref:
         return self.do(task, self.past.step, refs, policy)
 
-    def _assign(self) -> Ref:
-        """Assign again; where the recorded step was trained on a later batch than its first, that one."""
-        batch = self.past.work["assignment"].inputs.get("batch", "0") if "assignment" in self.past.work else "0"
-        again = {"batch": batch} if batch != "0" else {}
-        bag = {"batch": int(batch)}
-        return self.do(assignment.task, self.past.step, (self.work["examples"],), services=bag, extra_inputs=again)
+    def _assign(self) -> dict[str, Ref]:
+        """Assign again what was recorded: a later batch than the first where that was trained on, or several."""
+        made: list[Ref] = []
+        for inputs in [entry.inputs for entry in self.past.of("assignment").values()] or [{}]:
+            groups = json.loads(inputs["groups"]) if "groups" in inputs else None
+            arguments = self.past.step, self.work["examples"], self.config, int(inputs.get("batch", "0"))
+            made.append(pipeline.assign(self.do, *arguments, made or self.earlier, groups))
+        return _numbered("assignment", made)
 
-    def _credit(self) -> Ref:
-        return pipeline.credit(self.do, self.past.step, self._traces, self.work["filtering"], self.config, self.credits)
+    def _credit(self, traces: tuple[Ref, ...]) -> Ref:
+        return pipeline.credit(self.do, self.past.step, traces, self.work["filtering"], self.config, self.credits)
 
     def _listed_otherwise(self) -> bool:
         """Tell whether examples are to be listed again: the recorded ones are of other environments' settings."""
         view = View(self.config, examples.task.stage.sections, "examples").content()
         return "assignment" in redone(self.config.replay) and view != dict(self.past.work["examples"].section)
 
-    def _sample(self) -> Ref:
-        refs = self.work["assignment"], self.work["examples"]
-        return self._do(rollout.task, *refs, policy=self.sampler)
+    def _sample(self) -> dict[str, Ref]:
+        """Sample every assignment again."""
+        assigned, examples = self._of("assignment"), self.work["examples"]
+        return _numbered("rollout", [self._do(rollout.task, ref, examples, policy=self.sampler) for ref in assigned])
 
     def _sampled_by(self) -> str | None:
         if "rollout" in redone(self.config.replay):
@@ -180,26 +216,35 @@ class _Step:
         return self.past.work["rollout"].inputs.get("policy")
 
     def _regrade(self) -> Ref:
-        refs = self.work["rollout"], self.work["examples"]
+        refs = *self._of("rollout"), self.work["examples"]
         digest = {"graders": self.config.replay.graders}
         return self.do(regrade.task, self.past.step, refs, extra_inputs=digest)
 
-    def _filter(self) -> Ref:
+    def _filter(self, traces: tuple[Ref, ...]) -> Ref:
         """Filter; a step that no quarantine touches keeps the key that it would have without one."""
-        found = self.quarantined(self.work["rollout"])
+        sampled = [ref for ref in traces if ref.stage != "regrade"]
+        found = {name: reason for ref in sampled for name, reason in self.quarantined(ref).items()}
         extra = {"quarantine": content_key(sorted(found.items()))} if found else {}
-        bag = {"quarantined": found}
-        return self.do(filtering.task, self.past.step, self._traces, services=bag, extra_inputs=extra)
+        return self.do(filtering.task, self.past.step, traces, services={"quarantined": found}, extra_inputs=extra)
+
+    def _of(self, stage: str) -> tuple[Ref, ...]:
+        """Return all work of a stage, in order."""
+        return tuple(ref for name, ref in self.work.items() if name.partition(".")[0] == stage)
 
     @property
     def _traces(self) -> tuple[Ref, ...]:
-        return tuple(self.work[name] for name in ("regrade", "rollout") if name in self.work)
+        return (*self._of("regrade"), *self._of("rollout"))
+
+    @property
+    def drawn_so_far(self) -> tuple[Ref, ...]:
+        """The assignments and what came of them, for the sampler of the next step."""
+        return (*self._of("assignment"), *self._traces)
 
     def _drawn(self) -> Drawn | None:
         if "packing" not in self.work:
             return None
         named = (self.work[name] for name in ("filtering", "advantage", "packing"))
-        return Drawn(self.work["assignment"], self._traces, *named)
+        return Drawn(self._of("assignment"), self._traces, *named)
 
     def _train(self, drawn: Drawn | None, check: Check) -> Policy | None:
         if drawn is None or "training" not in redone(self.config.replay) or not drawn.packing.num_rows("batches"):
@@ -222,6 +267,11 @@ def quarantined_in(store: Store, replay: ReplayConfig) -> Quarantined:
         return {name: reasons[name] for name in trace_ids(store, entry) if name in reasons} if entry else {}
 
     return quarantined
+
+
+def _numbered(stage: str, refs: Sequence[Ref]) -> dict[str, Ref]:
+    """Return work of a stage by name, as inputs are named: the second is `stage.1`."""
+    return {f"{stage}.{number}" if number else stage: ref for number, ref in enumerate(refs)}
 
 
 def _lacking(replay: ReplayConfig, past: RecordedStep) -> list[str]:

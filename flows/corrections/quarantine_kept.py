@@ -25,7 +25,7 @@ def kept_in_quarantine(session: Session, drawn: Drawn) -> str:
     if not unfit:
         return ""
     return (
-        f"step {drawn.assignment.step}: {len(unfit)} of {len(kept)} rollouts that are trained on are in quarantine "
+        f"step {drawn.packing.step}: {len(unfit)} of {len(kept)} rollouts that are trained on are in quarantine "
         f"({', '.join(name for name, traces in touching.items() if traces)}). They were found in the store. Leave them "
         f"out with: stagecoach replay {place.run} --from filtering --store {shlex.quote(place.config.store)}"
     )

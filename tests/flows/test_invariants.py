@@ -5,6 +5,7 @@ engine's faults look like those of the stand-in here is shown in tests/tasks/inf
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -78,9 +79,7 @@ class Step:
             made = dict(stage.function(tables, config, **needs))
             return {name: self.changes.get(name, lambda same: same)(rows) for name, rows in made.items()}
 
-        changed = Stage(
-            stage.name, stage.version, stage.reads, stage.writes, stage.sections, function, needs=stage.needs
-        )
+        changed = replace(stage, function=function)
         return perform(changed, self.place, STEP, refs, services={"quarantined": {}})
 
     def draw(self) -> Drawn:
@@ -92,7 +91,7 @@ class Step:
         )
         verdicts = self.or_changed(FILTERING, (traces,))
         credits = self.or_changed(ADVANTAGE, (traces, verdicts))
-        return Drawn(assigned, (traces,), verdicts, credits, self.or_changed(PACKING, (credits, traces)))
+        return Drawn((assigned,), (traces,), verdicts, credits, self.or_changed(PACKING, (credits, traces)))
 
     def account(self, drawn: Drawn) -> None:
         check_account(SimpleNamespace(place=self.place), drawn)  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ from configs.run import View
 from flows import pipeline
 from flows.pipeline import GateRefused
 from flows.session import Session, recorded, sampling_for_evaluation
-from tasks import assignment, policy_import, rollout, training
+from tasks import assignment, filtering, packing, policy_import, rollout, training
 from tasks import examples as listing
 from tasks.learner.rows import batches_from_table
 from tasks.stage import Policy, Ref, Stage, StageTask, Tables
@@ -147,7 +147,11 @@ def regrade(root: Path) -> None:
         found, policy = pipeline.start(do, SOURCE)
         drawn = pipeline.draw(do, 0, found, policy, session.config)
         again = do(REGRADE, 0, drawn.traces)
-        pipeline.train(do, 0, pipeline.prepare_batches(do, 0, drawn.assignment, (again, *drawn.traces)), policy)
+        traces = (again, *drawn.traces)
+        verdicts = do(filtering.task, 0, traces)
+        credits = pipeline.credit(do, 0, traces, verdicts, session.config, None)
+        batches = do(packing.task, 0, (credits, *traces))
+        pipeline.train(do, 0, replace(drawn, traces=traces, packing=batches), policy)
 
 
 def begin(root: Path) -> None:
