@@ -20,6 +20,7 @@ from flows.replay_request import (
     refuse_what_options_say,
     step_range,
 )
+from flows.replay_states import refuse_lost_state
 from flows.replaying import chosen
 from storage.frames import existing_store
 from storage.keys import content_key
@@ -45,6 +46,7 @@ def prepare_replay(asked: Asked) -> RunConfig:
         _refuse_lost_scores(requested, steps)
         _require_vocabulary(requested)
         config = _resolved(_with_weights(store, _named(_bounded(requested, steps)), steps[0]))
+        refuse_lost_state(config, recorded)
         known = recorded_config(store, config.name)
         if known is not None:
             require_same(known, config)
