@@ -9,41 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from configs.algorithms import AlgorithmConfig
-from storage.checks import Place, check_rows
-from storage.schemas import CREDITS
-from tasks.advantage import STAGE, advantage, check_zero_sum
+from tasks.advantage import check_zero_sum
 from tasks.algorithms import ALGORITHMS, AdvantageBreach, Credit
-from tests.builders import exchange, failed, message, table, trace, verdict, view
+from tests.builders import exchange, failed, message, table, trace, verdict
+from tests.tasks.algorithms.crediting import advantages, credited, forked, group
 
 REWARDS = st.lists(st.floats(-100, 100).map(lambda r: round(r, 3)), min_size=1, max_size=12)
-
-
-def credited(traces, messages=None, verdicts=None, **section):
-    """The credits of these rows; every trace without an error is kept unless verdicts are given."""
-    if messages is None:
-        messages = [row for one in traces for row in exchange(one["trace_id"])]
-    if verdicts is None:
-        verdicts = [
-            verdict(one["trace_id"], group_id=one["group_id"], reason="errored" if one["error_class"] else None)
-            for one in traces
-        ]
-    tables = {
-        "traces": table("traces", traces),
-        "messages": table("messages", messages),
-        "verdicts": table("verdicts", verdicts),
-    }
-    sections = {"algorithm": section} if section else {}
-    credits = advantage(tables, view(STAGE, **sections))["credits"]
-    check_rows(credits, CREDITS, Place("credits"))
-    return credits.to_pylist()
-
-
-def group(*rewards, group_id="g0"):
-    return [trace(f"{group_id}-{i}", group_id=group_id, reward=reward) for i, reward in enumerate(rewards)]
-
-
-def advantages(rows):
-    return [row["advantage"] for row in rows]
 
 
 def test_every_algorithm_of_the_config_is_there():
@@ -143,27 +114,16 @@ def test_supervised_weighs_masked_tokens_and_has_no_advantage():
     assert advantages(rows) == [None, None] and rows[1]["baseline"] is None and rows[1]["reward"] == 0.3
 
 
-# Messages of a forked trace: 0 asks, 1 answers; 2 and 3 go on after it, each answered; all answers are sampled.
-FORK = [
-    message("g0-0", 0, tokens=[1, 2]),
-    message("g0-0", 1, parent=0, tokens=[3, 4], sampled=True),
-    message("g0-0", 2, parent=1, tokens=[5]),
-    message("g0-0", 3, parent=2, tokens=[6], sampled=True),
-    message("g0-0", 4, parent=1, tokens=[7]),
-    message("g0-0", 5, parent=4, tokens=[8, 9], sampled=True),
-]
-
-
 @pytest.mark.parametrize(("algorithm", "stream"), [("grpo", "rl_weights"), ("supervised", "ce_weights")])
 def test_sampled_tokens_that_branches_share_are_trained_once(algorithm, stream):
-    rows = credited(group(1.0, 0.0), [*FORK, *exchange("g0-1")], type=algorithm)
+    rows = credited(group(1.0, 0.0), [*forked("g0-0"), *exchange("g0-1")], type=algorithm)
     assert [row["sample_id"] for row in rows] == ["g0-0/0", "g0-0/1", "g0-1/0"]
     assert rows[0]["path"] == [0, 1, 2, 3] and rows[0][stream] == [0, 0, 1, 1, 0, 1]
     assert rows[1]["path"] == [0, 1, 4, 5] and rows[1][stream] == [0, 0, 0, 0, 0, 1, 1]
 
 
 def test_advantages_are_zero_where_weights_are():
-    rows = credited(group(1.0, 0.0), [*FORK, *exchange("g0-1")])
+    rows = credited(group(1.0, 0.0), [*forked("g0-0"), *exchange("g0-1")])
     for row in rows:
         assert [a != 0 for a in row["advantages"]] == [w != 0 for w in row["rl_weights"]]
 
