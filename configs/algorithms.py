@@ -145,7 +145,19 @@ class TeacherConfig(Section):
     version: str = ""
     """Digest of its weights, or what an external engine says that it serves; filled in when resolved."""
     max_in_flight: int = operational(64, ge=1)
-    """Most requests under way at once."""
+    """Most sequences that are scored at once."""
+    threads: int = operational(0, ge=0)
+    """OpenMP threads of its engine; 0 leaves one core to everything else."""
+    memory_gib: float = operational(1.0, gt=0)
+    """Memory for its engine's key-value cache, in GiB, on the CPU."""
+    gpu_memory_utilization: float = operational(0.3, gt=0, le=1)
+    """Share of a GPU's memory for its engine; those of the policy's engine and the learner come on top."""
+    gpus: str = operational("")
+    """Which GPUs its engine sees, as CUDA_VISIBLE_DEVICES has it, for example `1`; empty is all that we see."""
+    startup_seconds: float = operational(300.0, gt=0)
+    """Longest wait until its engine answers a real one-token generation."""
+    max_restarts: int = operational(3, ge=0)
+    """Restarts of its engine in one run before the run stops."""
 
 
 class OpdConfig(AlgorithmSection):
@@ -166,6 +178,8 @@ class OpsdConfig(AlgorithmSection):
     """Field of the trace's info, or else of the example's task, that holds the demonstration."""
     template: str = "A correct answer, for guidance:\n{demonstration}"
     """What the policy is shown before the conversation, as a system message."""
+    max_in_flight: int = operational(64, ge=1)
+    """Most sequences that are scored at once."""
 
 
 class SftConfig(AlgorithmSection):

@@ -21,8 +21,9 @@ def resolve(config: RunConfig, facts: Mapping[str, Any] | None = None) -> RunCon
     """Return `config` with its open fields filled; what is given already stays as it is.
 
     `facts` holds what the caller found out: `{"engine": {"version": ...}, "training": {...}, "model": {...},
-    "environments": {name: {"version": ...}}, "functions": {key of the import path: version}, "seed": int,
-    "now": datetime}`, each of them optional. A null seed is drawn, an empty name is made from the kind and the time.
+    "environments": {name: {"version": ...}}, "functions": {key of the import path: version},
+    "teachers": {key of the section: version}, "seed": int, "now": datetime}`, each of them optional. A null seed is
+    drawn, an empty name is made from the kind and the time.
     """
     facts = facts or {}
     now = facts.get("now") or datetime.now(UTC)
@@ -39,6 +40,7 @@ def resolve(config: RunConfig, facts: Mapping[str, Any] | None = None) -> RunCon
         updates[section] = current.model_copy(update=_filled(current, facts.get(section, {}), fields))
     functions = facts.get("functions", {})
     opened = {each.version_key: functions.get(each.key, "") for each in imported(config) if not each.version}
+    opened |= {f"{where}.version": version for where, version in facts.get("teachers", {}).items()}
     # Validated again, because a copy with updates takes any value.
     return RunConfig.model_validate(with_versions(config.model_copy(update=updates).model_dump(mode="json"), opened))
 

@@ -12,6 +12,7 @@ from configs.errors import ConfigError
 from configs.imports import imported
 from configs.replay import redone
 from configs.run import RunConfig
+from configs.teaching import scores as scores_again
 from storage.keys import content_key
 from tasks.import_paths import NotImportable, code_version
 from tasks.inference import environments as environment_service
@@ -49,12 +50,13 @@ def facts(config: RunConfig) -> dict[str, Any]:
 
 
 def _parts(config: RunConfig) -> tuple[bool, bool, bool, bool]:
-    """Return whether a run samples, trains, needs its environments, and reads its model's directory."""
+    """Return whether a run needs an engine, trains, needs its environments, and reads its model's directory."""
     if config.kind != "replay":
         return True, True, config.kind != "sft", True
     again = redone(config.replay)
     fresh = bool(config.replay.weights)
-    return "rollout" in again, "training" in again, "rollout" in again or config.replay.regrade, fresh
+    samples = "rollout" in again or scores_again(config)  # a reference is scored by an engine too
+    return samples, "training" in again, "rollout" in again or config.replay.regrade, fresh
 
 
 def function_facts(config: RunConfig) -> dict[str, str]:
@@ -90,7 +92,7 @@ def model_facts(config: RunConfig) -> dict[str, Any]:
     renderer = model_info.renderer_name(config.model.renderer, config.model.path)
     model_info.renderer_config(renderer, config.model.path, config.model.renderer_settings)  # or it is refused here
     tokenizer = Path(config.model.tokenizer).expanduser() if config.model.tokenizer else directory
-    digest = content_key({file.name: file_digest(file) for file in files_of(tokenizer, TOKENIZER_FILES)})
+    digest = tokenizer_digest(tokenizer)
     return {"vocab_size": info.vocab_size, "renderer": renderer, "tokenizer_digest": digest}
 
 
@@ -114,18 +116,18 @@ def versions(config: RunConfig) -> Mapping[str, str]:
     return {**found, **environments, "engine": config.engine.version, "python": platform.python_version()}
 
 
-def model_directory(path: str) -> Path:
+def model_directory(path: str, key: str = "model.path") -> Path:
     """Return the local directory of a model: `path` itself, or the cached download of a hub id.
 
-    Raises ConfigError when there is neither.
+    Raises ConfigError when there is neither; `key` is where the config names it.
     """
     directory = Path(path).expanduser()
     if directory.is_dir():
         return directory.resolve()
-    return Path(_download(path))
+    return Path(_download(path, key))
 
 
-def _download(hub_id: str) -> str:
+def _download(hub_id: str, key: str) -> str:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -133,8 +135,13 @@ def _download(hub_id: str) -> str:
         return snapshot_download(hub_id, allow_patterns=list(WEIGHT_FILES))
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise ConfigError(
-            [f"model.path: {hub_id} is no directory, and no model of that name could be had from the hub: {error}"]
+            [f"{key}: {hub_id} is no directory, and no model of that name could be had from the hub: {error}"]
         ) from error
+
+
+def tokenizer_digest(directory: Path) -> str:
+    """Return the digest of the files of a model directory that decide which tokens a conversation becomes."""
+    return content_key({file.name: file_digest(file) for file in files_of(directory, TOKENIZER_FILES)})
 
 
 def directory_digest(directory: Path) -> str:

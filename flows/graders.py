@@ -15,7 +15,7 @@ from flows.processes.services import Handle, ServiceSpec, Supervisor
 from storage.keys import content_key
 from tasks.columns import texts
 from tasks.inference import regrading, regrading_sources
-from tasks.rollout import MOST_LOSSES
+from tasks.serving import MOST_LOSSES
 
 
 def grader_digest(environments: Sequence[EnvironmentConfig]) -> str:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from configs.run import RunConfig
+from configs.teaching import only_teachers_sample, samples_with_teachers, scored_by_policy, scores
 from flows.prepare import nothing_started
 from storage.errors import NoSpace
 from storage.store import Store
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
     from flows.session import Session
 
 NEEDS = {
-    "rollout": ("engine", "environments"),
+    "rollout": ("engine", "teachers", "environments"),
+    "reference": ("engine", "teachers"),
     "training": ("learner",),
     "policy_import": ("learner",),
     "regrade": ("graders",),
@@ -27,9 +29,22 @@ LEAST_FREE = 16 * MIB
 """Room for logs and for tables without rows to speak of."""
 
 
-def needs(missing: Sequence[Ref]) -> list[str]:
+def needs(missing: Sequence[Ref], config: RunConfig) -> list[str]:
     """Return the names of the rooms that the missing work needs, in the order of the work."""
-    return list(dict.fromkeys(need for piece in missing for need in NEEDS.get(piece.stage, ())))
+    unneeded = set[str]()
+    if not (samples_with_teachers(config) or scores(config)):
+        unneeded.add("teachers")
+    if not _asks_policy(config, {piece.stage for piece in missing}):
+        unneeded.add("engine")
+    asked = dict.fromkeys(need for piece in missing for need in NEEDS.get(piece.stage, ()))
+    return [need for need in asked if need not in unneeded]
+
+
+def _asks_policy(config: RunConfig, stages: set[str]) -> bool:
+    """Tell whether a policy samples or scores anything: not where teachers do, unless it is evaluated too."""
+    evaluated = config.kind == "evaluate" or (config.kind == "train" and config.evaluation.every > 0)
+    samples = "rollout" in stages and (evaluated or not only_teachers_sample(config))
+    return samples or ("reference" in stages and scored_by_policy(config))
 
 
 def preflight(session: "Session", missing: Sequence[Ref]) -> None:
@@ -42,7 +57,7 @@ def preflight(session: "Session", missing: Sequence[Ref]) -> None:
         require_gate(session.config)
         makes_weights = bool(stages & {"training", "policy_import"})
         require_space(session.place.store, Path(session.source.weights) if makes_weights else None)
-        for room in needs(missing):
+        for room in needs(missing, session.config):
             getattr(session, room).reach()
         if "examples" in stages and session.config.kind != "sft":
             session.environments.examples()

@@ -14,6 +14,7 @@ from configs.run import RunConfig, content
 from configs.sections import EnvironmentConfig
 from flows.facts import directory_digest, facts, file_digest, model_directory
 from flows.policies import find_policy
+from flows.teacher_facts import teacher_facts
 from storage.keys import canonical
 from storage.store import Store, open_store
 from tasks.examples import DEMONSTRATIONS, read_rows
@@ -61,7 +62,7 @@ def _prepare(kind: str, files: Sequence[str], overrides: Sequence[str], settings
         requested = load((), later, base=recorded.model_dump(mode="json"))
     requested = _with_weights(store, requested)
     require_files(requested)
-    config = resolve(_with_seed(requested, recorded), facts(requested))
+    config = resolve(_with_seed(requested, recorded), facts(requested) | teacher_facts(requested))
     if kind == "sft":
         read_rows(Path(config.data.path).expanduser())  # a bad row is worth knowing before anything starts
         config = _with_demonstrations(config)

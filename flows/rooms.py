@@ -23,12 +23,15 @@ from tasks.inference.engine import Engine, EngineLost, check_serving
 from tasks.inference.engine import command as engine_command
 from tasks.learner import launch as learner_service
 from tasks.learner.client import Learner, LearnerLost
-from tasks.rollout import MOST_LOSSES
+from tasks.serving import MOST_LOSSES
 from tasks.stage import Place, Policy
 
 
 class EngineRoom:
-    """The inference engine, started with the run's first weights and brought to any policy of the store."""
+    """The inference engine, brought to any policy of the store.
+
+    It is started with the run's first weights, or where there are none with the first policy that is asked for.
+    """
 
     def __init__(self, supervisor: Supervisor, place: Place, source: Path) -> None:
         self._supervisor = supervisor
@@ -44,9 +47,13 @@ class EngineRoom:
 
     def begin(self) -> None:
         """Start the engine, or adopt an external one; returns at once."""
+        if self._source.name or self._place.config.engine.url:  # else it waits for the first policy asked for
+            self._begin(self._source)
+
+    def _begin(self, source: Path) -> None:
         with self._lock:
             if self._handle is None:
-                self._handle = self._supervisor.start(self._spec())
+                self._handle = self._supervisor.start(self._spec(source))
 
     def reach(self) -> None:
         """Wait for an engine that someone else runs; raises ServiceFailed when it does not answer."""
@@ -64,7 +71,7 @@ class EngineRoom:
 
         Raises ServiceFailed when no restart is left, EngineMismatch when the engine serves other weights than it says.
         """
-        self.begin()
+        self._begin(self._source if self._source.name else self._place.store.policies.directory(policy.key))
         assert self._handle is not None
         losses = 0
         while True:
@@ -90,10 +97,10 @@ class EngineRoom:
         with closing(Engine(report["url"], self.key)) as engine:
             return engine.healthy()
 
-    def _spec(self) -> ServiceSpec:
+    def _spec(self, source: Path) -> ServiceSpec:
         config = self._place.config
         report = self._supervisor.directory / "engine.json"
-        argv, environment = engine_command(config.engine, config.model, self._source, report)
+        argv, environment = engine_command(config.engine, config.model, source, report)
         return ServiceSpec(
             name="engine",
             argv=argv,

@@ -14,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from configs.algorithms import GrpoConfig
 from configs.replay import needs_weights
 from configs.run import RunConfig
 from flows import pipeline
@@ -31,6 +32,7 @@ from flows.preflight import needs
 from flows.prepare import nothing_started
 from flows.processes.services import Supervisor
 from flows.rooms import EngineRoom, EnvironmentRoom, LearnerRoom
+from flows.teachers import TeacherRoom
 from storage.store import open_store
 from tasks.stage import Place, Policy, Ref
 
@@ -56,6 +58,7 @@ class Session:
         """The policy to evaluate, where one of the store was named."""
         self.watchers = watchers
         self.engine = engine or EngineRoom(supervisor, place, Path(source.weights))
+        self.teachers = TeacherRoom(supervisor, place.config)
         self.environments = EnvironmentRoom(supervisor, place.config, self.engine.key)
         self.learner = LearnerRoom(supervisor, place)
         self.graders = GraderRoom(supervisor, place.config)
@@ -78,6 +81,7 @@ class Session:
     def services(self) -> dict[str, Any]:
         """The rooms, who approves, and what renders demonstrations, by the name under which stages ask for them."""
         rooms: dict[str, Any] = {"engine": self.engine, "environments": self.environments, "learner": self.learner}
+        rooms["teachers"] = self.teachers
         rooms["approve"] = approval(self.place.run, self.config.store, self.tell)
         rooms["graders"] = self.graders
         rooms["quarantined"] = {}  # what is sampled now was never found unfit; a replay hands over what was
@@ -103,7 +107,7 @@ class Session:
 
     def begin(self, missing: Sequence[Ref]) -> None:
         """Start the services that the missing work needs, side by side; returns at once."""
-        rooms = needs(missing)
+        rooms = needs(missing, self.config)
         if rooms:
             self.slot.enter_context(gpu_slot())
         for name in rooms:
@@ -183,11 +187,13 @@ def recorded(session: Session) -> Iterator[None]:
 
 
 def sampling_for_evaluation(place: Place) -> Place:
-    """Return the same place with the sampling settings of the evaluation section."""
+    """Return the same place with the sampling settings of the evaluation section; no teacher samples there."""
     config = place.config
-    environments = tuple(each.model_copy(update={"temperature": None}) for each in config.environments)
+    own = {"temperature": None, "algorithm": None}
+    environments = tuple(each.model_copy(update=own) for each in config.environments)
     rollout = config.rollout.model_copy(update={"temperature": config.evaluation.temperature})
-    sampling = config.model_copy(update={"rollout": rollout, "environments": environments})
+    changed = {"rollout": rollout, "environments": environments, "algorithm": GrpoConfig()}
+    sampling = config.model_copy(update=changed)
     return Place(place.store, place.run, sampling, place.versions)
 
 

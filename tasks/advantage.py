@@ -92,22 +92,23 @@ def check_zero_sum(traces: pa.Table, credit: Credit) -> None:
 
 
 def check_sampled(kept: Kept, credit: Credit) -> None:
-    """Raise ImportedWithoutTokens if a trace that no policy is known to have sampled has weight in the rl component.
+    """Raise ImportedWithoutTokens if a trace that no policy is known to have sampled has weight in rl or ref_kl.
 
     The log-probs of such a trace (a demonstration, an import of text or of token ids alone) are zeros: its importance
-    ratio would be the policy's probability, and means nothing.
+    ratio would be the policy's probability, and means nothing. Those of a frozen teacher are the teacher's own.
     """
     unsampled = np.array([key == "" for key in texts(kept.traces["policy_key"])], np.bool_)
     weighted = np.zeros(kept.traces.num_rows, np.bool_)
-    weighted[kept.owner[kept.mask.row_of_value[credit.rl != 0]]] = True
+    weighted[kept.owner[kept.mask.row_of_value[(credit.rl != 0) | (credit.ref_kl != 0)]]] = True
     if len(wrong := np.flatnonzero(unsampled & weighted)):
         raise ImportedWithoutTokens(
             f"table traces, column policy_key: {len(wrong)} kept traces, first "
             f"{kept.traces['trace_id'][int(wrong[0])]}, have tokens that no policy sampled, or none with log-probs: "
-            "the renderer made them of text, or an imported file held token ids alone. The rl component needs the "
-            "log-prob of every token. Nothing was trained on; the rows are safe. Train on them with "
-            "algorithm.type=supervised, or score or export them. For reinforcement learning, import traces with token "
-            "ids and log-probs (verifiers writes them where its client is of type train)."
+            "the renderer made them of text, an imported file held token ids alone, or a frozen teacher sampled them "
+            "(algorithm sft). The rl and ref_kl components need the policy's log-prob of every token. Nothing was "
+            "trained on; the rows are safe. Train on them with algorithm.type=supervised, or score or export them. For "
+            "reinforcement learning, import traces with token ids and log-probs (verifiers writes them where its "
+            "client is of type train)."
         )
 
 
@@ -140,7 +141,7 @@ def _references(tables: Tables, messages: pa.Table) -> Ragged | None:
     }
     scored = Ragged.of(rows["logprobs"])
     lengths = Ragged.of(messages["mask"]).lengths
-    values = np.zeros(lengths.sum(), np.float32)
+    values = np.full(lengths.sum(), np.nan, np.float32)  # zero is a log-prob too
     laid = Ragged.from_lengths(values, lengths)
     for row, each in enumerate(zip(texts(messages["trace_id"]), messages["message"].to_pylist(), strict=True)):
         if (found := place.get(each)) is None:

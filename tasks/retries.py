@@ -8,7 +8,7 @@ RETRY_SECONDS = (5.0, 30.0)
 """Pauses before Prefect calls a stage again that failed for a cause that may pass."""
 TABLES_ONLY_SECONDS = 6 * 3600.0
 """Longest time for a stage that waits for nobody. Those that do have time limits of their own in the config."""
-WAITS_FOR = frozenset({"engine", "environments", "learner", "graders", "approve"})
+WAITS_FOR = frozenset({"engine", "teachers", "environments", "learner", "graders", "approve"})
 """Needs that may take any time: services, and a person."""
 TRANSIENT = (ConnectionError, TimeoutError, StoreUnavailable)
 """What may pass by itself: a lost engine, learner or environment server, a store that does not answer."""

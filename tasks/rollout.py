@@ -8,21 +8,12 @@ from typing import Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from configs.run import View
+from configs.run import View, of
+from tasks.columns import texts
 from tasks.inference.rollouts import ServiceLost, sample
 from tasks.parts import Parts
+from tasks.serving import MOST_LOSSES, EngineRoom, TeacherRoom
 from tasks.stage import Policy, Stage, Tables, as_task
-
-MOST_LOSSES = 10
-"""Times that a service may be lost in one stage; restarts of dead ones are bounded by their own sections."""
-
-
-class EngineRoom(Protocol):
-    """What the stage asks of whoever keeps the inference engine alive."""
-
-    def at(self, policy: Policy) -> tuple[str, str]:
-        """Return URL and API key of an engine that serves `policy`, checked against the learner's probe."""
-        ...
 
 
 class EnvironmentRoom(Protocol):
@@ -38,13 +29,15 @@ def rollout(
     config: View,
     *,
     step: int,
-    policy: Policy,
+    policy: Policy | None,
     parts: Parts,
     engine: EngineRoom,
     environments: EnvironmentRoom,
+    teachers: TeacherRoom,
 ) -> Tables:
     """Sample what earlier attempts have not committed; a group is safe as soon as it is finished.
 
+    Environments that a teacher samples are sampled by that and not by the policy, which may be None if all are.
     A rollout that fails is a row with its error. Only the loss of the engine or of an environment server interrupts
     the stage: it waits until the service is back and samples the groups that are still missing. Raises what the
     rooms raise when a service does not come back.
@@ -52,7 +45,12 @@ def rollout(
     losses = 0
     while (missing := _missing(tables["assignments"], parts)).num_rows:
         addresses = environments.addresses()  # first: it imports for seconds, while an engine may still be starting
-        url, api_key = engine.at(policy)
+        frozen = {
+            name: teachers.at(teacher)
+            for name in dict.fromkeys(texts(missing["environment"]))
+            if (teacher := of(config.teachers, name)) is not None
+        }
+        url, api_key = engine.at(policy) if policy else ("", "")
         try:
             sample(
                 missing,
@@ -60,10 +58,11 @@ def rollout(
                 engine_url=url,
                 api_key=api_key,
                 addresses=addresses,
-                policy={"key": policy.key, "version": policy.version},
+                policy={"key": policy.key if policy else "", "version": policy.version if policy else step},
                 step=step,
                 config=config,
                 on_group=lambda _group_id, rows: parts.put(rows),
+                teachers=frozen,
             )
             break
         except ServiceLost:
@@ -85,9 +84,9 @@ STAGE = Stage(
     version=1,
     reads=("assignments", "examples"),
     writes=("traces", "messages"),
-    sections=("rollout", "environments", "engine", "model"),
+    sections=("rollout", "environments", "engine", "model", "teachers"),
     function=rollout,
     unit=("traces", "group_id"),
-    needs=("step", "policy", "parts", "engine", "environments"),
+    needs=("step", "policy", "parts", "engine", "environments", "teachers"),
 )
 task = as_task(STAGE)

@@ -24,6 +24,7 @@ STAGES = (
     "rollout",
     "regrade",
     "filtering",
+    "reference",
     "advantage",
     "packing",
     "gate",

@@ -9,6 +9,7 @@ from tasks import (
     filtering,
     packing,
     policy_import,
+    reference,
     regrade,
     rollout,
     training,
@@ -16,8 +17,8 @@ from tasks import (
 from tasks.stage import StageTask
 
 MODULES = (
-    examples, policy_import, assignment, rollout, demonstration, regrade, filtering, advantage, packing, training,
-    evaluation,
+    examples, policy_import, assignment, rollout, demonstration, regrade, filtering, reference, advantage, packing,
+    training, evaluation,
 )  # fmt: skip
 OTHERS = {
     "updates": ("show", "diff"),
@@ -31,5 +32,5 @@ OTHERS = {
 def readers(table: str) -> list[str]:
     """Return the names of all that read `table`; none where nobody misses its rows."""
     tasks = [each for module in MODULES for each in vars(module).values() if isinstance(each, StageTask)]
-    stages = [task.stage.name for task in tasks if table in task.stage.reads]
+    stages = [task.stage.name for task in tasks if table in (*task.stage.reads, *task.stage.optional)]
     return list(dict.fromkeys([*stages, *OTHERS.get(table, ())]))

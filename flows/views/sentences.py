@@ -9,7 +9,7 @@ from tasks.fates import EVALUATED, PENDING, REFUSED
 from tasks.filters.finding import QUARANTINED
 
 Found = Mapping[str, Any]
-STAGES = ("rollout", "demonstration", "regrade", "filtering", "advantage", "packing", "gate")
+STAGES = ("rollout", "demonstration", "regrade", "filtering", "reference", "advantage", "packing", "gate")
 
 
 def head(found: Found) -> str:

@@ -31,7 +31,7 @@ CLOCK_SECONDS = 1.0
 """How exactly the start of a process is known."""
 SAMPLED = ("rollout", "demonstration", "import")
 """The stages that a step's rollouts may be of; scored again, they are of `regrade`."""
-STAGES = ("assignment", *SAMPLED, "regrade", "filtering", "advantage", "packing", "gate", "training")
+STAGES = ("assignment", *SAMPLED, "regrade", "filtering", "reference", "advantage", "packing", "gate", "training")
 
 
 def main(name: str, overrides: Sequence[str] = (), store: str = "", as_json: bool = False) -> int:

@@ -7,9 +7,12 @@ from tasks.algorithms.echo import echo
 from tasks.algorithms.grpo import grpo
 from tasks.algorithms.hierarchical_grpo import hierarchical_grpo
 from tasks.algorithms.max_rl import max_rl
+from tasks.algorithms.opd import opd
+from tasks.algorithms.opsd import opsd
 from tasks.algorithms.rae import rae
 from tasks.algorithms.reinforce_pp import reinforce_pp
 from tasks.algorithms.rloo import rloo
+from tasks.algorithms.sft import sft
 from tasks.algorithms.supervised import supervised
 
 ALGORITHMS = {
@@ -22,6 +25,9 @@ ALGORITHMS = {
     "rae": Algorithm(rae, zero_sum=False),
     "echo": Algorithm(echo, zero_sum=True),
     "custom": Algorithm(custom, zero_sum=False),
+    "opd": Algorithm(opd, zero_sum=False),
+    "opsd": Algorithm(opsd, zero_sum=False),
+    "sft": Algorithm(sft, zero_sum=False),
     "supervised": Algorithm(supervised, zero_sum=False),
 }
 

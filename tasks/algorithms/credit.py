@@ -30,7 +30,8 @@ class Kept:
     mask: Ragged
     """Per message: which of its tokens the policy sampled."""
     references: Ragged | None = None
-    """Per message: log-prob of each token under the reference, in nats, 0 where it was not scored; None without one."""
+    """Per message: log-prob of each sampled token under the reference, in nats; 0 on other tokens, NaN where the
+    message was not scored; None where no reference was asked."""
     states: pa.Table | None = None
     """The estimator's rows of table `estimator_states` after the step before; None for the first step of a run."""
 

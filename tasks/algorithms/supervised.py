@@ -8,6 +8,11 @@ from tasks.algorithms.credit import Credit, Kept
 
 def supervised(kept: Kept, settings: SupervisedConfig) -> Credit:
     """Return weight 1 in the cross-entropy component on masked tokens; there is no advantage and no baseline."""
+    return weighted_on_mask(kept)
+
+
+def weighted_on_mask(kept: Kept) -> Credit:
+    """Return what every algorithm does that imitates the tokens which the mask names."""
     none = np.full(kept.traces.num_rows, np.nan)
     zero = np.zeros(len(kept.mask.values), np.float32)
     return Credit(baseline=none, advantage=none, rl=zero, ce=kept.mask.values.astype(np.float32), ref_kl=zero)

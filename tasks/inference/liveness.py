@@ -1,8 +1,10 @@
 """Whether the services that a rollout needs are still there, told by connecting to them."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from urllib.parse import urlsplit
+
+from tasks.inference.scoring import Served
 
 LOOK_SECONDS = 1.0
 CONNECT_SECONDS = 5.0
@@ -20,38 +22,43 @@ class ServiceLost(ConnectionError):
 
 
 class Watch:
-    """Connects to the engine and the environment servers now and then.
+    """Connects to the engines and the environment servers now and then.
 
     Connecting is enough and asks nothing of a busy server: the system accepts for it, and refuses once it is gone.
     """
 
-    def __init__(self, engine_url: str, api_key: str, addresses: Mapping[str, str]) -> None:
-        self.engine_url = engine_url.rstrip("/")
-        self.api_key = api_key
+    def __init__(self, engines: Sequence[Served], addresses: Mapping[str, str]) -> None:
+        self.engines = {each.url.rstrip("/"): each.api_key for each in engines}
+        """The key of each engine, by its URL."""
         self.addresses = addresses
 
     async def run(self) -> None:
         """Look every second until cancelled; raises ServiceLost."""
         while True:
-            await self._connect("the engine", self.engine_url)
+            for url in self.engines:
+                await self._connect("the engine", url)
             for name, address in self.addresses.items():
                 await self._connect(f"environment server {name!r}", address)
             await asyncio.sleep(LOOK_SECONDS)
 
     async def check(self) -> None:
-        """Look at once, and ask the engine's API server whether the engine behind it lives; raises ServiceLost."""
+        """Look at once, and ask each engine's API server whether the engine behind it lives; raises ServiceLost."""
+        for url, api_key in self.engines.items():
+            await self._ask(url, api_key)
+
+    async def _ask(self, url: str, api_key: str) -> None:
         import httpx
 
         try:
             async with httpx.AsyncClient(timeout=CONNECT_SECONDS, trust_env=False) as client:
-                headers = {"Authorization": f"Bearer {self.api_key}"}
-                answer = await client.get(f"{self.engine_url}/health", headers=headers)
+                headers = {"Authorization": f"Bearer {api_key}"}
+                answer = await client.get(f"{url}/health", headers=headers)
         except httpx.ConnectError as error:
-            raise ServiceLost("the engine", self.engine_url, str(error) or type(error).__name__) from error
+            raise ServiceLost("the engine", url, str(error) or type(error).__name__) from error
         except httpx.TransportError:
             return  # slow is not gone: the rollout's own time limit decides
         if answer.status_code >= 500:
-            raise ServiceLost("the engine", self.engine_url, f"its server answers {answer.status_code}")
+            raise ServiceLost("the engine", url, f"its server answers {answer.status_code}")
 
     async def _connect(self, service: str, address: str) -> None:
         parts = urlsplit(address)

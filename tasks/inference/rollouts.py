@@ -4,15 +4,17 @@ import asyncio
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from tasks.inference import model_info
-from tasks.inference.engine import MODEL, Engine
+from tasks.inference.engine import Engine
 from tasks.inference.failures import Failure, from_error
 from tasks.inference.liveness import ServiceLost, Watch
 from tasks.inference.rows import Attempted, Row, of_failure, of_trace_record, tables
+from tasks.inference.scoring import Served
 
 if TYPE_CHECKING:
     from verifiers.v1.configs.client import TrainClientConfig
@@ -27,6 +29,7 @@ __all__ = ["Sampling", "ServiceLost", "sample"]
 OnGroup = Callable[[str, dict[str, pa.Table]], None]
 RETRY_SEED_STRIDE = 1_000_003
 RETRY_SECONDS = 0.25
+NO_TEACHERS: Mapping[str, Served] = MappingProxyType({})
 
 
 def sample(
@@ -40,15 +43,17 @@ def sample(
     step: int,
     config: "View",
     on_group: OnGroup,
+    teachers: Mapping[str, Served] = NO_TEACHERS,
 ) -> None:
     """Make one rollout for each assignment; call `on_group(group_id, tables)` when a group's last member has ended.
 
-    `config` has the sections rollout, environments, engine and model; `policy` has key and version. Every assignment
+    `config` has the sections rollout, environments, engine and model; `policy` has key and version. Environments that
+    `teachers` names are sampled by those, the others by the policy behind `engine_url`. Every assignment
     ends as at least one traces row: a failed rollout is a row with its error. Groups are handed over one at a time,
     from a thread of their own. Raises ServiceLost where the engine or an environment server is gone: groups handed
     over before are complete, the others left nothing.
     """
-    sampling = Sampling(engine_url, api_key, addresses, policy, step, config, on_group)
+    sampling = Sampling(engine_url, api_key, addresses, policy, step, config, on_group, teachers)
     asyncio.run(sampling.run(assignments, examples))
 
 
@@ -64,6 +69,7 @@ class Sampling:
         step: int,
         config: "View",
         on_group: OnGroup,
+        teachers: Mapping[str, Served] = NO_TEACHERS,
     ) -> None:
         self.rollout = config.rollout
         self.environments = {environment.name: environment for environment in config.environments}
@@ -71,8 +77,14 @@ class Sampling:
         self.step = step
         self.on_group = on_group
         self.addresses = addresses
-        self.client_config = _client_config(engine_url, api_key, config)
-        self.watch = Watch(engine_url, api_key, addresses)
+        self.teachers = teachers
+        own = {"": Served(engine_url, api_key, salt=policy["key"])} if engine_url else {}
+        self.served = {**own, **teachers}
+        """Who samples, by environment; the policy under ""."""
+        self.client_configs = {
+            name: _client_config(each.url, each.api_key, config) for name, each in self.served.items()
+        }
+        self.watch = Watch(tuple(self.served.values()), addresses)
         self.clients: dict[str, EnvClient] = {}
         self.limit = asyncio.Semaphore(config.rollout.max_in_flight)
         self.handing_over = asyncio.Lock()
@@ -136,6 +148,8 @@ class Sampling:
     def _attempted(self, assignment: Row) -> Attempted:
         own = self.environments[assignment["environment"]].temperature
         temperature = self.rollout.temperature if own is None else own
+        if assignment["environment"] in self.teachers:  # no policy of the store, and never stale
+            return Attempted(assignment, "", self.step, self.step, temperature)
         return Attempted(assignment, self.policy["key"], self.policy["version"], self.step, temperature)
 
     async def _attempts(
@@ -163,13 +177,20 @@ class Sampling:
     ) -> tuple[tuple[list[Row], list[Row]] | None, Failure | None]:
         """One rollout: its rows, where it left a trace, and what went wrong, where something did."""
         client = self.clients[attempted.assignment["environment"]]
+        sampler = self._sampler(attempted)
         try:
-            episode = await client.run(self.client_config, MODEL, self._sampling(attempted, seed), task)
+            episode = await client.run(
+                self.client_configs[sampler], self.served[sampler].model, self._sampling(attempted, seed), task
+            )
         except RuntimeError as error:
             # How the client says that the server refused the request, with the type's name in front.
             kind, _, message = str(error).partition(": ")
             return None, from_error({"type": kind, "message": message or str(error)})
         return _episode_rows(episode, attempted)
+
+    def _sampler(self, attempted: Attempted) -> str:
+        name = attempted.assignment["environment"]
+        return name if name in self.teachers else ""
 
     def _sampling(self, attempted: Attempted, seed: int) -> "SamplingConfig":
         from verifiers.v1.types import SamplingConfig
@@ -180,7 +201,7 @@ class Sampling:
                 "top_p": self.rollout.top_p,
                 "max_tokens": self.rollout.max_tokens,
                 "seed": seed,
-                "cache_salt": self.policy["key"],  # states of other weights are never reused
+                "cache_salt": self.served[self._sampler(attempted)].salt,  # states of other weights are never reused
                 "detokenize": False,  # the environment server reads the tokens itself
             }
         )

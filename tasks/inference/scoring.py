@@ -11,6 +11,10 @@ SCORE_SECONDS = 600.0
 """Longest wait for one sequence: those before it in the engine's queue are waited for too."""
 
 
+class NotScorable(ValueError):
+    """Rollouts cannot be scored by a reference as they are."""
+
+
 @dataclass(frozen=True)
 class Served:
     """A model that somebody serves: where, how to call it, and under which salt its states are cached."""

@@ -263,6 +263,7 @@ def sample_with(engine: type[LyingEngine], root: Path) -> Step:
         services = {
             "engine": EngineRoom(supervisor, step.place, root),
             "environments": SimpleNamespace(addresses=lambda: {}),
+            "teachers": None,  # nobody asks for one
         }
         perform(ROLLOUT, step.place, STEP, (assigned, found), Policy(policy.key, 0), services)
     return step

@@ -149,7 +149,7 @@ def test_a_step_drawn_twice_is_replayed_from_the_batch_that_was_trained(
     work = recorded_by(store, "base").steps[0].work
     assert work["assignment"].inputs["batch"] == "1"
     assert work["packing"].key == work["training"].inputs["packing"]
-    assert set(work) == {*WAY} - {"regrade"}
+    assert set(work) == {*WAY} - {"regrade", "reference"}
 
 
 def test_a_replay_of_some_steps_is_compared_over_those(tmp_path: Path) -> None:

@@ -1,0 +1,137 @@
+"""Reference: what a frozen teacher, or the policy shown a demonstration, gives the tokens that the policy sampled.
+
+Reads traces, messages, verdicts; writes references.
+"""
+
+from collections.abc import Callable, Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from configs.algorithms import AlgorithmConfig, OpdConfig, OpsdConfig
+from configs.run import View, of
+from tasks.branches import owners
+from tasks.columns import texts
+from tasks.inference.demonstrating import Demonstrating
+from tasks.inference.engine import EngineLost
+from tasks.inference.scoring import NotScorable, Served, score
+from tasks.scored_paths import Scores
+from tasks.serving import MOST_LOSSES, EngineRoom, TeacherRoom
+from tasks.stage import Policy, Stage, Tables, as_task
+
+SAFE = "Nothing was scored; the rows are safe"
+
+
+def reference(
+    tables: Tables, config: View, *, policy: Policy | None, engine: EngineRoom, teachers: TeacherRoom
+) -> Tables:
+    """Return, for every message with sampled tokens of a kept trace that has a scorer, the reference's log-probs.
+
+    A message is scored once, on the first branch that comes through it, given all tokens before it on the way. The
+    reverse KL is between the distributions that were sampled from, and an engine applies no temperature to the
+    log-probs of a prompt: the traces must have been sampled at temperature 1. Raises NotScorable for those that were
+    not, that are too long, or that no demonstration is known for. A loss of an engine is waited for, as in a rollout;
+    what the rooms raise when it does not come back is passed on.
+    """
+    traces = _traces(tables, config)
+    messages = _of(tables["messages"], traces["trace_id"])
+    scores = Scores(messages)
+    paths = list(scores.paths(owners(messages, traces, "messages")))
+    environments, rows = texts(traces["environment"]), traces.to_pylist()
+    for name in dict.fromkeys(environments):
+        own = [path for path in paths if environments[path.trace] == name]
+        settings = of(config.scorers, name)
+        at = _at(settings, policy, engine, teachers)
+        shown = Demonstrating(settings, config.model, at).prefix if isinstance(settings, OpsdConfig) else _nothing
+        prefixes = [shown(rows[path.trace]) for path in own]
+        whole = [[*prefix, *scores.tokens(path)] for prefix, path in zip(prefixes, own, strict=True)]
+        for path, prefix, sequence in zip(own, prefixes, whole, strict=True):
+            _refuse(rows[path.trace], sequence, config.engine.max_model_len, not prefix and scores.begins_sampled(path))
+        for path, prefix, found in zip(own, prefixes, _scored(whole, at, _most(settings)), strict=True):
+            scores.lay(path, found[len(prefix) :])
+    return {"references": scores.rows()}
+
+
+def _scored(sequences: Sequence[Sequence[int]], at: Callable[[], Served], most: int) -> list[list[float]]:
+    """Return the log-probs of all sequences; those that were lost with an engine are asked for again of the next."""
+    done: dict[int, list[float]] = {}
+    losses = 0
+    while missing := [place for place in range(len(sequences)) if place not in done]:
+        served = at()  # waits for a restart, or raises when none is left
+        try:
+            for place, found in score(served, [sequences[each] for each in missing], most):
+                done[missing[place]] = found
+        except EngineLost:
+            losses += 1  # what lives and does not answer is not restarted
+            if losses > MOST_LOSSES:
+                raise
+    return [done[place] for place in range(len(sequences))]
+
+
+def _at(
+    settings: AlgorithmConfig | None, policy: Policy | None, engine: EngineRoom, teachers: TeacherRoom
+) -> Callable[[], Served]:
+    """Return what says where the scorer is served, and waits until it is."""
+    if isinstance(settings, OpdConfig):
+        teacher = settings.teacher
+        return lambda: teachers.at(teacher)
+    if policy is None:
+        raise NotScorable(
+            "algorithm opsd scores with the policy that sampled the rollouts, and no policy of the store sampled "
+            f"these. {SAFE}. Choose another algorithm"
+        )
+    held = policy
+    return lambda: Served(*engine.at(held), salt=held.key)
+
+
+def _most(settings: AlgorithmConfig | None) -> int:
+    assert isinstance(settings, (OpdConfig, OpsdConfig)), f"{settings} scores nothing"
+    return settings.teacher.max_in_flight if isinstance(settings, OpdConfig) else settings.max_in_flight
+
+
+def _nothing(trace: object) -> list[int]:
+    return []
+
+
+def _traces(tables: Tables, config: View) -> pa.Table:
+    """Return the kept traces that have a scorer; refuse those at a temperature that cannot be scored at."""
+    verdicts = tables["verdicts"]
+    kept = _of(tables["traces"], verdicts.filter(verdicts["keep"])["trace_id"])
+    has_scorer = [of(config.scorers, name) is not None for name in texts(kept["environment"])]
+    chosen = kept.filter(pa.array(has_scorer, pa.bool_()))
+    other = chosen.filter(pc.not_equal(chosen["temperature"], pa.scalar(1.0, pa.float32())))
+    if other.num_rows:
+        raise NotScorable(
+            f"table traces, column temperature: {other.num_rows} kept traces, first {other['trace_id'][0]} of "
+            f"environment {other['environment'][0]}, were sampled at {other['temperature'][0].as_py():g}; a reference "
+            f"is scored at 1, the only temperature at which engines score a prompt. {SAFE}. Sample at "
+            "rollout.temperature=1, or choose an algorithm without a reference"
+        )
+    return chosen
+
+
+def _of(rows: pa.Table, trace_ids: "pa.ChunkedArray[pa.StringScalar]") -> pa.Table:
+    return rows.filter(pc.is_in(rows["trace_id"], value_set=trace_ids.combine_chunks()))
+
+
+def _refuse(trace: dict[str, object], sequence: Sequence[int], longest: int, begins_sampled: bool) -> None:
+    where = f"trace {trace['trace_id']} of environment {trace['environment']}"
+    if begins_sampled:
+        raise NotScorable(f"{where} begins with a sampled token, which nothing goes before. {SAFE}. Quarantine it")
+    if len(sequence) > longest:
+        raise NotScorable(
+            f"{where} has {len(sequence)} tokens to be scored, with what is shown before them; engine.max_model_len is "
+            f"{longest}. {SAFE}. Raise engine.max_model_len, or shorten what is shown (algorithm.template)"
+        )
+
+
+STAGE = Stage(
+    name="reference",
+    version=1,
+    reads=("traces", "messages", "verdicts"),
+    writes=("references",),
+    sections=("scorers", "engine", "model"),
+    function=reference,
+    needs=("policy", "engine", "teachers"),
+)
+task = as_task(STAGE)

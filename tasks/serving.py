@@ -1,0 +1,26 @@
+"""What stages ask of whoever keeps the engines alive."""
+
+from typing import Protocol
+
+from configs.algorithms import TeacherConfig
+from tasks.inference.scoring import Served
+from tasks.stage import Policy
+
+MOST_LOSSES = 10
+"""Times that a service may be lost in one stage; restarts of dead ones are bounded by their own sections."""
+
+
+class EngineRoom(Protocol):
+    """Whoever keeps the engine of the policies alive."""
+
+    def at(self, policy: Policy) -> tuple[str, str]:
+        """Return URL and API key of an engine that serves `policy`, checked against the learner's probe."""
+        ...
+
+
+class TeacherRoom(Protocol):
+    """Whoever keeps the engines of frozen models alive."""
+
+    def at(self, teacher: TeacherConfig) -> Served:
+        """Return where a teacher is served, by the weights that its version says."""
+        ...
