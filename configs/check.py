@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from configs.algorithms import AlgorithmConfig, GroupSection
+from configs.crediting import crediting_problems
 from configs.errors import ConfigError
 from configs.losses import loss_problems
 from configs.run import RunConfig
@@ -15,6 +16,7 @@ from configs.sections import TrainingConfig
 def problems(config: RunConfig) -> list[str]:
     """Return one line for each thing in `config` that cannot work, whatever the machine."""
     checks = [_training(config), loss_problems(config.training.loss), _filters(config), _shaping(config)]
+    checks += [crediting_problems(config, algorithms(config))]
     if config.kind in ("train", "evaluate"):
         checks += [_environments(config), _sampling(config), _evaluation(config)]
     checks += {"train": [_reinforcement(config)], "sft": [_supervised(config)], "evaluate": [], "replay": []}[
@@ -149,9 +151,6 @@ def _reinforcement(config: RunConfig) -> Iterator[str]:
             f"packing.tokens_per_row: a row of {config.packing.tokens_per_row} tokens cannot hold the longest sample, "
             f"engine.max_model_len {config.engine.max_model_len}"
         )
-    alone = config.assignment.group_size == 1
-    for kind in {each.type for _, each in algorithms(config) if alone and each.compares_group}:
-        yield f"assignment.group_size: {kind} compares the rollouts of a group; with 1 there is nothing to compare"
     if config.rollout.temperature == 0:
         yield "rollout.temperature: training needs a temperature above 0; at 0 the rollouts of a group are all the same"
     for index, environment in enumerate(config.environments):
@@ -187,7 +186,9 @@ def _supervised(config: RunConfig) -> Iterator[str]:
             f"packing.tokens_per_row: a row of {config.packing.tokens_per_row} tokens cannot hold the longest sample, "
             f"data.max_length {config.data.max_length}"
         )
-    if config.algorithm.type != "supervised":
-        yield f"algorithm.type: a run of kind sft needs 'supervised'; it is {config.algorithm.type!r}"
+    own = ((f"environments.{i}.algorithm", each.algorithm) for i, each in enumerate(config.environments))
+    for where, algorithm in (("algorithm", config.algorithm), *own):
+        if algorithm is not None and algorithm.type != "supervised":
+            yield f"{where}.type: a run of kind sft needs 'supervised'; it is {algorithm.type!r}"
     if any(item.type == "zero_advantage" and item.enforce for item in config.filtering.filters):
         yield "filtering.filters: 'zero_advantage' would leave out every demonstration; none of them has an advantage"
