@@ -17,7 +17,6 @@ COLUMNS = [
     "trace_id",
     "episode_id",
     "assignment_id",
-    "agent",
     "error_class",
     "num_input_tokens",
     "num_output_tokens",
@@ -47,8 +46,9 @@ def account(
 ) -> list[Share]:
     """Return how many traces and tokens met which fate, by fate and detail; every trace is in exactly one share.
 
-    Raises AccountBreach if an assignment has no trace, a trace no assignment, an assignment two episodes or two traces
-    of one agent; if verdicts are not one per trace; if a trace is trained without being kept, or a sample twice.
+    Raises AccountBreach if an assignment has no trace, a trace no assignment, an assignment two episodes; if a trace is
+    there twice, or verdicts are not one per trace; if a trace is trained without being kept, or a sample twice. One
+    agent may play several times in an episode.
     """
     rows = traces.select(COLUMNS).to_pylist()
     _check_assignments(texts(assignments["assignment_id"]), rows)
@@ -98,7 +98,6 @@ def _check_assignments(assigned: list[str], rows: list[dict[str, Any]]) -> None:
     if strange := answered - set(assigned):
         raise _breach("traces", "assignment_id", f"{min(strange)} was never assigned")
     _once((row["trace_id"] for row in rows), "traces", "trace_id", "trace")
-    _once(((row["assignment_id"], row["agent"]) for row in rows), "traces", "assignment_id", "assignment and agent")
     episodes = {(row["assignment_id"], row["episode_id"]) for row in rows}
     _once((assignment for assignment, _ in episodes), "traces", "episode_id", "assignment with its own episode")
 

@@ -85,10 +85,14 @@ def swapped(rows, column, value):
         ("assignments", lambda rows: rows.slice(1), "g0/a was never assigned"),
         ("assignments", doubled, "assignment g0/a is there 2 times"),
         ("traces", doubled, "trace a is there 2 times"),
-        ("traces", lambda rows: swapped(doubled(rows), "trace_id", "other"), "is there 2 times"),
         (
             "traces",
-            lambda rows: swapped(swapped(swapped(doubled(rows), "trace_id", "z"), "agent", "z"), "episode_id", "z"),
+            lambda rows: swapped(doubled(rows), "trace_id", "z"),
+            "1 traces lack a verdict, or verdicts a trace, first z",
+        ),
+        (
+            "traces",
+            lambda rows: swapped(swapped(doubled(rows), "trace_id", "z"), "episode_id", "z"),
             "own episode g0/a is there 2 times",
         ),
         ("verdicts", lambda rows: rows.slice(1), "1 traces lack a verdict, or verdicts a trace, first a"),
@@ -103,6 +107,23 @@ def swapped(rows, column, value):
 def test_a_rollout_lost_or_doubled_is_a_breach(step, name, change, message):
     with pytest.raises(AccountBreach, match=message):
         shares(step | {name: change(step[name])})
+
+
+def test_an_agent_may_play_several_times_in_an_episode():
+    """Solvers of one proposed problem share a seat: each of their traces has its own fate."""
+    played = {"episode_id": "e", "assignment_id": "g0/e"}
+    seats = (("p", "proposer", 1.0), ("s", "solver", 1.0), ("t", "solver", 0.0), ("u", "solver", None))
+    traces = [trace(name, agent=agent, reward=reward, **played) for name, agent, reward in seats]
+    messages = [row for one in traces for row in exchange(one["trace_id"])]
+    tables = {
+        "assignments": table("assignments", [assignment(traces[0])]),
+        "traces": table("traces", traces),
+        "messages": table("messages", messages),
+    }
+    tables |= filtering(tables, view(FILTERING, filtering={"filters": [{"type": "errored"}]}), quarantined={})
+    tables |= advantage(tables, view(ADVANTAGE, algorithm={"type": "hierarchical_grpo"}))
+    tables |= packing(tables, view(PACKING))
+    assert [(each.fate, each.num_traces) for each in shares(tables)] == [("no weight", 1), ("trained", 3)]
 
 
 def test_a_step_that_trains_nothing_is_accounted_for(step):
