@@ -60,8 +60,7 @@ def advantage(tables: Tables, config: View, *, step: int = 0) -> Tables:
     made = {"credits": _credits(kept, credit, find_branches(kept.messages, kept.owner))}
     if not stateful:
         return made
-    states = (credit.states, kept.states, ESTIMATOR_STATES.arrow.empty_table())
-    return made | {"estimator_states": next(each for each in states if each is not None)}
+    return made | {"estimator_states": ESTIMATOR_STATES.arrow.empty_table() if credit.states is None else credit.states}
 
 
 def _stateful(config: View) -> str:

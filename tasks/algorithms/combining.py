@@ -16,7 +16,7 @@ Credited = Callable[[Kept, AlgorithmConfig], Credit]
 def by_environment(kept: Kept, algorithm_of: Callable[[str], AlgorithmConfig], credited: Credited) -> Credit:
     """Return the credit of all kept traces, in their order, each environment's by its own algorithm.
 
-    States are those of the environments that have any; what an environment without kept traces had stays as it was.
+    States are those of the environments whose algorithm has any; what one without kept traces had stays as it was.
     """
     environment = np.array(texts(kept.traces["environment"]), object)
     names = list(dict.fromkeys(environment))
@@ -34,7 +34,7 @@ def by_environment(kept: Kept, algorithm_of: Callable[[str], AlgorithmConfig], c
         whole.signal[of_token] = part.signals(kept.of(name))
         states[name] = part.states
     found = [each for each in states.values() if each is not None]
-    return Credit(**(vars(whole) | {"states": pa.concat_tables(found) if found else None}))
+    return Credit(**(vars(whole) | {"states": pa.concat_tables(found) if found else kept.states and kept.states[:0]}))
 
 
 def _blank(kept: Kept) -> Credit:
