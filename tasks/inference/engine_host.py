@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tasks.inference.lora import mend_mixed_batches
 from tasks.inference.serving_view import serving_view
 
 POLL_SECONDS = 0.05
@@ -67,9 +68,8 @@ def _fork_engine_on_cpu() -> None:
     thread pool of torch exists yet at that point, which is what makes the fork safe. CUDA is left as vLLM wants it.
     """
     from vllm.engine.arg_utils import AsyncEngineArgs
-    from vllm.platforms import current_platform
 
-    if not current_platform.is_cpu():
+    if not _on_cpu():
         return
     create = AsyncEngineArgs.create_engine_config
 
@@ -79,6 +79,12 @@ def _fork_engine_on_cpu() -> None:
         return config
 
     AsyncEngineArgs.create_engine_config = create_then_fork  # type: ignore[method-assign]
+
+
+def _on_cpu() -> bool:
+    from vllm.platforms import current_platform
+
+    return bool(current_platform.is_cpu())
 
 
 def main(argv: Sequence[str]) -> None:
@@ -102,6 +108,8 @@ def main(argv: Sequence[str]) -> None:
         arguments.model = str(weights)
         validate_parsed_serve_args(arguments)
         _fork_engine_on_cpu()
+        if arguments.enable_lora and _on_cpu():
+            mend_mixed_batches()
         uvloop.run(_serve(listener, arguments, own.report))
 
 

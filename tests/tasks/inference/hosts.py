@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from configs.sections import EngineConfig, EnvironmentConfig, ModelConfig
+from configs.training import LoraConfig
 from storage.schemas import ASSIGNMENTS
 from tasks.inference import engine, environments
 from tasks.inference.engine import Engine
@@ -50,9 +51,15 @@ def with_group(pid: int, number: int) -> None:
 
 
 @contextmanager
-def engine_of(directory: Path, report: Path, config: EngineConfig = ENGINE, frozen: bool = False) -> Iterator[Engine]:
+def engine_of(
+    directory: Path,
+    report: Path,
+    config: EngineConfig = ENGINE,
+    frozen: bool = False,
+    lora: LoraConfig | None = None,
+) -> Iterator[Engine]:
     """A real engine that was started with the weights in `directory`."""
-    argv, variables = engine.command(config, ModelConfig(), directory, report, frozen=frozen)
+    argv, variables = engine.command(config, ModelConfig(), directory, report, lora, frozen=frozen)
     with running(argv, variables | {config.api_key_variable: KEY}, report) as told:
         client = Engine(told["url"], KEY)
         yield client
