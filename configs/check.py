@@ -7,16 +7,19 @@ from pathlib import Path
 
 from configs.algorithms import AlgorithmConfig, GroupSection
 from configs.crediting import crediting_problems
+from configs.drawing import drawing_problems
 from configs.errors import ConfigError
 from configs.losses import loss_problems
 from configs.run import RunConfig
 from configs.sections import TrainingConfig
+from configs.teaching import teaching_problems
 
 
 def problems(config: RunConfig) -> list[str]:
     """Return one line for each thing in `config` that cannot work, whatever the machine."""
     checks = [_training(config), loss_problems(config.training.loss), _filters(config), _shaping(config)]
-    checks += [crediting_problems(config, algorithms(config))]
+    checks += [crediting_problems(config, algorithms(config)), teaching_problems(config, algorithms(config))]
+    checks += [drawing_problems(config)]
     if config.kind in ("train", "evaluate"):
         checks += [_environments(config), _sampling(config), _evaluation(config)]
     checks += {"train": [_reinforcement(config)], "sft": [_supervised(config)], "evaluate": [], "replay": []}[

@@ -6,10 +6,12 @@ from typing import Any
 
 from configs.run import RunConfig
 from flows import pipeline
+from flows.drawing import Evicted
 from flows.pipeline import attempts
 from flows.recorded import recorded_by
 from flows.refills import missing_groups
 from flows.replaying import quarantined_in, replay_steps
+from flows.steps import Source
 from storage.refs import Entry
 from tasks.stage import Place, Policy, Ref, StageTask, inputs_of, key_of, ref_of
 
@@ -76,7 +78,7 @@ class Foreteller:
         return entry is not None and entry.run == self._config.name
 
 
-def foretell(place: Place, source: pipeline.Source, evaluation: Place, policy: Policy | None = None) -> list[Ref]:
+def foretell(place: Place, source: Source, evaluation: Place, policy: Policy | None = None) -> list[Ref]:
     """Return every piece of work that the run of `place` consists of, once, found or still to be computed.
 
     Of a run that ended because nothing was left to train on, or a rule refused it, those are the pieces up to there.
@@ -90,7 +92,7 @@ def foretell(place: Place, source: pipeline.Source, evaluation: Place, policy: P
         return missing_groups(place, assigned, credits)
 
     tell, tell_evaluation = (Foreteller(each.config, each.find, decided, lacking) for each in (place, evaluation))
-    with suppress(pipeline.Evicted, pipeline.GateRefused):
+    with suppress(Evicted, pipeline.GateRefused):
         if place.config.kind == "replay":
             _walk_replay(place, source, tell)
         else:
@@ -98,7 +100,7 @@ def foretell(place: Place, source: pipeline.Source, evaluation: Place, policy: P
     return list({piece.key: piece for piece in (*tell.pieces, *tell_evaluation.pieces)}.values())
 
 
-def _walk_replay(place: Place, source: pipeline.Source, tell: Foreteller) -> None:
+def _walk_replay(place: Place, source: Source, tell: Foreteller) -> None:
     replay = place.config.replay
     recorded, quarantined = recorded_by(place.store, replay.run), quarantined_in(place.store, replay)
     for _ in replay_steps(tell, source, place.config, recorded, quarantined):
@@ -106,7 +108,7 @@ def _walk_replay(place: Place, source: pipeline.Source, tell: Foreteller) -> Non
 
 
 def _walk(
-    config: RunConfig, source: pipeline.Source, tell: Foreteller, tell_evaluation: Foreteller, policy: Policy | None
+    config: RunConfig, source: Source, tell: Foreteller, tell_evaluation: Foreteller, policy: Policy | None
 ) -> None:
     if config.kind == "evaluate":
         attempts(tell_evaluation, policy or pipeline.first_policy(tell, source))

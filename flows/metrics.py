@@ -22,6 +22,7 @@ _TRACE_COLUMNS = (
     "metrics",
     "is_truncated",
     "num_turns",
+    "num_branches",
     "num_input_tokens",
     "num_output_tokens",
     "error_class",
@@ -87,6 +88,7 @@ def _rollout_metrics(scope: str, rows: Sequence[Mapping[str, Any]]) -> dict[str,
     if not rows:
         return metrics
     metrics |= {f"{name}/{scope}": mean(row[name] for row in rows) for name in _MEANS}
+    metrics[f"samples_per_rollout/{scope}"] = mean(row["num_branches"] for row in rows)
     metrics |= {f"timing/{scope}/{span}": mean(row[f"{span}_seconds"] for row in rows) for span in _SPANS}
     metrics[f"errored_rollout/{scope}"] = errors.total() / len(rows)
     metrics |= {f"errored_rollout/{scope}/{kind}": count / len(rows) for kind, count in sorted(errors.items())}
@@ -118,8 +120,12 @@ def _filter_metrics(scope: str, rows: Sequence[Mapping[str, Any]], names: Sequen
 
 
 def _update_metrics(update: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers of an optimizer step, further metrics of the learner included."""
+    """Return the numbers of an optimizer step, further metrics of the learner included.
+
+    Those that were not finite are null in the JSON, which has no form for them, and NaN here.
+    """
     further = json.loads(update.get("metrics") or "{}")
+    further |= dict.fromkeys(further.pop("not_finite", ()), math.nan)
     values = {name: value for name, value in update.items() if name not in _NOT_NUMBERS} | further
     return {f"update/{name}": float(value) for name, value in values.items() if isinstance(value, (int, float))}
 

@@ -9,9 +9,9 @@ import pyarrow.compute as pc
 
 from flows.corrections.quarantine_kept import kept_in_quarantine
 from flows.metrics import step_metrics
-from flows.pipeline import Drawn
 from flows.refills import group_counts, short_of_groups
 from flows.session import Session
+from flows.steps import Drawn
 from flows.token_metrics import step_token_metrics
 from storage.schemas import TRACES, VERDICTS
 from tasks.accounting import TRAINED, AccountBreach, Share, account

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from flows.pipeline import Drawn
+from flows.steps import Drawn
 from tasks.refilling import admitted, missing
 from tasks.stage import Place, Ref
 

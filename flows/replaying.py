@@ -8,9 +8,10 @@ from typing import Protocol
 from configs.errors import ConfigError
 from configs.replay import ORDER, ReplayConfig, StageName, needs_weights, redone
 from configs.run import RunConfig, View
-from flows import pipeline
-from flows.pipeline import Check, Do, Drawn, Source
+from flows import drawing, pipeline
+from flows.pipeline import Check
 from flows.recorded import Recorded, RecordedStep, policy_of, trace_ids
+from flows.steps import Do, Drawn, Source
 from storage.keys import content_key
 from storage.refs import Entry
 from storage.store import Store
@@ -167,7 +168,7 @@ class _Step:
         """Draw anew, with groups in place of those that teach nothing: as many as turn out to be missing now."""
         assert self.sampler is not None, "a replay that samples has weights to sample with; prepare_replay saw to it"
         arguments = self.past.step, self.work["examples"], self.sampler, self.config, self.earlier, self._judge
-        for assigned, sampled, (verdicts, credits) in pipeline.fill(self.do, *arguments):
+        for assigned, sampled, (verdicts, credits) in drawing.fill(self.do, *arguments):
             self.work |= _numbered("assignment", assigned) | _numbered("rollout", sampled)
             self.work |= {"filtering": verdicts, "advantage": credits}
 
@@ -194,11 +195,11 @@ class _Step:
         for inputs in [entry.inputs for entry in self.past.of("assignment").values()] or [{}]:
             groups = json.loads(inputs["groups"]) if "groups" in inputs else None
             arguments = self.past.step, self.work["examples"], self.config, int(inputs.get("batch", "0"))
-            made.append(pipeline.assign(self.do, *arguments, made or self.earlier, groups))
+            made.append(drawing.assign(self.do, *arguments, made or self.earlier, groups))
         return _numbered("assignment", made)
 
     def _credit(self, traces: tuple[Ref, ...]) -> Ref:
-        return pipeline.credit(self.do, self.past.step, traces, self.work["filtering"], self.config, self.credits)
+        return drawing.credit(self.do, self.past.step, traces, self.work["filtering"], self.config, self.credits)
 
     def _listed_otherwise(self) -> bool:
         """Tell whether examples are to be listed again: the recorded ones are of other environments' settings."""

@@ -10,11 +10,12 @@ from typing import Any
 from flows import pipeline
 from flows.doing import Worker
 from flows.outcome import Outcome, check_account, finish_step
-from flows.pipeline import Ahead, Drawn
+from flows.pipeline import Ahead
 from flows.recorded import recorded_by
 from flows.replay_outcome import Apart, finish_replayed
 from flows.replaying import quarantined_in, replay_steps
 from flows.session import Session, sampling_for_evaluation
+from flows.steps import Drawn
 from tasks.evaluation import estimates
 from tasks.stage import Policy
 

@@ -2,8 +2,8 @@
 
 import shlex
 
-from flows.pipeline import Drawn
 from flows.session import Session
+from flows.steps import Drawn
 
 
 def kept_in_quarantine(session: Session, drawn: Drawn) -> str:

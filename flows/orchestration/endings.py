@@ -10,9 +10,10 @@ from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 from flows.cli import OURS
+from flows.drawing import Evicted
 from flows.orchestration.cancellation import RunCancelled
 from flows.orchestration.prefect_api import cancelled, current_flow_run, is_termination
-from flows.pipeline import Evicted, GateRefused
+from flows.pipeline import GateRefused
 from storage.errors import StoreError
 from storage.store import open_store
 from tasks.retries import in_words

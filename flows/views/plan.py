@@ -12,8 +12,8 @@ from configs.run import RunConfig, View
 from flows import pipeline
 from flows.facts import directory_digest, facts
 from flows.foretell import Foreteller
-from flows.pipeline import Source
 from flows.preflight import require_gate
+from flows.steps import Source
 from storage.keys import content_key
 from tasks.stage import Ref, StageTask
 

@@ -13,9 +13,9 @@ import pyarrow as pa
 from configs.run import RunConfig, View
 from flows import pipeline
 from flows.doing import Worker
-from flows.pipeline import Source
 from flows.processes.services import Supervisor
 from flows.session import Session, recorded
+from flows.steps import Source
 from storage.keys import content_key
 from storage.schemas import UPDATES
 from storage.store import Store, open_store

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from configs.errors import ConfigError
+from flows.drawing import Evicted
 from flows.orchestration.cancellation import RunCancelled
 from flows.orchestration.endings import event_of, reports_its_end, tagged
-from flows.pipeline import Evicted, GateRefused
+from flows.pipeline import GateRefused
 from storage.errors import StoreUnavailable
 from tasks.retries import in_words, is_transient
 

@@ -16,9 +16,9 @@ import pytest
 from configs.run import RunConfig
 from flows.cli import explanation
 from flows.outcome import check_account
-from flows.pipeline import Drawn
 from flows.processes.services import Supervisor
 from flows.rooms import EngineRoom
+from flows.steps import Drawn
 from storage.store import open_store
 from tasks.advantage import STAGE as ADVANTAGE
 from tasks.filtering import STAGE as FILTERING

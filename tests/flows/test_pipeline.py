@@ -11,9 +11,10 @@ import pytest
 from configs.run import RunConfig
 from configs.sections import EnvironmentConfig
 from flows import pipeline
+from flows.drawing import Evicted
 from flows.foretell import foretell
-from flows.pipeline import Drawn, Evicted, Source
 from flows.session import sampling_for_evaluation
+from flows.steps import Drawn, Source
 from storage.store import open_store
 from tasks.stage import Place, Policy, Ref, StageTask
 

@@ -10,9 +10,9 @@ import pytest
 
 from configs.run import View
 from flows import pipeline, replay_config
+from flows.drawing import Evicted
 from flows.foretell import foretell
 from flows.outcome import finish_step
-from flows.pipeline import Evicted
 from flows.recorded import recorded_by
 from flows.refills import short_of_groups
 from flows.session import recorded

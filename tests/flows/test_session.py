@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 
 from configs.run import RunConfig
-from flows.pipeline import Evicted, Source
+from flows.drawing import Evicted
 from flows.processes.services import Supervisor
 from flows.session import Session, recorded
+from flows.steps import Source
 from storage.store import open_store
 from tasks.stage import Place
 

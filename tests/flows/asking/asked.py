@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.run import View
-from flows import pipeline
+from flows import drawing, pipeline
 from flows.pipeline import GateRefused
 from flows.session import Session, recorded, sampling_for_evaluation
 from tasks import assignment, filtering, packing, policy_import, rollout, training
@@ -149,7 +149,7 @@ def regrade(root: Path) -> None:
         again = do(REGRADE, 0, drawn.traces)
         traces = (again, *drawn.traces)
         verdicts = do(filtering.task, 0, traces)
-        credits = pipeline.credit(do, 0, traces, verdicts, session.config, None)
+        credits = drawing.credit(do, 0, traces, verdicts, session.config, None)
         batches = do(packing.task, 0, (credits, *traces))
         pipeline.train(do, 0, replace(drawn, traces=traces, packing=batches), policy)
 
