@@ -12,6 +12,7 @@ from configs.errors import ConfigError
 from configs.imports import imported
 from configs.replay import redone
 from configs.run import RunConfig
+from configs.sections import TrainingConfig
 from configs.teaching import scores as scores_again
 from storage.keys import content_key
 from tasks.import_paths import NotImportable, code_version
@@ -38,7 +39,7 @@ def facts(config: RunConfig) -> dict[str, Any]:
     if samples:
         found["engine"] = {"version": model_info.engine_version(), "dtype": precision}
     if trains:
-        found["training"] = training_facts(precision)
+        found["training"] = training_facts(precision, config.training)
     if scores:  # of supervised training, the rows of a file stand in for an environment
         versions = {each.name: {"version": environment_service.package_version(each)} for each in config.environments}
         found["environments"] = versions
@@ -78,9 +79,11 @@ def function_facts(config: RunConfig) -> dict[str, str]:
     return found
 
 
-def training_facts(precision: str) -> dict[str, str]:
+def training_facts(precision: str, training: TrainingConfig) -> dict[str, str]:
     """Return the versions of what trains here, and where it would."""
     version = f"torch {installed('torch')}, transformers {installed('transformers')}"
+    if training.optimizer.type == "sign_sgd":
+        version += f", pytorch-optimizer {installed('pytorch-optimizer')}"
     return {"version": version, "dtype": precision, "device": "cuda" if has_cuda() else "cpu"}
 
 
