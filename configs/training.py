@@ -64,7 +64,8 @@ class TrainingConfig(Section):
     checkpoint_every: int = later(1, ge=1)
     """Of the layers only every n-th is recomputed, the first included: the others keep their activations."""
     offload_activations: bool = later(False)
-    """What recomputed layers begin from waits in the host's memory; what other layers keep stays where it is."""
+    """What recomputed layers begin from waits in the host's memory, in training on the CPU as it does anyway; what
+    other layers keep stays where it is."""
     save_optimizer_every: int = operational(1, ge=1)
     """Optimizer state is saved with every n-th policy; weights with each. Others are reached by training the recorded
     batches again."""

@@ -89,6 +89,58 @@ def test_settings_that_must_not_change_numbers(world, model_directory, settings)
     torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize(("every", "recomputed"), [(1, [0, 1, 2, 3, 4]), (2, [0, 2, 4]), (3, [0, 3]), (9, [0])])
+@pytest.mark.parametrize("offload", [False, True])
+def test_recomputing_every_nth_layer_changes_no_bit(world, tmp_path, every, recomputed, offload):
+    directory = tiny_qwen3(tmp_path / "deep", hidden=32, layers=5)
+    plain, calls = gradient_and_layer_calls(directory, TrainingConfig())
+    assert calls == [1] * 5
+    settings = {"gradient_checkpointing": True, "checkpoint_every": every, "offload_activations": offload}
+    found, calls = gradient_and_layer_calls(directory, TrainingConfig(**settings))
+    assert calls == [2 if layer in recomputed else 1 for layer in range(5)]
+    assert plain.abs().max() > 0
+    assert torch.equal(found, plain)
+
+
+def gradient_and_layer_calls(directory, settings):
+    """Return the gradient, and how often the attention of each layer was run for it."""
+    policy = load_policy(directory, settings, CPU)
+    calls = []
+    for number, layer in enumerate(policy.causal.model.layers):
+        calls.append(0)
+        layer.self_attn.register_forward_pre_hook(lambda *_, number=number: count(calls, number))
+    values, entropies = run_row(policy, rows_of(SAMPLES), CPU)
+    (values.sum() + entropies.sum()).backward()
+    return torch.cat([p.grad.to_local().flatten() for p in policy.parameters()]), calls
+
+
+def count(calls, number):
+    calls[number] += 1
+
+
+def test_what_recomputed_layers_begin_from_is_what_is_offloaded(world, tmp_path, monkeypatch):
+    """On the CPU nothing is moved. So the transfer to the host is replaced by one that counts; the numbers stay."""
+    from torch.autograd import graph
+    from transformers import modeling_utils
+
+    from tasks.learner.model import _recompute
+
+    sizes = []
+
+    class Counting(graph.saved_tensors_hooks):
+        def __init__(self, **_):
+            super().__init__(lambda tensor: sizes.append(tuple(tensor.shape)) or tensor, lambda tensor: tensor)
+
+    monkeypatch.setattr(modeling_utils, "save_on_cpu", Counting)
+    policy = load_policy(tiny_qwen3(tmp_path / "deep", hidden=32, layers=5), TrainingConfig(), CPU)
+    settings = TrainingConfig(gradient_checkpointing=True, checkpoint_every=2, offload_activations=True)
+    _recompute(policy.causal, settings, torch.device("cuda"))
+    values, _ = run_row(policy, rows_of(SAMPLES), CPU)
+    hidden = [size for size in sizes if size[-1:] == (32,)]
+    assert hidden == [(1, 28, 32)] * 3, "one hidden state for each of layers 0, 2 and 4, and no weight"
+    values.sum().backward()
+
+
 def test_bfloat16_computes_in_half_from_float32_masters(world, model_directory):
     policy = load_policy(model_directory, TrainingConfig(dtype="bfloat16"), CPU)
     exact = load_policy(model_directory, TrainingConfig(dtype="float32"), CPU)

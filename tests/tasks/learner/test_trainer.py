@@ -158,13 +158,41 @@ def test_the_same_batches_give_the_same_weights(trainer, model_directory, tmp_pa
     assert len(set(runs[0])) == 4
 
 
-def test_saving_and_loading_in_the_middle_changes_nothing(trainer, model_directory, tmp_path):
+@pytest.mark.parametrize("optimizer", ["adamw", "muon", "sign_sgd"])
+def test_saving_and_loading_in_the_middle_changes_nothing(trainer, model_directory, tmp_path, optimizer):
+    choose(trainer, optimizer)
     trainer.load("p0", str(model_directory), fresh_optimizer=True)
     through = shas(trainer, range(4), tmp_path / "through", save_optimizer=True)
     trainer.load("p2", str(tmp_path / "through" / "p2"), fresh_optimizer=False)
     assert shas(trainer, range(2, 4), tmp_path / "resumed") == through[2:]
     trainer.load("p2", str(tmp_path / "through" / "p2"), fresh_optimizer=True)
     assert shas(trainer, range(2, 4), tmp_path / "fresh") != through[2:]
+
+
+def choose(trainer, optimizer, **settings):
+    chosen = TrainingConfig(**TRAINING, optimizer={"type": optimizer, **settings})
+    trainer.configure(chosen.model_dump(mode="json"), LearnerConfig().model_dump(mode="json"))
+
+
+def test_sign_sgd_without_momentum_keeps_nothing_and_goes_on_all_the_same(trainer, model_directory, tmp_path):
+    from safetensors.torch import load_file
+
+    choose(trainer, "sign_sgd", momentum=0.0)
+    trainer.load("p0", str(model_directory), fresh_optimizer=True)
+    through = shas(trainer, range(3), tmp_path / "through", save_optimizer=True)
+    assert load_file(tmp_path / "through" / "p2" / "optimizer.safetensors") == {}
+    trainer.load("p2", str(tmp_path / "through" / "p2"), fresh_optimizer=False)
+    assert shas(trainer, range(2, 3), tmp_path / "resumed") == through[2:]
+
+
+def test_state_of_another_optimizer_is_refused(trainer, model_directory, tmp_path):
+    choose(trainer, "muon")
+    trainer.load("p0", str(model_directory), fresh_optimizer=True)
+    train(trainer, 0, tmp_path, save_optimizer=True)
+    for other in ("adamw", "sign_sgd"):
+        choose(trainer, other)
+        with pytest.raises(LearnerError, match="does not fit the model and its optimizer"):
+            trainer.load("p1", str(tmp_path / "p1"), fresh_optimizer=False)
 
 
 def test_updates_of_one_batch_are_made_in_turn(trainer, model_directory, tmp_path):

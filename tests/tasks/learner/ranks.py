@@ -1,0 +1,112 @@
+"""What all ranks do together: `python -m torch.distributed.run ... -m tests.tasks.learner.ranks MODEL DIRECTORY`.
+
+The same code makes the figures of one rank, in the test's own process, and those of two, in processes of their own.
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from configs.losses import DppoLoss
+from configs.optimizers import MuonOptimizer, SignSgdOptimizer
+from configs.sections import TrainingConfig
+from tasks.learner import moments
+from tasks.learner.distributed import World, like, shard, start_world, whole
+from tasks.learner.loop import accumulate_gradients
+from tasks.learner.loss import Objective
+from tasks.learner.model import Policy
+from tasks.learner.optimizer import apply_gradients, new_optimizer
+from tasks.learner.rows import batches_from_table
+from tests.tasks.learner.packed import batches, sample
+
+CPU = torch.device("cpu")
+SAMPLES = [
+    sample("a", 23, 1),
+    sample("b", 5, 2, "ce"),
+    sample("c", 12, 3, temperature=0.7),
+    sample("d", 7, 4, "ref_kl"),
+    sample("e", 2, 5),
+    sample("f", 3, 6, "ref_kl"),
+    sample("g", 17, 7, "ce"),
+]
+"""Samples of one to twelve weighted tokens."""
+ALONE = [([each], (0, number)) for number, each in enumerate(SAMPLES)]
+"""Every sample in a row of its own, one micro-step after the other, on one rank."""
+SPLITS = {
+    "one row beside an idle rank": [(SAMPLES, (0, 0))],
+    "all on the second rank": [(row, (1, step)) for row, (_, step) in ALONE],
+    "one sample against six": [(SAMPLES[:1], (0, 0)), (SAMPLES[1:], (1, 0))],
+    "a component on one rank alone": [
+        ([SAMPLES[1], SAMPLES[6]], (0, 0)),
+        ([SAMPLES[0], SAMPLES[4]], (1, 0)),
+        ([SAMPLES[2]], (0, 1)),
+        ([SAMPLES[5], SAMPLES[3]], (1, 1)),
+    ],
+    "more micro-steps on one rank": [
+        ([SAMPLES[4]], (0, 0)),
+        ([SAMPLES[6], SAMPLES[0]], (1, 0)),
+        ([SAMPLES[5]], (0, 1)),
+        (SAMPLES[1:4], (0, 2)),
+    ],
+    "dealt in turn": [([each], (number % 2, number // 2)) for number, each in enumerate(SAMPLES)],
+}
+OPTIMIZERS = {"muon": MuonOptimizer(), "sign_sgd": SignSgdOptimizer()}
+
+
+def policy_in(directory: Path, dtype: torch.dtype) -> Policy:
+    """Return the model, sharded over the ranks of this process's world."""
+    from transformers import AutoModelForCausalLM
+
+    from tasks.learner import attention
+
+    attention.register()
+    causal = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, attn_implementation=attention.NAME)
+    policy = Policy(causal, chunk=8).train()
+    shard(policy, causal.get_decoder().layers, CPU, half=False)
+    return policy
+
+
+def gradient(policy: Policy, rows: list, world: World) -> dict[str, Tensor]:
+    """Return the whole gradient of the rows, flat, and the sums that were measured."""
+    policy.zero_grad()
+    table = batches([samples for samples, _ in rows], places=[place for _, place in rows])
+    (batch,) = batches_from_table(table, world.size)
+    totals, _ = accumulate_gradients(policy, batch, Objective(DppoLoss()), world, CPU)
+    measured = {name: torch.tensor(value, dtype=torch.float64) for name, value in totals.sums.items()}
+    return {"gradient": torch.cat([whole(p.grad).flatten() for p in policy.parameters()]), **measured}
+
+
+def three_steps(directory: Path, name: str) -> dict[str, Tensor]:
+    """Return weights and optimizer state after three steps on gradients that all ranks know."""
+    policy = policy_in(directory, torch.float32)
+    optimizer = new_optimizer(policy, TrainingConfig(weight_decay=0.1, optimizer=OPTIMIZERS[name]))
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(3):
+        for parameter in policy.parameters():
+            parameter.grad = like(torch.randn(parameter.shape, generator=generator), parameter)
+        apply_gradients(optimizer, 1e-2)
+    return {key: whole(value.detach()) for key, value in _named(policy, optimizer)}
+
+
+def _named(policy, optimizer):
+    yield from policy.causal.named_parameters()
+    yield from moments.tensors(policy, optimizer).items()
+
+
+def main(directory: Path, out: Path) -> None:
+    """Write the figures of every split and of every optimizer."""
+    world = start_world()
+    found = {}
+    for dtype in (torch.float64, torch.float32):
+        policy = policy_in(directory, dtype)
+        found |= {f"{name} {dtype}": gradient(policy, rows, world) for name, rows in SPLITS.items()}
+    found |= {name: three_steps(directory, name) for name in OPTIMIZERS}
+    if world.rank == 0:
+        torch.save(found, out)
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

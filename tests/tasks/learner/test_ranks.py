@@ -1,0 +1,94 @@
+"""One rank and two real ones make the same gradient of samples that are as uneven as can be, and the same steps of it.
+
+Each component is divided by its tokens of the whole update, so a split changes nothing but the order of a sum. Dividing
+by the tokens of a row, a micro-step or a rank instead would show here: no two of them have equally many.
+"""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from tests.tasks.learner import ranks
+
+pytestmark = pytest.mark.engine
+
+EXACTNESS = {torch.float64: 1e-12, torch.float32: 1e-5}
+
+
+@pytest.fixture(scope="module")
+def two(model_directory, tmp_path_factory):
+    """The figures of two ranks."""
+    out = tmp_path_factory.mktemp("ranks") / "found.pt"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*command, "-m", "tests.tasks.learner.ranks", str(model_directory), str(out)],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return torch.load(out)
+
+
+@pytest.fixture(scope="module", params=EXACTNESS, ids=str)
+def one(request, world, model_directory):
+    """The policy on one rank, and its figures with every sample in a row of its own."""
+    policy = ranks.policy_in(model_directory, request.param)
+    return policy, request.param, ranks.gradient(policy, ranks.ALONE, world)
+
+
+def assert_same(found, expected, dtype):
+    assert found.keys() == expected.keys()
+    assert expected["gradient"].abs().max() > 1e-3
+    for name, value in expected.items():
+        scale = value.abs().max().clamp(min=1.0 if name != "gradient" else 0.0)
+        torch.testing.assert_close(found[name] / scale, value / scale, rtol=0, atol=EXACTNESS[dtype], msg=name)
+
+
+@pytest.mark.parametrize("split", ranks.SPLITS)
+def test_two_ranks_make_the_gradient_of_one(one, two, split):
+    _, dtype, alone = one
+    assert_same(two[f"{split} {dtype}"], alone, dtype)
+
+
+def test_one_rank_makes_it_in_any_rows_and_micro_steps(one, world):
+    policy, dtype, alone = one
+    for rows in ranks.SPLITS.values():
+        in_turn = [(samples, (0, number)) for number, (samples, _) in enumerate(rows)]
+        assert_same(ranks.gradient(policy, in_turn, world), alone, dtype)
+
+
+def test_every_component_takes_part_and_the_counts_are_uneven(one):
+    _, _, alone = one
+    assert all(alone[f"{name}_loss"].abs() > 1e-2 for name in ("rl", "ce", "ref_kl"))
+    counts = [sum(len(each.token_ids) for each in rows) for rows, _ in ranks.ALONE]
+    assert len(set(counts)) == len(counts)
+
+
+def test_a_mean_of_means_would_be_seen(one, world):
+    """What averages each rank's own mean gives: far from what is asked for."""
+    policy, dtype, alone = one
+    halves = [ranks.gradient(policy, [(rows, (0, 0))], world) for rows, _ in ranks.SPLITS["one sample against six"]]
+    averaged = {name: (halves[0][name] + halves[1][name]) / 2 for name in alone}
+    with pytest.raises(AssertionError):
+        assert_same(averaged, alone, dtype)
+
+
+@pytest.mark.parametrize("name", ranks.OPTIMIZERS)
+def test_two_ranks_make_the_steps_of_one(world, model_directory, two, name):
+    """Of the same gradients, bit for bit: Muon's matrices are made whole, so that the number of ranks does not round.
+
+    Where AdamW is at work, torch rounds the last elements of a shard in another way than those before.
+    """
+    expected = ranks.three_steps(model_directory, name)
+    assert two[name].keys() == expected.keys()
+    whole = {key.removeprefix("momentum_buffer.") for key in expected if key.startswith("momentum_buffer.")}
+    assert any(key.endswith("proj.weight") for key in whole)
+    for key, value in expected.items():
+        if key.removeprefix("momentum_buffer.") in whole:
+            assert torch.equal(two[name][key], value), key
+        torch.testing.assert_close(two[name][key], value, rtol=1e-6, atol=1e-9)
