@@ -116,7 +116,8 @@ def versions(config: RunConfig) -> Mapping[str, str]:
     """Return the versions of everything that computes rows, for the ledger."""
     found = {name: installed(name) for name in PACKAGES}
     environments = {f"environment {each.name}": each.version for each in config.environments}
-    return {**found, **environments, "engine": config.engine.version, "python": platform.python_version()}
+    functions = {f"function {each.path}": each.version for each in imported(config)}
+    return {**found, **environments, **functions, "engine": config.engine.version, "python": platform.python_version()}
 
 
 def model_directory(path: str, key: str = "model.path") -> Path:
