@@ -194,6 +194,15 @@ TOKEN_STATISTICS = Table(
     aligned=("logprobs", "entropies"),
     logprobs=("logprobs",),
 )
+TOKEN_MASKS = Table(
+    "token_masks",
+    "which tokens the rl loss gave no gradient of their surrogate; only of steps and samples where there were any",
+    ("sample_id",),
+    (
+        Column("sample_id", pa.string(), "the sample"),
+        Column("masked", FLAGS, "per token: outside the trust region, clipped, or in a sequence that was left out"),
+    ),
+)
 POLICIES = Table(
     "policies",
     "one version of the weights: a complete directory or absent",
@@ -290,6 +299,7 @@ STAGE_TABLES = (
     BATCHES,
     UPDATES,
     TOKEN_STATISTICS,
+    TOKEN_MASKS,
     POLICIES,
     REGRADES,
     DECISIONS,

@@ -1,6 +1,6 @@
 """Training: one policy version to the next, through the learner.
 
-Reads batches; writes updates, token_statistics and policies.
+Reads batches; writes updates, token_statistics, token_masks and policies.
 """
 
 import json
@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from configs.run import View
-from storage.schemas import UPDATES
+from storage.schemas import TOKEN_MASKS, UPDATES
 from tasks.learner.client import LearnerLost
 from tasks.policy import MOST_LOSSES, LearnerRoom, policy_row
 from tasks.stage import Policy, Stage, Tables, as_task
@@ -38,7 +39,7 @@ def training(
                 save_optimizer=save_optimizer,
             )
             row = policy_row(mind, key, step + 1, policy.key, config.model.vocab_size, save_optimizer)
-            return {"updates": updates_table(updates), "token_statistics": statistics, "policies": row}
+            return {"updates": updates_table(updates), "policies": row, **token_tables(statistics)}
         except LearnerLost:
             losses += 1  # at() waits for a restart, but what never dies is not restarted
             if losses > MOST_LOSSES:
@@ -58,11 +59,20 @@ def updates_table(updates: list[dict[str, Any]]) -> pa.Table:
     return pa.Table.from_pylist(rows, schema=UPDATES.arrow)
 
 
+def token_tables(statistics: pa.Table) -> Tables:
+    """Return `token_statistics`, and `token_masks` for the samples of which tokens were masked, if there are any."""
+    made = {"token_statistics": statistics.drop_columns(["masked"])}
+    masked = statistics["masked"].combine_chunks()
+    samples = pc.unique(pc.list_parent_indices(masked).filter(pc.list_flatten(masked)))
+    return made | ({"token_masks": statistics.select(TOKEN_MASKS.arrow.names).take(samples)} if len(samples) else {})
+
+
 STAGE = Stage(
     name="training",
     version=1,
     reads=("batches",),
-    writes=("updates", "token_statistics", "policies"),
+    writes=("updates", "token_statistics", "token_masks", "policies"),
+    optional=("token_masks",),
     sections=("training", "model"),
     function=training,
     needs=("step", "key", "policy", "directory", "learner"),

@@ -27,10 +27,13 @@ OTHERS = {
     "regrades": ("why",),
 }
 """What reads a table and is no stage."""
+WRITTEN = ("token_masks",)
+"""Tables that are optional for a stage because it may leave them out of what it writes; none reads them."""
 
 
 def readers(table: str) -> list[str]:
     """Return the names of all that read `table`; none where nobody misses its rows."""
     tasks = [each for module in MODULES for each in vars(module).values() if isinstance(each, StageTask)]
-    stages = [task.stage.name for task in tasks if table in (*task.stage.reads, *task.stage.optional)]
+    optional = () if table in WRITTEN else (table,)
+    stages = [each.stage.name for each in tasks if table in each.stage.reads or {*optional} & {*each.stage.optional}]
     return list(dict.fromkeys([*stages, *OTHERS.get(table, ())]))

@@ -59,7 +59,7 @@ class Learner:
 
         `directory_out` must be absent or empty; it is complete and synced to disk when this returns, and worth nothing
         when this raises. Returns the rows of `updates`, with `metrics` as a dictionary, and the table
-        `token_statistics`.
+        `token_statistics` with the column `masked` of `token_masks`.
         """
         updates, statistics = self._ask(
             "train",

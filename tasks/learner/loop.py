@@ -22,11 +22,14 @@ class Totals:
 
 @dataclass(frozen=True)
 class RowStatistics:
-    """Learner log-probs and entropies of a row's tokens, float32 (T,); 0 where a token has no weight."""
+    """Learner log-probs and entropies of a row's tokens, float32 (T,), 0 where a token has no weight; which rl tokens
+    were masked, (T,).
+    """
 
     row: Row
     logprobs: Array
     entropies: Array
+    masked: Array
 
 
 def accumulate_gradients(
@@ -55,7 +58,8 @@ def _train_row(
     loss, measured = token_loss(logprobs, entropies, _tokens(row, device), denominators, objective)
     # Sharded gradients are averaged over ranks; the denominators already make them a sum.
     (loss * world.size).backward()
-    return measured, RowStatistics(row, _spread(row, logprobs), _spread(row, entropies))
+    masked = _spread(row, measured.masked).astype(bool)
+    return measured, RowStatistics(row, _spread(row, logprobs), _spread(row, entropies), masked)
 
 
 def _tokens(row: Row, device: torch.device) -> Tokens:

@@ -17,6 +17,8 @@ class Measured:
 
     sums: dict[str, Tensor]
     maxima: dict[str, Tensor]
+    masked: Tensor
+    """Rl tokens outside the trust region, clipped or in a masked sequence; (N,)."""
 
 
 def measure(
@@ -48,7 +50,7 @@ def measure(
         values = torch.where(member, mismatch, 0.0)
         sums |= {f"{group}mismatch_kl": values.sum(), f"{group}mismatch_kl_squared": (values**2).sum()}
         maxima[f"{group}mismatch_kl"] = _largest(values)
-    return Measured(sums, maxima)
+    return Measured(sums, maxima, term.masked)
 
 
 def _count(flags: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What the optimizer steps report: rows of `updates` and the table `token_statistics`."""
+"""What the optimizer steps report: rows of `updates`, and the tables `token_statistics` and `token_masks` in one."""
 
 import math
 from dataclasses import dataclass
@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from storage.schemas import TOKEN_STATISTICS
+from storage.schemas import TOKEN_MASKS, TOKEN_STATISTICS
 from tasks.learner.loop import RowStatistics, Totals
 from tasks.learner.measuring import GROUPS
-from tasks.learner.rows import COMPONENTS, Array, Batch
+from tasks.learner.rows import COMPONENTS, Batch
 
 QUANTILES = (0.01, 0.1, 0.5, 0.9, 0.99)
 """Of the importance ratio."""
@@ -72,18 +72,18 @@ def _update_row(batch: Batch, measured: Measurements) -> dict[str, Any]:
 
 
 def statistics_table(statistics: list[RowStatistics]) -> pa.Table:
-    """Return one row for each sample, in the order of rows and of samples in them; padding rows give none."""
-    ids: list[str] = []
-    logprobs: list[Array] = []
-    entropies: list[Array] = []
+    """Return `token_statistics` with a column `masked` beside them, which is the table `token_masks`.
+
+    One row for each sample, in the order of rows and of samples in them; padding rows give none.
+    """
+    parts: dict[str, list[Any]] = {"sample_id": [], "logprobs": [], "entropies": [], "masked": []}
     for entry in statistics:
         borders = entry.row.borders
         for sample_id, start, end in zip(entry.row.sample_ids, borders, borders[1:], strict=False):
-            ids.append(sample_id)
-            logprobs.append(entry.logprobs[start:end])
-            entropies.append(entry.entropies[start:end])
-    columns = {"sample_id": ids, "logprobs": logprobs, "entropies": entropies}
-    return pa.table(columns, schema=TOKEN_STATISTICS.arrow)
+            parts["sample_id"].append(sample_id)
+            for name in ("logprobs", "entropies", "masked"):
+                parts[name].append(getattr(entry, name)[start:end])
+    return pa.table(parts, schema=TOKEN_STATISTICS.arrow.append(TOKEN_MASKS.arrow.field("masked")))
 
 
 def _further(measured: Measurements, counts: dict[str, int]) -> dict[str, Any]:
@@ -132,7 +132,7 @@ def ratio_quantiles(statistics: list[RowStatistics]) -> dict[str, float | None]:
         member = entry.row.streams["rl_weights"] != 0
         parts.append(entry.logprobs[member].astype(np.float64) - entry.row.streams["logprobs"][member])
     log_ratios = np.concatenate(parts)
-    names = [f"ratio_quantile_{quantile}" for quantile in QUANTILES]
+    names = [f"ratio_q{quantile:g}" for quantile in QUANTILES]
     if not log_ratios.size:
         return dict.fromkeys(names)
     with np.errstate(over="ignore", invalid="ignore"):

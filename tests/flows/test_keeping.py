@@ -108,7 +108,7 @@ def test_keep_last_keeps_the_newest(root: Path, capsys: pytest.CaptureFixture[st
         (["gc", "--remove", "open"], "not removed: open (its last event is 'started')"),
         (["gc", "--policies", "some"], "say all, last or every:N"),
         (["gc", "--keep", "new", "--json"], "say --yes, or --dry-run"),
-        (["maintain", "--retain", "messages=1h"], "read again by: regrade, filtering, advantage, packing"),
+        (["maintain", "--retain", "messages=1h"], "read again by: regrade, filtering, reference, advantage, packing"),
         (["maintain", "--retain", "messages"], "is no retention"),
         (["maintain", "--retention-hours", "1"], "open may be at work"),
         (["maintain", "--retain", "messages=1h", "--force"], "open may be at work"),
@@ -171,5 +171,8 @@ def test_repair_makes_no_store(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_only_token_statistics_may_go_without_being_missed() -> None:
-    assert [table.name for table in STAGE_TABLES if not readers(table.name)] == ["token_statistics"]
+    assert [table.name for table in STAGE_TABLES if not readers(table.name)] == [
+        "token_statistics",
+        "token_masks",
+    ]
     assert readers("batches") == ["training"]

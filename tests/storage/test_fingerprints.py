@@ -16,6 +16,7 @@ FINGERPRINTS = {
     "batches": "abc94916d492f093",
     "updates": "fbe4b3bbbdd5b8d5",
     "token_statistics": "846573a040103e53",
+    "token_masks": "62685cd2da87d360",
     "policies": "8ff5110fef399d4b",
     "ledger": "66983cba164b52a1",
     "runs": "e805be1414ef873c",

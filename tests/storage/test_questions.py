@@ -18,6 +18,7 @@ PER_TOKEN = {
     "credits": {"path", "advantages", "rl_weights", "ce_weights", "ref_kl_weights"},
     "policies": {"probe_token_ids", "probe_logprobs"},
     "token_statistics": {"logprobs", "entropies"},
+    "token_masks": {"masked"},
 }
 
 

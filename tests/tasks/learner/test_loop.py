@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from configs.losses import DppoLoss
+from configs.losses import CispoLoss, DppoLoss, GspoLoss, IpoLoss, PpoLoss, SequenceMask, TruncatedImportance
 from tasks.learner.distributed import World
 from tasks.learner.loop import accumulate_gradients
 from tasks.learner.loss import Objective
@@ -71,6 +71,26 @@ def split(exact_policy):
 )
 def test_rows_micro_steps_and_padding_do_not_matter(exact_policy, split, rows):
     assert_same(split, gradient(exact_policy, rows))
+
+
+LOSSES = [
+    IpoLoss(threshold=0.001),
+    PpoLoss(clip_low=0.1, clip_high=0.1),
+    CispoLoss(clip_low=0.5, clip_high=0.5),
+    GspoLoss(clip_low=0.02, clip_high=0.02),
+    PpoLoss(tis=TruncatedImportance(level="sequence", cap=1.1), sequence_mask=SequenceMask(low=0.6, high=1.5)),
+    DppoLoss(sequence_mask=SequenceMask(ratio="extremes", low=0.5, high=2.0)),
+]
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=range(len(LOSSES)))
+def test_rows_and_padding_do_not_matter_to_any_loss(exact_policy, loss):
+    alone = gradient(exact_policy, [[each] for each in SAMPLES], loss)
+    together = gradient(exact_policy, [[padding(2)], SAMPLES[3:], [padding(9)], SAMPLES[2::-1]], loss)
+    assert_same(alone, together)
+    assert alone[1].sums["masked"] + alone[1].sums["truncated"] > 0
+    plain = gradient(exact_policy, [SAMPLES])
+    assert not torch.allclose(alone[0], plain[0], rtol=0, atol=1e-4)
 
 
 def test_dropping_a_sample_does_matter(exact_policy, split):

@@ -11,6 +11,7 @@ from configs.sections import LearnerConfig, TrainingConfig
 from storage.schemas import TOKEN_STATISTICS, UPDATES
 from tasks.learner.digest import weights_sha256
 from tasks.learner.errors import LearnerError, NoOptimizerState
+from tasks.training import token_tables
 from tests.tasks.learner.packed import batches, changed, padding, sample
 
 pytestmark = pytest.mark.engine
@@ -52,7 +53,9 @@ def test_update_and_statistics_are_of_the_contract(loaded, model_directory, tmp_
     (update,), statistics = train(loaded, 0, tmp_path, save_optimizer=True)
     assert set(update) == set(UPDATES.arrow.names)
     pa.Table.from_pylist([{**update, "metrics": json.dumps(update["metrics"])}], schema=UPDATES.arrow)
-    assert statistics.schema.equals(TOKEN_STATISTICS.arrow)
+    made = token_tables(statistics)
+    assert made["token_statistics"].schema.equals(TOKEN_STATISTICS.arrow)
+    assert set(made) <= {"token_statistics", "token_masks"}
     assert statistics["sample_id"].to_pylist() == ["0a", "0b", "0c"]
     assert [len(row) for row in statistics["logprobs"].to_pylist()] == [9, 6, 7]
     known = {name: update[name] for name in ("version", "update", "policy_key_in", "has_optimizer", "learning_rate")}

@@ -1,0 +1,87 @@
+"""Losses in a config: chosen by type, with their own settings, and refused where they cannot work."""
+
+from typing import Any
+
+import pytest
+
+from configs.errors import ConfigError
+from configs.load import load
+from configs.losses import DppoLoss, GspoLoss, PpoLoss
+from configs.run import content
+
+DEMO = ["seed=7", "model.path=/x"]
+
+
+def loss(*overrides: str) -> Any:
+    return load(["demo"], [*DEMO, *overrides]).training.loss
+
+
+@pytest.mark.parametrize("kind", ["dppo", "ipo", "ppo", "cispo", "gspo"])
+def test_every_loss_is_chosen_by_its_type(kind: str) -> None:
+    assert loss(f"training.loss.type={kind}").type == kind
+
+
+def test_a_loss_takes_nothing_over_from_the_one_before() -> None:
+    assert loss("training.loss.mask_high=0.5", "training.loss.type=ppo") == PpoLoss()
+    with pytest.raises(ConfigError, match="mask_high"):
+        loss("training.loss.type=ppo", "training.loss.mask_high=0.5")
+
+
+def test_clip_higher_and_options_are_settings() -> None:
+    found = loss("training.loss.type=ppo", "training.loss.clip_high=0.28", 'training.loss.tis={level="sequence"}')
+    assert (found.clip_low, found.clip_high, found.tis.level, found.tis.cap) == (0.2, 0.28, "sequence", 2.0)
+    masked = loss("training.loss.sequence_mask.low=0.5")
+    assert (masked.type, masked.sequence_mask.low, masked.sequence_mask.high) == ("dppo", 0.5, 10.0)
+
+
+def test_an_unknown_loss_names_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match="'dppo', 'ipo', 'ppo', 'cispo', 'gspo', 'custom'"):
+        loss("training.loss.type=grpo")
+
+
+def test_what_is_off_is_in_no_key() -> None:
+    assert content(DppoLoss()) == {"type": "dppo", "mask_low": 0.2, "mask_high": 0.2, "kl_tau": 1e-3}
+    assert content(GspoLoss()).keys() == {"type", "clip_low", "clip_high", "kl_tau"}
+    assert "tis" in content(loss("training.loss.tis.cap=3"))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["training.loss.type=ppo", "training.loss.clip_low=1.0"], "training.loss.*clip_low.*less than 1"),
+        (["training.loss.type=gspo", "training.loss.clip_low=1.0"], "training.loss.*clip_low.*less than 1"),
+        (["training.loss.type=cispo", "training.loss.clip_low=1.5"], "clip_low.*less than or equal to 1"),
+        (["training.loss.tis.cap=0"], "cap.*greater than 0"),
+        (["training.loss.type=custom"], "training.loss.*function"),
+    ],
+)
+def test_values_out_of_range_are_refused(overrides: list[str], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        loss(*overrides)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["training.loss.sequence_mask={low=2.0, high=1.0}"], "low 2.0 is not below high 1.0"),
+        (["training.loss.sequence_mask.low=null", "training.loss.sequence_mask.high=null"], "both null"),
+        (["training.loss.type=cispo", "training.loss.tis.cap=5.0"], "a cap of 5.0 does nothing"),
+        (["training.loss.type=cispo", "training.loss.clip_low=0.5", "training.loss.tis.cap=0.5"], "least weight 0.5"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(overrides: list[str], words: str) -> None:
+    with pytest.raises(ConfigError, match=f"has a problem.*\\n.*training.loss.*{words}"):
+        loss(*overrides)
+
+
+def test_those_beside_them_work() -> None:
+    near = [
+        ["training.loss.sequence_mask={low=1.0, high=2.0}"],
+        ["training.loss.sequence_mask.low=null"],
+        ["training.loss.type=cispo", "training.loss.tis.cap=4.9"],
+        ["training.loss.type=cispo", 'training.loss.tis={cap=9.0, level="sequence"}'],
+        ["training.loss.type=cispo", "training.loss.clip_low=0.5", "training.loss.tis.cap=0.6"],
+        ["training.loss.type=ppo", "training.loss.tis.cap=5.0"],
+    ]
+    found = [loss(*overrides) for overrides in near]
+    assert [each.type for each in found] == ["dppo", "dppo", "cispo", "cispo", "cispo", "ppo"]

@@ -1,0 +1,136 @@
+"""What an optimizer step reports beyond its columns: exact values, and what is not finite has a name."""
+
+import json
+import math
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from flows import token_metrics
+from flows.metrics import finite, step_metrics
+from storage.schemas import TOKEN_MASKS, TOKEN_STATISTICS, TRACES, VERDICTS
+from tasks.learner import results
+from tasks.learner.loop import RowStatistics, Totals
+from tasks.learner.measuring import GROUPS
+from tasks.learner.rows import Batch, Row
+from tasks.training import token_tables, updates_table
+
+pytestmark = pytest.mark.engine
+
+SUMS = ("entropy", "positive", "negative", "masked", "masked_positive", "masked_negative", "truncated", "ce_nll")
+LOSSES = ("rl_loss", "ce_loss", "ref_kl_loss", "ref_kl", "ref_kl_masked")
+
+
+def statistics(learner, engine, rl, masked=None, ids=("a",), borders=None):
+    """Return one row's statistics; all streams are given per token."""
+    size = len(learner)
+    names = ("temperatures", "advantages", "ce_weights", "ref_kl_weights")
+    streams = {name: np.zeros(size, np.float32) for name in names}
+    streams |= {"logprobs": np.array(engine, np.float32), "rl_weights": np.array(rl, np.float32)}
+    row = Row(0, 0, 0, ids, borders or (0, size), np.zeros(size, np.int64), streams)
+    flags = np.array(masked or [False] * size)
+    return RowStatistics(row, np.array(learner, np.float32), np.zeros(size, np.float32), flags)
+
+
+def measured(counts, statistics_=(), **values):
+    """Return one update's row from sums and maxima by name; all others are zero."""
+    mismatch = [f"{group}mismatch_kl" for group in GROUPS]
+    sums = dict.fromkeys([*SUMS, *LOSSES, *mismatch, *(f"{name}_squared" for name in mismatch)], 0.0)
+    maxima = {"ce_nll": 0.0, **{name: values.pop(f"{name}_max", 0.0) for name in mismatch}}
+    assert values.keys() <= sums.keys()
+    totals = Totals(sums | values, maxima)
+    made = results.Measurements(1e-3, 1.0, False, totals, list(statistics_), threads=1, processes=1)
+    (row,) = results.update_rows({"version": 1, "policy_key_in": "p"}, [Batch((), counts)], [made], ["a", "b"], False)
+    return row
+
+
+RL = {"rl": 4, "ce": 0, "ref_kl": 0}
+
+
+def test_mean_spread_and_maximum_of_the_mismatch_by_group():
+    # 1 and 3 masked, 0 and 0 not.
+    row = measured(
+        RL,
+        masked=2.0,
+        mismatch_kl=4.0,
+        mismatch_kl_squared=10.0,
+        masked_mismatch_kl=4.0,
+        masked_mismatch_kl_squared=10.0,
+        mismatch_kl_max=3.0,
+        masked_mismatch_kl_max=3.0,
+    )
+    assert (row["mismatch_kl"], row["mismatch_kl_max"], row["masked_fraction"]) == (1.0, 3.0, 0.5)
+    found = {name: value for name, value in row["metrics"].items() if "mismatch" in name}
+    assert found == {
+        "mismatch_kl_std": math.sqrt(10 / 4 - 1),
+        "masked_mismatch_kl_mean": 2.0,
+        "masked_mismatch_kl_std": 1.0,
+        "masked_mismatch_kl_max": 3.0,
+        "unmasked_mismatch_kl_mean": 0.0,
+        "unmasked_mismatch_kl_std": 0.0,
+        "unmasked_mismatch_kl_max": 0.0,
+    }
+
+
+def test_fractions_are_of_the_tokens_that_could_be_masked():
+    row = measured(RL, masked=3.0, positive=1.0, negative=2.0, masked_positive=1.0, masked_negative=1.0, truncated=1.0)
+    names = ("masked_fraction_positive", "masked_fraction_negative", "truncated_fraction")
+    assert [row["metrics"][name] for name in names] == [1.0, 0.5, 0.25]
+    assert row["masked_fraction"] == 0.75
+    nothing = measured({"rl": 0, "ce": 3, "ref_kl": 2}, ce_nll=6.0, ref_kl=-1.0, ref_kl_masked=1.0)["metrics"]
+    assert [nothing[name] for name in names] == [None] * 3
+    assert (nothing["ce_nll_mean"], nothing["ref_kl_mean"], nothing["ref_kl_masked_fraction"]) == (2.0, -0.5, 0.5)
+
+
+def test_quantiles_of_the_ratio_are_exact_over_all_rows():
+    ratios = np.linspace(0.5, 1.5, 101)
+    parts = [
+        statistics([0, *np.log(part)], [0] * (len(part) + 1), [0] + [1] * len(part))
+        for part in (ratios[::2], ratios[1::2])
+    ]
+    found = results.ratio_quantiles(parts)
+    expected = {"ratio_q0.01": 0.51, "ratio_q0.1": 0.6, "ratio_q0.5": 1.0, "ratio_q0.9": 1.4, "ratio_q0.99": 1.49}
+    assert found == pytest.approx(expected, rel=1e-6)
+    assert results.ratio_quantiles([statistics([0.0], [0.0], [0.0])]) == dict.fromkeys(expected)
+    assert results.QUANTILES == token_metrics.QUANTILES
+
+
+def test_what_is_not_finite_is_null_in_json_and_reaches_the_monitor_s_warning():
+    row = measured(
+        RL, [statistics([0, -0.1], [0, -2000.0], [0, 1])], mismatch_kl=math.inf, mismatch_kl_squared=math.inf
+    )
+    missing = ["mismatch_kl_std", *(f"ratio_q{quantile:g}" for quantile in results.QUANTILES)]
+    assert row["metrics"]["not_finite"] == missing
+    table = updates_table([row])
+    strict = json.loads(table["metrics"][0].as_py(), parse_constant=pytest.fail)
+    assert {strict[name] for name in missing} == {None}
+    update = {**table.to_pylist()[0]}
+    kept, dropped = finite(step_metrics(TRACES.arrow.empty_table(), VERDICTS.arrow.empty_table(), update, {}, {}))
+    assert {f"update/{name}" for name in missing} | {"update/mismatch_kl"} == set(dropped)
+    assert "update/masked_fraction" in kept and "update/not_finite" not in kept
+
+
+def test_a_finite_step_has_no_such_list():
+    assert "not_finite" not in measured(RL)["metrics"]
+
+
+def test_masks_have_rows_for_the_samples_that_have_some():
+    row = statistics(
+        [0, -1, 0, -1, -2], [0] * 5, [0, 1, 0, 1, 1], [False, False, False, False, True], ("a", "b"), (0, 2, 5)
+    )
+    other = statistics([0, -1], [0, -1], [0, 1], [False, True], ("c",))
+    made = token_tables(results.statistics_table([row, other]))
+    assert made["token_statistics"].schema.equals(TOKEN_STATISTICS.arrow)
+    assert made["token_statistics"]["sample_id"].to_pylist() == ["a", "b", "c"]
+    assert made["token_masks"].schema.equals(TOKEN_MASKS.arrow)
+    assert made["token_masks"].to_pylist() == [
+        {"sample_id": "b", "masked": [False, False, True]},
+        {"sample_id": "c", "masked": [False, True]},
+    ]
+
+
+def test_without_any_there_is_no_table():
+    made = token_tables(results.statistics_table([statistics([0, -1], [0, -1], [0, 1])]))
+    assert made.keys() == {"token_statistics"}
+    assert isinstance(made["token_statistics"], pa.Table)
