@@ -39,7 +39,7 @@ def training(
                 save_optimizer=save_optimizer,
             )
             row = policy_row(mind, key, step + 1, policy.key, config.model.vocab_size, save_optimizer)
-            return {"updates": updates_table(updates), "policies": row, **token_tables(statistics)}
+            return {"updates": updates_table(updates), **token_tables(statistics), "policies": row}
         except LearnerLost:
             losses += 1  # at() waits for a restart, but what never dies is not restarted
             if losses > MOST_LOSSES:
