@@ -146,11 +146,21 @@ def test_tokens_that_branches_share_count_once(kind):
     assert second["advantages"][2:4] == [0, 0] and sum(other["rl_weights"]) == 2
 
 
+@pytest.mark.filterwarnings("error")  # nothing divided by zero on the way
 @pytest.mark.parametrize("kind", SINGLE)
 def test_a_group_of_one(kind):
     (row,) = credited(group(0.25), type=kind)
     alone = kind == "rloo"
     assert row["advantage"] == (None if alone else 0) and sum(row["rl_weights"]) == (0 if alone else 2)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("kind", [*SINGLE, "hierarchical_grpo"])
+@pytest.mark.parametrize("shaping", [{}, {"length_penalty": {}, "overlong": {"max_tokens": 2, "buffer_tokens": 1}}])
+def test_a_step_without_any_reward(kind, shaping):
+    (row,) = credited(group(None), type=kind, **shaping)
+    assert row["advantage"] is None and row["baseline"] is None and not any(row["rl_weights"])
+    assert credited([], type=kind, **shaping) == []
 
 
 def test_none_lets_a_group_add_up_to_more_than_zero():
