@@ -13,7 +13,8 @@ from flows.refills import missing_groups
 from flows.replaying import quarantined_in, replay_steps
 from flows.steps import Source
 from storage.refs import Entry
-from tasks.stage import Place, Policy, Ref, StageTask, inputs_of, key_of, ref_of
+from tasks.place import Keys
+from tasks.stage import Place, Policy, Ref, StageTask, inputs_of, ref_of
 
 Find = Callable[[str], Entry | None]
 """Returns the finished work of a key, or None."""
@@ -33,7 +34,8 @@ class Foreteller:
         decided: Decided = lambda entry: {"approved": True},
         missing: Missing = lambda assigned, credits: {},
     ) -> None:
-        self._config = config
+        self._name = config.name
+        self._keys = Keys(config)
         self._find = find
         self._decided = decided
         self._missing = missing
@@ -52,7 +54,7 @@ class Foreteller:
     ) -> Ref:
         """Return the reference to the work, finished or to come; work to come is taken to make one row a table."""
         stage = task.stage
-        key = key_of(self._config, stage, step, inputs_of(refs, policy) | dict(extra_inputs or {}))
+        key = self._keys(stage, step, inputs_of(refs, policy) | dict(extra_inputs or {}))
         entry = self._find(key)
         unknown = Ref(stage.name, step, key, tuple((table, 1) for table in stage.writes), 0, 0.0, computed=True)
         self.tasks.append(task)
@@ -74,8 +76,8 @@ class Foreteller:
 
     def done(self, task: StageTask, step: int, refs: Sequence[Ref], policy: Policy) -> bool:
         """Tell whether the run itself has finished a stage before, or has taken it over from another run."""
-        entry = self._find(key_of(self._config, task.stage, step, inputs_of(refs, policy)))
-        return entry is not None and entry.run == self._config.name
+        entry = self._find(self._keys(task.stage, step, inputs_of(refs, policy)))
+        return entry is not None and entry.run == self._name
 
 
 def foretell(place: Place, source: Source, evaluation: Place, policy: Policy | None = None) -> list[Ref]:

@@ -32,6 +32,7 @@ class Place:
         self.run = run
         self.config = config
         self.versions = dict(versions)
+        self._keys = Keys(config)
         self._gathering: Gathering | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -41,7 +42,7 @@ class Place:
 
     def key(self, stage: "Stage", step: int, inputs: Mapping[str, str]) -> str:
         """Return the key of `stage` at `step` over the keys of its inputs."""
-        return key_of(self.config, stage, step, inputs)
+        return self._keys(stage, step, inputs)
 
     def find(self, key: str) -> Entry | None:
         """Return the finished work of `key`, this run's own row before another's, or None."""
@@ -111,7 +112,21 @@ def _place(address: str, run: str, config: RunConfig, versions: Mapping[str, str
     return Place(open_store(address), run, config, versions)
 
 
+class Keys:
+    """Names work under one config; what the sections of a stage say is put together once for all steps."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self._config = config
+        self._contents: dict[tuple[str, tuple[str, ...]], dict[str, Any]] = {}
+
+    def __call__(self, stage: "Stage", step: int, inputs: Mapping[str, str]) -> str:
+        """Return the key of `stage` at `step` over the keys of its inputs."""
+        known = stage.name, stage.sections
+        if known not in self._contents:
+            self._contents[known] = View(self._config, stage.sections, stage.name).content()
+        return work_key(stage.name, stage.version, step, self._contents[known], inputs)
+
+
 def key_of(config: RunConfig, stage: "Stage", step: int, inputs: Mapping[str, str]) -> str:
     """Return the key of `stage` at `step` under `config`, over the keys of its inputs."""
-    content = View(config, stage.sections, stage.name).content()
-    return work_key(stage.name, stage.version, step, content, inputs)
+    return Keys(config)(stage, step, inputs)
