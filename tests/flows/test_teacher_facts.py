@@ -1,0 +1,110 @@
+"""What is known of teachers before anything starts: versions, and every reason why one cannot teach."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from configs.errors import ConfigError
+from configs.replay import ReplayConfig
+from configs.resolve import resolve
+from configs.run import RunConfig
+from flows.facts import directory_digest
+from flows.teacher_facts import asked_teachers, reopened_teachers, require_teachers, teacher_facts
+
+
+def model(directory: Path, weights: bytes, tokenizer: str = "words", vocab_size: int = 512) -> Path:
+    """Write what is looked at of a model."""
+    directory.mkdir(exist_ok=True)
+    (directory / "config.json").write_text(json.dumps({"vocab_size": vocab_size, "max_position_embeddings": 64}))
+    (directory / "tokenizer.json").write_text(tokenizer)
+    (directory / "model.safetensors").write_bytes(weights)
+    return directory
+
+
+def config(root: Path, kind: str = "opd", **teacher: Any) -> RunConfig:
+    """Return a run of the model `policy` with the teacher `teacher` below `root`."""
+    model(root / "policy", b"policy")
+    settings = {"path": str(root / "teacher")} | teacher
+    environments = ({"name": "e", "taskset": {"id": "t"}},)
+    return RunConfig.model_validate(
+        {
+            "seed": 1,
+            "environments": environments,
+            "algorithm": {"type": kind, "teacher": settings},
+            "model": {"path": str(root / "policy"), "vocab_size": 512},
+        }
+    )
+
+
+@pytest.mark.parametrize("kind", ["opd", "sft"])
+def test_the_version_is_the_digest_of_the_weights_and_is_filled_in(tmp_path: Path, kind: str) -> None:
+    digest = directory_digest(model(tmp_path / "teacher", b"teacher"))
+    found = config(tmp_path, kind)
+    assert teacher_facts(found) == {"teachers": {"algorithm.teacher": digest}}
+    resolved = resolve(found, teacher_facts(found))
+    assert resolved.algorithm.teacher.version == digest  # type: ignore[union-attr]
+    require_teachers(resolved)
+    assert teacher_facts(resolved) == teacher_facts(found)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"tokenizer": "other words"}, "algorithm.teacher.path: the tokenizer of"),
+        ({"vocab_size": 511}, "has 511 tokens in its vocabulary, the model 512"),
+        ({"weights": b"policy"}, "holds the very weights that the policy starts from"),
+    ],
+)
+def test_who_cannot_teach_is_refused(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+    model(tmp_path / "teacher", **({"weights": b"teacher"} | changes))
+    with pytest.raises(ConfigError, match=said):
+        teacher_facts(config(tmp_path))
+
+
+def test_other_weights_than_recorded_are_refused(tmp_path: Path) -> None:
+    recorded = config(tmp_path, version="another digest")
+    model(tmp_path / "teacher", b"teacher")
+    for look in (teacher_facts, require_teachers):
+        with pytest.raises(ConfigError, match=r"algorithm\.teacher\.version: recorded as 'another digest'"):
+            look(recorded)
+    assert reopened_teachers(recorded).algorithm.teacher.version == ""  # type: ignore[union-attr]
+
+
+def test_a_recorded_teacher_that_is_gone_is_missed_when_it_is_asked(tmp_path: Path) -> None:
+    recorded = config(tmp_path, version="its digest", path=str(tmp_path / "gone"))
+    assert teacher_facts(recorded) == {"teachers": {}}
+    assert reopened_teachers(recorded) == recorded
+    with pytest.raises(ConfigError, match=r"algorithm\.teacher\.path: .*gone is no directory"):
+        require_teachers(recorded)
+
+
+def test_an_engine_of_others_that_does_not_answer_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"algorithm\.teacher\.url: no answer from the engine at http://127.0.0.1:9"):
+        teacher_facts(config(tmp_path, path="", url="http://127.0.0.1:9"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "begin", "until", "asked"),
+    [
+        ("opd", "advantage", "packing", True),
+        ("opd", "packing", "training", False),
+        ("opd", "rollout", "rollout", False),
+        ("sft", "rollout", "filtering", True),
+        ("sft", "advantage", "training", False),
+    ],
+)
+def test_a_replay_asks_the_teachers_of_what_it_does_again(
+    tmp_path: Path, kind: str, begin: str, until: str, asked: bool
+) -> None:
+    replay = ReplayConfig(run="base", from_stage=begin, until=until)  # type: ignore[arg-type]
+    found = config(tmp_path, kind).model_copy(update={"kind": "replay", "replay": replay})
+    assert bool(list(asked_teachers(found))) == asked
+
+
+def test_a_replay_that_needs_no_weights_may_be_taught_by_those_that_the_run_began_with(tmp_path: Path) -> None:
+    model(tmp_path / "teacher", b"policy")
+    replay = ReplayConfig(run="base", from_stage="advantage", until="packing")
+    found = config(tmp_path).model_copy(update={"kind": "replay", "replay": replay})
+    assert teacher_facts(found)["teachers"]
