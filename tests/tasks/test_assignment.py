@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storage.checks import Place, check_rows
-from storage.schemas import ASSIGNMENTS
+from storage.schemas import ASSIGNMENTS, DIFFICULTIES
 from tasks.assignment import EVALUATION_STAGE, STAGE, TooFewExamples, assignment, evaluation_assignment
-from tests.builders import example, table, view
+from tests.builders import example, table, trace, view
 
 
 def environments(**weights):
@@ -144,3 +144,43 @@ def test_more_held_out_examples_keep_the_order_of_those_there():
 def test_too_few_held_out_examples_is_an_error():
     with pytest.raises(TooFewExamples, match=r"has 3 examples of split 'eval' \(of 4 in all\), but 4 are wanted"):
         evaluated(held_out(3), num_examples=4)
+
+
+def test_a_further_batch_has_only_the_groups_that_are_missing_and_other_examples():
+    tables = examples(reverse=6, sums=6)
+    weights = {"reverse": 1.0, "sums": 1.0}
+    config = view(STAGE, environments=environments(**weights), assignment={"groups_per_step": 6, "group_size": 2})
+    first = assignment(tables, config, step=1)["assignments"]
+    again = tables | {"assignments": first}
+    second = assignment(again, config, step=1, batch=1, groups={"sums": 2, "reverse": 1})["assignments"]
+    rows = [row for row in second.to_pylist() if row["member"] == 0]
+    assert [(row["group_id"], row["environment"]) for row in rows] == [
+        *[("1.1-0", "reverse"), ("1.1-1", "sums"), ("1.1-2", "sums")],
+    ]
+    assert not set(groups(second)) & set(groups(first)) and len(set(groups(second))) == 3
+    assert not set(second["seed"].to_pylist()) & set(first["seed"].to_pylist())
+    third = assignment(again, config, step=1, batch=2, groups={"sums": 2})["assignments"]
+    assert set(groups(third)) != set(groups(second)), "another batch has an order of its own"
+
+
+def test_difficulties_are_made_where_traces_came_in_and_handed_on_within_a_step():
+    config = view(
+        STAGE,
+        environments=environments(reverse=1.0),
+        assignment={"groups_per_step": 2, "sampler": {"type": "difficulty_pools"}},
+    )
+    tables = examples(reverse=6)
+    begun = assignment(tables, config, step=0)
+    assert begun["difficulties"].num_rows == 0
+    traces = table("traces", [trace("t", example_id="reverse3", reward=0.5)])
+    later = assignment(tables | {"difficulties": begun["difficulties"], "traces": traces}, config, step=1)
+    check_rows(later["difficulties"], DIFFICULTIES, Place("difficulties"))
+    assert [row["example_id"] for row in later["difficulties"].to_pylist()] == ["reverse3"]
+    within = tables | {"difficulties": later["difficulties"], "assignments": later["assignments"]}
+    refill = assignment(within, config, step=1, batch=1, groups={"reverse": 1})
+    assert set(refill) == {"assignments"}, "the step's first assignment has said what is known"
+
+
+def test_the_standard_sampler_keeps_nothing():
+    tables = examples(reverse=6) | {"traces": table("traces", [trace("t")])}
+    assert set(assignment(tables, view(STAGE, environments=environments(reverse=1.0)), step=1)) == {"assignments"}

@@ -1,0 +1,107 @@
+"""Samplers: which examples a batch of a step tries, by hand and as laws."""
+
+from collections import Counter
+from math import log
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from configs.samplers import DifficultyPoolsSampler, StandardSampler
+from configs.sections import AssignmentConfig
+from tasks.samplers import SAMPLERS, Asked
+from tasks.samplers.difficulty_pools import weight_of
+from tasks.walk import digest
+
+POOLS = DifficultyPoolsSampler()
+HARD, NORMAL, EASY = 0.2, 1.0, 0.2
+
+
+def asked(count, turns, *, step=0, batch=0, taken=(), difficulties=None, seed=7):
+    examples = [f"e{n}" for n in range(count)]
+    return Asked("reverse", examples, turns, seed, step, batch, frozenset(taken), difficulties or {})
+
+
+def standard(wanted, shuffle=True):
+    return SAMPLERS["standard"](wanted, AssignmentConfig(shuffle=shuffle), StandardSampler())
+
+
+def pools(wanted, sampler=POOLS):
+    return SAMPLERS["difficulty_pools"](wanted, AssignmentConfig(), sampler)
+
+
+@pytest.mark.parametrize(
+    ("reward", "weight"),
+    [(None, 1.0), (-1.0, HARD), (0.0, HARD), (0.25, HARD), (0.26, NORMAL), (0.75, NORMAL), (0.76, EASY), (9.0, EASY)],
+)
+def test_the_pool_of_an_example_follows_from_its_last_reward(reward, weight):
+    assert weight_of(reward, POOLS) == weight
+
+
+def test_an_example_that_was_not_tried_yet_has_a_weight_of_its_own():
+    assert weight_of(None, DifficultyPoolsSampler(unseen_weight=3.0)) == 3.0
+
+
+def test_the_smallest_times_come_first_by_hand():
+    rewards = {"e0": 0.0, "e1": 0.5, "e2": 1.0}
+    weights = {"e0": HARD, "e1": NORMAL, "e2": EASY, "e3": 1.0}
+
+    def time(example):
+        number = digest("pool", 7, "reverse", 4, 1, 0, example)
+        return -log((number // 2**11 + 0.5) / 2**53) / weights[example]
+
+    expected = sorted(weights, key=time)
+    assert pools(asked(4, range(4), step=4, batch=1, difficulties=rewards)) == expected
+
+
+def test_examples_are_drawn_in_proportion_to_their_weights():
+    """Of two examples the one of weight w comes first with probability w / (w + v): 0.2 / 1.2 here."""
+    rewards = {"e0": 0.0, "e1": 0.5}
+    first = Counter(pools(asked(2, [0], step=step, difficulties=rewards))[0] for step in range(4000))
+    assert first["e0"] / 4000 == pytest.approx(1 / 6, abs=0.02)
+    even = Counter(pools(asked(2, [0], step=step))[0] for step in range(4000))
+    assert even["e0"] / 4000 == pytest.approx(1 / 2, abs=0.03)
+
+
+@settings(max_examples=60)
+@given(count=st.integers(1, 9), wanted=st.integers(0, 20), step=st.integers(0, 5), data=st.data())
+def test_no_example_comes_again_before_all_have_come(count, wanted, step, data):
+    taken = data.draw(st.sets(st.integers(0, count - 1)).map(lambda numbers: {f"e{n}" for n in numbers}))
+    found = pools(asked(count, range(wanted), step=step, batch=1, taken=taken))
+    for start in range(0, wanted, count):
+        epoch = found[start : start + count]
+        assert len(set(epoch)) == len(epoch)
+        fresh = [example not in taken for example in epoch]
+        assert fresh == sorted(fresh, reverse=True), "those of earlier batches come last"
+
+
+@pytest.mark.parametrize("changes", [{"seed": 8}, {"step": 1}, {"batch": 1}])
+def test_seed_step_and_batch_each_give_another_order(changes):
+    assert pools(asked(20, range(20))) == pools(asked(20, range(20))) != pools(asked(20, range(20), **changes))
+
+
+def test_a_heavier_pool_never_comes_later():
+    """With the same hashes, more weight is an earlier time."""
+    light, heavy = ({"e3": reward} for reward in (0.0, 0.5))
+    for step in range(50):
+        order, other = (pools(asked(8, range(8), step=step, difficulties=each)) for each in (light, heavy))
+        assert other.index("e3") <= order.index("e3")
+
+
+def test_a_further_batch_in_dataset_order_goes_on_where_the_step_ended():
+    assert standard(asked(5, [3, 4, 5]), shuffle=False) == ["e3", "e4", "e0"]
+    assert standard(asked(5, [3, 4], batch=1, taken={"e3", "e4", "e0"}), shuffle=False) == ["e1", "e2"]
+    assert standard(asked(3, [0, 1], batch=1, taken={"e0", "e1", "e2"}), shuffle=False) == ["e0", "e1"]
+
+
+@settings(max_examples=60)
+@given(count=st.integers(1, 9), turns=st.lists(st.integers(0, 30), max_size=9), data=st.data())
+def test_examples_of_earlier_batches_come_only_when_there_is_no_other(count, turns, data):
+    taken = data.draw(st.sets(st.integers(0, count - 1), min_size=1).map(lambda numbers: {f"e{n}" for n in numbers}))
+    found = standard(asked(count, turns, batch=1, taken=taken))
+    fresh = [example for example in found if example not in taken]
+    assert len(fresh[: count - len(taken)]) == min(len(turns), count - len(taken)) == len(set(fresh))
+
+
+def test_a_batch_without_earlier_ones_is_the_walk_as_it_was():
+    assert standard(asked(4, range(8))) == ["e2", "e0", "e3", "e1", "e3", "e1", "e2", "e0"]

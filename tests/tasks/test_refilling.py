@@ -1,0 +1,70 @@
+"""Refilling: how many groups are missing, by hand and against a loop over samples."""
+
+import pyarrow as pa
+from hypothesis import given
+from hypothesis import strategies as st
+
+from storage.schemas import CREDITS
+from tasks.refilling import admitted, missing
+
+STREAMS = ("rl_weights", "ce_weights", "ref_kl_weights")
+
+
+def assignments(*groups):
+    """Two members of each group; a group is named after its environment and a number."""
+    rows = [{"group_id": group, "environment": group[0]} for group in groups for _ in range(2)]
+    return pa.Table.from_pylist(rows, schema=pa.schema([("group_id", pa.string()), ("environment", pa.string())]))
+
+
+def credits(*samples):
+    """Samples as group and weights in the rl component, or in the one named."""
+    rows = []
+    for group, weights, *stream in samples:
+        row = dict.fromkeys(STREAMS, [0.0] * len(weights)) | {stream[0] if stream else "rl_weights": weights}
+        rows.append({"group_id": group, **row})
+    return pa.Table.from_pylist(rows, schema=pa.schema([CREDITS.arrow.field(name) for name in ("group_id", *STREAMS)]))
+
+
+def test_a_group_is_admitted_with_a_weight_that_training_uses():
+    found = credits(
+        ("a0", [0.0, 0.0, 1.0]),
+        ("a1", [0.0, 0.0]),
+        ("a2", [1.0, 0.0]),  # the first token is predicted from nothing
+        ("a3", [0.0, 0.5], "ce_weights"),
+        ("a4", [0.0, -1.0], "ref_kl_weights"),
+        ("a5", []),
+        ("a1", [0.0]),
+    )
+    assert admitted(found) == {"a0", "a3", "a4"}
+
+
+def test_what_is_missing_is_missing_by_environment():
+    first = assignments("a0", "a1", "b0", "b1", "b2")
+    held = credits(("a0", [0.0, 1.0]), ("b2", [0.0, 1.0]))
+    assert missing(first, first, held) == {"a": 1, "b": 2}
+    later = pa.concat_tables([first, assignments("a.1-0", "b.1-0", "b.1-1")])
+    more = pa.concat_tables([held, credits(("b.1-1", [0.0, 1.0]), ("a.1-0", [0.0, 1.0]))])
+    assert missing(first, later, more) == {"b": 1}
+    assert missing(first, later, pa.concat_tables([more, credits(("b0", [0.0, 1.0]))])) == {}
+
+
+def test_all_is_missing_where_nothing_was_credited():
+    first = assignments("a0", "a1", "b0")
+    assert missing(first, first, credits()) == {"a": 2, "b": 1}
+
+
+@given(
+    groups=st.lists(st.tuples(st.sampled_from("ab"), st.booleans()), min_size=1, max_size=8),
+    wanted=st.integers(1, 8),
+)
+def test_it_is_what_a_loop_says(groups, wanted):
+    names = [f"{environment}{number}" for number, (environment, _) in enumerate(groups)]
+    first = assignments(*names[:wanted])
+    held = credits(*[(name, [0.0, float(good)]) for name, (_, good) in zip(names, groups, strict=True)])
+    expected = {}
+    for environment in "ab":
+        asked_for = sum(name[0] == environment for name in names[:wanted])
+        got = sum(good for of, good in groups if of == environment)
+        if asked_for > got:
+            expected[environment] = asked_for - got
+    assert missing(first, assignments(*names), held) == expected
