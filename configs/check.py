@@ -9,6 +9,7 @@ from configs.algorithms import AlgorithmConfig, GroupSection
 from configs.crediting import crediting_problems
 from configs.drawing import drawing_problems
 from configs.errors import ConfigError
+from configs.lora import lora_problems
 from configs.losses import loss_problems
 from configs.run import RunConfig
 from configs.sections import TrainingConfig
@@ -110,6 +111,7 @@ def _training(config: RunConfig) -> Iterator[str]:
             f"before training.warmup_steps {training.warmup_steps} is over"
         )
     yield from _schedule(training)
+    yield from lora_problems(training.lora)
     if any(not 0 <= beta < 1 for beta in training.betas):
         yield f"training.betas: {training.betas}: each is at least 0 and below 1"
     if config.packing.data_parallel != config.learner.processes:

@@ -1,5 +1,10 @@
-"""Policies by name: RUN for a run's last one, RUN:VERSION for an earlier one."""
+"""Policies by name, RUN for a run's last one and RUN:VERSION for an earlier one; and which weights are theirs."""
 
+from pathlib import Path
+
+from configs.lora import LoraConfig
+from configs.run import RunConfig
+from storage.adapters import bases
 from storage.store import Store
 from tasks.stage import Policy
 
@@ -27,3 +32,17 @@ def find_policy(store: Store, name: str) -> Policy | None:
             f"there is no policy {name!r}: run {run!r} {has}{'' if made else runs}. Name one as RUN or RUN:VERSION"
         )
     return Policy(made[number], number)
+
+
+def whole_weights(store: Store, policy_key: str) -> Path:
+    """Return the directory of a policy's weights; of an adapter, those of the policy that it is laid over."""
+    return store.policies.directory(next(iter(bases(store, [policy_key])), policy_key))
+
+
+def with_weights(store: Store, config: RunConfig, policy_key: str) -> RunConfig:
+    """Let `model.path` name the weights of a policy in the store, and `training.lora` what adapter it is, if any."""
+    model = config.model.model_copy(update={"path": str(whole_weights(store, policy_key))})
+    made = store.ledger.find(policy_key)
+    adapter = made.section.get("training", {}).get("lora") if made else None
+    lora = LoraConfig(**adapter) if adapter else config.training.lora
+    return config.model_copy(update={"model": model, "training": config.training.model_copy(update={"lora": lora})})

@@ -13,7 +13,7 @@ from configs.resolve import require_agreement, resolve
 from configs.run import RunConfig, content
 from configs.sections import EnvironmentConfig
 from flows.facts import directory_digest, facts, file_digest, model_directory
-from flows.policies import find_policy
+from flows.policies import find_policy, with_weights
 from flows.teacher_facts import teacher_facts
 from storage.keys import canonical
 from storage.store import Store, open_store
@@ -124,8 +124,7 @@ def _with_weights(store: Store, requested: RunConfig) -> RunConfig:
     else:
         return requested
     assert policy is not None, "a policy that has a name is found or refused"
-    weights = str(store.policies.directory(policy.key))
-    return requested.model_copy(update={"model": requested.model.model_copy(update={"path": weights})})
+    return with_weights(store, requested, policy.key)
 
 
 def _with_demonstrations(config: RunConfig) -> RunConfig:

@@ -18,9 +18,11 @@ from configs.run import RunConfig
 from configs.sections import EnvironmentConfig
 from flows.processes.services import Handle, ServiceSpec, Supervisor
 from flows.recovery import Retrace, policy_row
+from storage.adapters import bases
 from tasks.inference import environments as environment_service
-from tasks.inference.engine import Engine, EngineLost, check_serving
+from tasks.inference.engine import MODEL, Engine, EngineLost, check_serving
 from tasks.inference.engine import command as engine_command
+from tasks.inference.scoring import Served
 from tasks.learner import launch as learner_service
 from tasks.learner.client import Learner, LearnerLost
 from tasks.serving import MOST_LOSSES
@@ -66,32 +68,39 @@ class EngineRoom:
         """End the engine, whoever's supervisor keeps it."""
         self._supervisor.close()
 
-    def at(self, policy: Policy) -> tuple[str, str]:
-        """Return URL and API key of an engine that serves `policy`, proven on the learner's probe.
+    def at(self, policy: Policy) -> Served:
+        """Return where `policy` is served, proven on the learner's probe; an adapter beside the base below it.
 
         Raises ServiceFailed when no restart is left, EngineMismatch when the engine serves other weights than it says.
         """
-        self._begin(self._source if self._source.name else self._place.store.policies.directory(policy.key))
+        whole = self._base(policy) or policy.key
+        self._begin(self._source if self._source.name else self._place.store.policies.directory(whole))
         assert self._handle is not None
         losses = 0
         while True:
             url = self._handle.wait()["url"]  # returns after a restart, or raises when none is left
             try:
-                self._bring(policy, url)
-                return url, self.key
+                return self._bring(policy, url)
             except EngineLost:
                 losses += 1  # an engine that lives and does not answer is not restarted
                 if losses > MOST_LOSSES:
                     raise
 
-    def _bring(self, policy: Policy, url: str) -> None:
-        with closing(Engine(url, self.key)) as engine:
+    def _base(self, policy: Policy) -> str:
+        """Return the key of the policy below an adapter; empty for a policy of whole weights."""
+        return next(iter(bases(self._place.store, [policy.key])), "")
+
+    def _bring(self, policy: Policy, url: str) -> Served:
+        base, directory = self._base(policy), self._place.store.policies.directory
+        served = Served(url, self.key, policy.key if base else MODEL, policy.key)
+        with closing(Engine(url, self.key, model=served.model)) as engine:
             holds = engine.served() == policy.key
             if not holds:
-                engine.serve(policy.key, self._place.store.policies.directory(policy.key))
+                engine.serve(policy.key, directory(policy.key), (base, directory(base)) if base else None)
             if not holds or self._proven != policy.key:  # what an engine says it holds is no proof, whoever told it so
                 check_serving(engine, policy_row(self._place, policy.key), self._place.config.engine)
                 self._proven = policy.key
+        return served
 
     def _ready(self, report: dict[str, Any]) -> bool:
         with closing(Engine(report["url"], self.key)) as engine:
@@ -100,7 +109,7 @@ class EngineRoom:
     def _spec(self, source: Path) -> ServiceSpec:
         config = self._place.config
         report = self._supervisor.directory / "engine.json"
-        argv, environment = engine_command(config.engine, config.model, source, report)
+        argv, environment = engine_command(config.engine, config.model, source, report, config.training.lora)
         return ServiceSpec(
             name="engine",
             argv=argv,

@@ -81,7 +81,7 @@ def _at(
             f"these. {SAFE}. Choose another algorithm"
         )
     held = policy
-    return lambda: Served(*engine.at(held), salt=held.key)
+    return lambda: engine.at(held)
 
 
 def _most(settings: AlgorithmConfig | None) -> int:

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from configs.run import View, of
 from tasks.columns import texts
 from tasks.inference.rollouts import ServiceLost, sample
+from tasks.inference.scoring import Served
 from tasks.parts import Parts
 from tasks.serving import MOST_LOSSES, EngineRoom, TeacherRoom
 from tasks.stage import Policy, Stage, Tables, as_task
@@ -50,19 +51,20 @@ def rollout(
             for name in dict.fromkeys(texts(missing["environment"]))
             if (teacher := of(config.teachers, name)) is not None
         }
-        url, api_key = engine.at(policy) if policy else ("", "")
+        served = engine.at(policy) if policy else Served("", "")
         try:
             sample(
                 missing,
                 tables["examples"],
-                engine_url=url,
-                api_key=api_key,
+                engine_url=served.url,
+                api_key=served.api_key,
                 addresses=addresses,
                 policy={"key": policy.key if policy else "", "version": policy.version if policy else step},
                 step=step,
                 config=config,
                 on_group=lambda _group_id, rows: parts.put(rows),
                 teachers=frozen,
+                model=served.model,
             )
             break
         except ServiceLost:

@@ -13,8 +13,8 @@ MOST_LOSSES = 10
 class EngineRoom(Protocol):
     """Whoever keeps the engine of the policies alive."""
 
-    def at(self, policy: Policy) -> tuple[str, str]:
-        """Return URL and API key of an engine that serves `policy`, checked against the learner's probe."""
+    def at(self, policy: Policy) -> Served:
+        """Return where `policy` is served, checked against the learner's probe."""
         ...
 
 

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -13,6 +15,7 @@ import pyarrow.parquet as pq
 from flows.exchange.drafts import ExportRefused, write_whole
 from flows.exchange.export_rows import Choice, Sampled, sampled
 from flows.policies import find_policy
+from storage.adapters import base_in
 from storage.frames import existing_store
 from storage.store import Store
 from tasks.exchange.datasets import Pairs, preferences, samples, table
@@ -159,14 +162,32 @@ def _weights(store: Store, request: Request) -> int:
 
 
 def copy_weights(store: Store, policy_key: str, target: Path, force: bool) -> None:
-    """Write a policy's weights, config and tokenizer to a directory, as Hugging Face's libraries read them."""
+    """Write a policy's weights, config and tokenizer to a directory, as Hugging Face's libraries read them.
+
+    An adapter is merged into the weights that it is laid over.
+    """
     source = store.policies.directory(policy_key, verify=True)
+    base = base_in(source)
+    below = store.policies.directory(base, verify=True) if base else None
     leave = shutil.ignore_patterns(*LEFT_BEHIND)
-    write_whole(target, lambda draft: _copy_tree(source, draft, leave), force)
+    write_whole(
+        target, lambda draft: _merge(below, source, draft) if below else _copy_tree(source, draft, leave), force
+    )
 
 
 def _copy_tree(source: Path, draft: Path, leave: Callable[[Any, list[str]], set[str]]) -> None:
     shutil.copytree(source, draft, ignore=leave)
+
+
+def _merge(base: Path, adapter: Path, draft: Path) -> None:
+    """Write merged weights in a process of its own: this one does not load torch."""
+    argv = [sys.executable, "-m", "tasks.learner.merging", str(base), str(adapter), str(draft)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ExportRefused(
+            f"the adapter could not be merged into its base: {done.stderr.strip()[-2000:]}\nNothing was written. "
+            f"The policy is safe in the store, as an adapter that peft reads: {adapter}"
+        )
 
 
 def main(request: Request) -> int:

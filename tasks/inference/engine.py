@@ -13,8 +13,8 @@ from tasks.inference import model_info
 from tasks.inference.serving_view import serving_view, tied
 
 if TYPE_CHECKING:
+    from configs.lora import LoraConfig
     from configs.sections import EngineConfig, ModelConfig
-    from configs.training import LoraConfig
 
 MODEL = "policy"
 """The name under which the engine serves whatever policy it holds."""

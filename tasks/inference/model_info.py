@@ -32,6 +32,11 @@ def read(directory: str | Path) -> ModelInfo:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
+        if (path.parent / "adapter_config.json").is_file():
+            raise ModelUnusable(
+                f"{str(directory)!r} holds an adapter and not the weights below it. Export it merged (stagecoach "
+                "export RUN --format weights) and name that directory"
+            ) from error
         raise ModelUnusable(
             f"no model in {str(directory)!r}: cannot read {path.name} ({error.strerror}). Give a directory in Hugging "
             "Face form: config.json, tokenizer files and model.safetensors"

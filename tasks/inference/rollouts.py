@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from tasks.inference import model_info
-from tasks.inference.engine import Engine
+from tasks.inference.engine import MODEL, Engine
 from tasks.inference.failures import Failure, from_error
 from tasks.inference.liveness import ServiceLost, Watch
 from tasks.inference.rows import Attempted, Row, of_failure, of_trace_record, tables
@@ -44,16 +44,17 @@ def sample(
     config: "View",
     on_group: OnGroup,
     teachers: Mapping[str, Served] = NO_TEACHERS,
+    model: str = MODEL,
 ) -> None:
     """Make one rollout for each assignment; call `on_group(group_id, tables)` when a group's last member has ended.
 
-    `config` has the sections rollout, environments, engine and model; `policy` has key and version. Environments that
-    `teachers` names are sampled by those, the others by the policy behind `engine_url`. Every assignment
-    ends as at least one traces row: a failed rollout is a row with its error. Groups are handed over one at a time,
-    from a thread of their own. Raises ServiceLost where the engine or an environment server is gone: groups handed
-    over before are complete, the others left nothing.
+    `config` has the sections rollout, environments, engine and model; `policy` has key and version. Environments
+    that `teachers` names are sampled by those, the others by the policy: the engine at `engine_url` serves it as
+    `model`. Every assignment ends as at least one traces row: a failed rollout is a row with its error. Groups are
+    handed over one at a time, from a thread of their own. Raises ServiceLost where the engine or an environment
+    server is gone: groups handed over before are complete, the others left nothing.
     """
-    sampling = Sampling(engine_url, api_key, addresses, policy, step, config, on_group, teachers)
+    sampling = Sampling(engine_url, api_key, addresses, policy, step, config, on_group, teachers, model)
     asyncio.run(sampling.run(assignments, examples))
 
 
@@ -70,6 +71,7 @@ class Sampling:
         config: "View",
         on_group: OnGroup,
         teachers: Mapping[str, Served] = NO_TEACHERS,
+        model: str = MODEL,
     ) -> None:
         self.rollout = config.rollout
         self.environments = {environment.name: environment for environment in config.environments}
@@ -78,7 +80,7 @@ class Sampling:
         self.on_group = on_group
         self.addresses = addresses
         self.teachers = teachers
-        own = {"": Served(engine_url, api_key, salt=policy["key"])} if engine_url else {}
+        own = {"": Served(engine_url, api_key, model, policy["key"])} if engine_url else {}
         self.served = {**own, **teachers}
         """Who samples, by environment; the policy under ""."""
         self.client_configs = {

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from configs.training import LoraConfig
+from configs.lora import LoraConfig
 from storage.adapters import BASE_FILE, base_in
 from tasks.learner.digest import over_base, tensors_sha256, weights_sha256
 from tasks.learner.errors import LearnerError

@@ -19,6 +19,7 @@ from flows.rooms import EngineRoom, EnvironmentRoom
 from flows.session import open_session, recorded
 from flows.walks import walk_replay, walk_train
 from tasks import rollout
+from tasks.inference.scoring import Served
 from tasks.stage import StageTask, perform
 from tests.crash import fixed
 from tests.crash.killing import Moments, durable_line, kill_self
@@ -58,7 +59,7 @@ def replace_sampling(directory: Path, moments: Moments, backwards: bool) -> None
 
     rollout.sample = fixed.sampler(backwards, begun, moments.handed_over)
     EngineRoom.begin = EnvironmentRoom.begin = lambda self: None  # type: ignore[method-assign, assignment]
-    EngineRoom.at = lambda self, policy: ("http://127.0.0.1:9", "no key")  # type: ignore[method-assign]
+    EngineRoom.at = lambda self, policy: Served("http://127.0.0.1:9", "no key")  # type: ignore[method-assign]
     EnvironmentRoom.addresses = lambda self: {}  # type: ignore[method-assign]
     EnvironmentRoom.examples = lambda self: fixed.examples()  # type: ignore[method-assign]
 

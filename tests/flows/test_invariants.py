@@ -215,7 +215,7 @@ class LyingEngine:
     fresh = cached = -1.0
     holds = ""
 
-    def __init__(self, url: str, key: str) -> None:
+    def __init__(self, url: str, key: str, model: str = "policy") -> None:
         self.url = url
 
     def close(self) -> None: ...
@@ -226,7 +226,7 @@ class LyingEngine:
     def served(self) -> str:
         return LyingEngine.holds
 
-    def serve(self, policy_key: str, directory: Path) -> None:
+    def serve(self, policy_key: str, directory: Path, base: object = None) -> None:
         LyingEngine.holds = policy_key
 
     def probe(self, token_ids: list[int], policy_key: str) -> list[float]:

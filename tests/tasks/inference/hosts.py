@@ -12,8 +12,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from configs.lora import LoraConfig
 from configs.sections import EngineConfig, EnvironmentConfig, ModelConfig
-from configs.training import LoraConfig
 from storage.schemas import ASSIGNMENTS
 from tasks.inference import engine, environments
 from tasks.inference.engine import Engine

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from configs.training import LoraConfig
+from configs.lora import LoraConfig
 from tasks.inference.engine import MODEL, Engine, EngineError, EngineMismatch, check_serving
 from tasks.inference.lora import arguments, linear_maps
 from tasks.learner.tiny import tiny_qwen3

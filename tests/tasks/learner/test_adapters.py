@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from configs.sections import LearnerConfig, TrainingConfig
-from configs.training import LoraConfig
 from storage.adapters import base_in
 from tasks.learner.digest import over_base, weights_sha256
 from tasks.learner.errors import LearnerError
@@ -166,6 +165,15 @@ def test_other_weights_below_are_found(loaded, model_directory, tmp_path):
             loaded.load("p1", str(tmp_path / "p1"), fresh_optimizer=True, base=base)
 
 
-def test_a_setting_is_of_the_section():
-    assert LoraConfig().target_modules == "all-linear"
-    assert TrainingConfig().lora is None
+def test_merged_weights_are_the_policy(loaded, model_directory, tmp_path):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from tasks.learner.merging import merge
+
+    train(loaded, 0, tmp_path)
+    merge(model_directory, tmp_path / "p1", tmp_path / "merged")
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    assert by_transformers(merged) == pytest.approx(loaded.probe(PROBE), abs=1e-5)
+    assert AutoTokenizer.from_pretrained(tmp_path / "merged").encode("abc")
+    assert weights_sha256(tmp_path / "merged") != weights_sha256(model_directory)
+    assert not {"adapter_config.json", "base.json"} & {path.name for path in (tmp_path / "merged").iterdir()}
