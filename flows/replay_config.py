@@ -9,6 +9,7 @@ from configs.resolve import reopened, resolve
 from configs.run import RunConfig, content
 from flows.facts import directory_digest, facts, has_cuda, model_directory
 from flows.graders import grader_digest
+from flows.policies import whole_weights
 from flows.prepare import nothing_started, recorded_config, require_same
 from flows.recorded import Recorded, RecordedStep, recorded_by, trace_ids
 from flows.replay_request import (
@@ -189,7 +190,7 @@ def _with_weights(store: Store, requested: RunConfig, first: RecordedStep) -> Ru
                 f"model.path=DIRECTORY), or stop before training (--until packing)"
             ]
         )
-    path = str(store.policies.directory(policy.key))
+    path = str(whole_weights(store, policy.key))
     return requested.model_copy(update={"model": requested.model.model_copy(update={"path": path})})
 
 
