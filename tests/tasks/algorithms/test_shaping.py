@@ -52,6 +52,11 @@ def test_lengths_that_are_zero_in_the_whole_group_add_nothing():
     assert advantages(rows) == [0.5, -0.5] and rows[0]["baseline"] == 0.5
 
 
+def test_rollouts_of_one_turn_all_have_the_longest():
+    rows = credited(of_lengths((1.0, 1.0), (0, 0), turns=1), type="grpo", length_penalty={"turns": 0.25})
+    assert rows[0]["baseline"] == 0.75
+
+
 def test_the_pass_rate_is_of_the_raw_rewards_at_or_above_passing():
     lengths = {"output": 1.0, "input": 0.0, "turns": 0.0, "passing": 0.5}
     rows = credited(of_lengths((0.5, 0.4, 0.6, 0.0), (4, 4, 4, 4)), type="grpo", length_penalty=lengths)
