@@ -26,6 +26,16 @@ def test_functions_are_found_wherever_a_section_names_one():
     assert list(imported(load(["demo"]))) == []
 
 
+def test_a_loss_of_ones_own_is_called_by_the_training():
+    config = load(["demo"], ['training.loss={type="custom", function="mine:loss"}'])
+    assert list(imported(config)) == [Imported("training.loss.function", "training.loss.version", "mine:loss", "")]
+    assert [each.stage for each in imported(config)] == ["training"]
+    filled = resolve(config, {"functions": {"training.loss.function": "sha256:cd"}})
+    assert View(filled, ("training",), "training").content()["training"]["loss"]["version"] == "sha256:cd"
+    assert reopened(filled, ("advantage",)) == filled
+    assert [each.version for each in imported(reopened(filled, ("training",)))] == [""]
+
+
 def test_their_versions_are_filled_and_are_in_keys():
     config = resolve(BOTH, FACTS)
     assert [each.version for each in imported(config)] == ["pkg 1.2", "sha256:ab"]
