@@ -39,14 +39,19 @@ def teacher_facts(config: RunConfig) -> dict[str, dict[str, str]]:
     A recorded one that is not there any more keeps its version: a run whose work is done can be looked at without it.
     Raises ConfigError for one that cannot teach: see `require_teachers`.
     """
-    there = [(where, each) for where, each in asked_teachers(config) if not each.version or _has_weights(each)]
+    there = [(where, each) for where, each in asked_teachers(config) if not each.version or is_here(each)]
     return {"teachers": _versions(config, there)}
+
+
+def local_teacher_facts(config: RunConfig) -> dict[str, dict[str, str]]:
+    """Return the same of the teachers whose weights are here: nothing is downloaded and nobody is asked."""
+    return {"teachers": _versions(config, [each for each in asked_teachers(config) if is_here(each[1])])}
 
 
 def reopened_teachers(config: RunConfig) -> RunConfig:
     """Return `config` with the versions of the teachers open again that it asks: another one may be named."""
     asked = asked_teachers(config)
-    opened = {f"{where}.version": "" for where, each in asked if each.url or _has_weights(each)}
+    opened = {f"{where}.version": "" for where, each in asked if each.url or is_here(each)}
     return RunConfig.model_validate(with_versions(config.model_dump(mode="json"), opened)) if opened else config
 
 
@@ -70,7 +75,8 @@ def served_version(url: str, key: str) -> tuple[str, str]:
         return engine.serves()
 
 
-def _has_weights(teacher: TeacherConfig) -> bool:
+def is_here(teacher: TeacherConfig) -> bool:
+    """Tell whether a teacher's weights lie in a directory of this machine."""
     return bool(teacher.path) and Path(teacher.path).expanduser().is_dir()
 
 

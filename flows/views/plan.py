@@ -14,6 +14,7 @@ from flows.facts import directory_digest, facts
 from flows.foretell import Foreteller
 from flows.preflight import require_gate
 from flows.steps import Source
+from flows.teacher_facts import asked_teachers, is_here, local_teacher_facts
 from storage.keys import content_key
 from tasks.stage import Ref, StageTask
 
@@ -29,7 +30,9 @@ def main(files: Sequence[str], overrides: Sequence[str], as_json: bool = False) 
     if absent:
         raise ConfigError(absent)
     require_gate(config)
-    resolved = resolve(config, facts(_local(config)))
+    here = _local(config)
+    teachers = local_teacher_facts(here) if here.model.path else {}
+    resolved = resolve(config, facts(here) | teachers)
     print(dump(resolved) if as_json else "\n".join(lines(config, resolved)))
     return 0
 
@@ -76,6 +79,8 @@ def unknown_keys(config: RunConfig) -> str:
     directory = Path(config.model.path).expanduser()
     if not config.model.path or not directory.is_dir():
         return "they depend on the weights, which are not here"
+    if any(not teacher.version and not is_here(teacher) for _, teacher in asked_teachers(config)):
+        return "they depend on a teacher that is not here"
     size = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
     return f"{size / 1024**3:.1f} GiB of weights are not hashed for a plan" if size > HASHED_BYTES else ""
 

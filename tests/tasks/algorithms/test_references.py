@@ -51,7 +51,7 @@ def test_a_reference_that_is_certain_is_no_reference_that_is_missing() -> None:
 
 @pytest.mark.parametrize("references", [None, [], [scored("t0", 0, [0.0, 0.0, 0.0])], [scored("other", 1, [0, 0])]])
 def test_a_sampled_token_without_a_reference_is_a_breach(references: list[Any] | None) -> None:
-    with pytest.raises(AdvantageBreach, match="2 sampled tokens have no log-prob.*message 1 of trace t0"):
+    with pytest.raises(AdvantageBreach, match=r"2 sampled tokens have no log-prob.*message 1 of trace t0"):
         credited(OPD, exchange("t0"), references)
 
 

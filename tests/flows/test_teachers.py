@@ -1,0 +1,119 @@
+"""The room of the teachers with a real engine: ours, which is started again when it dies, and as one of somebody else."""
+
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from configs.algorithms import OpdConfig, TeacherConfig
+from configs.errors import ConfigError
+from configs.resolve import resolve
+from configs.run import RunConfig
+from flows.processes.guardian import descendants
+from flows.processes.services import Supervisor
+from flows.teacher_facts import teacher_facts
+from flows.teachers import TeacherChanged, TeacherRoom
+from tasks.inference.scoring import Served, score
+from tasks.learner.tiny import tiny_qwen3
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
+
+SEQUENCE = [(7 * index) % 256 for index in range(20)]
+VARIABLE = "KEY_OF_THE_TAUGHT"
+
+
+@dataclass
+class Taught:
+    """A run with a teacher of its own, and the room that keeps it."""
+
+    config: RunConfig
+    supervisor: Supervisor
+    room: TeacherRoom
+
+    @property
+    def teacher(self) -> TeacherConfig:
+        assert isinstance(self.config.algorithm, OpdConfig)
+        return self.config.algorithm.teacher
+
+    def elsewhere(self, served: Served, **changes: Any) -> RunConfig:
+        """Return the run with the teacher as somebody else serves it."""
+        teacher = {"url": served.url, "api_key_variable": VARIABLE}
+        algorithm = {"type": "opd", "teacher": teacher}
+        tree = self.config.model_dump(mode="json") | {"algorithm": algorithm} | changes
+        return RunConfig.model_validate(tree)
+
+
+@pytest.fixture(scope="module")
+def taught(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Taught]:
+    root = tmp_path_factory.mktemp("taught")
+    models = {name: tiny_qwen3(root / name, seed=seed, layers=2) for seed, name in enumerate(("policy", "teacher"))}
+    teacher = {"path": str(models["teacher"]), "memory_gib": 0.1, "startup_seconds": 600}
+    config = RunConfig.model_validate(
+        {
+            "seed": 1,
+            "algorithm": {"type": "opd", "teacher": teacher},
+            "environments": ({"name": "e", "taskset": {"id": "t"}},),
+            "model": {"path": str(models["policy"]), "vocab_size": 512, "renderer": "qwen3"},
+            "engine": {"max_model_len": 64},
+        }
+    )
+    config = resolve(config, teacher_facts(config))
+    with Supervisor("taught", root / "logs") as supervisor:
+        yield Taught(config, supervisor, TeacherRoom(supervisor, config))
+
+
+def scored(served: Served) -> list[float]:
+    ((_, found),) = score(served, [SEQUENCE], 1)
+    return found
+
+
+def test_a_teacher_that_dies_is_started_again_with_the_same_weights(taught: Taught) -> None:
+    taught.room.reach()
+    taught.room.begin()
+    served = taught.room.at(taught.teacher)
+    assert served.salt == taught.teacher.version and served.api_key not in repr(served)
+    before = scored(served)
+    (handle,) = taught.room._handles.values()
+    process = handle.pid
+    assert process is not None
+    for each in (process, *descendants(process)):
+        os.kill(each, signal.SIGKILL)
+    while handle.generation == 1:
+        handle.wait()
+    again = taught.room.at(taught.teacher)
+    assert again.url != served.url and scored(again) == pytest.approx(before, abs=1e-5)
+
+
+def test_a_teacher_of_somebody_else_is_known_by_what_it_says_it_serves(
+    taught: Taught, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = taught.room.at(taught.teacher)
+    monkeypatch.setenv(VARIABLE, served.api_key)
+    config = resolve(taught.elsewhere(served), teacher_facts(taught.elsewhere(served)))
+    assert isinstance(config.algorithm, OpdConfig)
+    teacher = config.algorithm.teacher
+    assert taught.teacher.path in teacher.version and "vllm" in teacher.version
+    room = TeacherRoom(taught.supervisor, config)
+    room.reach()
+    found = room.at(teacher)
+    assert (found.url, found.model, found.salt) == (served.url, "policy", teacher.version)
+    assert scored(found) == pytest.approx(scored(served), abs=1e-6)
+    with pytest.raises(TeacherChanged, match="the run began with 'another'"):
+        room.at(teacher.model_copy(update={"version": "another"}))
+
+
+def test_a_teacher_of_somebody_else_with_a_smaller_vocabulary_or_another_key_is_refused(
+    taught: Taught, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = taught.room.at(taught.teacher)
+    monkeypatch.setenv(VARIABLE, served.api_key)
+    large = taught.elsewhere(served, model=taught.config.model.model_dump(mode="json") | {"vocab_size": 4096})
+    with pytest.raises(ConfigError, match=r"algorithm\.teacher\.url: it cannot score token 4095"):
+        teacher_facts(large)
+    monkeypatch.setenv(VARIABLE, "another key")
+    with pytest.raises(ConfigError, match=r"algorithm\.teacher\.url: .*401"):
+        teacher_facts(taught.elsewhere(served))
