@@ -45,7 +45,7 @@ def _refuse_several(traces: pa.Table, environment: str, algorithm: str) -> None:
         if seat_of.setdefault(group, seat) != seat:
             raise _breach(
                 f"group {group} of environment {environment!r} holds trainable agents {seat_of[group]!r} and "
-                f"{seat!r}, and {algorithm!r} keeps no agents apart: it would average their rewards",
+                f"{seat!r}, and {algorithm!r} keeps no agents apart: rewards of different seats are not comparable",
                 "Choose an algorithm with a baseline per agent (rae, hierarchical_grpo), or make one seat trainable",
             )
 

@@ -75,5 +75,12 @@ def test_a_warm_start_is_supervised_for_every_environment() -> None:
     assert line == "environments.0.algorithm.type: a run of kind sft needs 'supervised'; it is 'rae'"
 
 
+@pytest.mark.parametrize("from_groups", [True, False])
+def test_a_function_of_ones_own_says_whether_equal_rewards_teach_it_something(from_groups: bool) -> None:
+    config = load(["demo"], [f'algorithm={{type="custom", function="a:b", from_groups={str(from_groups).lower()}}}'])
+    assert config.algorithm.compares_group is from_groups
+    assert bool(config.learns_from_equals.get("")) is not from_groups
+
+
 def test_an_evaluation_credits_nothing() -> None:
     assert problems(load(["demo"], ["kind=evaluate", ALONE, 'algorithm={type="custom", function="nothing"}'])) == []
