@@ -11,8 +11,10 @@ from storage.checks import Place, check_rows
 from storage.schemas import BATCHES
 from tasks.advantage import STAGE as ADVANTAGE
 from tasks.advantage import advantage
+from tasks.constant_lengths import by_constant_length
 from tasks.packing import STAGE, packing
-from tests.builders import exchange, trace, view
+from tasks.samples import Samples
+from tests.builders import exchange, table, trace, view
 from tests.tasks.algorithms.crediting import forked, tables_of
 
 DR_GRPO = {"type": "dr_grpo", "length_normaliser": 10}
@@ -97,6 +99,15 @@ def test_a_rollout_without_rl_weight_does_not_count():
     traces = [trace("a"), trace("b", reward=0.0), unrewarded]
     (row,) = packed(traces, answers(a=1, b=1, c=9))
     assert set(row["rl_weights"]) == {0, np.float32(2 / 20)}
+
+
+def test_a_sample_that_another_component_alone_weighs_does_not_count():
+    rl, ce = (np.array(stream, np.float32) for stream in ([0, 2, 1, 0, 0], [0, 0, 0, 0, 1]))
+    streams = {"rl_weights": rl, "ce_weights": ce}
+    samples = Samples(["a/0", "b/0"], ["g", "g"], np.array([0, 1]), np.array([0, 3, 5]), streams, np.array([0, 1]))
+    traces = table("traces", [trace("a"), trace("b")])
+    found = by_constant_length(samples, [np.array([0, 1])], traces, {"": 4})
+    assert found.streams["rl_weights"].tolist() == [0, 2 * 2 / 4, 1 * 2 / 4, 0, 0] and found.streams["ce_weights"] is ce
 
 
 def test_other_components_are_left_alone():
