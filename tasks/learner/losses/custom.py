@@ -1,12 +1,15 @@
 """A loss of one's own, by import path."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from configs.losses import CustomLoss
-from tasks.import_paths import NotImportable, load_function
+from tasks.import_paths import NotImportable, code_version, load_function
 from tasks.learner.errors import LearnerError
 from tasks.learner.losses.tokens import RlTokens, Term
 
@@ -17,27 +20,48 @@ def custom(rl: RlTokens, settings: CustomLoss) -> Term:
     It returns the loss of every token, (N,) with gradient in `rl.logprobs`, or a Term, which also tells which tokens it
     masked; `importance.surrogate` and `importance_weights` make use of `tis`. Weights, the squared log ratio, sequence
     masks and the denominator are added outside, and what it gives to tokens that are no members counts for nothing.
-    Raises LearnerError when it cannot be loaded or gives something else.
+    Raises LearnerError when it cannot be loaded or is other code than the config was resolved with, ValueError when it
+    gives something else for this row: other ranks may not meet that, so the process must not go on.
     """
-    try:
-        function = load_function(settings.function)
-    except NotImportable as error:
-        raise LearnerError(f"training.loss.function: {error}; nothing was trained") from error
-    found = function(rl, **settings.arguments)
+    found = _function(settings)(rl, **settings.arguments)
     none = torch.zeros_like(rl.member)
     term = found if isinstance(found, Term) else Term(found, none, none)
-    for name, shape in (("values", rl.logprobs.shape), ("masked", rl.member.shape), ("truncated", rl.member.shape)):
-        given = getattr(term, name)
-        if not isinstance(given, Tensor) or given.shape != shape:
-            what = f"of shape {tuple(given.shape)}" if isinstance(given, Tensor) else f"a {type(given).__name__}"
-            raise LearnerError(
-                f"training.loss.function {settings.function!r} gave {what} for {name}, where a tensor of shape "
-                f"{tuple(shape)} is needed, one entry for each token; nothing was trained"
-            )
+    for name in ("values", "masked", "truncated"):
+        _require_tensor(settings.function, name, getattr(term, name), rl.member.shape)
     # Not multiplied by a weight of zero: a value that is not finite would stay.
     return replace(
         term,
         values=torch.where(rl.member, term.values, 0.0),
         masked=term.masked & rl.member,
         truncated=term.truncated & rl.member,
+    )
+
+
+def _function(settings: CustomLoss) -> Callable[..., Any]:
+    try:
+        version = _version(settings.function)
+        function = load_function(settings.function)
+    except NotImportable as error:
+        raise LearnerError(f"training.loss.function: {error}; nothing was trained") from error
+    if settings.version not in ("", version):
+        raise LearnerError(
+            f"training.loss.function: {settings.function!r} is {version} here, and the config was resolved with "
+            f"{settings.version}; nothing was trained. Bring that code back, or start a new run with the new one"
+        )
+    return function
+
+
+@cache
+def _version(path: str) -> str:
+    # Once for each process: code that is edited later is refused by load_function.
+    return code_version(path)
+
+
+def _require_tensor(function: str, name: str, given: object, shape: torch.Size) -> None:
+    if isinstance(given, Tensor) and given.shape == shape:
+        return
+    what = f"of shape {tuple(given.shape)}" if isinstance(given, Tensor) else f"a {type(given).__name__}"
+    raise ValueError(
+        f"training.loss.function {function!r} gave {what} for {name}, where a tensor of shape {tuple(shape)} is "
+        "needed, one entry for each token; nothing was trained"
     )

@@ -15,6 +15,7 @@ from configs.losses import (
     SequenceMask,
     TruncatedImportance,
 )
+from tasks.import_paths import code_version
 from tasks.learner.errors import LearnerError
 from tests.tasks.learner.slow_losses import Token, packed
 
@@ -178,14 +179,23 @@ def test_custom_counts_for_nothing_outside_its_tokens():
 
 
 @pytest.mark.parametrize(
-    ("function", "words"),
+    ("function", "words", "kind"),
     [
-        (f"{PATH}:missing", "has no 'missing'"),
-        ("no.such.module:loss", "does not load"),
-        (f"{PATH}:a_sum", r"of shape \(\) for values"),
-        (f"{PATH}:a_number", "a float for values"),
+        (f"{PATH}:missing", "has no 'missing'", LearnerError),
+        ("no.such.module:loss", "does not load", LearnerError),
+        (f"{PATH}:a_sum", r"of shape \(\) for values", ValueError),
+        (f"{PATH}:a_number", "a float for values", ValueError),
     ],
 )
-def test_a_custom_loss_that_does_not_fit_is_one_clear_error(function, words):
-    with pytest.raises(LearnerError, match=f"training.loss.function.*{words}.*nothing was trained"):
+def test_a_custom_loss_that_does_not_fit_is_one_clear_error(function, words, kind):
+    with pytest.raises(kind, match=f"training.loss.function.*{words}.*nothing was trained") as caught:
         run(ROW, CustomLoss(function=function))
+    assert caught.type is kind
+
+
+def test_a_custom_loss_is_the_code_that_the_config_was_resolved_with():
+    path = f"{PATH}:reinforce"
+    resolved = CustomLoss(function=path, version=code_version(path))
+    assert run(ROW, resolved) == run(ROW, CustomLoss(function=path))
+    with pytest.raises(LearnerError, match=r"is sha256:.* here, and the config was resolved with sha256:0000; nothing"):
+        run(ROW, resolved.model_copy(update={"version": "sha256:0000"}))
