@@ -7,13 +7,24 @@ from pydantic import Field
 from configs.fields import Section
 
 
-class AdamwOptimizer(Section):
+class OptimizerSection(Section):
+    """What every optimizer's section says of it."""
+
+    type: str
+
+    @property
+    def state_kind(self) -> str:
+        """What its saved state is; an optimizer of another kind cannot go on from it. Empty keeps none."""
+        return self.type
+
+
+class AdamwOptimizer(OptimizerSection):
     """AdamW over all parameters, by `betas`, `epsilon` and `weight_decay` of the training section."""
 
     type: Literal["adamw"] = "adamw"
 
 
-class MuonOptimizer(Section):
+class MuonOptimizer(OptimizerSection):
     """Muon over the matrices of the layers; AdamW over embeddings, the output head, norms, biases and all else."""
 
     type: Literal["muon"] = "muon"
@@ -30,12 +41,16 @@ class MuonOptimizer(Section):
     fits; original is sqrt(max(1, A / B))."""
 
 
-class SignSgdOptimizer(Section):
+class SignSgdOptimizer(OptimizerSection):
     """The sign of the gradient's moving average (Signum), or of the gradient itself (signSGD), over all parameters."""
 
     type: Literal["sign_sgd"] = "sign_sgd"
     momentum: float = Field(0.9, ge=0, lt=1)
     """Share of the old average in the new one; 0 takes the gradient's own sign and keeps no state."""
+
+    @property
+    def state_kind(self) -> str:
+        return self.type if self.momentum else ""
 
 
 OptimizerConfig = Annotated[AdamwOptimizer | MuonOptimizer | SignSgdOptimizer, Field(discriminator="type")]

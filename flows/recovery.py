@@ -7,6 +7,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from configs.fields import is_operational
+from configs.sections import TrainingConfig
 from storage.refs import Entry
 from tasks.learner.client import Learner
 from tasks.stage import Place, Policy
@@ -73,7 +75,7 @@ class Retrace:
             return
         start = next((i for i, row in enumerate(way) if row["policy_key"] == held), 0)
         if way[start]["policy_key"] != held:
-            self._load(way[0], self._place.store.policies.directory(way[0]["policy_key"]))
+            self._load(way[0], self._place.store.policies.directory(way[0]["policy_key"]), self._training)
         for row in way[start + 1 :]:
             with self._scratch(row) as scratch:
                 self._train(row, scratch, save_optimizer=False)
@@ -84,8 +86,11 @@ class Retrace:
         return settings != {name: self._training.get(name) for name in settings}
 
     def _settings(self, row: dict[str, Any]) -> dict[str, Any]:
-        """Return the settings of training that a policy was made with."""
-        return dict(recorded_training(self._place, row["policy_key"]).section["training"])
+        """Return the settings of training that a policy was made with, those included that keys do not name."""
+        recorded = TrainingConfig(**recorded_training(self._place, row["policy_key"]).section["training"])
+        fields = TrainingConfig.model_fields
+        values = recorded.model_dump(mode="json")
+        return {name: value for name, value in values.items() if not is_operational(fields[name])}
 
     def _through_other_settings(self, way: Sequence[dict[str, Any]]) -> None:
         """Train each batch with its recorded settings; state goes from one to the next on disk, for a learner that is
@@ -95,14 +100,16 @@ class Retrace:
         with ExitStack() as scratches:
             for row in way[1:]:
                 self._learner.configure(self._training | self._settings(row), self._own)
-                self._load(before, directory)
+                self._load(before, directory, self._settings(row))
                 directory, before = scratches.enter_context(self._scratch(row)), row
                 self._train(row, directory, save_optimizer=True)
             self._learner.configure(self._training, self._own)
-            self._load(before, directory)
+            self._load(before, directory, self._training)
 
-    def _load(self, row: dict[str, Any], directory: Path) -> None:
+    def _load(self, row: dict[str, Any], directory: Path, training: dict[str, Any]) -> None:
+        """Load a policy to train on with the settings `training`, from fresh state where theirs is of another kind."""
         trained = row["parent_key"] is not None  # weights that came in have no optimizer state, and need none
+        trained = trained and _state_kind(self._settings(row)) == _state_kind(training)
         self._learner.load(row["policy_key"], str(directory), fresh_optimizer=not trained)
 
     def _train(self, row: dict[str, Any], directory: Path, save_optimizer: bool) -> None:
@@ -125,6 +132,10 @@ class Retrace:
             yield scratch
         finally:
             self._place.store.policies.discard(scratch)
+
+
+def _state_kind(training: dict[str, Any]) -> str:
+    return TrainingConfig(**training).optimizer.state_kind
 
 
 def check_same_weights(row: dict[str, Any], weights_sha256: str) -> None:

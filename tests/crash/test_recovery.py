@@ -25,8 +25,12 @@ def requests(moments: tuple[str, ...]) -> int:
     return sum(moment.startswith("after request train") for moment in moments)
 
 
-def test_batches_are_trained_again_up_to_a_policy_without_optimizer_state(drive: Callable[..., Driven]) -> None:
-    reference, run = drive("steps=4"), drive("steps=4", RARELY)
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_batches_are_trained_again_up_to_a_policy_without_optimizer_state(
+    drive: Callable[..., Driven], optimizer: str
+) -> None:
+    settings = ("steps=4", f"training.optimizer.type={optimizer}")
+    reference, run = drive(*settings), drive(*settings, RARELY)
     life = reference.live()
     assert life.status == 0, life.output
     first = killed(run, "after commit training 2")

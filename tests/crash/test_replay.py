@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from storage.store import Store, open_store
-from tests.crash.contents import check_once, rows, weights
+from tests.crash.contents import check_once, weights
 from tests.crash.driving import NAME, ROOT, Driven
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
@@ -23,6 +23,8 @@ CHANGES = {
     "packing": "packing.tokens_per_row=96",
     "training": "training.learning_rate=1e-4",
 }
+OTHERS = {"faster": "training.learning_rate=1e-4", "muon": "training.optimizer.type=muon"}
+"""Settings to go on with; the second keeps another state, so it goes on from the weights alone."""
 # Modules that a replay without sampling has no use for, and a network that is not there.
 OFFLINE = """
 import socket, sys
@@ -199,9 +201,9 @@ def test_other_settings_go_on_from_a_policy_whose_state_was_not_saved(drive: Cal
             for e in open_store(run.store).ledger.entries(run=NAME, stage="training")
         ]
         assert states == [run is often] * 3, "the one has no state to go on from, the other has"
-        asked = {"run": NAME, "steps": "2:3", "overrides": ["training.learning_rate=1e-4"], "name": "faster"}
-        life = run.live(replays=[asked])
+        asked = [{"run": NAME, "steps": "2:3", "overrides": [each], "name": name} for name, each in OTHERS.items()]
+        life = run.live(replays=asked)
         assert life.status == 0, life.output
-        outcomes.append(run.outcome[0]["steps"][0]["update"]["weights_sha256"])
+        outcomes.append([each["steps"][0]["update"]["weights_sha256"] for each in run.outcome])
     assert outcomes[0] == outcomes[1]
-    assert rows(open_store(rare.store))["policies"][-1]["weights_sha256"] != outcomes[0]
+    assert len({*outcomes[0], last_weights(open_store(rare.store), NAME)[2]}) == 1 + len(OTHERS)
