@@ -68,6 +68,12 @@ class Recorded:
         entry = self._store.ledger.find(key, run=self._run) if key else None
         return policy_of(entry, 0) if entry else None
 
+    def state_of(self, assigned: Entry) -> list[Entry]:
+        """Return the work that an assignment knows from which examples are hard: an earlier one, and its rollouts."""
+        keys = [key for name, key in assigned.inputs.items() if name.partition(".")[0] in (*SEVERAL, "regrade")]
+        found = (self._store.ledger.find(key, run=self._run, staleness=LOOK_SECONDS) for key in keys)
+        return [entry for entry in found if entry is not None]
+
     @cached_property
     def _entries(self) -> list[Entry]:
         of_run = self._store.ledger.entries(run=self._run)

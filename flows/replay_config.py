@@ -7,11 +7,13 @@ from configs.load import load
 from configs.replay import ORDER, ReplayConfig, needs_weights, redone
 from configs.resolve import reopened, resolve
 from configs.run import RunConfig, content
+from configs.teaching import scores
 from flows.facts import directory_digest, facts, has_cuda, model_directory
 from flows.graders import grader_digest
 from flows.policies import whole_weights
 from flows.prepare import nothing_started, recorded_config, require_same
 from flows.recorded import Recorded, RecordedStep, recorded_by, trace_ids
+from flows.replay_choice import chosen
 from flows.replay_request import (
     Asked,
     as_begun,
@@ -22,7 +24,7 @@ from flows.replay_request import (
     step_range,
 )
 from flows.replay_states import refuse_lost_state
-from flows.replaying import chosen
+from flows.teacher_facts import reopened_teachers, teacher_facts
 from storage.frames import existing_store
 from storage.keys import content_key
 from storage.store import Store
@@ -116,7 +118,7 @@ def _quarantines(store: Store, steps: dict[int, RecordedStep]) -> tuple[tuple[st
         return (), False
     named = {trace_id for each in findings for trace_id in each.trace_ids}
     sampled = {
-        name for past in steps.values() if "rollout" in past.work for name in trace_ids(store, past.work["rollout"])
+        name for past in steps.values() for entry in past.of("rollout").values() for name in trace_ids(store, entry)
     }
     kept = {name for past in steps.values() for name in _kept(store, past)}
     touching = {each.quarantine for each in findings if not sampled.isdisjoint(each.trace_ids)}
@@ -200,11 +202,12 @@ def _resolved(requested: RunConfig) -> RunConfig:
     updates: dict[str, Any] = {}
     if "training" in again:
         updates["training"] = requested.training.model_copy(update={"version": ""})
-    if "rollout" in again:
+    if "rollout" in again or scores(requested):
         updates["engine"] = requested.engine.model_copy(update={"version": ""})
     if "rollout" in again or requested.replay.regrade:
         updates["environments"] = tuple(each.model_copy(update={"version": ""}) for each in requested.environments)
-    config = resolve(reopened(requested.model_copy(update=updates), again), facts(requested))
+    opened = reopened_teachers(reopened(requested.model_copy(update=updates), again))
+    config = resolve(opened, facts(requested) | teacher_facts(opened))
     _require_device(config)
     return config
 

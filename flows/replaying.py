@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from configs.errors import ConfigError
 from configs.replay import ORDER, ReplayConfig, StageName, needs_weights, redone
 from configs.run import RunConfig, View
 from flows import drawing, pipeline
 from flows.pipeline import Check
 from flows.recorded import Recorded, RecordedStep, policy_of, trace_ids
+from flows.replay_choice import chosen
 from flows.steps import Do, Drawn, Source
 from storage.keys import content_key
 from storage.refs import Entry
@@ -49,26 +49,6 @@ class Replayed:
     """The policy it made; None where it did not train."""
 
 
-def chosen(replay: ReplayConfig, recorded: Recorded) -> list[RecordedStep]:
-    """Return the recorded steps that a replay goes through.
-
-    Raises ConfigError where a step that was asked for was not recorded as far as the replay needs it.
-    """
-    last = replay.last_step
-    whole = {step: past for step, past in recorded.steps.items() if not _lacking(replay, past)}
-    wanted = [step for step in whole if step >= replay.first_step and (last is None or step < last)]
-    absent = sorted(set(range(replay.first_step, last or 0)) - whole.keys())
-    if absent or not wanted:
-        raise ConfigError(
-            [
-                f"replay: run {replay.run!r} has not recorded step {', '.join(map(str, absent)) or replay.first_step} "
-                f"up to stage {_before(replay)}; it has the steps {_ranges(list(whole)) or 'none'}. Nothing was "
-                f"started; choose among these (--steps), or let the run go on first: stagecoach resume {replay.run}"
-            ]
-        )
-    return [whole[step] for step in wanted]
-
-
 def replay_steps(
     do: Shares,
     source: Source,
@@ -88,12 +68,14 @@ def replay_steps(
     earlier: tuple[Ref, ...] = ()
     for past in chosen(config.replay, recorded):
         credits = credits or _credits_before(do, config, recorded, past)
-        earlier = earlier or _drawn_before(do, config, recorded, past)
+        earlier = _drawn_before(do, config, recorded, past, earlier)
         if policy is None or config.replay.policies == "recorded":
             policy = _begin(do, source, config, past)
             before = policy if config.replay.weights else recorded.sampler(past) or policy
         lags = config.rollout.max_off_policy_steps or config.replay.policies == "recorded"
-        step = _Step(do, past, config, quarantined, policy, before if lags else policy, credits, earlier)
+        sampler = before if lags else policy
+        sampled = sampler if "rollout" in redone(config.replay) else recorded.sampler(past)
+        step = _Step(do, past, config, quarantined, policy, sampler, credits, earlier, sampled)
         yield (done := step.through(check))
         credits, earlier = done.work.get("advantage"), step.drawn_so_far
         policy, before = done.policy or policy, policy
@@ -116,13 +98,20 @@ def _credits_before(do: Shares, config: RunConfig, recorded: Recorded, past: Rec
     return do.share(earlier.work["advantage"], past.step - 1)
 
 
-def _drawn_before(do: Shares, config: RunConfig, recorded: Recorded, past: RecordedStep) -> tuple[Ref, ...]:
-    """Return what was recorded of the step before the first one of a replay, where a sampler has state."""
-    earlier = recorded.steps.get(past.step - 1)
-    if not config.assignment.sampler.stateful or "assignment" not in redone(config.replay) or earlier is None:
+def _drawn_before(
+    do: Shares, config: RunConfig, recorded: Recorded, past: RecordedStep, drawn: tuple[Ref, ...]
+) -> tuple[Ref, ...]:
+    """Return what a sampler with state goes on from: what the replay drew for the step before, or else what was
+    recorded of it; of a step that was drawn again, the batch that was left for it."""
+    if not config.assignment.sampler.stateful or "assignment" not in redone(config.replay):
         return ()
-    entries = [entry for stage in ("assignment", "regrade", "rollout") for entry in earlier.of(stage).values()]
-    return tuple(do.share(entry, past.step - 1) for entry in entries)
+    assigned, before = past.work.get("assignment"), recorded.steps.get(past.step - 1)
+    if assigned is not None and assigned.inputs.get("batch", "0") != "0":
+        return tuple(do.share(entry, past.step) for entry in recorded.state_of(assigned))
+    if drawn or before is None:
+        return drawn
+    entries = [entry for stage in ("assignment", "regrade", "rollout") for entry in before.of(stage).values()]
+    return tuple(do.share(entry, before.step) for entry in entries)
 
 
 @dataclass
@@ -139,6 +128,8 @@ class _Step:
     """The credits of the step before, whose state estimators go on from."""
     earlier: tuple[Ref, ...]
     """The assignments and rollouts of the step before, whose state samplers go on from."""
+    sampled_by: Policy | None
+    """The policy whose rollouts are credited, which scores them where an algorithm wants that; None is not known."""
     work: dict[str, Ref] = field(default_factory=dict)
 
     def through(self, check: Check) -> Replayed:
@@ -162,6 +153,8 @@ class _Step:
         elif "regrade" in self.past.work and "rollout" not in redone(self.config.replay):
             self.work["regrade"] = self._share("regrade")
         self._stage("filtering", lambda: {"filtering": self._filter(self._traces)})
+        if "reference" in self.past.work and "advantage" not in redone(self.config.replay):
+            self.work["reference"] = self._share("reference")
         self._stage("advantage", lambda: {"advantage": self._credit(self._traces)})
 
     def _fill(self) -> None:
@@ -199,7 +192,8 @@ class _Step:
         return _numbered("assignment", made)
 
     def _credit(self, traces: tuple[Ref, ...]) -> Ref:
-        return drawing.credit(self.do, self.past.step, traces, self.work["filtering"], self.config, self.credits)
+        verdicts = self.work["filtering"]
+        return drawing.credit(self.do, self.past.step, traces, verdicts, self.config, self.credits, self.sampled_by)
 
     def _listed_otherwise(self) -> bool:
         """Tell whether examples are to be listed again: the recorded ones are of other environments' settings."""
@@ -209,7 +203,8 @@ class _Step:
     def _sample(self) -> dict[str, Ref]:
         """Sample every assignment again."""
         assigned, examples = self._of("assignment"), self.work["examples"]
-        return _numbered("rollout", [self._do(rollout.task, ref, examples, policy=self.sampler) for ref in assigned])
+        policy = drawing.sampler(self.sampler, self.config)
+        return _numbered("rollout", [self._do(rollout.task, ref, examples, policy=policy) for ref in assigned])
 
     def _sampled_by(self) -> str | None:
         if "rollout" in redone(self.config.replay):
@@ -273,21 +268,3 @@ def quarantined_in(store: Store, replay: ReplayConfig) -> Quarantined:
 def _numbered(stage: str, refs: Sequence[Ref]) -> dict[str, Ref]:
     """Return work of a stage by name, as inputs are named: the second is `stage.1`."""
     return {f"{stage}.{number}" if number else stage: ref for number, ref in enumerate(refs)}
-
-
-def _lacking(replay: ReplayConfig, past: RecordedStep) -> list[str]:
-    """Return the stages before the first one to be done again that a step did not record."""
-    needed = ("examples", *ORDER[: ORDER.index(replay.from_stage)])
-    return [stage for stage in needed if stage not in past.work]
-
-
-def _before(replay: ReplayConfig) -> str:
-    place = ORDER.index(replay.from_stage)
-    return ORDER[place - 1] if place else "examples"
-
-
-def _ranges(steps: Sequence[int]) -> str:
-    """Return step numbers as ranges whose ends are not in them, as --steps takes them."""
-    starts = [step for step in steps if step - 1 not in steps]
-    ends = [step + 1 for step in steps if step + 1 not in steps]
-    return ", ".join(f"{start}:{end}" for start, end in zip(starts, ends, strict=True))

@@ -141,7 +141,7 @@ def test_a_replay_that_would_begin_without_state_is_an_error(tmp_path: Path, wei
 
 
 def test_a_batch_that_is_drawn_again_knows_what_came_of_the_one_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weights: None
 ) -> None:
     monkeypatch.setattr("tests.flows.test_curricula.EQUAL", {"0-0", "0-1", "0-2"})
     store = rehearse(tmp_path / "store", "base", **POOLS | {"steps": 1})
@@ -151,3 +151,5 @@ def test_a_batch_that_is_drawn_again_knows_what_came_of_the_one_before(
         {row["example_id"] for row in store.read(each.slices("assignments")).to_pylist()} for each in (first, second)
     ]
     assert not tried[0] & tried[1]
+    replay = ask(tmp_path / "store", from_stage="assignment", until="training")
+    assert [ref for ref in pieces(replay) if ref.computed] == []
