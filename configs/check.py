@@ -124,7 +124,7 @@ def _training(config: RunConfig) -> Iterator[str]:
 def _schedule(training: TrainingConfig) -> Iterator[str]:
     schedule = training.schedule
     if schedule.type == "constant" and training.decay_steps:
-        yield f"training.decay_steps: {training.decay_steps}, but training.schedule 'constant' has no decay; leave it at 0"
+        yield f"training.decay_steps: {training.decay_steps}, but training.schedule 'constant' has no decay; take 0"
     falls = schedule.type in ("cosine", "wsd") or (schedule.type == "linear" and schedule.min_ratio > 0)
     if falls and not training.decay_steps:
         yield f"training.decay_steps: training.schedule {schedule.type!r} needs the step at which its decay ends"
