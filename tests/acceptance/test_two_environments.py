@@ -1,0 +1,208 @@
+"""Two environments in one run, grpo in one and echo with a tool in the other: real engine, servers, learner, tables.
+
+What every token should weigh is worked out again from the messages, in plain Python.
+"""
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from configs.load import load
+from storage.store import Store, open_store
+from tests.acceptance.warming import warmed
+
+pytestmark = [pytest.mark.acceptance, pytest.mark.engine, pytest.mark.timeout(1800)]
+
+ROOT = Path(__file__).parents[2]
+STEPS, ALPHAS = 2, {"tool": 0.1, "user": 0.05}
+NO_ECHO = 'environments.1.algorithm={type="grpo"}'
+SMALL = [
+    f"steps={STEPS}",
+    "seed=7",
+    "assignment.groups_per_step=6",
+    "assignment.group_size=4",
+    "evaluation.every=0",
+    "engine.memory_gib=0.25",
+    "engine.startup_seconds=600",
+    "learner.startup_seconds=600",
+    "prefect.startup_seconds=600",
+    # A model that has learnt nothing earns nothing: groups without any spread are trained all the same.
+    'filtering.filters=[{type="errored"},{type="zero_advantage",enforce=false}]',
+]
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Step:
+    """The rows of one step of a run, by table."""
+
+    tables: Mapping[str, list[Row]]
+
+    def of(self, environment: str) -> list[Row]:
+        """The samples of an environment's traces."""
+        own = {row["trace_id"] for row in self.tables["traces"] if row["environment"] == environment}
+        return [row for row in self.tables["credits"] if row["trace_id"] in own]
+
+    def path(self, sample: Row) -> list[Row]:
+        """The messages of a sample from root to leaf."""
+        found = {row["message"]: row for row in self.tables["messages"] if row["trace_id"] == sample["trace_id"]}
+        return [found[number] for number in sample["path"]]
+
+
+def stagecoach(*arguments: str) -> str:
+    """Run the command line and return what it printed."""
+    command = [sys.executable, "-m", "flows.cli", *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1500, check=False)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-5000:]
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The store with the finished run."""
+    directory = tmp_path_factory.mktemp("two")
+    settings = load(["two_environments"]).model.renderer_settings
+    model = warmed(directory / "model", settings)
+    store = str(directory / "store")
+    stagecoach("run", "two_environments", *SMALL, f"model.path={model}", "name=two", f"store={store}")
+    return store
+
+
+def read(store: Store, run: str) -> list[Step]:
+    """The tables of each step of a run, those that it shares with another included."""
+    entries = [entry for entry in store.ledger.entries(run=run) if not entry.part]
+    steps = [Step({}) for _ in range(STEPS)]
+    for entry in entries:
+        for table in {piece.table for piece in entry.outputs} if entry.stage != "examples" else ():
+            steps[entry.step].tables[table] = store.read(entry.slices(table)).to_pylist()  # type: ignore[index]
+    return steps
+
+
+@pytest.fixture(scope="module")
+def steps(root: str) -> list[Step]:
+    """The steps of the run."""
+    return read(open_store(root), "two")
+
+
+def in_turn(step: Step) -> Iterator[tuple[Row, list[tuple[Row, bool]]]]:
+    """Every sample with its messages; the second of each pair tells whether no sample before it had that message."""
+    seen: set[tuple[str, int]] = set()
+    for sample in step.tables["credits"]:
+        names = [(sample["trace_id"], number) for number in sample["path"]]
+        yield sample, [(row, name not in seen) for row, name in zip(step.path(sample), names, strict=True)]
+        seen.update(names)
+
+
+def alphas_of(environment: str, path: list[tuple[Row, bool]]) -> list[float]:
+    """The weight that each token of a sample should have in the ce component."""
+    weights: list[float] = []
+    acted = False
+    for row, is_first in path:
+        alpha = ALPHAS.get(row["role"], 0.0) if environment == "lookup" and acted and is_first else 0.0
+        assert len(row["is_content"]) == len(row["token_ids"]), "the renderer says of every token whether it is body"
+        weights += [alpha * (body and not row["sampled"]) for body in row["is_content"]]
+        acted = acted or row["sampled"]
+    return weights
+
+
+def environments_of(step: Step) -> dict[str, str]:
+    """The environment of every trace."""
+    return {row["trace_id"]: row["environment"] for row in step.tables["traces"]}
+
+
+def test_there_was_something_to_tell_apart(steps: list[Step]) -> None:
+    for step in steps:
+        assert Counter(environments_of(step).values()) == {"reverse_text": 12, "lookup": 12}
+    tools = [row for step in steps for row in step.tables["messages"] if row["role"] == "tool"]
+    users = [row for step in steps for row in step.tables["messages"] if row["role"] == "user" and row["parent"]]
+    assert tools and users
+    assert {json.loads(row["body"])["name"] for row in tools} == {"lookup"}
+    assert all(any(row["is_content"]) and not all(row["is_content"]) for row in tools + users)
+
+
+def test_conversations_of_several_turns_are_one_branch(steps: list[Step]) -> None:
+    traces = [row for step in steps for row in step.tables["traces"]]
+    assert not [row["error_message"] for row in traces if row["error_class"]]
+    assert max(row["num_turns"] for row in traces) >= 3
+    assert {row["num_branches"] for row in traces} == {1}
+
+
+def test_each_environment_is_credited_by_its_algorithm(steps: list[Step]) -> None:
+    for step in steps:
+        environments = environments_of(step)
+        for sample, path in in_turn(step):
+            expected = alphas_of(environments[sample["trace_id"]], path)
+            assert sample["ce_weights"] == pytest.approx(expected)
+            assert not any(sample["ref_kl_weights"])
+        assert any(any(sample["ce_weights"]) for sample in step.of("lookup"))
+
+
+def test_both_compare_the_rewards_of_a_group(steps: list[Step]) -> None:
+    for step in steps:
+        groups: dict[str, list[float]] = {}
+        for trace in step.tables["traces"]:
+            groups.setdefault(trace["group_id"], []).append(trace["reward"])
+        for sample, path in in_turn(step):
+            members = groups[sample["group_id"]]
+            assert sample["advantage"] == pytest.approx(sample["reward"] - sum(members) / len(members), abs=1e-6)
+            sampled = [flag and is_first for row, is_first in path for flag in row["mask"]]
+            assert sample["rl_weights"] == [float(flag) for flag in sampled]
+            assert sample["advantages"] == pytest.approx([flag * sample["advantage"] for flag in sampled], abs=1e-6)
+
+
+def test_every_token_is_trained_once_and_counted(steps: list[Step]) -> None:
+    for step in steps:
+        packed: dict[str, tuple[list[int], list[float], list[float]]] = {}
+        for row in step.tables["batches"]:
+            borders = zip(row["cu_seqlens"], row["cu_seqlens"][1:], strict=False)
+            for sample_id, (start, end) in zip(row["sample_ids"], borders, strict=True):
+                assert sample_id not in packed, "in two rows"
+                streams = (row[name][start:end] for name in ("token_ids", "rl_weights", "ce_weights"))
+                packed[sample_id] = tuple(streams)  # type: ignore[assignment]
+        assert set(packed) == {sample["sample_id"] for sample in step.tables["credits"]}
+        for sample in step.tables["credits"]:
+            tokens = [token for row in step.path(sample) for token in row["token_ids"]]
+            assert packed[sample["sample_id"]] == (tokens, sample["rl_weights"], sample["ce_weights"])
+        (update,) = step.tables["updates"]
+        num_sampled = sum(sum(row["mask"]) for row in step.tables["messages"])
+        assert update["rl_tokens"] == num_sampled == sum(map(weighted, (rl for _, rl, _ in packed.values())))
+        assert update["ce_tokens"] == sum(map(weighted, (ce for _, _, ce in packed.values()))) > 0
+        assert update["ref_kl_tokens"] == 0
+
+
+def weighted(stream: list[float]) -> int:
+    """How many weights are not zero."""
+    return sum(weight != 0 for weight in stream)
+
+
+def test_the_component_of_observations_is_measured(steps: list[Step]) -> None:
+    for step in steps:
+        (update,) = step.tables["updates"]
+        metrics = json.loads(update["metrics"])
+        assert 0 < metrics["ce_nll_mean"] <= metrics["ce_nll_max"]
+        # Weights from 0.05 to 0.1 over the number of weighted tokens.
+        assert 0.05 * metrics["ce_nll_mean"] <= update["ce_loss"] * 1.001 <= 0.1 * metrics["ce_nll_mean"] * 1.002
+
+
+def test_another_algorithm_for_one_of_them_credits_again_and_no_more(root: str, steps: list[Step]) -> None:
+    printed = stagecoach("replay", "two", "--from", "advantage", "--set", NO_ECHO, "--name", "plain", "--store", root)
+    assert "6 pieces of work were computed, 0 were in the ledger" in printed
+    store = open_store(root)
+    made = Counter(entry.stage for entry in store.ledger.entries(run="plain") if not entry.part)
+    assert made == {"advantage": STEPS, "packing": STEPS, "training": STEPS}
+    for before, after in zip(steps, read(store, "plain"), strict=True):
+        old = {sample["sample_id"]: sample for sample in before.tables["credits"]}
+        assert set(old) == {sample["sample_id"] for sample in after.tables["credits"]}
+        for sample in after.tables["credits"]:
+            assert not any(sample["ce_weights"])
+            assert sample["rl_weights"] == old[sample["sample_id"]]["rl_weights"]
+        (update,) = after.tables["updates"]
+        assert update["ce_tokens"] == 0
+        assert "ce_nll_mean" not in json.loads(update["metrics"])

@@ -1,0 +1,50 @@
+"""A small model that knows how conversations with a tool look, made in seconds: what a warm-up would make in minutes."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lookup.demonstrations import demonstrations
+from lookup.words import words
+
+from tasks.inference.rendering import renderer
+from tasks.learner.tiny import tiny_qwen3
+
+WORDS = ("Reverse inside ", "<rev>", "</rev>", ": ")
+IGNORED = -100
+"""The label of a token that is not learnt, as transformers has it."""
+
+
+def warmed(directory: Path, settings: dict[str, Any], *, num_updates: int = 60, batch: int = 16) -> Path:
+    """Write a model that mostly calls the tool, sometimes answers at once, and reads few names right."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    tiny_qwen3(directory, hidden=96, layers=2, heads=3, kv_heads=3, words=(*words(), *WORDS))
+    render = renderer(directory, "qwen3", settings)
+    rows = demonstrations(num_updates * batch, seed=1, right=0.6, reminded=0.3)
+    samples = [_sample(render(row["messages"], row["tools"])) for row in rows]
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for first in range(0, len(samples), batch):
+        tokens, labels = _padded(samples[first : first + batch])
+        model(input_ids=torch.tensor(tokens), labels=torch.tensor(labels)).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    model.save_pretrained(directory)
+    return directory
+
+
+def _sample(nodes: Sequence[dict[str, Any]]) -> tuple[list[int], list[int]]:
+    """The tokens of a demonstration, and what of them is learnt."""
+    tokens = [token for node in nodes for token in node["token_ids"]]
+    mask = [sampled for node in nodes for sampled in node["mask"]]
+    return tokens, [token if sampled else IGNORED for token, sampled in zip(tokens, mask, strict=True)]
+
+
+def _padded(samples: Sequence[tuple[list[int], list[int]]]) -> tuple[list[list[int]], list[list[int]]]:
+    """A batch of one length; attention looks back alone, so that padding at the end changes nothing."""
+    longest = max(len(tokens) for tokens, _ in samples)
+    rest = [longest - len(tokens) for tokens, _ in samples]
+    tokens = [each + [0] * count for (each, _), count in zip(samples, rest, strict=True)]
+    return tokens, [each + [IGNORED] * count for (_, each), count in zip(samples, rest, strict=True)]

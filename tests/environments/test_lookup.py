@@ -1,0 +1,189 @@
+"""The environment with a tool: its store, its scores by hand, its demonstrations, and the tool through the harness."""
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lookup.chains import REMINDER, Chain, answered, chains, is_right, prompt, reached, store, tagged
+from lookup.demonstrations import called, demonstrations, followed
+from lookup.words import SCHEMA, words
+
+pytestmark = pytest.mark.engine
+
+CHAIN = Chain(("abc", "xyz"), "42")
+
+
+def test_a_chain_leads_from_name_to_name_to_its_value() -> None:
+    assert CHAIN.entries == {"abc": "see xyz", "xyz": "is 42"}
+
+
+def test_chains_are_seeded_apart_from_each_other_and_stable_as_they_grow() -> None:
+    first = list(chains(50, 2, 3, 2, seed=4))
+    names = [name for chain in first for name in chain.names]
+    assert len(set(names)) == len(names) == 100 and all(len(chain.value) == 2 for chain in first)
+    assert list(chains(80, 2, 3, 2, seed=4))[:50] == first
+    assert list(chains(50, 2, 3, 2, seed=5)) != first
+    assert len(store(first)) == 100
+
+
+def test_more_chains_than_there_are_names_is_an_error() -> None:
+    with pytest.raises(ValueError, match="there are 26 names"):
+        list(chains(7, 2, 1, 2, seed=0))
+    assert len(list(chains(6, 2, 1, 2, seed=0))) == 6
+
+
+@pytest.mark.parametrize(
+    ("reply", "is_answer", "right"),
+    [
+        ("<ans>42</ans>", True, True),
+        ("so <ans> 42 </ans>", True, True),
+        ("<ans>41</ans><ans>42</ans>", True, False),
+        ("42", False, False),
+        ("<ans>42", False, False),
+    ],
+)
+def test_the_answer_of_a_reply(reply: str, is_answer: bool, right: bool) -> None:
+    assert (answered(reply), is_right(reply, "42")) == (is_answer, right)
+
+
+@pytest.mark.parametrize(
+    ("results", "num_found"),
+    [
+        ([], 0),
+        (["nothing"], 0),
+        (["see xyz"], 1),
+        (["nothing", "see xyz", "is 42"], 2),
+        (["is 42"], 0),  # a name that was guessed
+    ],
+)
+def test_progress_counts_entries_from_the_first_name(results: list[str], num_found: int) -> None:
+    assert reached(results, CHAIN.names, CHAIN.value) == num_found
+
+
+def test_demonstrations_take_four_forms() -> None:
+    rows = list(demonstrations(2000, seed=7))
+    assert rows == list(demonstrations(2000, seed=7)) != list(demonstrations(2000, seed=8))
+    forms: Counter[str] = Counter()
+    for row in rows:
+        roles = [message["role"] for message in row["messages"]]
+        reminded = any(message["content"] == REMINDER for message in row["messages"])
+        forms["reminded" if reminded else f"{roles.count('tool')} calls"] += 1
+        assert roles[0] == "user" and roles[-1] == "assistant" and row["tools"] == [SCHEMA]
+    assert forms["2 calls"] / 2000 == pytest.approx(0.4, abs=0.04)
+    assert forms["reminded"] / 2000 == pytest.approx(0.2, abs=0.03)
+    assert forms["0 calls"] / 2000 == pytest.approx(0.2, abs=0.03)
+    assert forms.total() == 2000 and set(forms) == {"2 calls", "1 calls", "0 calls", "reminded"}
+    with pytest.raises(ValueError, match="sum to at most 1"):
+        next(demonstrations(1, seed=0, right=0.9, reminded=0.2))
+
+
+def test_the_command_writes_rows_and_words(tmp_path: Path) -> None:
+    rows, texts = tmp_path / "rows.jsonl", tmp_path / "words.json"
+    argv = [sys.executable, "-m", "lookup.demonstrations", str(rows), "--count", "9", "--words", str(texts)]
+    subprocess.run(argv, check=True, timeout=120)
+    assert [json.loads(line) for line in rows.read_text().splitlines()] == list(demonstrations(9, seed=1))
+    assert json.loads(texts.read_text()) == words()
+
+
+def test_words_keep_a_conversation_short(tmp_path: Path) -> None:
+    from tasks.inference.rendering import renderer
+    from tasks.learner.tiny import tiny_qwen3
+
+    sizes: dict[str, Any] = {"hidden": 16, "layers": 1, "heads": 2, "kv_heads": 2, "intermediate": 16}
+    rows = [{"role": "user", "content": prompt("abc")}, *followed(CHAIN)]
+    lengths = []
+    for name, texts in (("short", words()), ("long", [])):
+        render = renderer(tiny_qwen3(tmp_path / name, **sizes, words=texts), "qwen3", {"enable_thinking": False})
+        lengths.append(sum(len(row["token_ids"]) for row in render(rows, [SCHEMA])))
+    assert lengths[0] < 100 and lengths[1] > 700
+
+
+class Served:
+    """What the harness asked a made-up model, whose replies were given, while the real tool server ran."""
+
+    def __init__(self, replies: list[dict[str, Any]]) -> None:
+        self.bodies: list[dict[str, Any]] = []
+        asyncio.run(self._serve(replies))
+
+    async def _serve(self, replies: list[dict[str, Any]]) -> None:
+        from types import SimpleNamespace
+
+        from aiohttp import web
+        from chat_loop.harness import ChatLoopConfig, ChatLoopHarness
+        from lookup.taskset import LookupConfig, LookupTaskset
+        from verifiers.v1.mcp import serve_shared
+        from verifiers.v1.task import TaskData
+
+        async def answer(request: web.Request) -> web.Response:
+            self.bodies.append(await request.json())
+            return web.json_response({"choices": [{"message": replies[len(self.bodies) - 1]}]})
+
+        app = web.Application()
+        app.router.add_post("/v1/chat/completions", answer)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        endpoint = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+        config = LookupConfig(id="lookup", num_examples=3)
+        self.chain = next(config.generated())
+        context: Any = SimpleNamespace(model="policy")
+        trace: Any = SimpleNamespace(stop_condition=None)
+        try:
+            async with serve_shared(LookupTaskset.toolsets(config), harness_is_local=True) as shared:
+                urls = {name: server.url for name, server in shared.items()}
+                data = TaskData(prompt=prompt(self.chain.names[0]))
+                harness = ChatLoopHarness(ChatLoopConfig(id="chat_loop"))
+                await harness.launch(context, trace, trace, endpoint, "secret", urls, data)
+        finally:
+            await runner.cleanup()
+
+
+def call(number: int, name: str, arguments: str) -> dict[str, Any]:
+    """An assistant message with one call."""
+    function = {"name": name, "arguments": arguments}
+    return {"role": "assistant", "content": "", "tool_calls": [{"id": f"c{number}", "function": function}]}
+
+
+@pytest.fixture(scope="module")
+def served() -> Served:
+    """A conversation of calls right and wrong, ended by a reply without one."""
+    name = next(chains(3, 2, 3, 2, seed=0)).names[0]
+    calls = [("lookup", json.dumps({"name": name})), ("lookup", '{"name": "?"}'), ("find", "{}"), ("lookup", "{")]
+    calls += [("lookup", "[]"), ("lookup", "{}")]
+    replies = [call(number, *each) for number, each in enumerate(calls)]
+    return Served([*replies, {"role": "assistant", "content": tagged("1")}])
+
+
+def test_the_model_is_offered_the_tool_that_demonstrations_show(served: Served) -> None:
+    assert all(body["tools"] == [SCHEMA] for body in served.bodies)
+
+
+def test_calls_are_answered_until_a_reply_has_none(served: Served) -> None:
+    assert len(served.bodies) == 7
+    first, *_, last = (body["messages"] for body in served.bodies)
+    assert first == [{"role": "user", "content": prompt(served.chain.names[0])}]
+    assert [message["role"] for message in last] == ["user", *["assistant", "tool"] * 6]
+    tools = [message for message in last if message["role"] == "tool"]
+    assert [(message["tool_call_id"], message["name"]) for message in tools] == [
+        ("c0", "lookup"),
+        ("c1", "lookup"),
+        ("c2", "find"),
+        ("c3", "lookup"),
+        ("c4", "lookup"),
+        ("c5", "lookup"),
+    ]
+    results = [message["content"] for message in tools]
+    assert results[:3] == [f"see {served.chain.names[1]}", "nothing", "error: there is no tool 'find'"]
+    assert results[3].startswith("error: the arguments are not JSON")
+    assert results[4] == "error: the arguments are no JSON object but list"
+    assert "Field required" in results[5]
+
+
+def test_demonstrated_calls_are_what_the_tool_answers(served: Served) -> None:
+    (_, result) = called(served.chain, 1)
+    assert served.bodies[-1]["messages"][2]["content"] == result["content"]
