@@ -1,14 +1,21 @@
 """What is said of a step: above all, when hardly anything of it could be trained on."""
 
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from flows import outcome
+from configs.run import View
+from flows import outcome, pipeline
 from flows.outcome import finish_step, low_signal, rewards
+from tasks.stage import Policy, Tables
 from tests.builders import table, trace
+from tests.flows import rehearsal
+from tests.flows.rehearsal import SOURCE, Rehearsal, session_for
 
 
 def step_of(trained: int, others: int) -> dict[str, Any]:
@@ -43,3 +50,28 @@ def test_rollouts_without_a_reward_are_in_no_mean() -> None:
 def test_no_reward_at_all_is_none_and_not_zero() -> None:
     empty: pa.Table = table("traces", [trace("a", reward=None)])
     assert rewards(empty)["reward"] is None and rewards(empty)["reward_std"] is None
+
+
+def test_a_run_with_hardly_anything_to_train_on_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nine of ten groups are equal: two rollouts of twenty are left, a tenth, and one more group would be enough."""
+    told: list[str] = []
+    for name, equal in (("low", 9), ("enough", 8)):
+        stage = replace(rehearsal.STAND_INS["rollout"], function=partial(mostly_equal, equal))
+        monkeypatch.setitem(rehearsal.STAND_INS, "rollout", stage)
+        session = session_for(tmp_path / name, name, steps=1, assignment={"groups_per_step": 10, "group_size": 2})
+        session.watchers = (lambda event, facts: told.append(facts["text"]) if event == "note" else None,)
+        for step, drawn, trained, _ in pipeline.run_steps(Rehearsal(session), SOURCE, session.config):
+            described = finish_step(session, step, drawn, trained)
+        assert described["metrics"]["trainable/all/ratio"] == (10 - equal) / 10
+        assert described["metrics"]["samples_per_rollout/all"] == 1.0
+    (warning,) = told
+    assert warning.startswith("step 0: only 2 of 20 rollouts could be trained on; look at the environment")
+
+
+def mostly_equal(equal: int, tables: Tables, config: View, *, step: int, policy: Policy) -> Tables:
+    """Stand in for sampling: the rollouts of the first groups all earn the same."""
+    made = rehearsal.sampled(tables, config, step=step, policy=policy)
+    rows = [
+        row | ({"reward": 1.0} if number < 2 * equal else {}) for number, row in enumerate(made["traces"].to_pylist())
+    ]
+    return {**made, "traces": table("traces", rows)}
