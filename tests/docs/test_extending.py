@@ -1,0 +1,43 @@
+"""The examples of the page on extending: written down as they stand there, and their own tests run on them."""
+
+import importlib
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TEXT = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+FILES = dict(re.findall(r"```python\n# (mine/[\w.]+)\n(.*?)```", TEXT, re.DOTALL))
+TESTS = sorted(name for name in FILES if name.startswith("mine/test_"))
+MOST_LINES = 60
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A directory for files of one's own, from which modules are loaded; forgotten afterwards."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path
+    for name in [name for name in sys.modules if name.partition(".")[0] == "mine"]:
+        del sys.modules[name]
+
+
+def test_every_example_has_its_test() -> None:
+    assert len(TESTS) >= 2
+    assert {name.replace("test_", "") for name in TESTS} == FILES.keys() - set(TESTS)
+
+
+@pytest.mark.parametrize("test", TESTS)
+def test_an_example_does_what_its_test_says(test: str, place: Path) -> None:
+    example = test.replace("test_", "")
+    assert len((FILES[example] + FILES[test]).splitlines()) < MOST_LINES
+    for name in (example, test):
+        (place / name).parent.mkdir(exist_ok=True)
+        (place / name).write_text(FILES[name], encoding="utf-8")
+    module = importlib.import_module(test.removesuffix(".py").replace("/", "."))
+    functions = [function for name, function in vars(module).items() if name.startswith("test_")]
+    assert functions
+    for function in functions:
+        function()
