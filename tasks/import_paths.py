@@ -3,6 +3,7 @@
 Modules are looked for where Python looks, and then in the current working directory.
 """
 
+import functools
 import hashlib
 import importlib
 import os
@@ -13,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+_distributions = functools.cache(packages_distributions)
 _DIGESTS: dict[str, str] = {}
 """Digest of the file of each module when it was first loaded here, by the module's name."""
 
@@ -50,11 +52,7 @@ def code_version(path: str) -> str:
     file = _file(module)
     if file is None:
         raise NotImportable(f"{path!r}: module {module.__name__} has no file, so that its code has no version")
-    for name in packages_distributions().get(module.__name__.partition(".")[0], ()):
-        # An editable installation names the package too, and its version stays when the code changes.
-        if _holds(found := distribution(name), file):
-            return f"{found.metadata['Name']} {found.version}"
-    return f"sha256:{_digest(file)}"
+    return _release(module.__name__, file) or f"sha256:{_digest(file)}"
 
 
 def _module(name: str, path: str) -> ModuleType:
@@ -83,6 +81,17 @@ def _digest(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
+def _release(module: str, file: Path) -> str:
+    """Return `name version` of the installed distribution that holds a module's file; empty where none does."""
+    for name in _distributions().get(module.partition(".")[0], ()):
+        if _holds(found := distribution(name), file):
+            return f"{found.metadata['Name']} {found.version}"
+    return ""
+
+
 def _holds(installed: Distribution, file: Path) -> bool:
+    # A checkout, installed as editable or not, names its packages too, and its version stays when the code changes.
+    if installed.read_text("RECORD") is None:
+        return False
     named = (each for each in installed.files or () if each.name == file.name)
     return any(Path(str(installed.locate_file(each))).resolve() == file for each in named)

@@ -56,7 +56,7 @@ def several(draw):
     return own, draw(st.permutations(traces)), draw(st.permutations(messages))
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(several())
 def test_each_environment_is_credited_as_if_it_were_alone(drawn):
     own, traces, messages = drawn
