@@ -7,12 +7,12 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from storage.scratches import Scratches
 
 # A busy machine is no fault of the code.
-settings.register_profile("untimed", deadline=None)
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
 
 HAS_GPU = Path("/dev/nvidiactl").exists()
