@@ -37,11 +37,16 @@ def is_operational(field: FieldInfo) -> bool:
     return _marked(field, "operational")
 
 
+def is_elsewhere(field: FieldInfo) -> bool:
+    """Tell whether a field is in keys under what gathers it, and not where it is written."""
+    return _marked(field, "elsewhere")
+
+
 def in_key(field: FieldInfo, value: Any) -> bool:
     """Tell whether a field with this value is part of its section's share of a key."""
     if _marked(field, "later"):
         return bool(value != field.get_default(call_default_factory=True))
-    return not _marked(field, "operational") and not _marked(field, "elsewhere")
+    return not is_operational(field) and not is_elsewhere(field)
 
 
 def _marked(field: FieldInfo, mark: str) -> bool:

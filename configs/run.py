@@ -14,7 +14,7 @@ from configs.algorithms import (
     SupervisedConfig,
     TeacherConfig,
 )
-from configs.fields import Section, in_key, later, operational
+from configs.fields import Section, in_key, is_elsewhere, later, operational
 from configs.replay import GateConfig, NoGate, ReplayConfig
 from configs.sections import (
     AdmissionConfig,
@@ -161,16 +161,21 @@ KEY_NAMES = {"algorithm": "advantage"}
 """Sections that keys know by the name that they had first, so that the work of older stores is found."""
 
 
-def content(value: Any) -> Any:
-    """Return `value` as plain JSON values, leaving out at every depth what does not belong to a key."""
+def content(value: Any, *, in_place: bool = False) -> Any:
+    """Return `value` as plain JSON values, leaving out at every depth what does not belong to a key.
+
+    `in_place` keeps what keys have elsewhere, where it is set: for whoever looks at a whole config, not at one section.
+    """
     if isinstance(value, BaseModel):
-        fields = type(value).model_fields
-        values = {name: getattr(value, name) for name in fields}
-        return {name: content(item) for name, item in values.items() if in_key(fields[name], item)}
+        return {
+            name: content(item, in_place=in_place)
+            for name, field in type(value).model_fields.items()
+            if in_key(field, item := getattr(value, name)) or (in_place and is_elsewhere(field) and item is not None)
+        }
     if isinstance(value, Mapping):
-        return {str(name): content(item) for name, item in value.items()}
+        return {str(name): content(item, in_place=in_place) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [content(item) for item in value]
+        return [content(item, in_place=in_place) for item in value]
     return value
 
 

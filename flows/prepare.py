@@ -154,7 +154,7 @@ def _identity(config: RunConfig) -> dict[str, Any]:
 
     A gate changes no weights: another rule, or none, is how a run goes on that a gate has stopped.
     """
-    kept = {**content(config), "kind": config.kind, "lag": config.rollout.max_off_policy_steps}
+    kept = {**content(config, in_place=True), "kind": config.kind, "lag": config.rollout.max_off_policy_steps}
     del kept["gate"]
     return kept | ({"replay": config.replay.model_dump(mode="json")} if config.kind == "replay" else {})
 

@@ -170,7 +170,8 @@ def _named(requested: RunConfig) -> RunConfig:
     if requested.name:
         return requested
     replay = requested.replay
-    digest = content_key({"content": content(requested), "replay": replay.model_dump(mode="json")})
+    asked = {"content": content(requested, in_place=True), "replay": replay.model_dump(mode="json")}
+    digest = content_key(asked)
     return requested.model_copy(update={"name": f"{replay.run}-{replay.from_stage}-{digest[:8]}"})
 
 

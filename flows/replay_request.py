@@ -153,6 +153,8 @@ def _unread(key: str, again: Sequence[StageName], regrade: bool) -> str:
     """Return why a setting would mean nothing; empty where it is read."""
     section, _, rest = key.partition(".")
     field = rest.partition(".")[2].partition(".")[0]
+    if section == "environments" and field == "algorithm":
+        section = "algorithm"  # read by whoever reads the run's
     if key.endswith(".version"):
         return f"{key}: versions are those of what is installed here"
     if section in ANYWAY or SERVICES.get(section) in again or (section == "model" and rest in ("path", "tokenizer")):

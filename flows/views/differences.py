@@ -103,7 +103,7 @@ def parting(pieces: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
 def compared_configs(a: RunConfig, b: RunConfig) -> list[dict[str, Any]]:
     """Return the settings that differ, by dotted key; `in_keys` tells those that can change rows. Names always do."""
     old, new = (dict(flat(config.model_dump(mode="json"))) for config in (a, b))
-    counting = {key for config in (a, b) for key, _ in flat(content(config))}
+    counting = {key for config in (a, b) for key, _ in flat(content(config, in_place=True))}
     return [
         {"key": key, "a": old.get(key), "b": new.get(key), "in_keys": key in counting}
         for key in dict.fromkeys((*old, *new))

@@ -8,6 +8,7 @@ import pytest
 
 from configs.errors import ConfigError
 from configs.replay import redone
+from flows.prepare import require_same
 from flows.recorded import WAY, recorded_by
 from flows.views.differences import compare
 from storage.store import open_store
@@ -100,6 +101,15 @@ def test_a_replay_without_a_name_has_one_that_it_has_again(origin: Path) -> None
     names = [ask(origin, overrides=overrides).name for overrides in ([RLOO], [RLOO], ["algorithm.normalise_std=true"])]
     assert names[0] == names[1] != names[2]
     assert names[0].startswith("base-advantage-")
+
+
+def test_an_environments_own_algorithm_is_part_of_what_is_asked_for(origin: Path) -> None:
+    configs = [ask(origin, overrides=[f'environments.0.algorithm={{type="{kind}"}}']) for kind in ("rloo", "max_rl")]
+    assert [config.replay.from_stage for config in configs] == ["advantage", "advantage"]
+    assert len({config.name for config in configs} | {ask(origin, overrides=[RLOO]).name}) == 3
+    assert {piece.stage for piece in pieces(configs[0])} == {"advantage", "packing"}
+    with pytest.raises(ConfigError, match="environments.0.algorithm.type"):
+        require_same(*(config.model_copy(update={"name": "mine"}) for config in configs))
 
 
 def test_a_name_keeps_what_it_was_asked_for(tmp_path: Path) -> None:
