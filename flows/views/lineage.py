@@ -194,7 +194,8 @@ def _sections(works: list[Work]) -> dict[tuple[str, str], list[str]]:
     found: dict[tuple[str, str], list[str]] = {}
     for work in works:
         for name, section in work.entry.section.items():
-            found.setdefault((WRITTEN.get(name, name), json.dumps(section)), []).append(f"{work.stage} {work.key[:KEY]}")
+            told = found.setdefault((WRITTEN.get(name, name), json.dumps(section)), [])
+            told.append(f"{work.stage} {work.key[:KEY]}")
     return found
 
 
