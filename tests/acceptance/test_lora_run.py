@@ -1,0 +1,121 @@
+"""A real run that trains adapters: policies are small, each is served and checked, a restarted engine gets its own.
+
+The engine is killed in the middle of the second step's rollouts, while it serves the first adapter.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from storage.adapters import base_in
+from storage.store import Store, open_store
+from tasks.learner.digest import weights_sha256
+from tasks.learner.tiny import tiny_qwen3
+from tests.crash.contents import finished, rows
+from tests.crash.driving import ROOT
+
+pytestmark = [pytest.mark.acceptance, pytest.mark.engine, pytest.mark.timeout(1800)]
+
+STEPS = 3
+SETTINGS = [
+    "training.lora={rank=4, alpha=16}",
+    "training.learning_rate=0.01",
+    # A model that has learnt nothing earns nothing; that some of its answers are shorter is a signal of its own.
+    "algorithm.overlong={max_tokens=40, buffer_tokens=40}",
+    f"steps={STEPS}",
+]
+KILLS = {"after commit rollout 1 part": "engine"}
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where the run was and the model that it began with, which is gone since."""
+    directory = tmp_path_factory.mktemp("adapted")
+    model = tiny_qwen3(directory / "model", seed=3)
+    done = program(directory, model, KILLS)
+    assert done.returncode == 0, done.stderr[-8000:]
+    yield directory
+
+
+def program(directory: Path, model: Path, kills: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """Call the run, or the same again."""
+    request = {"overrides": [f"model.path={model}", *SETTINGS], "kills": kills}
+    return python(["-m", "tests.acceptance.program", str(directory), json.dumps(request)])
+
+
+def python(arguments: list[str]) -> subprocess.CompletedProcess[str]:
+    """Run Python at the root of the project."""
+    variables = os.environ | {"PYTHONPATH": str(ROOT), "OMP_WAIT_POLICY": "PASSIVE"}
+    return subprocess.run([sys.executable, "-P", *arguments], cwd=ROOT, env=variables, capture_output=True, text=True)
+
+
+def recorded_policies(store: Store) -> list[dict[str, Any]]:
+    """Return the rows of the policies, by version."""
+    return sorted(rows(store)["policies"], key=lambda row: row["version"])
+
+
+def size(directory: Path) -> int:
+    """Return the bytes of the weights in a directory."""
+    return sum(file.stat().st_size for file in directory.glob("*model*.safetensors"))
+
+
+def test_policies_are_adapters_over_the_first(directory: Path) -> None:
+    store = open_store(directory / "store")
+    base, *adapted = recorded_policies(store)
+    assert [row["version"] for row in adapted] == list(range(1, STEPS + 1))
+    whole = store.policies.directory(base["policy_key"], verify=True)
+    assert base_in(whole) is None
+    assert weights_sha256(whole) == base["weights_sha256"] == weights_sha256(directory / "model")
+    for row in adapted:
+        adapter = store.policies.directory(row["policy_key"], verify=True)
+        assert base_in(adapter) == base["policy_key"]
+        assert not (adapter / "config.json").exists()
+        assert size(adapter) < size(whole) / 10
+    assert len({row["weights_sha256"] for row in (base, *adapted)}) == STEPS + 1
+
+
+def test_every_version_was_sampled_through_its_own_adapter(directory: Path) -> None:
+    store = open_store(directory / "store")
+    policies = recorded_policies(store)
+    keys = [row["policy_key"] for row in policies]
+    sampled = {row["step"]: row["policy_key"] for row in rows(store)["traces"]}
+    assert sampled == dict(enumerate(keys[:STEPS]))
+    log = (directory / "store" / "logs" / "run" / "engine.log").read_text()
+    loaded = [line.split("name '")[1].split("'")[0] for line in log.splitlines() if "Loaded new LoRA adapter" in line]
+    assert loaded == [keys[1], keys[1], keys[2]], "the engine that came back got the adapter that it had"
+    apart = [abs(x - y) for x, y in zip(policies[0]["probe_logprobs"], policies[1]["probe_logprobs"], strict=True)]
+    assert max(apart) > 1e-3, "an adapter that does nothing would show nothing"
+    updates = sorted(rows(store)["updates"], key=lambda row: row["version"])
+    assert all(row["grad_norm"] > 1e-4 for row in updates)
+    assert all(row["mismatch_kl_max"] < 1e-6 for row in updates), "what was sampled is what is trained"
+
+
+def test_the_same_again_finds_everything(directory: Path) -> None:
+    before = {entry.key for entry in finished(open_store(directory / "store"))}
+    done = python(["-m", "flows.cli", "resume", "run", "--store", str(directory / "store")])
+    assert done.returncode == 0, done.stderr
+    assert "nothing" in (done.stdout + done.stderr).lower()
+    assert {entry.key for entry in finished(open_store(directory / "store"))} == before
+
+
+def test_what_is_exported_is_the_policy(directory: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    store, target = open_store(directory / "store"), directory / "exported"
+    arguments = ["export", "run", "--format", "weights", "--to", str(target), "--store", str(directory / "store")]
+    done = python(["-m", "flows.cli", *arguments])
+    assert done.returncode == 0, done.stderr
+    last = recorded_policies(store)[-1]
+    tokens = torch.tensor([last["probe_token_ids"]])
+    model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
+    with torch.no_grad():
+        logprobs = model(input_ids=tokens, use_cache=False).logits[0, :-1].log_softmax(-1)
+    found = logprobs.gather(1, tokens[0, 1:, None])[:, 0].tolist()
+    assert found == pytest.approx(last["probe_logprobs"][1:], abs=1e-4)
