@@ -89,9 +89,7 @@ class Session:
             from tasks.inference.rendering import renderer
 
             model = self.config.model
-            rooms["render"] = renderer(
-                model.tokenizer or self.source.weights, model.renderer, model.renderer_settings
-            )
+            rooms["render"] = renderer(model.tokenizer or self.source.weights, model.renderer, model.renderer_settings)
         return rooms
 
     def count(self, computed: bool) -> None:

@@ -27,7 +27,9 @@ def renderer(
 
     config = model_info.renderer_config(name, str(tokenizer_dir), settings or {})
     made = create_renderer(load_tokenizer(str(tokenizer_dir)), config)
-    return lambda messages, tools=None: _rows(messages, made, tools)
+    # Without settings, as before renderers had any: prompts that open a thought by themselves are for the renderer.
+    opening = _opening(made) if settings else []
+    return lambda messages, tools=None: _rows(messages, made, opening, tools)
 
 
 def demonstration(messages: Sequence[Message], tokenizer_dir: str | Path, name: str) -> list[Row]:
@@ -40,14 +42,17 @@ def demonstration(messages: Sequence[Message], tokenizer_dir: str | Path, name: 
     return renderer(tokenizer_dir, name)(messages)
 
 
-def _rows(messages: Sequence[Message], made: Any, tools: Sequence[Message] | None = None) -> list[Row]:
+def _rows(
+    messages: Sequence[Message], made: Any, opening: list[int], tools: Sequence[Message] | None = None
+) -> list[Row]:
     if not messages or messages[-1]["role"] != "assistant":
         raise DemonstrationUnusable(
             f"a demonstration ends with an assistant message; this one has the roles "
             f"{[message['role'] for message in messages]}"
         )
     rendered = made.render([dict(message) for message in messages], tools=tools)
-    mask, tokens = _mask(messages, made, rendered, tools), list(rendered.token_ids)
+    tokens = list(rendered.token_ids)
+    mask = _without(opening, tokens, _mask(messages, made, rendered, tools))
     if not any(mask):
         raise DemonstrationUnusable("the renderer marks no token of this demonstration as the assistant's")
     end = max(index for index, sampled in enumerate(mask) if sampled) + 1
@@ -85,6 +90,20 @@ def _mask(messages: Sequence[Message], made: Any, rendered: Any, tools: Sequence
             mask[index] = True
             if rendered.token_ids[index] in stops:
                 break
+    return mask
+
+
+def _opening(made: Any) -> list[int]:
+    """What every prompt ends with, so that a policy goes on from there: the role, or an empty thought after it."""
+    prompt = made.render([{"role": "user", "content": ""}], add_generation_prompt=True)
+    return [token for token, index in zip(prompt.token_ids, prompt.message_indices, strict=True) if index < 0]
+
+
+def _without(opening: list[int], tokens: list[int], mask: list[bool]) -> list[bool]:
+    """The mask without `opening`, wherever it is in the tokens: a policy is given it."""
+    for start in range(len(tokens) - len(opening) if opening else 0):
+        if tokens[start : start + len(opening)] == opening:
+            mask[start : start + len(opening)] = [False] * len(opening)
     return mask
 
 

@@ -1,4 +1,4 @@
-"""A small model that knows how conversations with a tool look, made in seconds: what a warm-up would make in minutes."""
+"""A small model that knows how conversations with a tool look, made in seconds in place of a warm-up's minutes."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -108,7 +108,7 @@ def test_an_environments_own_algorithm_is_part_of_what_is_asked_for(origin: Path
     assert [config.replay.from_stage for config in configs] == ["advantage", "advantage"]
     assert len({config.name for config in configs} | {ask(origin, overrides=[RLOO]).name}) == 3
     assert {piece.stage for piece in pieces(configs[0])} == {"advantage", "packing"}
-    with pytest.raises(ConfigError, match="environments.0.algorithm.type"):
+    with pytest.raises(ConfigError, match=r"environments\.0\.algorithm\.type"):
         require_same(*(config.model_copy(update={"name": "mine"}) for config in configs))
 
 

@@ -1,12 +1,17 @@
 """Demonstrations as traces: whose they are is in their ids."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from configs.run import RunConfig
+import pyarrow as pa
+import pytest
+
+from configs.run import RunConfig, View
 from storage.store import Store, open_store
 from tasks import assignment, demonstration, filtering
+from tasks.examples import read_demonstrations
 from tasks.stage import Place, Ref, Stage, perform
 from tests.builders import table
 
@@ -67,3 +72,30 @@ def test_a_finding_about_one_run_takes_nothing_from_another(tmp_path: Path) -> N
         for place, ref in ((one, shown_one), (other, shown_other))
     ]
     assert kept == [[False] * 4, [True] * 4]
+
+
+@pytest.mark.parametrize("form", [list, json.dumps])
+def test_tools_of_a_row_reach_the_renderer(tmp_path: Path, form: Callable[[Any], Any]) -> None:
+    tools = [{"type": "function", "function": {"name": "find"}}]
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    file = tmp_path / "rows.jsonl"
+    file.write_text(
+        json.dumps({"messages": messages, "tools": form(tools)}) + "\n" + json.dumps({"messages": messages})
+    )
+    listed = read_demonstrations(file)
+    assert [json.loads(task).get("tools") for task in listed["task"].to_pylist()] == [tools, None]
+    seen: list[Any] = []
+
+    def render(*given: Any) -> list[dict[str, Any]]:
+        seen.append(given)
+        return rendered(given[0])
+
+    names = listed["example_id"].to_pylist()
+    assigned = [
+        {"assignment_id": name, "group_id": name, "environment": "demonstrations", "example_id": name} for name in names
+    ]
+    config = View(RunConfig(), ("data", "model"), "demonstration")
+    demonstration.demonstration(
+        {"examples": listed, "assignments": pa.Table.from_pylist(assigned)}, config, step=0, key="k" * 32, render=render
+    )
+    assert seen == [(messages, tools), (messages,)]

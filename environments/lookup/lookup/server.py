@@ -1,4 +1,4 @@
-"""The store as a tool server: verifiers starts this module as a process of its own, once for each environment worker."""
+"""The store as a tool server: verifiers starts this module as a process, once for each environment worker."""
 
 import verifiers.v1 as vf
 from verifiers.v1.mcp import SharedToolsetConfig

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tasks.inference.model_info import ModelUnusable
-from tasks.inference.rendering import DemonstrationUnusable, demonstration
+from tasks.inference.rendering import DemonstrationUnusable, demonstration, renderer
 from tasks.learner.tiny import tiny_qwen3
 
 pytestmark = pytest.mark.engine
@@ -78,3 +78,45 @@ def test_no_silent_renderer(directory: Path) -> None:
         demonstration([ASKED, ANSWERED], directory, "")
     with pytest.raises(ModelUnusable, match="'qwen33' is not a renderer"):
         demonstration([ASKED, ANSWERED], directory, "qwen33")
+
+
+TOOL = {"type": "function", "function": {"name": "find", "description": "", "parameters": {"type": "object"}}}
+CALLING = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [{"id": "c0", "type": "function", "function": {"name": "find", "arguments": '{"a": 1}'}}],
+}
+FOUND = {"role": "tool", "tool_call_id": "c0", "name": "find", "content": "it"}
+NO_THOUGHT = {"enable_thinking": False}
+
+
+@pytest.mark.parametrize("settings", [{}, NO_THOUGHT])
+def test_calls_of_tools_are_trained_and_results_are_not(directory: Path, settings: dict[str, Any]) -> None:
+    rows = renderer(directory, "qwen3", settings)([ASKED, CALLING, FOUND, ANSWERED], [TOOL])
+    tokenizer, _ = rendered(directory, "qwen3", [ASKED])
+    text = [tokenizer.decode(row["token_ids"]) for row in rows]
+    assert "<tools>" in text[0] and '"name": "find"' in text[0]
+    assert [row["role"] for row in rows] == ["user", "assistant", "tool", "assistant"]
+    call, result = rows[1:3]
+    own = tokenizer.decode([token for token, flag in zip(call["token_ids"], call["mask"], strict=True) if flag])
+    assert own == f'<tool_call>\n{{"name": "find", "arguments": {{"a": 1}}}}\n</tool_call>{END}'
+    body = [token for token, flag in zip(result["token_ids"], result["is_content"], strict=True) if flag]
+    assert tokenizer.decode(body) == "it" and not any(result["mask"])
+
+
+def test_an_empty_thought_that_every_prompt_ends_with_is_not_sampled(directory: Path) -> None:
+    more = {"role": "user", "content": "more"}
+    rows = renderer(directory, "qwen3", NO_THOUGHT)([ASKED, ANSWERED, more, ANSWERED])
+    tokenizer, _ = rendered(directory, "qwen3", [ASKED])
+    for row in (rows[1], rows[3]):
+        flags = list(zip(row["token_ids"], row["mask"], strict=True))
+        fed = tokenizer.decode([token for token, flag in flags if not flag])
+        assert fed.startswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
+        assert tokenizer.decode([token for token, flag in flags if flag]) == f"<rev>cba</rev>{END}"
+
+
+def test_a_setting_that_the_renderer_does_not_have(directory: Path) -> None:
+    with pytest.raises(ModelUnusable, match="renderer qwen3 refuses them: add_vision_id"):
+        renderer(directory, "qwen3", {"add_vision_id": True})
+    with pytest.raises(ModelUnusable, match="name the renderer"):
+        renderer(directory, "auto", NO_THOUGHT)
