@@ -96,6 +96,18 @@ def test_ref_kl_has_a_one_sided_trust_region(p, q, ref, masked):
     assert wide[1][0] == pytest.approx(-math.log(ref / p) * p / q / 3)
 
 
+def test_ref_kl_s_bounds_are_inside_and_at_the_reference_nothing_is_masked():
+    # Moved by exactly +1/4 and -1/4, each with the signal that pushes on, and with none.
+    pairs = [(0.5, 0.25, 0.9), (0.25, 0.5, 0.1), (0.5, 0.25, 0.5), (0.25, 0.5, 0.25)]
+    row = [Token(math.log(p), math.log(q), math.log(ref) - math.log(q), ref_kl=1.0) for p, q, ref in pairs]
+    assert [token.advantage - (token.l - token.q) for token in row[2:]] == [0.0, 0.0]
+    masked = [
+        float(packed(row, REF_KL_ONLY, DPPO, RefKlConfig(mask_low=bound, mask_high=bound))[2].sums["ref_kl_masked"])
+        for bound in (0.25, 0.2499)
+    ]
+    assert masked == [0.0, 2.0]
+
+
 @pytest.mark.parametrize("loss", LOSSES, ids=IDS)
 @pytest.mark.parametrize("engine_logprob", [-900.0, -1e30])
 def test_a_token_outside_a_component_cannot_make_it_nan(engine_logprob, loss):

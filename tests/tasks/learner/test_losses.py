@@ -70,6 +70,37 @@ def test_cispo_clips_the_weight_and_keeps_every_gradient():
     assert run(ROW, CispoLoss())[1] == pytest.approx([-2.5, -2.0, 0.5, 6.0, 0.0])
 
 
+# Ratios of exactly 2 and 1/2, differences of exactly +1/4 and -1/4; and both without an advantage.
+EDGES = row((0.5, 0.25, 1.0, 0), (0.25, 0.5, -1.0, 1), (0.5, 0.25, 0.0, 2), (0.25, 0.5, 0.0, 3))
+
+
+@pytest.mark.parametrize(
+    ("at", "beyond"),
+    [
+        (DppoLoss(mask_low=0.25, mask_high=0.25), DppoLoss(mask_low=0.2499, mask_high=0.2499)),
+        (PpoLoss(clip_low=0.5, clip_high=1.0), PpoLoss(clip_low=0.499, clip_high=0.999)),
+        (GspoLoss(clip_low=0.5, clip_high=1.0), GspoLoss(clip_low=0.499, clip_high=0.999)),
+    ],
+    ids=["dppo", "ppo", "gspo"],
+)
+def test_a_bound_is_inside_and_without_an_advantage_nothing_is_outside(at, beyond):
+    assert run(EDGES, at.model_copy(update={"kl_tau": 0.0}))[1:] == (pytest.approx([-2.0, 0.5, 0, 0]), (0, 0))
+    assert run(EDGES, beyond.model_copy(update={"kl_tau": 0.0}))[1:] == ([0.0] * 4, (2, 0))
+
+
+def test_other_bounds_are_inside_too():
+    assert run(EDGES, IpoLoss(threshold=0.25))[2] == (0, 0)
+    assert run(EDGES, IpoLoss(threshold=0.2499))[2] == (4, 0)
+    assert run(EDGES, DppoLoss(tis=TruncatedImportance(cap=2.0), **WIDE))[2] == (0, 0)
+    assert run(EDGES, CispoLoss(clip_high=1.0))[2] == (0, 0)
+    for ratio in ("geometric", "extremes"):
+        inside = SequenceMask(ratio=ratio, low=0.5, high=2.0)
+        outside = SequenceMask(ratio=ratio, low=0.501, high=1.999)
+        assert run(EDGES, DppoLoss(sequence_mask=inside, **WIDE))[2] == (0, 0)
+        assert run(EDGES, DppoLoss(sequence_mask=outside, **WIDE))[2] == (4, 0)
+
+
+WIDE = {"mask_low": 9.0, "mask_high": 9.0, "kl_tau": 0.0}
 SEQUENCES = row((0.8, 0.4, 1.0, 0), (0.25, 0.5, 1.0, 0), (0.4, 0.2, 1.0, 1), (0.4, 0.2, -2.0, 1), (0.1, 0.4, -1.0, 2))
 
 
@@ -97,9 +128,6 @@ def test_a_positive_weight_and_kl_tau_are_the_same_in_all(type_):
     first = -2.0 * 0.5 / 4 * (-1.0 if type_ is CispoLoss else 1.0)
     assert value == pytest.approx(first + 2 * 0.1 * 0.25 / 4)
     assert gradient == pytest.approx([-0.25, 2 * 0.1 * 2 * 0.5 / 4])
-
-
-WIDE = {"mask_low": 9.0, "mask_high": 9.0, "kl_tau": 0.0}
 
 
 def test_a_cap_on_the_token_s_ratio():
