@@ -119,7 +119,7 @@ def describe(session: Session, step: int, refs: Sequence[Ref], drawn: Drawn | No
         "fates": [asdict(share) for share in shares],
         "tokens": pc.sum(pc.add(traces["num_input_tokens"], traces["num_output_tokens"])).as_py() or 0,
         "seconds": seconds,
-        "rows": _rows(refs),
+        "rows": rows_of(refs),
         "stage_tokens": {stage: sum(ref.tokens for ref in refs if ref.stage == stage) for stage in stages},
         "update": update,
         "metrics": step_metrics(traces, verdicts, update, fates, seconds, filters)
@@ -129,7 +129,7 @@ def describe(session: Session, step: int, refs: Sequence[Ref], drawn: Drawn | No
     }
 
 
-def _rows(refs: Sequence[Ref]) -> dict[str, dict[str, int]]:
+def rows_of(refs: Sequence[Ref]) -> dict[str, dict[str, int]]:
     """Return the rows that were made, by stage and table."""
     rows: dict[str, dict[str, int]] = {}
     for ref in refs:

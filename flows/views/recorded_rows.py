@@ -1,6 +1,6 @@
 """Recorded rows of whole runs, to compare them: each table is looked through once, and no column per token is read."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -94,7 +94,7 @@ def made(store: Store, works: Iterable[Mapping[str, Entry]]) -> list[Made]:
     """Return what each of the given works, entries by stage, has made; the tables are read together."""
     works = list(works)
     found = [_entries(work) for work in works]
-    rows = {name: _read(store, name, [each[name] for each in found if name in each]) for name in COLUMNS}
+    rows = {name: _read(store, name, [entry for each in found for entry in each.get(name, ())]) for name in COLUMNS}
     return [_made(work, entries, rows) for work, entries in zip(works, found, strict=True)]
 
 
@@ -108,10 +108,14 @@ def arrow(frame: pl.DataFrame) -> pa.Table:
     return frame.to_arrow(compat_level=pl.CompatLevel.oldest())
 
 
-def _entries(work: Mapping[str, Entry]) -> dict[str, Entry]:
-    """Return, by table, the work that made it."""
-    makers = {name: [work[stage] for stage in stages if stage in work] for name, stages in MAKERS.items()}
-    return {name: entries[0] for name, entries in makers.items() if entries}
+def _entries(work: Mapping[str, Entry]) -> dict[str, list[Entry]]:
+    """Return, by table, the work that made it: several pieces of a stage where groups of the step were replaced."""
+    makers = {name: next((stage for stage in stages if stage in work), None) for name, stages in MAKERS.items()}
+    return {
+        name: [entry for other, entry in work.items() if other.partition(".")[0] == stage]
+        for name, stage in makers.items()
+        if stage is not None
+    }
 
 
 def _read(store: Store, table: str, entries: Iterable[Entry]) -> dict[str, pl.DataFrame]:
@@ -127,9 +131,11 @@ def _empty(rows: pl.LazyFrame) -> pl.DataFrame:
 
 
 def _made(
-    work: Mapping[str, Entry], entries: Mapping[str, Entry], rows: Mapping[str, Mapping[str, pl.DataFrame]]
+    work: Mapping[str, Entry], entries: Mapping[str, Sequence[Entry]], rows: Mapping[str, Mapping[str, pl.DataFrame]]
 ) -> Made:
-    tables = {name: _of(entry.slices(name), rows[name]) for name, entry in entries.items()}
+    tables = {
+        name: _of([each for one in own for each in one.slices(name)], rows[name]) for name, own in entries.items()
+    }
     budget = work["packing"].section["packing"]["tokens_per_row"] if "packing" in work else 0
     return Made(**tables, capacity=budget * len(tables.get("batches", ())))
 

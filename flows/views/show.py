@@ -15,6 +15,7 @@ from configs.load import load
 from configs.run import RunConfig
 from flows.facts import versions
 from flows.foretell import foretell
+from flows.outcome import rows_of
 from flows.prepare import recorded_run
 from flows.session import sampling_for_evaluation, source_of
 from flows.views.panel import printable
@@ -24,7 +25,7 @@ from storage.refs import Entry
 from storage.runs import Event
 from storage.store import Store
 from tasks.evaluation import estimates
-from tasks.stage import Place, Ref, ref_of
+from tasks.stage import Place, ref_of
 
 GOING = ("started", "resumed")
 CLOCK_SECONDS = 1.0
@@ -91,17 +92,30 @@ def changes(store: Store, run: str, config: RunConfig, overrides: Sequence[str])
     return {stage: dict(count) for stage, count in counts.items()}
 
 
-def _by_step(store: Store, run: str) -> dict[int, dict[str, Entry]]:
+def _by_step(store: Store, run: str) -> dict[int, dict[str, list[Entry]]]:
     """Return the finished work of a run's steps, by step and stage; a step's later batch replaces an earlier one.
 
     A step of which a run has the training alone is where a replay took its first policy from.
     """
-    found: dict[int, dict[str, Entry]] = {}
+    found: dict[int, list[Entry]] = {}
     for entry in sorted(store.ledger.entries(run=run), key=lambda entry: entry.finished_at):
         of_evaluation = "evaluation_assignment" in entry.inputs
         if entry.stage in STAGES and not entry.part and not of_evaluation:
-            found.setdefault(entry.step, {})[entry.stage] = entry
-    return {step: stages for step, stages in sorted(found.items()) if stages.keys() != {"training"}}
+            found.setdefault(entry.step, []).append(entry)
+    steps = {step: _last_batch(entries) for step, entries in sorted(found.items())}
+    return {step: stages for step, stages in steps.items() if stages.keys() != {"training"}}
+
+
+def _last_batch(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
+    """Return the work of a step that its last batch was made of, by stage, from all of it in order of time.
+
+    Where groups were replaced, that is several assignments with their rollouts.
+    """
+    last = {entry.stage: [entry] for entry in entries}
+    for stage, users in (*((stage, ("filtering",)) for stage in SAMPLED), ("assignment", SAMPLED)):
+        used = {key for user in users for entry in last.get(user, ()) for key in entry.inputs.values()}
+        last |= {stage: own} if (own := [each for each in entries if each.stage == stage and each.key in used]) else {}
+    return last
 
 
 def _evaluations(store: Store, run: str, config: RunConfig) -> list[dict[str, Any]]:
@@ -119,28 +133,30 @@ def _evaluations(store: Store, run: str, config: RunConfig) -> list[dict[str, An
     ]
 
 
-def _step(store: Store, step: int, entries: dict[str, Entry]) -> dict[str, Any]:
-    refs: dict[str, Ref] = {stage: ref_of(entry, computed=False) for stage, entry in entries.items()}
-    sampled = next((entries[stage] for stage in ("regrade", *SAMPLED) if stage in entries), None)
+def _step(store: Store, step: int, entries: dict[str, list[Entry]]) -> dict[str, Any]:
+    refs = {stage: [ref_of(entry, computed=False) for entry in own] for stage, own in entries.items()}
+    sampled = next((entries[stage] for stage in ("regrade", *SAMPLED) if stage in entries), [])
     (reward,) = _means(store, sampled, "traces", "reward")
-    (kept,) = _means(store, entries.get("filtering"), "verdicts", "keep")
+    (kept,) = _means(store, entries.get("filtering", []), "verdicts", "keep")
     measures = ("loss", "grad_norm", "mismatch_kl")
+    tokens = {stage: sum(ref.tokens for ref in own) for stage, own in refs.items()}
+    shared = (stage for stage, own in entries.items() if any(s.run != each.run for each in own for s in each.outputs))
     return {
         "step": step,
         "reward": reward,
         "kept": kept,
-        **dict(zip(measures, _means(store, entries.get("training"), "updates", *measures), strict=True)),
-        "seconds": {stage: ref.seconds for stage, ref in refs.items()},
-        "tokens": {stage: ref.tokens for stage, ref in refs.items() if ref.tokens},
-        "rows": {stage: dict(ref.rows) for stage, ref in refs.items()},
-        "shared": sorted(stage for stage, entry in entries.items() if any(s.run != entry.run for s in entry.outputs)),
+        **dict(zip(measures, _means(store, entries.get("training", []), "updates", *measures), strict=True)),
+        "seconds": {stage: sum(ref.seconds for ref in own) for stage, own in refs.items()},
+        "tokens": {stage: count for stage, count in tokens.items() if count},
+        "rows": {stage: rows_of(own)[stage] for stage, own in refs.items()},
+        "shared": sorted(shared),
     }
 
 
-def _means(store: Store, entry: Entry | None, table: str, *columns: str) -> list[float | None]:
-    if entry is None:
+def _means(store: Store, entries: Sequence[Entry], table: str, *columns: str) -> list[float | None]:
+    if not entries:
         return [None] * len(columns)
-    rows = store.read(entry.slices(table), columns)
+    rows = store.read([piece for entry in entries for piece in entry.slices(table)], columns)
     return [pc.mean(rows[column]).as_py() for column in columns]
 
 

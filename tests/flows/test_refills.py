@@ -16,9 +16,13 @@ from flows.outcome import finish_step
 from flows.recorded import recorded_by
 from flows.refills import short_of_groups
 from flows.session import recorded
+from flows.views.recorded_rows import made
+from flows.views.show import describe
+from storage.frames import Frames
 from storage.policies import Policies
 from storage.refs import Entry
 from storage.store import Store, open_store
+from tasks.fates import DERIVED, accounting
 from tasks.stage import Policy, Ref, StageTask, Tables
 from tests.flows import rehearsal
 from tests.flows.rehearsal import SMALL, SOURCE, Rehearsal, rehearse, session_for
@@ -72,21 +76,21 @@ def rows(store: Store, stage: str, table: str, step: int) -> list[list[dict[str,
 
 def test_exactly_the_missing_groups_are_drawn_until_none_is_missing(origin: Path) -> None:
     store = open_store(origin)
-    drawn = [{row["group_id"] for row in made} for made in rows(store, "assignment", "assignments", 0)]
+    drawn = [{row["group_id"] for row in each} for each in rows(store, "assignment", "assignments", 0)]
     assert drawn == [{"0-0", "0-1", "0-2"}, {"0.1-0", "0.1-1"}, {"0.2-0"}]
-    assert [len(made) for made in rows(store, "rollout", "traces", 0)] == [3 * SIZE, 2 * SIZE, SIZE]
-    assert [len(made) for made in rows(store, "filtering", "verdicts", 0)] == [3 * SIZE, 5 * SIZE, 6 * SIZE]
+    assert [len(each) for each in rows(store, "rollout", "traces", 0)] == [3 * SIZE, 2 * SIZE, SIZE]
+    assert [len(each) for each in rows(store, "filtering", "verdicts", 0)] == [3 * SIZE, 5 * SIZE, 6 * SIZE]
     (batches,) = rows(store, "packing", "batches", 0)
     trained = {name.rsplit("-", 1)[0] for row in batches for name in row["sample_ids"]}
     assert trained == {"trace-0-1", "trace-0.1-1", "trace-0.2-0"}
     assert len(rows(store, "assignment", "assignments", 1)) == 2
-    assert [len(made) for made in rows(store, "rollout", "traces", 1)] == [3 * SIZE, SIZE]
+    assert [len(each) for each in rows(store, "rollout", "traces", 1)] == [3 * SIZE, SIZE]
 
 
 def test_no_example_is_tried_twice_in_a_step_and_all_by_one_policy(origin: Path) -> None:
     store = open_store(origin)
     for step in range(2):
-        traces = [row for made in rows(store, "rollout", "traces", step) for row in made]
+        traces = [row for each in rows(store, "rollout", "traces", step) for row in each]
         groups = {row["group_id"]: row["example_id"] for row in traces}
         assert len(set(groups.values())) == len(groups)
         assert len({row["policy_key"] for row in traces}) == 1
@@ -136,7 +140,7 @@ def test_nothing_at_all_after_the_last_batch_ends_the_run(monkeypatch: pytest.Mo
     with pytest.raises(Evicted, match="step 0: 3 batches in a row"):
         rehearse(tmp_path / "store", "base", **REFILL)
     store = open_store(tmp_path / "store")
-    assert [len(made) for made in rows(store, "rollout", "traces", 0)] == [3 * SIZE] * 3
+    assert [len(each) for each in rows(store, "rollout", "traces", 0)] == [3 * SIZE] * 3
     assert store.runs.events("base")[-1].event == "evicted"
 
 
@@ -260,3 +264,16 @@ def test_without_the_gate_and_the_filter_equal_groups_are_trained_on(tmp_path: P
     changes = {"filtering": {"filters": [{"type": "errored"}]}}
     store = rehearse(tmp_path / "store", "base", **REFILL | changes)
     assert len(entries(store, "rollout", 0)) == 1
+
+
+def test_looking_at_a_step_counts_all_its_rollouts(origin: Path) -> None:
+    store = open_store(origin)
+    traces = [row for each in rows(store, "rollout", "traces", 0) for row in each]
+    mean = sum(row["reward"] for row in traces) / len(traces)
+    (shown, _) = describe(store, "base", session_for(origin, "base", **REFILL).config)["steps"]
+    assert shown["reward"] == pytest.approx(mean) and shown["rows"]["rollout"]["traces"] == 6 * SIZE
+    (figures,) = made(store, [recorded_by(store, "base").steps[0].work])
+    assert figures.figures()["reward_mean"] == pytest.approx(mean)
+    fates = accounting(Frames(store, DERIVED)).collect().filter(run="base", step=0)
+    found = {row["fate"]: row["num_traces"] for row in fates.to_dicts()}
+    assert found == {"trained": 3 * SIZE, "filtered": 3 * SIZE}
