@@ -37,9 +37,14 @@ def _body(text: str) -> dict[str, Any]:
 
 def _calls(body: dict[str, Any]) -> dict[str, str]:
     """Return the names of the functions that an assistant's message calls, by the call's id."""
-    calls = {each.get("id"): each.get("name") or (each.get("function") or {}).get("name") for each in _listed(body)}
-    return {id: name for id, name in calls.items() if id and name}
+    found: dict[str, str] = {}
+    for call in body.get("tool_calls") or ():
+        if isinstance(call, dict) and call.get("id") and (name := _name(call)):
+            found[call["id"]] = name
+    return found
 
 
-def _listed(body: dict[str, Any]) -> list[dict[str, Any]]:
-    return [each for each in body.get("tool_calls") or () if isinstance(each, dict)]
+def _name(call: dict[str, Any]) -> str | None:
+    """Return the function's name, in either of the two forms of a call."""
+    function = call.get("function")
+    return call.get("name") or (function.get("name") if isinstance(function, dict) else None)

@@ -82,6 +82,33 @@ def test_a_call_in_the_form_of_other_apis_names_its_tool_too():
     assert found == weights(0, 0, 0, 0, 0.1, 0.1, 0, 0, 0, 0, 0)
 
 
+MALFORMED = [
+    "[]",
+    '{"tool_calls": null}',
+    '{"tool_calls": ["look"]}',
+    '{"tool_calls": [{"name": "look"}]}',
+    '{"tool_calls": [{"id": "", "name": "look"}]}',
+    '{"tool_calls": [{"id": "c1"}]}',
+    '{"tool_calls": [{"id": "c1", "function": null}]}',
+    '{"tool_calls": [{"id": "c1", "function": "look"}]}',
+]
+
+
+@pytest.mark.parametrize("body", MALFORMED)
+@pytest.mark.parametrize("answer", [result("c1"), "{}", "[]", '{"tool_call_id": null}', '{"tool_call_id": ""}'])
+def test_a_call_that_names_nothing_leaves_its_result_without_a_tool(body, answer):
+    changed = {1: {"body": body}, 2: {"body": answer}}
+    rows = [row | changed.get(row["message"], {}) for row in TALK]
+    assert not any(echoed(rows, tool={"tool_names": ["look"]})[0]["ce_weights"])
+    assert any(echoed(rows)[0]["ce_weights"])
+
+
+def test_a_call_without_a_name_does_not_hide_one_that_has_it():
+    body = '{"tool_calls": [{"id": "c1", "name": "look"}, {"id": "c1"}, 3]}'
+    rows = [row | {"body": body} if row["message"] == 1 else row for row in TALK]
+    assert sum(echoed(rows, tool={"tool_names": ["look"]})[0]["ce_weights"]) == pytest.approx(0.2)
+
+
 def test_ids_of_calls_belong_to_their_branch():
     fork = [
         TALK[0],
