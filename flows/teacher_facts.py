@@ -75,6 +75,11 @@ def served_version(url: str, key: str) -> tuple[str, str]:
         return engine.serves()
 
 
+def salt_of(version: str) -> str:
+    """Return under what the states of an engine of someone else are cached: what it says holds more than a salt may."""
+    return content_key(version)
+
+
 def is_here(teacher: TeacherConfig) -> bool:
     """Tell whether a teacher's weights lie in a directory of this machine."""
     return bool(teacher.path) and Path(teacher.path).expanduser().is_dir()
@@ -129,7 +134,7 @@ def _by_url(config: RunConfig, teacher: TeacherConfig) -> tuple[str, list[str]]:
     last = (config.model.vocab_size or _own_vocabulary(config)) - 1
     with closing(Engine(teacher.url, key, timeout=ASK_SECONDS, model=name)) as engine:
         try:
-            engine.score([0, last], version)
+            engine.score([0, last], salt_of(version))
         except EngineError as error:
             return version, [f"url: it cannot score token {last}, the last of the model's vocabulary: {error}"]
     return version, []

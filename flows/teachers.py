@@ -12,7 +12,7 @@ from configs.algorithms import TeacherConfig
 from configs.run import RunConfig
 from flows.facts import model_directory
 from flows.processes.services import Handle, ServiceFailed, ServiceSpec, Supervisor
-from flows.teacher_facts import asked_teachers, external_key, require_teachers, served_version
+from flows.teacher_facts import asked_teachers, external_key, require_teachers, salt_of, served_version
 from tasks.inference.engine import MODEL, Engine, EngineLost
 from tasks.inference.engine import command as engine_command
 from tasks.inference.scoring import Served
@@ -76,7 +76,7 @@ class TeacherRoom:
                 "more was done with it, what is in the store is safe: serve that again and resume the run, or start "
                 "a new run"
             )
-        return Served(teacher.url, key, name, version)
+        return Served(teacher.url, key, name, salt_of(version))
 
     def _handle(self, teacher: TeacherConfig) -> Handle:
         with self._lock:
