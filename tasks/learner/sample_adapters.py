@@ -1,0 +1,67 @@
+"""Two random adapters over a model, with the learner's log-probs of all three: what an engine's answers are held to.
+
+`python -m tasks.learner.sample_adapters REQUEST` with the arguments of `sample` as JSON; the rows go to rows.json.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from configs.sections import TrainingConfig
+from tasks.learner.adapters import opened
+from tasks.learner.checkpoint import save_policy
+from tasks.learner.distributed import World, like, start_world
+from tasks.learner.model import load_policy
+from tasks.learner.trainer import Trainer
+
+SPREAD = 0.2
+"""Standard deviation of the second factors: large enough that log-probs move by far more than rounding."""
+BASE = "base"
+NAMES = ("first", "second")
+ROWS = "rows.json"
+
+
+def sample(
+    model: str, target: str, training: dict[str, Any], learner: dict[str, Any], probe: list[int], world: World
+) -> list[dict[str, Any]]:
+    """Write the adapters below `target`; return a row for the base and each of them.
+
+    Rows are those of the table of policies as far as an engine is checked against them, with `directory` beside.
+    `training` has the section lora; `probe` are the token ids whose log-probs are taken.
+    """
+    trainer, rows = Trainer(world), []
+    trainer.configure(training, learner)
+    for seed, name in enumerate((BASE, *NAMES)):
+        directory = Path(model) if name == BASE else Path(target) / name
+        if name != BASE:
+            _write(Path(model), directory, TrainingConfig(**training), seed, world)
+        trainer.load(name, str(directory), fresh_optimizer=True, base=model)
+        row = {"policy_key": name, "version": 0, "probe_token_ids": probe, "probe_logprobs": trainer.probe(probe)}
+        rows.append({**row, "directory": str(directory)})
+    return rows
+
+
+@torch.no_grad()
+def _write(model: Path, directory: Path, training: TrainingConfig, seed: int, world: World) -> None:
+    """Store an adapter with random values in place of the zeros that it begins with."""
+    policy = load_policy(model, training, torch.device("cpu"), opened(BASE, model, None, training.lora))
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in policy.causal.named_parameters():
+        if parameter.requires_grad and ".lora_B." in name:
+            parameter.copy_(like(SPREAD * torch.randn(parameter.shape, generator=generator), parameter))
+    save_policy(policy, None, {}, directory, world)
+
+
+def main(request: str) -> None:
+    """Command line."""
+    asked = json.loads(request)
+    Path(asked["target"]).mkdir(parents=True, exist_ok=True)
+    rows = sample(**asked, world=start_world())
+    Path(asked["target"], ROWS).write_text(json.dumps(rows), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
