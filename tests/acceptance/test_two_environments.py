@@ -120,6 +120,9 @@ def environments_of(step: Step) -> dict[str, str]:
 def test_there_was_something_to_tell_apart(steps: list[Step]) -> None:
     for step in steps:
         assert Counter(environments_of(step).values()) == {"reverse_text": 12, "lookup": 12}
+    for environment, algorithm in (("reverse_text", "grpo"), ("lookup", "echo")):
+        assert load(["two_environments"]).algorithm_of(environment).type == algorithm
+    assert len({row["reward"] for step in steps for row in step.tables["traces"]}) > 2, "no reward differs"
     tools = [row for step in steps for row in step.tables["messages"] if row["role"] == "tool"]
     users = [row for step in steps for row in step.tables["messages"] if row["role"] == "user" and row["parent"]]
     assert tools and users

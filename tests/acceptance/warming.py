@@ -6,6 +6,7 @@ from typing import Any
 
 from lookup.demonstrations import demonstrations
 from lookup.words import words
+from reverse_text import demonstrations as reversals
 
 from tasks.inference.rendering import renderer
 from tasks.learner.tiny import tiny_qwen3
@@ -16,14 +17,20 @@ IGNORED = -100
 
 
 def warmed(directory: Path, settings: dict[str, Any], *, num_updates: int = 60, batch: int = 16) -> Path:
-    """Write a model that mostly calls the tool, sometimes answers at once, and reads few names right."""
+    """Write a model that calls the tool or answers in tags, each where it belongs, and reads hardly a name right."""
     import torch
     from transformers import AutoModelForCausalLM
 
     tiny_qwen3(directory, hidden=96, layers=2, heads=3, kv_heads=3, words=(*words(), *WORDS))
     render = renderer(directory, "qwen3", settings)
-    rows = demonstrations(num_updates * batch, seed=1, right=0.6, reminded=0.3)
-    samples = [_sample(render(row["messages"], row["tools"])) for row in rows]
+    count = num_updates * batch // 2
+    lookups = demonstrations(count, seed=1, right=0.6, reminded=0.3)
+    texts = reversals.demonstrations(count, seed=1, right=0.3, untagged=0.1, max_length=5)
+    samples = [
+        _sample(render(*conversation))
+        for row, text in zip(lookups, texts, strict=True)
+        for conversation in ((row["messages"], row["tools"]), (_asked_and_said(**text),))
+    ]
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     for first in range(0, len(samples), batch):
@@ -33,6 +40,10 @@ def warmed(directory: Path, settings: dict[str, Any], *, num_updates: int = 60, 
         optimizer.zero_grad()
     model.save_pretrained(directory)
     return directory
+
+
+def _asked_and_said(prompt: str, completion: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": prompt}, {"role": "assistant", "content": completion}]
 
 
 def _sample(nodes: Sequence[dict[str, Any]]) -> tuple[list[int], list[int]]:
