@@ -22,7 +22,7 @@ def sequences_kept(
     ratios, or by their worst token (Liu et al. 2025, "When Speed Kills Stability"; Li et al. 2025, arXiv 2512.23075).
     """
     if settings.ratio == "geometric":
-        counts = sequence_sums(member.double(), segments, num_segments).clamp(min=1)
+        counts = sequence_sums(member, segments, num_segments).clamp(min=1)
         smallest = largest = sequence_sums(log_ratio, segments, num_segments) / counts
     else:
         smallest = _extreme(log_ratio, member, segments, num_segments, "amin")
@@ -38,5 +38,5 @@ def sequences_kept(
 def _extreme(log_ratio: Tensor, member: Tensor, segments: Tensor, num_segments: int, reduction: str) -> Tensor:
     # A sequence without members keeps the worst value there is: none of its tokens counts.
     start = math.inf if reduction == "amin" else -math.inf
-    values = torch.where(member, log_ratio.double(), start)
+    values = torch.where(member, log_ratio, start)
     return values.new_full((num_segments,), start).scatter_reduce(0, segments, values, reduction)

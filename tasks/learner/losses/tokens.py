@@ -51,7 +51,7 @@ class RlTokens:
     def mean_log_ratio(self) -> Tensor:
         """Detached mean of the log ratios of a token's sequence: the log of their geometric mean; zero without any."""
         sums = sequence_sums(self.log_ratio, self.segments, self.num_segments)
-        counts = sequence_sums(self.member.to(sums.dtype), self.segments, self.num_segments)
+        counts = sequence_sums(self.member, self.segments, self.num_segments)
         return (sums / counts.clamp(min=1))[self.segments].to(self.log_ratio.dtype)
 
 
