@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from tasks.algorithms import Credit
 from tasks.algorithms.grpo import GrpoConfig, grpo
 
 
@@ -53,3 +54,11 @@ def broken(kept, settings):
         "state": {"states": kept.traces},
     }[kind]
     return kept.traces if changed is None else replace(credit, **changed)
+
+
+def signalled(kept, settings):
+    """Credit every sampled token by a signal of its own, in one component; the traces have no advantage."""
+    none = np.full(kept.traces.num_rows, np.nan)
+    weights, zero = kept.mask.values.astype(np.float32), np.zeros(len(kept.mask.values), np.float32)
+    streams = {name: weights if name == settings.arguments["component"] else zero for name in ("rl", "ce", "ref_kl")}
+    return Credit(none, none, **streams, signal=weights * np.float32(0.25))

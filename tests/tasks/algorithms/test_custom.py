@@ -41,3 +41,11 @@ def test_what_cannot_be_trained_on_is_refused(kind):
 def test_a_path_to_nothing_is_refused():
     with pytest.raises(NotImportable, match="it has no 'doubled'"):
         credited(group(1.0, 0.0), type="custom", function=f"{HERE}:doubled")
+
+
+@pytest.mark.parametrize("component", ["rl", "ref_kl"])
+def test_a_signal_of_its_own_stands_for_advantages(component):
+    section = {"type": "custom", "function": f"{HERE}:signalled", "arguments": {"component": component}}
+    rows = credited(group(1.0, 0.0), **section)
+    assert rows[0]["advantages"] == [0, 0, 0, 0.25, 0.25] and rows[0][f"{component}_weights"] == [0, 0, 0, 1, 1]
+    assert advantages(rows) == [None, None]

@@ -156,6 +156,12 @@ def test_a_keep_mask_narrows_the_choice():
     assert found == weights(0, 0, 0, 0, 0.1, 0, 0, 0, 0, 0, 0)
 
 
+def test_a_keep_mask_of_a_message_without_tokens_is_empty():
+    silent = [*TALK, observed(6, 5, [], content=[])]
+    found = echoed(silent, keep_mask=f"{MASKS}:below", arguments={"limit": 6})[0]["ce_weights"]
+    assert found == weights(0, 0, 0, 0, 0.1, 0, 0, 0, 0, 0, 0)
+
+
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
