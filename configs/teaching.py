@@ -20,12 +20,6 @@ def scored_by_policy(config: RunConfig) -> bool:
     return any(each is not None and each.scored_by == "policy" for each in config.scorers.values())
 
 
-def samples_with_teachers(config: RunConfig) -> bool:
-    """Tell whether a run has rollouts sampled by a teacher: of a replay, whether it does so again."""
-    does = config.kind == "train" or (config.kind == "replay" and "rollout" in redone(config.replay))
-    return does and bool(config.teachers)
-
-
 def only_teachers_sample(config: RunConfig) -> bool:
     """Tell whether no environment's rollouts are sampled by the policy, so that they do not depend on it."""
     return bool(config.teachers) and all(of(config.teachers, each.name) is not None for each in config.environments)

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from configs.run import RunConfig
-from configs.teaching import only_teachers_sample, samples_with_teachers, scored_by_policy, scores
+from configs.teaching import only_teachers_sample, scored_by_policy
 from flows.prepare import nothing_started
+from flows.teacher_facts import asked_teachers
 from storage.errors import NoSpace
 from storage.store import Store
 from tasks.rules import require_rule
@@ -32,7 +33,7 @@ LEAST_FREE = 16 * MIB
 def needs(missing: Sequence[Ref], config: RunConfig) -> list[str]:
     """Return the names of the rooms that the missing work needs, in the order of the work."""
     unneeded = set[str]()
-    if not (samples_with_teachers(config) or scores(config)):
+    if not any(True for _ in asked_teachers(config)):
         unneeded.add("teachers")
     if not _asks_policy(config, {piece.stage for piece in missing}):
         unneeded.add("engine")

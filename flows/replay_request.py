@@ -8,7 +8,8 @@ from typing import Any
 from configs.errors import ConfigError
 from configs.replay import ORDER, StageName, needs_weights, redone
 from configs.run import RunConfig, View
-from tasks import advantage, assignment, demonstration, filtering, packing, rollout, training
+from configs.teaching import scores
+from tasks import advantage, assignment, demonstration, filtering, packing, reference, rollout, training
 from tasks.stage import Stage
 
 STAGES: dict[str, Stage] = {
@@ -144,12 +145,13 @@ def refuse_unread(requested: RunConfig, overrides: Sequence[str], supervised: bo
         )
     if names_weights(overrides) and not needs_weights(requested.replay):
         raise ConfigError(["model.path: no weights are needed by the stages that are done again; leave it out"])
-    lines = [line for key in said(overrides) if (line := _unread(key, again, requested.replay.regrade))]
+    scored = scores(requested)
+    lines = [line for key in said(overrides) if (line := _unread(key, again, requested.replay.regrade, scored))]
     if lines:
         raise ConfigError(lines)
 
 
-def _unread(key: str, again: Sequence[StageName], regrade: bool) -> str:
+def _unread(key: str, again: Sequence[StageName], regrade: bool, scored: bool) -> str:
     """Return why a setting would mean nothing; empty where it is read."""
     section, _, rest = key.partition(".")
     field = rest.partition(".")[2].partition(".")[0]
@@ -166,7 +168,8 @@ def _unread(key: str, again: Sequence[StageName], regrade: bool) -> str:
             if field in known
             else f"{key}: the examples are the recorded ones; use --from assignment, or start a new run"
         )
-    if any(section in STAGES[stage].sections for stage in again):
+    read = [*(STAGES[stage] for stage in again), *([reference.STAGE] if scored else [])]
+    if any(section in stage.sections for stage in read):
         return ""
     own = next((stage for stage in ORDER if section in STAGES[stage].sections), "")
     if own:

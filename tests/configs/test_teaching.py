@@ -6,7 +6,7 @@ import pytest
 
 from configs.check import problems
 from configs.run import RunConfig, View
-from configs.teaching import only_teachers_sample, samples_with_teachers, scored_by_policy, scores
+from configs.teaching import only_teachers_sample, scored_by_policy, scores
 from tasks import reference, rollout
 
 OPD: dict[str, Any] = {"type": "opd", "teacher": {"path": "/teacher"}}
@@ -64,17 +64,17 @@ def test_a_template_shows_the_demonstration() -> None:
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        (config(OPD), (True, False, False, False)),
-        (config(OPSD), (True, False, False, True)),
-        (config(SFT), (False, True, True, False)),
-        (config(None, SFT, None), (False, True, False, False)),
-        (config(None, SFT, OPSD), (True, True, False, True)),
-        (config(), (False, False, False, False)),
-        (config(OPD, kind="evaluate"), (False, False, False, False)),
+        (config(OPD), (True, False, False)),
+        (config(OPSD), (True, False, True)),
+        (config(SFT), (False, True, False)),
+        (config(None, SFT, None), (False, False, False)),
+        (config(None, SFT, OPSD), (True, False, True)),
+        (config(), (False, False, False)),
+        (config(OPD, kind="evaluate"), (False, False, False)),
     ],
 )
 def test_who_is_asked(given: RunConfig, expected: tuple[bool, ...]) -> None:
-    found = scores(given), samples_with_teachers(given), only_teachers_sample(given), scored_by_policy(given)
+    found = scores(given), only_teachers_sample(given), scored_by_policy(given)
     assert found == expected
 
 

@@ -4,7 +4,6 @@ import os
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
