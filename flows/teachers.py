@@ -80,10 +80,10 @@ class TeacherRoom:
 
     def _handle(self, teacher: TeacherConfig) -> Handle:
         with self._lock:
-            where = teacher.url or teacher.path
-            if where not in self._handles:
-                self._handles[where] = self._supervisor.start(self._spec(teacher))
-            return self._handles[where]
+            weights = teacher.url or teacher.version  # the same weights in two places need one engine
+            if weights not in self._handles:
+                self._handles[weights] = self._supervisor.start(self._spec(teacher))
+            return self._handles[weights]
 
     def _ready(self, report: dict[str, Any]) -> bool:
         with closing(Engine(report["url"], self._key)) as engine:
