@@ -13,8 +13,7 @@ def cispo(rl: RlTokens, settings: CispoLoss) -> Term:
     No token is masked; those whose weight was clipped from above count as truncated. Sources: MiniMax-M1, arXiv
     2506.13585, eq. 4 and 5, where there is no lower bound; the upper bound of 5 from ScaleRL, arXiv 2510.13786.
     """
-    pushed = rl.member & (rl.advantages != 0)
-    weights, truncated = importance_weights(rl, pushed)
+    weights, truncated = importance_weights(rl, rl.advantages != 0)
     coefficients = weights.clamp(1 - settings.clip_low, 1 + settings.clip_high)
-    values = -torch.where(pushed, rl.advantages, 0.0) * coefficients * torch.where(pushed, rl.logprobs, 0.0)
-    return Term(values, torch.zeros_like(pushed), truncated | (weights > 1 + settings.clip_high))
+    truncated = truncated | (weights > 1 + settings.clip_high)
+    return Term(-rl.advantages * coefficients * rl.logprobs, torch.zeros_like(rl.member), truncated)
