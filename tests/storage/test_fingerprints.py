@@ -22,6 +22,9 @@ FINGERPRINTS = {
     "runs": "e805be1414ef873c",
     "regrades": "7af11e2ca7b836e7",
     "decisions": "555afbfe818afe12",
+    "references": "660a643fa89898ea",
+    "estimator_states": "a9986209d2c31969",
+    "difficulties": "00d001d02fe02555",
     "quarantines": "eae1ba336956d094",
     "retirements": "a0a95fa2082aaf9d",
 }
