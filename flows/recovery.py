@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from configs.fields import is_operational
 from configs.sections import TrainingConfig
+from storage.adapters import base_in
 from storage.refs import Entry
 from tasks.learner.client import Learner
 from tasks.stage import Place, Policy
@@ -110,7 +111,9 @@ class Retrace:
         """Load a policy to train on with the settings `training`, from fresh state where theirs is of another kind."""
         trained = row["parent_key"] is not None  # weights that came in have no optimizer state, and need none
         trained = trained and _state_kind(self._settings(row)) == _state_kind(training)
-        self._learner.load(row["policy_key"], str(directory), fresh_optimizer=not trained)
+        below = base_in(directory)
+        base = str(self._place.store.policies.directory(below)) if below else ""
+        self._learner.load(row["policy_key"], str(directory), fresh_optimizer=not trained, base=base)
 
     def _train(self, row: dict[str, Any], directory: Path, save_optimizer: bool) -> None:
         """Train the recorded batches that made the policy of `row`; the weights must come out as recorded."""
@@ -134,8 +137,10 @@ class Retrace:
             self._place.store.policies.discard(scratch)
 
 
-def _state_kind(training: dict[str, Any]) -> str:
-    return TrainingConfig(**training).optimizer.state_kind
+def _state_kind(training: dict[str, Any]) -> tuple[str, bool]:
+    """Return what optimizer state is for: the kind of optimizer, and whether all weights are trained or an adapter."""
+    settings = TrainingConfig(**training)
+    return settings.optimizer.state_kind, settings.lora is None
 
 
 def check_same_weights(row: dict[str, Any], weights_sha256: str) -> None:

@@ -1,0 +1,31 @@
+"""The smoke test of adapters: what it prints and returns, and that the engine that is installed here passes."""
+
+from pathlib import Path
+
+import pytest
+
+from flows import lora_smoke
+from tasks.inference.adapter_probes import Probed
+
+PASSED, FAILED = Probed("swaps", True, "5 swaps"), Probed("mixed batch", False, "the base is off by 0.5 nats")
+
+
+@pytest.mark.parametrize(("found", "status"), [([PASSED], 0), ([FAILED, PASSED], 1)])
+def test_every_probe_has_its_line_and_one_that_fails_decides(
+    found: list[Probed], status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(lora_smoke, "probes", lambda config: iter(found))
+    assert lora_smoke.main([], ["model.path=/x"]) == status
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [f"{'PASS' if each.passed else 'FAIL'}  {each.name}: {each.what}" for each in found]
+
+
+@pytest.mark.engine
+def test_the_engine_here_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from tasks.learner.tiny import tiny_qwen3
+
+    model = tiny_qwen3(tmp_path / "model", seed=3, tied=True)
+    settings = [f"model.path={model}", "training.lora={rank=3, alpha=6}", "engine.startup_seconds=600"]
+    assert lora_smoke.main([], settings) == 0
+    names = [line.split(":")[0] for line in capsys.readouterr().out.splitlines()]
+    assert names == ["PASS  mixed batch", "PASS  swaps", "PASS  slowdown"]
