@@ -7,13 +7,14 @@ import pytest
 from configs.run import RunConfig, View
 from configs.sections import EnvironmentConfig
 from tasks.inference.rollouts import Sampling
+from tasks.inference.scoring import Served
 
 pytestmark = pytest.mark.engine
 
 ASSIGNMENT = {"assignment_id": "0-0/1", "environment": "e", "example_id": "x", "seed": 41}
 
 
-def sampling(policy: str = "the-policy", **environment: Any) -> Sampling:
+def sampling(policy: str = "the-policy", teachers: dict[str, Served] | None = None, **environment: Any) -> Sampling:
     """Return a sampling that calls nobody."""
     config = RunConfig.model_validate(
         {
@@ -24,7 +25,7 @@ def sampling(policy: str = "the-policy", **environment: Any) -> Sampling:
     )
     view = View(config, ("rollout", "environments", "engine", "model"), "rollout")
     policy_of_run = {"key": policy, "version": 3}
-    return Sampling("http://127.0.0.1:9", "", {}, policy_of_run, 4, view, lambda group_id, tables: None)
+    return Sampling("http://127.0.0.1:9", "", {}, policy_of_run, 4, view, lambda group_id, tables: None, teachers or {})
 
 
 @pytest.mark.parametrize("policy", ["one", "another"])
@@ -51,3 +52,21 @@ def test_seed_and_length_are_those_of_the_assignment_and_the_config() -> None:
 def test_rows_say_which_policy_and_how_stale() -> None:
     attempted = sampling()._attempted(ASSIGNMENT)
     assert (attempted.policy_key, attempted.policy_version, attempted.step) == ("the-policy", 3, 4)
+
+
+def test_an_environment_with_a_teacher_is_sampled_by_that_and_by_no_policy() -> None:
+    made = sampling(teachers={"e": Served("http://127.0.0.1:7/", "its key", "its-name", "its weights")})
+    attempted = made._attempted(ASSIGNMENT)
+    assert (attempted.policy_key, attempted.policy_version, attempted.step) == ("", 4, 4)
+    assert made._sampling(attempted, 41).model_dump()["cache_salt"] == "its weights"
+    asked = made.client_configs[made._sampler(attempted)]
+    assert asked.base_url == "http://127.0.0.1:7/v1" and asked.headers == {"Authorization": "Bearer its key"}
+    assert made.served[made._sampler(attempted)].model == "its-name"
+    assert set(made.watch.engines) == {"http://127.0.0.1:9", "http://127.0.0.1:7"}
+
+
+def test_a_teacher_of_another_environment_changes_nothing() -> None:
+    made = sampling(teachers={"other": Served("http://127.0.0.1:7", "", salt="its weights")})
+    attempted = made._attempted(ASSIGNMENT)
+    assert (attempted.policy_key, made._sampler(attempted)) == ("the-policy", "")
+    assert made._sampling(attempted, 41).model_dump()["cache_salt"] == "the-policy"
