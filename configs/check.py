@@ -9,6 +9,7 @@ from configs.algorithms import AlgorithmConfig, GroupSection
 from configs.crediting import crediting_problems
 from configs.drawing import drawing_problems
 from configs.errors import ConfigError
+from configs.filters import filter_name
 from configs.lora import lora_problems
 from configs.losses import loss_problems
 from configs.run import RunConfig
@@ -142,7 +143,7 @@ def _schedule(training: TrainingConfig) -> Iterator[str]:
 
 
 def _filters(config: RunConfig) -> Iterator[str]:
-    counts = Counter(item.type for item in config.filtering.filters)
+    counts = Counter(filter_name(item) for item in config.filtering.filters)
     for name, count in counts.items():
         if count > 1:
             yield f"filtering.filters: {name!r} is there {count} times"

@@ -29,7 +29,8 @@ class Imported:
     @property
     def stage(self) -> str:
         """Name of the stage that calls the function."""
-        return "training" if self.key.startswith("training.") else "advantage"
+        section = self.key.partition(".")[0]
+        return section if section in ("training", "filtering") else "advantage"
 
 
 def version_of(field: str) -> Any:

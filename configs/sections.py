@@ -10,6 +10,7 @@ from pydantic import Field
 
 from configs.algorithms import AlgorithmConfig
 from configs.fields import Section, elsewhere, later, operational
+from configs.filters import FilteringConfig as FilteringConfig
 from configs.samplers import SamplerConfig, StandardSampler
 from configs.services import EngineConfig as EngineConfig
 from configs.services import LearnerConfig as LearnerConfig
@@ -26,9 +27,6 @@ class ModelConfig(Section):
     renderer: str = ""
     """Name of the `renderers` renderer that turns messages into tokens. Empty is refused unless the model is known
     to the renderers package: a silent default has no tool support."""
-    renderer_settings: dict[str, Any] = later(default_factory=dict)
-    """That renderer's own settings, for example `enable_thinking = false` for qwen3: its prompts then end with an empty
-    thought on every turn, so that a conversation of several user turns stays one branch."""
     renderer_settings: dict[str, Any] = later(default_factory=dict)
     """That renderer's own settings, for example `enable_thinking = false` for qwen3: its prompts then end with an empty
     thought on every turn, so that a conversation of several user turns stays one branch."""
@@ -127,88 +125,6 @@ class RolloutConfig(Section):
     """Attempts at a rollout that failed for a retryable reason; the last failure is a row."""
     timeout_seconds: float = operational(300.0, gt=0)
     """Longest a rollout may take before it is cancelled and recorded as a timeout."""
-
-
-class ErroredFilter(Section):
-    type: Literal["errored"] = "errored"
-    enforce: Literal[True] = True
-    """Errored traces are in no baseline, whatever one would wish."""
-
-
-class TruncatedFilter(Section):
-    type: Literal["truncated"] = "truncated"
-    enforce: bool = False
-    """Whether what is found is left out of training, or only recorded."""
-
-
-class ZeroAdvantageFilter(Section):
-    type: Literal["zero_advantage"] = "zero_advantage"
-    enforce: bool = True
-    """Whether what is found is left out of training, or only recorded."""
-    tolerance: float = Field(1e-9, ge=0)
-    """Largest spread of rewards in a group that counts as none."""
-
-
-class GibberishFilter(Section):
-    type: Literal["gibberish"] = "gibberish"
-    enforce: bool = False
-    """Whether what is found is left out of training, or only recorded."""
-    token_id_threshold: int = Field(100_000, ge=0)
-    """Token ids above this are rare in a vocabulary sorted by frequency of merges."""
-    logprob_offset: float = 2.0
-    """A rare token counts when its log-prob is below -log(vocabulary size) minus this, in nats."""
-
-
-class RepetitionFilter(Section):
-    type: Literal["repetition"] = "repetition"
-    enforce: bool = False
-    """Whether what is found is left out of training, or only recorded."""
-    window: int = Field(3000, ge=1)
-    """Shortest run of near-certain tokens that counts as a loop."""
-    probability: float = Field(0.99, gt=0, lt=1)
-    """A token is near certain when its log-prob is above the log of this."""
-
-
-class ParseErrorFilter(Section):
-    """Finds rollouts with a turn that the environment could not read; that turn is never trained on, whatever this
-    filter does with the rest."""
-
-    type: Literal["parse_error"] = "parse_error"
-    enforce: bool = False
-    """Whether the whole rollout is left out of training, or only recorded."""
-
-
-class IncompleteGroupFilter(Section):
-    """Finds groups of which a member failed or was not scored; for environments that score a group as one."""
-
-    type: Literal["incomplete_group"] = "incomplete_group"
-    enforce: bool = True
-    """Whether what is found is left out of training, or only recorded."""
-
-
-FilterConfig = Annotated[
-    ErroredFilter
-    | TruncatedFilter
-    | ZeroAdvantageFilter
-    | GibberishFilter
-    | RepetitionFilter
-    | ParseErrorFilter
-    | IncompleteGroupFilter,
-    Field(discriminator="type"),
-]
-
-
-class FilteringConfig(Section):
-    filters: tuple[FilterConfig, ...] = (
-        ErroredFilter(),
-        TruncatedFilter(),
-        ZeroAdvantageFilter(),
-        GibberishFilter(),
-        RepetitionFilter(),
-    )
-    """The filters, in the order in which a verdict names its reason."""
-    max_batch_attempts: int = operational(3, ge=1)
-    """Batches sampled for one step before the run gives up because none holds a kept trace."""
 
 
 class PackingConfig(Section):

@@ -65,7 +65,7 @@ def function_facts(config: RunConfig) -> dict[str, str]:
 
     Raises ConfigError with every one that cannot be loaded.
     """
-    kinds = {"train": ("advantage", "training"), "sft": ("training",), "evaluate": ()}
+    kinds = {"train": ("filtering", "advantage", "training"), "sft": ("filtering", "training"), "evaluate": ()}
     stages = kinds[config.kind] if config.kind != "replay" else redone(config.replay)
     found, problems = {}, []
     for each in imported(config):

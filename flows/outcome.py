@@ -7,6 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from configs.filters import filter_name
 from flows.corrections.quarantine_kept import kept_in_quarantine
 from flows.metrics import step_metrics
 from flows.refills import group_counts, short_of_groups
@@ -111,7 +112,7 @@ def describe(session: Session, step: int, refs: Sequence[Ref], drawn: Drawn | No
     seconds = {stage: sum(ref.seconds for ref in refs if ref.stage == stage) for stage in stages}
     groups = group_counts(place, drawn) if drawn else {}
     fates = {"/".join(filter(None, (share.fate, share.detail))): share.num_traces for share in shares}
-    filters = [each.type for each in place.config.filtering.filters] if verdicts.num_rows else []
+    filters = [filter_name(each) for each in place.config.filtering.filters] if verdicts.num_rows else []
     return {
         "step": step,
         "computed": computed,

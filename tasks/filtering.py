@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from configs.filters import CustomFilter, ErroredFilter, filter_name
 from configs.run import View
-from configs.sections import ErroredFilter
 from storage.schemas import VERDICTS
 from tasks.branches import owners
 from tasks.columns import texts
@@ -49,10 +49,10 @@ def filtering(tables: Tables, config: View, *, quarantined: Mapping[str, str]) -
             config.episode_agents,
         )
         for place, settings in enumerate(filters):
-            if FILTERS[settings.type].of_groups == of_groups:
+            if _looks_last(settings) == of_groups:
                 findings[place] = FILTERS[settings.type].detect(material, settings)
         standing = trainable & ~unfit.hits & ~_excluded(filters, findings, traces.num_rows)
-    found = [(settings.type, settings.enforce, findings[place]) for place, settings in enumerate(filters)]
+    found = [(filter_name(settings), settings.enforce, findings[place]) for place, settings in enumerate(filters)]
     return {"verdicts": _verdicts(traces, [(QUARANTINED, True, unfit), *found], trainable)}
 
 
@@ -67,6 +67,11 @@ def _unfit(trace_ids: Sequence[str], quarantined: Mapping[str, str]) -> Finding:
 def _with_errored(filters: Sequence[Any]) -> Sequence[Any]:
     listed = any(settings.type == "errored" for settings in filters)
     return filters if listed else (ErroredFilter(), *filters)
+
+
+def _looks_last(settings: Any) -> bool:
+    """Tell whether a filter compares the members of a group; a custom one says so itself."""
+    return settings.of_groups if isinstance(settings, CustomFilter) else FILTERS[settings.type].of_groups
 
 
 def _excluded(filters: Sequence[Any], findings: Mapping[int, Finding], num_traces: int) -> Flags:

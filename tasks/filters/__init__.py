@@ -1,5 +1,6 @@
 """The filters by the `type` of their config section: one small file each, one line here."""
 
+from tasks.filters.custom import custom
 from tasks.filters.errored import errored
 from tasks.filters.finding import Filter, Finding, Material
 from tasks.filters.gibberish import gibberish
@@ -17,6 +18,7 @@ FILTERS = {
     "repetition": Filter(repetition),
     "parse_error": Filter(parse_error),
     "incomplete_group": Filter(incomplete_group, of_groups=True),
+    "custom": Filter(custom),
 }
 
 __all__ = ["FILTERS", "Filter", "Finding", "Material"]

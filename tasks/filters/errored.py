@@ -1,6 +1,6 @@
 """Errored: the rollout failed; its reward, if any, says nothing about the policy."""
 
-from configs.sections import ErroredFilter
+from configs.filters import ErroredFilter
 from tasks.filters.finding import Finding, Material, hits_from
 
 

@@ -4,7 +4,7 @@ from math import log
 
 import numpy as np
 
-from configs.sections import GibberishFilter
+from configs.filters import GibberishFilter
 from tasks.filters.finding import Finding, Material, hits_from
 from tasks.ragged import Ragged
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pyarrow.compute as pc
 
-from configs.sections import IncompleteGroupFilter
+from configs.filters import IncompleteGroupFilter
 from tasks.columns import codes
 from tasks.filters.finding import Finding, Material, hits_from
 

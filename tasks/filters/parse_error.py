@@ -5,7 +5,7 @@ Whatever this filter does with the rest of the rollout, such a turn is not train
 
 import numpy as np
 
-from configs.sections import ParseErrorFilter
+from configs.filters import ParseErrorFilter
 from tasks.filters.finding import Finding, Material, hits_from
 from tasks.parse_errors import unreadable
 from tasks.ragged import Ragged

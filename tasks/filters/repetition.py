@@ -4,7 +4,7 @@ from math import log
 
 import numpy as np
 
-from configs.sections import RepetitionFilter
+from configs.filters import RepetitionFilter
 from tasks.filters.finding import Finding, Flags, Material, hits_from
 from tasks.ragged import Integers, Ragged
 

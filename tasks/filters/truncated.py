@@ -1,6 +1,6 @@
 """Truncated: a limit on tokens or turns ended the rollout before the model did."""
 
-from configs.sections import TruncatedFilter
+from configs.filters import TruncatedFilter
 from tasks.filters.finding import Finding, Material, hits_from
 
 

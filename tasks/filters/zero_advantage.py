@@ -3,8 +3,8 @@
 import numpy as np
 import pyarrow as pa
 
+from configs.filters import ZeroAdvantageFilter
 from configs.run import of
-from configs.sections import ZeroAdvantageFilter
 from tasks.columns import codes, texts
 from tasks.filters.finding import Finding, Material, hits_from
 

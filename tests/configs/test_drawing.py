@@ -5,10 +5,10 @@ from pydantic import ValidationError
 
 from configs.check import problems
 from configs.errors import ConfigError
+from configs.filters import FilteringConfig
 from configs.load import load
 from configs.run import RunConfig, View
 from configs.samplers import DifficultyPoolsSampler
-from configs.sections import FilteringConfig
 from storage.keys import content_key
 from tasks import advantage, assignment, filtering
 

@@ -10,6 +10,7 @@ from pydantic.fields import FieldInfo
 from configs.algorithms import CustomConfig, Overlong
 from configs.explain import members
 from configs.fields import in_key, is_operational
+from configs.filters import CustomFilter
 from configs.losses import CustomLoss
 from configs.optimizers import WsdSchedule
 from configs.run import KEY_NAMES, RunConfig, View, content
@@ -19,6 +20,7 @@ from configs.sections import EnvironmentConfig
 Path = tuple[str, ...]
 
 REQUIRED: dict[type[BaseModel], dict[str, Any]] = {
+    CustomFilter: {"name": "mine", "function": "package:function"},
     WsdSchedule: {"final_steps": 10},
     EnvironmentConfig: {"name": "a", "taskset": {"id": "x"}},
     DifficultyPool: {"name": "hard", "threshold": 0.5, "weight": 1.0},

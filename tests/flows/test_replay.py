@@ -118,7 +118,7 @@ def test_a_name_keeps_what_it_was_asked_for(tmp_path: Path) -> None:
     walk(begun)
     again = ask(tmp_path / "store", run="", name="mine", until="")
     assert (again.replay, again.algorithm) == (begun.replay, begun.algorithm)
-    with pytest.raises(ConfigError, match="algorithm.type"):
+    with pytest.raises(ConfigError, match=r"algorithm\.type"):
         ask(tmp_path / "store", overrides=["algorithm.type=grpo"], name="mine", steps="1:")
     with pytest.raises(ConfigError, match=r"replay\.first_step"):
         ask(tmp_path / "store", overrides=[RLOO], name="mine", steps="0:")

@@ -1,4 +1,4 @@
-"""The room of the teachers with a real engine: ours, which is started again when it dies, and as one of somebody else."""
+"""The room of the teachers with a real engine: ours, which is started again when it dies, and one of somebody else."""
 
 import os
 import signal

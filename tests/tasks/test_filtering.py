@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from configs.filters import FilterConfig
 from configs.run import RunConfig
-from configs.sections import FilterConfig
 from storage.checks import Place, check_rows
 from storage.schemas import TABLES, VERDICTS
 from tasks.advantage import STAGE as ADVANTAGE

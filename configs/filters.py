@@ -1,0 +1,115 @@
+"""The section of the filtering stage: the filters, told apart by `type`."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from configs.fields import Section, operational
+from configs.imports import version_of
+
+
+class ErroredFilter(Section):
+    type: Literal["errored"] = "errored"
+    enforce: Literal[True] = True
+    """Errored traces are in no baseline, whatever one would wish."""
+
+
+class TruncatedFilter(Section):
+    type: Literal["truncated"] = "truncated"
+    enforce: bool = False
+    """Whether what is found is left out of training, or only recorded."""
+
+
+class ZeroAdvantageFilter(Section):
+    type: Literal["zero_advantage"] = "zero_advantage"
+    enforce: bool = True
+    """Whether what is found is left out of training, or only recorded."""
+    tolerance: float = Field(1e-9, ge=0)
+    """Largest spread of rewards in a group that counts as none."""
+
+
+class GibberishFilter(Section):
+    type: Literal["gibberish"] = "gibberish"
+    enforce: bool = False
+    """Whether what is found is left out of training, or only recorded."""
+    token_id_threshold: int = Field(100_000, ge=0)
+    """Token ids above this are rare in a vocabulary sorted by frequency of merges."""
+    logprob_offset: float = 2.0
+    """A rare token counts when its log-prob is below -log(vocabulary size) minus this, in nats."""
+
+
+class RepetitionFilter(Section):
+    type: Literal["repetition"] = "repetition"
+    enforce: bool = False
+    """Whether what is found is left out of training, or only recorded."""
+    window: int = Field(3000, ge=1)
+    """Shortest run of near-certain tokens that counts as a loop."""
+    probability: float = Field(0.99, gt=0, lt=1)
+    """A token is near certain when its log-prob is above the log of this."""
+
+
+class ParseErrorFilter(Section):
+    """Finds rollouts with a turn that the environment could not read; that turn is never trained on, whatever this
+    filter does with the rest."""
+
+    type: Literal["parse_error"] = "parse_error"
+    enforce: bool = False
+    """Whether the whole rollout is left out of training, or only recorded."""
+
+
+class IncompleteGroupFilter(Section):
+    """Finds groups of which a member failed or was not scored; for environments that score a group as one."""
+
+    type: Literal["incomplete_group"] = "incomplete_group"
+    enforce: bool = True
+    """Whether what is found is left out of training, or only recorded."""
+
+
+class CustomFilter(Section):
+    """Finds what a function of one's own finds."""
+
+    type: Literal["custom"] = "custom"
+    name: str = Field(min_length=1)
+    """What verdicts and metrics call it."""
+    function: str = Field(min_length=1)
+    """Import path, `package.module:function`, looked for where Python looks and in the current working directory. It is
+    called with the rows (tasks.filters.Material) and `arguments`, and returns evidence by row of the traces."""
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    """Its keyword arguments, plain values."""
+    of_groups: bool = False
+    """Whether it compares the members of a group, so that it looks at what the other filters left standing."""
+    enforce: bool = False
+    """Whether what is found is left out of training, or only recorded."""
+    version: str = version_of("function")
+    """Name and version of its package, or the digest of its file; filled in when resolved."""
+
+
+FilterConfig = Annotated[
+    ErroredFilter
+    | TruncatedFilter
+    | ZeroAdvantageFilter
+    | GibberishFilter
+    | RepetitionFilter
+    | ParseErrorFilter
+    | IncompleteGroupFilter
+    | CustomFilter,
+    Field(discriminator="type"),
+]
+
+
+class FilteringConfig(Section):
+    filters: tuple[FilterConfig, ...] = (
+        ErroredFilter(),
+        TruncatedFilter(),
+        ZeroAdvantageFilter(),
+        GibberishFilter(),
+        RepetitionFilter(),
+    )
+    """The filters, in the order in which a verdict names its reason."""
+    max_batch_attempts: int = operational(3, ge=1)
+    """Batches sampled for one step before the run gives up because none holds a kept trace."""
+
+
+def filter_name(settings: FilterConfig) -> str:
+    """Return what verdicts and metrics call a filter: its type, or the name that a custom one was given."""
+    return settings.name if isinstance(settings, CustomFilter) else settings.type

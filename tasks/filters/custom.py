@@ -1,0 +1,42 @@
+"""Custom: what a function of one's own finds, named by import path; what it returns is checked."""
+
+import json
+
+from configs.filters import CustomFilter
+from tasks.filters.finding import Finding, Material, hits_from
+from tasks.import_paths import load_function
+
+
+class NoFinding(ValueError):
+    """A function that was to find something returned what cannot be a finding."""
+
+
+def custom(material: Material, settings: CustomFilter) -> Finding:
+    """Hit every trace of which the section's function returns evidence, called as `f(material, **arguments)`.
+
+    It returns a mapping from rows of the traces to mappings that JSON can hold. Raises NoFinding for anything else, and
+    NotImportable where the function cannot be loaded.
+    """
+    evidence = load_function(settings.function)(material, **settings.arguments)
+    if problem := _problem(evidence, material.traces.num_rows):
+        raise NoFinding(
+            f"filter {settings.name!r}: {settings.function} {problem}. Nothing was filtered or trained; all that was "
+            "sampled is safe. Correct the function (its code is part of the key) and go on under a new name, or replay "
+            "the run from filtering."
+        )
+    return hits_from(evidence, material.traces.num_rows)
+
+
+def _problem(evidence: object, num_traces: int) -> str:
+    if not isinstance(evidence, dict):
+        return f"returned {type(evidence).__name__}, not a dictionary of evidence by row"
+    for row, found in evidence.items():
+        if type(row) is not int or not 0 <= row < num_traces:
+            return f"names row {row!r} of {num_traces} traces"
+        if not isinstance(found, dict):
+            return f"gave {type(found).__name__} for row {row}, not a dictionary"
+    try:
+        json.dumps(list(evidence.values()), allow_nan=False)
+    except (TypeError, ValueError) as error:
+        return f"gave evidence that JSON cannot hold: {error}"
+    return ""

@@ -1,0 +1,96 @@
+"""A filter of one's own: what it is given, what it finds, what cannot be a finding."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from configs.check import problems
+from configs.errors import ConfigError
+from configs.load import load
+from configs.resolve import resolve
+from flows.facts import function_facts
+from tasks.filtering import STAGE, filtering
+from tasks.filters.custom import NoFinding
+from tests.builders import exchange, table, trace, view
+
+SECTION = {"type": "custom", "name": "short", "function": "short_filter:short"}
+FOUND = """
+def short(material, most=1):
+    counts = material.traces["num_output_tokens"].to_pylist()
+    return {row: {"tokens": count} for row, count in enumerate(counts) if count <= most}
+
+def alone(material):
+    return {row: {} for row in range(material.traces.num_rows) if material.standing[row]}
+
+def wrong(material, answer):
+    return {"a list": [0], "outside": {9: {}}, "not plain": {0: {"x": object()}}, "nan": {0: {"x": float("nan")}},
+            "text": {0: "short"}}[answer]
+"""
+
+
+@pytest.fixture(autouse=True)
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "short_filter.py").write_text(FOUND)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(__import__("sys").modules, "short_filter", raising=False)
+
+
+def judged(filters, *traces):
+    messages = [row for one in traces for row in exchange(one["trace_id"])]
+    tables = {"traces": table("traces", traces), "messages": table("messages", messages)}
+    config = view(STAGE, filtering={"filters": [{"type": "errored"}, *filters]})
+    return filtering(tables, config, quarantined={})["verdicts"].to_pylist()
+
+
+def test_it_records_under_its_name_and_excludes_where_it_enforces():
+    rows = [trace("a", num_output_tokens=1), trace("b", num_output_tokens=4)]
+    recorded = judged([SECTION], *rows)
+    assert [row["detected"] for row in recorded] == [["short"], []] and all(row["keep"] for row in recorded)
+    assert json.loads(recorded[0]["evidence"]) == {"short": {"tokens": 1}}
+    enforced = judged([SECTION | {"enforce": True, "arguments": {"most": 4}}], *rows)
+    assert [row["reason"] for row in enforced] == ["short", "short"]
+
+
+def test_one_of_groups_looks_at_what_others_left():
+    alone = {"type": "custom", "name": "alone", "function": "short_filter:alone", "enforce": True}
+    rows = [trace("a", num_output_tokens=1), trace("b")]
+    first = {"type": "custom", "name": "first", "function": "short_filter:short", "enforce": True}
+    assert [row["detected"] for row in judged([first, alone], *rows)] == [["first", "alone"], ["alone"]]
+    last = alone | {"of_groups": True}
+    assert [row["detected"] for row in judged([first, last], *rows)] == [["first"], ["alone"]]
+
+
+@pytest.mark.parametrize(
+    ("answer", "what"),
+    [
+        ("a list", "returned list, not a dictionary"),
+        ("outside", "names row 9 of 1 traces"),
+        ("not plain", "gave evidence that JSON cannot hold"),
+        ("nan", "gave evidence that JSON cannot hold"),
+        ("text", "gave str for row 0"),
+    ],
+)
+def test_what_cannot_be_a_finding_stops_the_stage(answer: str, what: str):
+    section = SECTION | {"function": "short_filter:wrong", "arguments": {"answer": answer}}
+    with pytest.raises(NoFinding, match=f"filter 'short': short_filter:wrong {what}.*Nothing was filtered"):
+        judged([section], trace("a"))
+
+
+def test_its_code_is_in_the_key_and_has_to_load():
+    listed = 'filtering.filters=[{{type="errored"}}, {{type="custom", name="s", function="{}"}}]'
+    config = load(["demo"], [listed.format("short_filter:short")])
+    versions = function_facts(config)
+    assert list(versions) == ["filtering.filters.1.function"]
+    assert versions["filtering.filters.1.function"].startswith("sha256:")
+    resolved = resolve(config, {"functions": versions})
+    assert resolved.filtering.filters[1].version == versions["filtering.filters.1.function"]  # type: ignore[union-attr]
+    missing = load(["demo"], [listed.format("nowhere:f")])
+    with pytest.raises(ConfigError, match=r"filtering\.filters\.1\.function: 'nowhere:f'"):
+        function_facts(missing)
+
+
+def test_two_of_one_name_are_refused():
+    two = [{"type": "errored"}, SECTION, SECTION | {"function": "short_filter:alone"}]
+    config = load(["demo"]).model_copy(update={"filtering": view(STAGE, filtering={"filters": two}).filtering})
+    assert "filtering.filters: 'short' is there 2 times" in problems(config)
