@@ -23,7 +23,8 @@ def by_environment(kept: Kept, algorithm_of: Callable[[str], AlgorithmConfig], c
     if len(names) == 1 and kept.states is None:
         return credited(kept, algorithm_of(names[0]))
     whole = _blank(kept)
-    states = {} if kept.states is None else {name: kept.of(name).states for name in texts(kept.states["environment"])}
+    seen = [] if kept.states is None else list(dict.fromkeys(texts(kept.states["environment"])))
+    states = {name: kept.of(name).states for name in seen}
     for name in names:
         part = credited(kept.of(name), algorithm_of(name))
         of_trace = environment == name

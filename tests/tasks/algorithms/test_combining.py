@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks.advantage import STAGE, advantage
+from tasks.algorithms import Kept
 from tests.builders import message, table, trace, verdict, view
 from tests.tasks.algorithms.crediting import credited, group, tables_of
 
@@ -96,6 +97,20 @@ def test_an_environment_that_was_not_drawn_keeps_its_state():
     messages = [row for one in traces for row in answered(one["trace_id"])]
     _, states = run(traces, messages, {"x": {"type": "grpo"}, "z": {"type": "rae"}}, known, step=3)
     assert states == known
+
+
+def test_each_environment_is_taken_apart_once_however_many_seats_it_remembers(monkeypatch):
+    taken = []
+    of = Kept.of
+    monkeypatch.setattr(Kept, "of", lambda kept, name: taken.append(name) or of(kept, name))
+    known = [
+        {"environment": "x", "example_id": f"e{number}", "agent": "agent", "values": [0.7], "num_traces": 9}
+        for number in range(50)
+    ]
+    traces = group(1.0, 0.0, environment="x", example_id="e0")
+    messages = [row for one in traces for row in answered(one["trace_id"])]
+    _, states = run(traces, messages, {"x": {"type": "rae"}}, known, step=3)
+    assert len(states) == 50 and len(taken) <= 3
 
 
 def test_state_is_for_algorithms_that_have_any():
