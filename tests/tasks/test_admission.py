@@ -11,6 +11,7 @@ from storage.schemas import CREDITS
 from tasks.advantage import STAGE, advantage
 from tasks.filtering import STAGE as FILTERING
 from tasks.filtering import filtering
+from tasks.parse_errors import StrangeFlag
 from tests.builders import exchange, message, table, trace, verdict, view
 
 WEIGHTS = ("rl_weights", "ce_weights", "ref_kl_weights")
@@ -63,14 +64,24 @@ def test_a_branch_that_goes_on_from_such_a_turn_trains_its_own():
         {"info": json.dumps({"note": "no parse_error"})},
         {"info": json.dumps({"parse_errors": [0, 2]})},
         {"info": json.dumps({"parse_errors": []})},
+        {"info": json.dumps({"parse_errors": 2})},
+        {"info": json.dumps({"parse_errors": True})},
+        {"info": json.dumps({"parse_errors": ["no closing tag"]})},
         {"record": json.dumps({"nodes": [{}, {"extras": {"parse_error": False}}]})},
     ],
-    ids=["mentioned", "not sampled", "none", "false"],
+    ids=["mentioned", "not sampled", "none", "a count", "a truth", "words", "false"],
 )
 def test_what_is_no_flag_of_a_sampled_turn_masks_nothing(of_trace):
     rows = [trace("a"), trace("b", reward=0.0)]
     plain = credited(rows, [*turns("a"), *turns("b")])
     assert credited([rows[0] | of_trace, rows[1]], [*turns("a"), *turns("b")]) == plain
+
+
+@pytest.mark.parametrize("number", [4, -1, 99])
+def test_a_flag_of_a_message_that_is_not_there_stops_the_stage(number):
+    rows = [trace("a", info=json.dumps({"parse_errors": [1, number]})), trace("b", reward=0.0)]
+    with pytest.raises(StrangeFlag, match=f"trace a flags message {number} as unreadable .* safe"):
+        credited(rows, [*turns("a"), *turns("b")])
 
 
 @pytest.mark.parametrize("algorithm", ["supervised", "grpo", "reinforce_pp", "dr_grpo"])
@@ -159,3 +170,11 @@ def test_the_gate_is_what_a_loop_over_groups_says(one, other, low, high):
         for name in of_group:
             silent = {stream: [0.0] * open_[name]["num_tokens"] for stream in (*WEIGHTS, "advantages")}
             assert gated[name] == open_[name] | (silent if refused else {})
+
+
+@pytest.mark.parametrize("end", [0.1, 0.3, 1e6 / 3])
+def test_the_ends_of_the_range_hold_for_advantages_that_single_precision_rounds(end):
+    rows = credited(
+        *two_groups([-end, end], [-1.01 * end, 1.01 * end]), admission={"reject_min": -end, "reject_max": end}
+    )
+    assert [any(row["rl_weights"]) for row in rows.values()] == [False, False, True, True]
