@@ -40,6 +40,21 @@ def load_function(path: str) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
+def load_version(path: str, version: str) -> Callable[..., Any]:
+    """Return the function that an import path names, of the version that a config was resolved with; empty is any.
+
+    Raises NotImportable as `load_function` does, and where the code here is of another version: what it makes would be
+    recorded under the name of the other.
+    """
+    found = load_function(path)
+    if version and version != (here := code_version(path)):
+        raise NotImportable(
+            f"{path!r} is {here} here, and the config was resolved with {version}. Nothing was computed; all that was "
+            "sampled is safe. Bring that code back, or start a new run with this one"
+        )
+    return found
+
+
 def code_version(path: str) -> str:
     """Return what names the version of a function's code: `name version` of the installed distribution that holds its
     module's file, else `sha256:` and the digest of that file.

@@ -48,6 +48,10 @@ class Ragged:
         """The row that each value belongs to; shape [total]."""
         return np.repeat(np.arange(len(self.offsets) - 1), self.lengths)
 
+    def copy(self) -> "Ragged":
+        """Return the same rows in arrays of their own."""
+        return Ragged(self.values.copy(), self.offsets.copy())
+
     def take(self, rows: npt.ArrayLike) -> "Ragged":
         """Return these rows in this order; a row may be taken more than once."""
         where, offsets = places(self.offsets, rows)

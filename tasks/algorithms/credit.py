@@ -1,7 +1,7 @@
 """What an algorithm is given and what it answers."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,11 @@ class Kept:
     message was not scored; None where no reference was asked."""
     states: pa.Table | None = None
     """The estimator's rows of table `estimator_states` after the step before; None for the first step of a run."""
+
+    def copy(self) -> "Kept":
+        """Return the same in arrays of its own, for whoever may write to them; tables cannot be written to."""
+        references = self.references and self.references.copy()
+        return replace(self, owner=self.owner.copy(), mask=self.mask.copy(), references=references)
 
     def of(self, environment: str) -> "Kept":
         """Return what belongs to one environment, in the same order."""

@@ -5,16 +5,18 @@ from numpy.typing import NDArray
 
 from configs.algorithms import CustomConfig
 from tasks.algorithms.credit import AdvantageBreach, Credit, Kept
-from tasks.import_paths import load_function
+from tasks.import_paths import load_version
 
 
 def custom(kept: Kept, settings: CustomConfig) -> Credit:
     """Return what the section's function makes of one environment's kept traces, called as `f(kept, settings)`.
 
     Raises AdvantageBreach where that is no Credit, or one that cannot be meant (see `require_credit`), and
-    NotImportable where the function cannot be loaded.
+    NotImportable where the function cannot be loaded or is not what the config was resolved with.
     """
-    credit = load_function(settings.function)(kept, settings)
+    function = load_version(settings.function, settings.version)
+    # What it does to its arguments changes neither what it is judged by nor what the next step is given.
+    credit = function(kept.copy(), settings.model_copy(deep=True))
     try:
         require_credit(kept, credit)
     except AdvantageBreach as error:

@@ -33,7 +33,7 @@ def echo(kept: Kept, settings: EchoConfig) -> Credit:
     alpha = _alphas(kept, settings)[kept.mask.row_of_value]
     chosen = _content(kept) & ~kept.mask.values
     if settings.keep_mask:
-        chosen &= keep_mask(kept, settings.keep_mask, settings.arguments)
+        chosen &= keep_mask(kept, settings.keep_mask, settings.keep_mask_version, settings.arguments)
     return replace(credit, ce=np.where(chosen, alpha, np.float32(0)))
 
 

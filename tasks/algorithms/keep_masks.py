@@ -1,22 +1,23 @@
 """Keep masks: a function by import path that says which tokens of the messages may be chosen."""
 
 from collections.abc import Mapping
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tasks.algorithms.credit import AdvantageBreach, Kept
-from tasks.import_paths import load_function
+from tasks.import_paths import load_version
 
 
-def keep_mask(kept: Kept, path: str, arguments: Mapping[str, Any]) -> NDArray[np.bool_]:
+def keep_mask(kept: Kept, path: str, version: str, arguments: Mapping[str, Any]) -> NDArray[np.bool_]:
     """Return, per token of the messages, flat, whether the function named by `path` keeps it.
 
     It is called with the table of the messages and `arguments`, and returns for each message one truth value per token.
-    Raises AdvantageBreach where it returns anything else, NotImportable where it cannot be loaded.
+    Raises AdvantageBreach where it returns anything else, NotImportable where it cannot be loaded or is not `version`.
     """
-    found = load_function(path)(kept.messages, **arguments)
+    found = load_version(path, version)(kept.messages, **deepcopy(dict(arguments)))
     try:
         rows = [np.asarray(row, np.bool_ if len(row) == 0 else None) for row in found]
     except (TypeError, ValueError) as error:

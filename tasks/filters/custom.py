@@ -1,10 +1,12 @@
 """Custom: what a function of one's own finds, named by import path; what it returns is checked."""
 
 import json
+from copy import deepcopy
+from dataclasses import replace
 
 from configs.filters import CustomFilter
 from tasks.filters.finding import Finding, Material, hits_from
-from tasks.import_paths import load_function
+from tasks.import_paths import load_version
 
 
 class NoFinding(ValueError):
@@ -15,9 +17,12 @@ def custom(material: Material, settings: CustomFilter) -> Finding:
     """Hit every trace of which the section's function returns evidence, called as `f(material, **arguments)`.
 
     It returns a mapping from rows of the traces to mappings that JSON can hold. Raises NoFinding for anything else, and
-    NotImportable where the function cannot be loaded.
+    NotImportable where the function cannot be loaded or is not what the config was resolved with.
     """
-    evidence = load_function(settings.function)(material, **settings.arguments)
+    own = replace(material, owner=material.owner.copy(), standing=material.standing.copy())
+    function = load_version(settings.function, settings.version)
+    # What it does to its arguments changes neither what other filters see nor what the next step is given.
+    evidence = function(own, **deepcopy(settings.arguments))
     if problem := _problem(evidence, material.traces.num_rows):
         raise NoFinding(
             f"filter {settings.name!r}: {settings.function} {problem}. Nothing was filtered or trained; all that was "

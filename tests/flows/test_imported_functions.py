@@ -11,6 +11,7 @@ from configs.imports import imported
 from flows.facts import function_facts
 from flows.prepare import prepare
 from flows.session import recorded
+from tasks.import_paths import code_version
 from tests.flows.rehearsal import rehearse, session_for
 from tests.flows.replays import ask
 
@@ -86,10 +87,14 @@ def test_a_replay_credits_by_it_and_by_its_version(here: Path) -> None:
 
 
 def test_a_whole_run_credits_by_it_as_its_source_does(here: Path) -> None:
-    own = {"type": "custom", "function": "own_credit:credit", "version": "sha256:1"}
-    store = rehearse(here / "store", "own", algorithm=own, steps=1)
+    def own() -> dict[str, str]:
+        return {"type": "custom", "function": "own_credit:credit", "version": code_version("own_credit:credit")}
+
+    store = rehearse(here / "store", "own", algorithm=own(), steps=1)
     rehearse(here / "store", "grpo", steps=1)
-    rehearse(here / "store", "again", algorithm=own | {"version": "sha256:2"}, steps=1)
+    (here / "own_credit.py").write_text(CREDIT + "\n# otherwise\n")
+    del sys.modules["own_credit"]
+    rehearse(here / "store", "again", algorithm=own(), steps=1)
     work = {name: store.ledger.entries(run=name, stage="advantage")[0] for name in ("own", "grpo", "again")}
     assert len({entry.key for entry in work.values()}) == 3
     rows = [store.read(entry.slices("credits"), ["sample_id", "advantage"]) for entry in work.values()]

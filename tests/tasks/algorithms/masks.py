@@ -62,3 +62,25 @@ def signalled(kept, settings):
     weights, zero = kept.mask.values.astype(np.float32), np.zeros(len(kept.mask.values), np.float32)
     streams = {name: weights if name == settings.arguments["component"] else zero for name in ("rl", "ce", "ref_kl")}
     return Credit(none, none, **streams, signal=weights * np.float32(0.25))
+
+
+def careless(kept, settings):
+    """Credit as grpo does, and write to everything that was given, as if every token had been sampled."""
+    factor = settings.arguments.pop("factor", 1.0)
+    weights = kept.mask.values.astype(np.float32)
+    credit = grpo(kept, GrpoConfig())
+    kept.mask.values[:] = True
+    kept.mask.offsets[:] = 0
+    kept.owner[:] = 0
+    return replace(credit, advantage=credit.advantage * factor, rl=weights)
+
+
+def greedy(kept, settings):
+    """Credit every token, having said that all were sampled."""
+    kept.mask.values[:] = True
+    return replace(grpo(kept, GrpoConfig()), rl=kept.mask.values.astype(np.float32))
+
+
+def forgetful(messages, limits):
+    """Keep tokens below the limit, which only the first call finds."""
+    return below(messages, limits.pop())

@@ -2,9 +2,11 @@
 
 import pytest
 
+from tasks.advantage import STAGE, advantage
 from tasks.algorithms import AdvantageBreach
-from tasks.import_paths import NotImportable
-from tests.tasks.algorithms.crediting import advantages, credited, group
+from tasks.import_paths import NotImportable, code_version
+from tests.builders import view
+from tests.tasks.algorithms.crediting import advantages, credited, group, tables_of
 
 HERE = "tests.tasks.algorithms.masks"
 REFUSED = {
@@ -36,6 +38,27 @@ def test_it_credits_with_its_arguments():
 def test_what_cannot_be_trained_on_is_refused(kind):
     with pytest.raises(AdvantageBreach, match=f"^algorithm {HERE}:broken: {REFUSED[kind]}"):
         credited(group(1.0, 0.0), type="custom", function=f"{HERE}:broken", arguments={"kind": kind})
+
+
+def test_what_it_does_to_its_arguments_is_its_own_affair():
+    section = {"type": "custom", "function": f"{HERE}:careless", "arguments": {"factor": 3}}
+    config, tables = view(STAGE, algorithm=section), tables_of(group(1.0, 0.0))
+    first, again = (advantage(tables, config, step=1)["credits"].to_pylist() for _ in range(2))
+    assert first == again, "what one step does to the arguments is not known to the next"
+    assert advantages(first) == [1.5, -1.5] and [row["rl_weights"] for row in first] == [[0, 0, 0, 1, 1]] * 2
+
+
+def test_it_is_judged_by_what_was_sampled_and_not_by_what_it_made_of_that():
+    with pytest.raises(AdvantageBreach, match="rl has weight on tokens that the policy did not sample"):
+        credited(group(1.0, 0.0), type="custom", function=f"{HERE}:greedy")
+
+
+def test_other_code_than_the_config_was_resolved_with_is_refused():
+    function = f"{HERE}:halved"
+    rows = credited(group(1.0, 0.0), type="custom", function=function, version=code_version(function))
+    assert advantages(rows) == [0.25, -0.25]
+    with pytest.raises(NotImportable, match=r"was resolved with sha256:other\. Nothing was computed; all .* is safe"):
+        credited(group(1.0, 0.0), type="custom", function=function, version="sha256:other")
 
 
 def test_a_path_to_nothing_is_refused():

@@ -6,9 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tasks.advantage import STAGE, advantage
 from tasks.algorithms import AdvantageBreach
-from tests.builders import message, trace
-from tests.tasks.algorithms.crediting import credited, group
+from tasks.import_paths import NotImportable
+from tests.builders import message, trace, view
+from tests.tasks.algorithms.crediting import credited, group, tables_of
 
 MASKS = "tests.tasks.algorithms.masks"
 NO_ROLES = {"system": None, "user": None, "tool": None}
@@ -154,6 +156,19 @@ def test_the_actions_are_credited_exactly_as_by_grpo(section):
 def test_a_keep_mask_narrows_the_choice():
     found = echoed(keep_mask=f"{MASKS}:below", arguments={"limit": 6})[0]["ce_weights"]
     assert found == weights(0, 0, 0, 0, 0.1, 0, 0, 0, 0, 0, 0)
+
+
+def test_a_keep_mask_cannot_change_its_arguments():
+    section = {"type": "echo", "keep_mask": f"{MASKS}:forgetful", "arguments": {"limits": [6]}}
+    rest = [message("g0-1", 0), message("g0-1", 1, parent=0, sampled=True)]
+    config, tables = view(STAGE, algorithm=section), tables_of(group(1.0, 0.0), [*TALK, *rest])
+    first, again = (advantage(tables, config, step=1)["credits"].to_pylist() for _ in range(2))
+    assert first == again and first[0]["ce_weights"] == weights(*[0] * 4, 0.1, *[0] * 6)
+
+
+def test_a_keep_mask_of_other_code_than_the_config_was_resolved_with_is_refused():
+    with pytest.raises(NotImportable, match="was resolved with sha256:other"):
+        echoed(keep_mask=f"{MASKS}:below", arguments={"limit": 6}, keep_mask_version="sha256:other")
 
 
 def test_a_keep_mask_of_a_message_without_tokens_is_empty():

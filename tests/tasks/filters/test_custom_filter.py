@@ -12,6 +12,7 @@ from configs.resolve import resolve
 from flows.facts import function_facts
 from tasks.filtering import STAGE, filtering
 from tasks.filters.custom import NoFinding
+from tasks.import_paths import NotImportable
 from tests.builders import exchange, table, trace, view
 
 SECTION = {"type": "custom", "name": "short", "function": "short_filter:short"}
@@ -22,6 +23,11 @@ def short(material, most=1):
 
 def alone(material):
     return {row: {} for row in range(material.traces.num_rows) if material.standing[row]}
+
+def careless(material, rows):
+    material.standing[:] = False
+    material.owner[:] = 0
+    return {rows.pop(): {}}
 
 def wrong(material, answer):
     return {"a list": [0], "outside": {9: {}}, "not plain": {0: {"x": object()}}, "nan": {0: {"x": float("nan")}},
@@ -59,6 +65,23 @@ def test_one_of_groups_looks_at_what_others_left():
     assert [row["detected"] for row in judged([first, alone], *rows)] == [["first", "alone"], ["alone"]]
     last = alone | {"of_groups": True}
     assert [row["detected"] for row in judged([first, last], *rows)] == [["first"], ["alone"]]
+
+
+def test_what_it_does_to_its_arguments_is_its_own_affair():
+    section = SECTION | {"function": "short_filter:careless", "arguments": {"rows": [0, 1]}}
+    rows = [trace("a", reward=0.0), trace("b", reward=0.0)]
+    filters = [{"type": "errored"}, section | {"of_groups": True}, {"type": "zero_advantage"}]
+    config = view(STAGE, filtering={"filters": filters})
+    messages = [row for one in rows for row in exchange(one["trace_id"])]
+    tables = {"traces": table("traces", rows), "messages": table("messages", messages)}
+    for _ in range(2):
+        found = filtering(tables, config, quarantined={})["verdicts"].to_pylist()
+        assert [row["detected"] for row in found] == [["zero_advantage"], ["short", "zero_advantage"]]
+
+
+def test_other_code_than_the_config_was_resolved_with_is_refused():
+    with pytest.raises(NotImportable, match="was resolved with sha256:other"):
+        judged([SECTION | {"version": "sha256:other"}], trace("a"))
 
 
 @pytest.mark.parametrize(
