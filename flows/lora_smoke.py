@@ -21,7 +21,8 @@ from flows.facts import model_directory
 from flows.processes.services import ServiceSpec, Supervisor
 from tasks.inference import model_info
 from tasks.inference.adapter_probes import NEW_TOKENS, Probed, mixed_batch, slowdown, swaps
-from tasks.inference.engine import Engine, command, tolerance
+from tasks.inference.engine import Engine, command
+from tasks.inference.serving_check import tolerance
 from tasks.policy import probe_token_ids
 
 SAMPLER = "tasks.learner.sample_adapters"

@@ -20,9 +20,10 @@ from flows.processes.services import Handle, ServiceSpec, Supervisor
 from flows.recovery import Retrace, policy_row
 from storage.adapters import bases
 from tasks.inference import environments as environment_service
-from tasks.inference.engine import MODEL, Engine, EngineLost, check_serving
+from tasks.inference.engine import MODEL, Engine, EngineLost
 from tasks.inference.engine import command as engine_command
 from tasks.inference.scoring import Served
+from tasks.inference.serving_check import check_serving
 from tasks.learner import launch as learner_service
 from tasks.learner.client import Learner, LearnerLost
 from tasks.serving import MOST_LOSSES

@@ -22,7 +22,7 @@ from flows.steps import Drawn
 from storage.store import open_store
 from tasks.advantage import STAGE as ADVANTAGE
 from tasks.filtering import STAGE as FILTERING
-from tasks.inference.engine import EngineMismatch
+from tasks.inference.serving_check import EngineMismatch
 from tasks.learner.rows import batches_from_table
 from tasks.packing import STAGE as PACKING
 from tasks.rollout import STAGE as ROLLOUT

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from tasks.inference.engine import CPU_BLOCK_TOKENS, Engine, EngineLost, EngineMismatch, check_serving
+from tasks.inference.engine import CPU_BLOCK_TOKENS, Engine, EngineLost
+from tasks.inference.serving_check import EngineMismatch, check_serving
 from tasks.inference.serving_view import WeightsUnusable
 from tests.tasks.inference.hosts import ENGINE, KEY, engine_of
 

@@ -9,8 +9,9 @@ import pytest
 
 from configs.lora import LoraConfig
 from tasks.inference.adapter_probes import mixed_batch, slowdown, swaps
-from tasks.inference.engine import MODEL, Engine, EngineError, EngineMismatch, check_serving
+from tasks.inference.engine import MODEL, Engine, EngineError
 from tasks.inference.lora import arguments, linear_maps, mend_mixed_batches
+from tasks.inference.serving_check import EngineMismatch, check_serving
 from tasks.learner.tiny import tiny_qwen3
 from tests.tasks.inference.hosts import ENGINE, engine_of
 from tests.tasks.inference.test_engine import PROBE, policy_row
