@@ -42,13 +42,14 @@ def reference(
         own = [path for path in paths if environments[path.trace] == name]
         settings = of(config.scorers, name)
         at = _at(settings, policy, engine, teachers)
-        shown = Demonstrating(settings, config.model, at).prefix if isinstance(settings, OpsdConfig) else _nothing
-        prefixes = [shown(rows[path.trace]) for path in own]
-        whole = [[*prefix, *scores.tokens(path)] for prefix, path in zip(prefixes, own, strict=True)]
-        for path, prefix, sequence in zip(own, prefixes, whole, strict=True):
-            _refuse(rows[path.trace], sequence, config.engine.max_model_len, not prefix and scores.begins_sampled(path))
-        for path, prefix, found in zip(own, prefixes, _scored(whole, at, _most(settings)), strict=True):
-            scores.lay(path, found[len(prefix) :])
+        shown = Demonstrating(settings, config.model, at).shown if isinstance(settings, OpsdConfig) else _as_it_is
+        tokens = [scores.tokens(path) for path in own]
+        whole = [shown(rows[path.trace], each) for path, each in zip(own, tokens, strict=True)]
+        more = [len(sequence) - len(each) for sequence, each in zip(whole, tokens, strict=True)]
+        for path, sequence, count in zip(own, whole, more, strict=True):
+            _refuse(rows[path.trace], sequence, config.engine.max_model_len, not count and scores.begins_sampled(path))
+        for path, count, found in zip(own, more, _scored(whole, at, _most(settings)), strict=True):
+            scores.lay(path, found[count:])
     return {"references": scores.rows()}
 
 
@@ -89,8 +90,8 @@ def _most(settings: AlgorithmConfig | None) -> int:
     return settings.teacher.max_in_flight if isinstance(settings, OpdConfig) else settings.max_in_flight
 
 
-def _nothing(trace: object) -> list[int]:
-    return []
+def _as_it_is(trace: object, tokens: Sequence[int]) -> list[int]:
+    return list(tokens)
 
 
 def _traces(tables: Tables, config: View) -> pa.Table:

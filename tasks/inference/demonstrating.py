@@ -5,7 +5,7 @@ one that does not.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -29,25 +29,41 @@ class Demonstrating:
         self._at = at
         self._known: dict[str, list[int]] = {}
 
-    def prefix(self, trace: Row) -> list[int]:
-        """Return the tokens to go before those of a trace; `trace` is a row of traces.
+    def shown(self, trace: Row, tokens: Sequence[int]) -> list[int]:
+        """Return tokens of a trace with what is shown before them; `trace` is a row of traces.
 
-        Raises NotScorable where neither its info nor its task holds a demonstration.
+        What begins every conversation once stays in front of all and is not there a second time. Raises NotScorable
+        where neither the trace's info nor its task holds a demonstration.
         """
         text = self._settings.template.replace("{demonstration}", demonstration(trace, self._settings.demonstration))
         if text not in self._known:
-            rendered = self._renderer.render([{"role": "system", "content": text}])
-            self._known[text] = list(rendered.token_ids)
-        return self._known[text]
+            self._known[text] = self._tokens(("system", text))
+        begin = self._beginning if list(tokens[: len(self._beginning)]) == self._beginning else []
+        return [*self._known[text], *tokens[len(begin) :]]
+
+    @cached_property
+    def _beginning(self) -> list[int]:
+        """The tokens that a conversation begins with, whoever speaks first, and that it has nowhere else."""
+        system, user, both = ("system", "x"), ("user", "x"), self._tokens(("system", "x"), ("user", "x"))
+        found = []
+        for one, other in zip(self._tokens(system), self._tokens(user), strict=False):
+            if one != other or both.count(one) > 1:
+                break
+            found.append(one)
+        return found
+
+    def _tokens(self, *messages: tuple[str, str]) -> list[int]:
+        rendered = self._renderer.render([{"role": role, "content": text} for role, text in messages])
+        return list(rendered.token_ids)
 
     @cached_property
     def _renderer(self) -> Any:
-        from renderers import config_from_name, create_renderer
+        from renderers import create_renderer
         from renderers.base import load_tokenizer
 
         tokenizer = self._model.tokenizer or self._model.path or self._served_from()
-        name = model_info.renderer_name(self._model.renderer, tokenizer)
-        return create_renderer(load_tokenizer(tokenizer), config_from_name(name))
+        config = model_info.renderer_config(self._model.renderer, tokenizer, self._model.renderer_settings)
+        return create_renderer(load_tokenizer(tokenizer), config)
 
     def _served_from(self) -> str:
         served = self._at()
