@@ -84,6 +84,8 @@ def training_facts(precision: str, training: TrainingConfig) -> dict[str, str]:
     version = f"torch {installed('torch')}, transformers {installed('transformers')}"
     if training.optimizer.type == "sign_sgd":
         version += f", pytorch-optimizer {installed('pytorch-optimizer')}"
+    if training.lora:
+        version += f", peft {installed('peft')}"
     return {"version": version, "dtype": precision, "device": "cuda" if has_cuda() else "cpu"}
 
 

@@ -1,6 +1,7 @@
 """Preparation: what a new run, a resumed one and a wrong request come to, with nothing started."""
 
 import json
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,17 @@ def test_what_is_left_open_is_filled_in(tmp_path: Path, model: Path) -> None:
     assert config.seed is not None and config.name.startswith("train-")
     assert config.model.vocab_size == 300 and config.model.renderer == "qwen3"
     assert config.engine.version.startswith("vllm") and config.environments[0].version
+
+
+@pytest.mark.parametrize(
+    ("chosen", "library"), [("lora={rank=4}", "peft"), ('optimizer={type="sign_sgd"}', "pytorch-optimizer")]
+)
+def test_what_a_setting_trains_with_is_part_of_the_version(
+    tmp_path: Path, model: Path, chosen: str, library: str
+) -> None:
+    with_it = prepared(tmp_path, f"model.path={model}", f"training.{chosen}").training.version
+    plain = prepared(tmp_path, f"model.path={model}").training.version
+    assert with_it == f"{plain}, {library} {version(library)}"
 
 
 def test_two_new_runs_take_two_seeds_unless_one_is_given(tmp_path: Path, model: Path) -> None:
