@@ -33,7 +33,7 @@ class RecordedStep:
     def of(self, stage: str) -> dict[str, Entry]:
         """Return all work of a stage by name, in order: several where groups of the step were replaced."""
         found = [name for name in self.work if name.partition(".")[0] == stage]
-        return {name: self.work[name] for name in sorted(found, key=lambda name: int(name.partition(".")[2] or 0))}
+        return {name: self.work[name] for name in sorted(found, key=_number)}
 
 
 class Recorded:
@@ -70,9 +70,25 @@ class Recorded:
 
     def state_of(self, assigned: Entry) -> list[Entry]:
         """Return the work that an assignment knows from which examples are hard: an earlier one, and its rollouts."""
-        keys = [key for name, key in assigned.inputs.items() if name.partition(".")[0] in (*SEVERAL, "regrade")]
-        found = (self._store.ledger.find(key, run=self._run, staleness=LOOK_SECONDS) for key in keys)
+        names = [name for name in assigned.inputs if name.partition(".")[0] in (*SEVERAL, "regrade")]
+        found = (self._find(assigned.inputs[name]) for name in sorted(names, key=_number))
         return [entry for entry in found if entry is not None]
+
+    def credits_before(self, step: int) -> Entry | None:
+        """Return the credits from whose state those of a step go on: as its own did, or else those of the step before.
+
+        Those of a replay's first step are of the run that it went through again, and no step of its own.
+        """
+        own, earlier = self._credits(step), self._credits(step - 1)
+        key = own.inputs.get("advantage") if own else None
+        return self._find(key) if key else earlier
+
+    def _credits(self, step: int) -> Entry | None:
+        past = self.steps.get(step)
+        return past.work.get("advantage") if past else None
+
+    def _find(self, key: str) -> Entry | None:
+        return self._store.ledger.find(key, run=self._run, staleness=LOOK_SECONDS)
 
     @cached_property
     def _entries(self) -> list[Entry]:
@@ -91,8 +107,7 @@ class Recorded:
             role, dot, other = name.partition(".")
             if _role(role) not in WAY[: WAY.index(stage)]:
                 continue
-            entry = self._store.ledger.find(key, run=self._run, staleness=LOOK_SECONDS)
-            if entry is not None:
+            if (entry := self._find(key)) is not None:
                 found = self._work(entry, dot + other or number) | found
         return found
 
@@ -131,6 +146,11 @@ def policy_of(entry: Entry, step: int) -> Policy:
 def trace_ids(store: Store, entry: Entry) -> list[str]:
     """Return the ids of the traces that finished work made."""
     return [str(name) for name in store.read(entry.slices("traces"), ["trace_id"])["trace_id"].to_pylist()]
+
+
+def _number(name: str) -> int:
+    """Return which one of its stage some work is, by its name: `rollout.1` is the second."""
+    return int(name.partition(".")[2] or 0)
 
 
 def _role(name: str) -> str:

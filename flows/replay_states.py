@@ -18,8 +18,7 @@ def refuse_lost_state(config: RunConfig, recorded: Recorded) -> None:
     replay = config.replay
     if not replay.first_step or STAGE.name not in redone(replay):
         return
-    earlier = recorded.steps.get(replay.first_step - 1)
-    entry = earlier.work.get(STAGE.name) if earlier else None
+    entry = recorded.credits_before(replay.first_step)
     if lines := list(_lost(config, entry)):
         raise ConfigError(lines)
 

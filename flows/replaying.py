@@ -16,7 +16,7 @@ from storage.keys import content_key
 from storage.refs import Entry
 from storage.store import Store
 from tasks import examples, filtering, packing, regrade, rollout
-from tasks.stage import Policy, Ref, StageTask
+from tasks.stage import Policy, Ref, StageTask, ref_of
 
 
 class Shares(Do, Protocol):
@@ -67,8 +67,8 @@ def replay_steps(
     credits: Ref | None = None
     earlier: tuple[Ref, ...] = ()
     for past in chosen(config.replay, recorded):
-        credits = credits or _credits_before(do, config, recorded, past)
-        earlier = _drawn_before(do, config, recorded, past, earlier)
+        credits = credits or _credits_before(config, recorded, past)
+        earlier = _drawn_before(config, recorded, past, earlier)
         if policy is None or config.replay.policies == "recorded":
             policy = _begin(do, source, config, past)
             before = policy if config.replay.weights else recorded.sampler(past) or policy
@@ -90,28 +90,28 @@ def _begin(do: Shares, source: Source, config: RunConfig, past: RecordedStep) ->
     return policy_of(past.policy, past.step) if past.policy else None
 
 
-def _credits_before(do: Shares, config: RunConfig, recorded: Recorded, past: RecordedStep) -> Ref | None:
-    """Return the recorded credits of the step before the first one of a replay, where an estimator has state."""
-    earlier = recorded.steps.get(past.step - 1)
-    if not config.stateful or earlier is None or "advantage" not in earlier.work:
-        return None
-    return do.share(earlier.work["advantage"], past.step - 1)
+def _credits_before(config: RunConfig, recorded: Recorded, past: RecordedStep) -> Ref | None:
+    """Return the recorded credits that the first step of a replay goes on from, where an estimator has state.
+
+    Like what samplers go on from they are of a step that the replay does not go through: no part of it.
+    """
+    entry = recorded.credits_before(past.step) if config.stateful else None
+    return ref_of(entry, computed=False) if entry else None
 
 
-def _drawn_before(
-    do: Shares, config: RunConfig, recorded: Recorded, past: RecordedStep, drawn: tuple[Ref, ...]
-) -> tuple[Ref, ...]:
+def _drawn_before(config: RunConfig, recorded: Recorded, past: RecordedStep, drawn: tuple[Ref, ...]) -> tuple[Ref, ...]:
     """Return what a sampler with state goes on from: what the replay drew for the step before, or else what was
     recorded of it; of a step that was drawn again, the batch that was left for it."""
     if not config.assignment.sampler.stateful or "assignment" not in redone(config.replay):
         return ()
     assigned, before = past.work.get("assignment"), recorded.steps.get(past.step - 1)
-    if assigned is not None and assigned.inputs.get("batch", "0") != "0":
-        return tuple(do.share(entry, past.step) for entry in recorded.state_of(assigned))
-    if drawn or before is None:
+    again = assigned is not None and assigned.inputs.get("batch", "0") != "0"
+    if drawn and not again:
         return drawn
-    entries = [entry for stage in ("assignment", "regrade", "rollout") for entry in before.of(stage).values()]
-    return tuple(do.share(entry, before.step) for entry in entries)
+    entries = recorded.state_of(assigned) if assigned is not None else []
+    if before is not None and not entries:
+        entries = [entry for stage in ("assignment", "regrade", "rollout") for entry in before.of(stage).values()]
+    return tuple(ref_of(entry, computed=False) for entry in entries)
 
 
 @dataclass

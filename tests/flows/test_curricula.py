@@ -10,6 +10,7 @@ import pytest
 from configs.run import View
 from flows import pipeline, replay_config
 from flows.foretell import foretell
+from flows.recorded import recorded_by
 from flows.session import recorded
 from storage.policies import Policies
 from storage.store import Store, open_store
@@ -130,6 +131,14 @@ def test_a_replay_that_assigns_again_goes_on_from_the_recorded_state(origin: Pat
     assert [ref for ref in pieces(config) if ref.computed] == []
     session, _ = walk(config)
     assert session.num_computed == 0
+
+
+def test_the_step_whose_state_a_replay_goes_on_from_is_none_of_its_own(origin: Path, weights: None) -> None:
+    config = ask(origin, from_stage="assignment", steps="1:", name="late")
+    session, _ = walk(config)
+    assert list(recorded_by(session.place.store, "late").steps) == [*range(1, STEPS)]
+    again = ask(origin, run="late", from_stage="assignment")
+    assert again.replay.first_step == 1 and not [ref for ref in pieces(again) if ref.computed]
 
 
 def test_a_replay_that_would_begin_without_state_is_an_error(tmp_path: Path, weights: None) -> None:

@@ -1,5 +1,6 @@
 """Estimators with state in whole runs: interrupted, resumed and replayed, they credit as if nothing had happened."""
 
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,8 @@ import pyarrow as pa
 import pytest
 
 from configs.errors import ConfigError
-from flows import pipeline
+from flows import gc, pipeline
+from flows.recorded import recorded_by
 from flows.session import recorded
 from storage.store import Store, open_store
 from tasks.advantage import StateMissing
@@ -140,9 +142,29 @@ def test_a_replay_that_credits_the_second_step_anew_credits_the_same(origin: Pat
     store = session.place.store
     entry = max(store.ledger.entries(run="anew", stage="advantage"), key=lambda entry: entry.step)
     assert entry.step == 2 and entry.key not in {each.key for each in store.ledger.entries(run="base")}
-    replayed = [rows for rows in credits(store, "anew") if rows]
-    assert replayed[-2:] == credits(store)[1:]
-    assert states(store, "anew")[-2:] == states(store)[1:]
+    assert credits(store, "anew") == credits(store)[1:]
+    assert states(store, "anew") == states(store)[1:]
+
+
+def test_the_step_whose_state_a_replay_goes_on_from_is_none_of_its_own(origin: Path) -> None:
+    filters = ['filtering.filters=[{type="errored"}, {type="truncated"}]']
+    session, _ = walk(ask(origin, steps="1:", overrides=filters, name="late"))
+    assert list(recorded_by(session.place.store, "late").steps) == [1, 2]
+    again = ask(origin, run="late", from_stage="packing", overrides=["packing.tokens_per_row=128"])
+    assert (again.replay.first_step, again.replay.last_step) == (1, 3)
+
+
+def test_a_replay_of_a_replay_goes_on_from_the_state_that_it_did(origin: Path, tmp_path: Path) -> None:
+    root = shutil.copytree(origin, tmp_path / "store")
+    filters = ['filtering.filters=[{type="errored"}, {type="repetition"}]']
+    walk(ask(root, steps="1:", overrides=filters, name="kept"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("storage.keeping.activity.RECENT_HOURS", 0.0)
+        gc.remove_planned(open_store(root), gc.chosen(open_store(root), (), 0, ["base"], (), "all"))
+    assert not [piece for piece in pieces(ask(root, run="kept", from_stage="advantage")) if piece.computed]
+    session, _ = walk(ask(root, run="kept", overrides=['filtering.filters=[{type="errored"}]'], name="later"))
+    assert credits(session.place.store, "later") == credits(open_store(origin))[1:]
+    assert states(session.place.store, "later") == states(open_store(origin))[1:]
 
 
 def test_another_decay_from_the_first_step_on_differs(origin: Path) -> None:
