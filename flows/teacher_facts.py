@@ -16,6 +16,7 @@ from flows.facts import directory_digest, file_digest, files_of, model_directory
 from storage.keys import content_key
 from tasks.inference import model_info
 from tasks.inference.engine import Engine, EngineError, EngineLost
+from tasks.inference.tokenizing import difference
 
 ASK_SECONDS = 10.0
 """Longest wait for an answer about an engine that someone else runs."""
@@ -137,7 +138,9 @@ def _by_url(config: RunConfig, teacher: TeacherConfig) -> tuple[str, list[str]]:
             engine.score([0, last], salt_of(version))
         except EngineError as error:
             return version, [f"url: it cannot score token {last}, the last of the model's vocabulary: {error}"]
-    return version, []
+        tokenizer = config.model.tokenizer or config.model.path
+        other = difference(engine, model_directory(tokenizer)) if tokenizer else ""
+    return version, [f"url: it has another tokenizer than the model: {other}"] if other else []
 
 
 def _own_tokenizer(config: RunConfig) -> str:

@@ -216,6 +216,11 @@ class Engine:
         version = self._request("GET", "/version")["version"]
         return str(model["id"]), f"{model['id']} of {model.get('root') or model['id']}, vllm {version}"
 
+    def tokenize(self, text: str) -> list[int]:
+        """Return the tokens that the engine makes of a text, control tokens in it included and none added."""
+        asked = {"model": self.model, "prompt": text, "add_special_tokens": False}
+        return [int(token) for token in self._request("POST", "/tokenize", json=asked)["tokens"]]
+
     def score(self, token_ids: list[int], salt: str) -> list[float]:
         """Log-prob of each token given those before, at temperature 1, computed afresh; the first is 0.0.
 

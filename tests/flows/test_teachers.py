@@ -4,6 +4,7 @@ import os
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -105,14 +106,18 @@ def test_a_teacher_of_somebody_else_is_known_by_what_it_says_it_serves(
         room.at(teacher.model_copy(update={"version": "another"}))
 
 
-def test_a_teacher_of_somebody_else_with_a_smaller_vocabulary_or_another_key_is_refused(
-    taught: Taught, monkeypatch: pytest.MonkeyPatch
+def test_a_teacher_of_somebody_else_with_other_tokens_or_another_key_is_refused(
+    taught: Taught, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     served = taught.room.at(taught.teacher)
     monkeypatch.setenv(VARIABLE, served.api_key)
     large = taught.elsewhere(served, model=taught.config.model.model_dump(mode="json") | {"vocab_size": 4096})
     with pytest.raises(ConfigError, match=r"algorithm\.teacher\.url: it cannot score token 4095"):
         teacher_facts(large)
+    words = tiny_qwen3(tmp_path / "words", layers=1, words=("quick", "brown"))
+    other = taught.elsewhere(served, model=taught.config.model.model_dump(mode="json") | {"tokenizer": str(words)})
+    with pytest.raises(ConfigError, match=r"algorithm\.teacher\.url: it has another tokenizer .* here \('quick'\)"):
+        teacher_facts(other)
     monkeypatch.setenv(VARIABLE, "another key")
     with pytest.raises(ConfigError, match=r"algorithm\.teacher\.url: .*401"):
         teacher_facts(taught.elsewhere(served))
