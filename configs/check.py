@@ -21,7 +21,7 @@ def problems(config: RunConfig) -> list[str]:
     """Return one line for each thing in `config` that cannot work, whatever the machine."""
     checks = [_training(config), loss_problems(config.training.loss), _filters(config), _shaping(config)]
     checks += [crediting_problems(config, algorithms(config)), teaching_problems(config, algorithms(config))]
-    checks += [drawing_problems(config)]
+    checks += [drawing_problems(config, algorithms(config))]
     if config.kind in ("train", "evaluate"):
         checks += [_environments(config), _sampling(config), _evaluation(config)]
     checks += {"train": [_reinforcement(config)], "sft": [_supervised(config)], "evaluate": [], "replay": []}[

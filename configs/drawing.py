@@ -1,12 +1,14 @@
 """What must hold of the sections that say how a step is drawn: its examples, its replacements, its gate."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
+from configs.algorithms import AlgorithmConfig, GroupSection
+from configs.replay import redone
 from configs.run import RunConfig
 
 
-def drawing_problems(config: RunConfig) -> Iterator[str]:
-    """Yield one line for each thing that cannot work."""
+def drawing_problems(config: RunConfig, algorithms: Iterable[tuple[str, AlgorithmConfig]]) -> Iterator[str]:
+    """Yield one line for each thing that cannot work; `algorithms` come with where the config names them."""
     assignment, admission = config.assignment, config.admission
     if assignment.refill and config.kind == "sft":
         yield "assignment.refill: demonstrations are what they are; a run of kind sft has no groups to replace"
@@ -27,3 +29,29 @@ def drawing_problems(config: RunConfig) -> Iterator[str]:
             f"admission: the range from {admission.reject_min} to {admission.reject_max} is empty, so it refuses "
             "nothing; swap the two, or leave the section out"
         )
+    if assignment.refill and _draws(config):
+        yield from _unnoticed(config, algorithms)
+
+
+def _draws(config: RunConfig) -> bool:
+    return config.kind == "train" or (
+        config.kind == "replay" and {"assignment", "advantage"} <= {*redone(config.replay)}
+    )
+
+
+def _unnoticed(config: RunConfig, algorithms: Iterable[tuple[str, AlgorithmConfig]]) -> Iterator[str]:
+    """Yield a line for each algorithm whose groups without signal would be trained on and never replaced."""
+    gate = config.admission
+    if gate is not None and gate.reject_min <= 0 <= gate.reject_max:
+        return
+    filtered = any(each.type == "zero_advantage" and each.enforce for each in config.filtering.filters)
+    for where, algorithm in algorithms:
+        shaped = isinstance(algorithm, GroupSection) and (algorithm.length_penalty or algorithm.overlong)
+        if algorithm.compares_group and not (filtered and not shaped):
+            why = (
+                "rewards are shaped, which zero_advantage does not see" if shaped else "zero_advantage is not enforced"
+            )
+            yield (
+                f"assignment.refill: groups whose advantages are all zero would not be replaced ({where}: {why}); set "
+                "admission={}, a gate that refuses them"
+            )

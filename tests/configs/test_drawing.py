@@ -13,10 +13,23 @@ from storage.keys import content_key
 from tasks import advantage, assignment, filtering
 
 POOLS = 'assignment.sampler={type="difficulty_pools"}'
+WATCHING = 'filtering.filters=[{type="errored"}, {type="zero_advantage", enforce=false}]'
 FAULTS = [
     ("demo", ["assignment.refill=true", "filtering.max_batch_attempts=1"], "assignment.refill: filtering.max_batch_at"),
     ("demo", [POOLS, "assignment.shuffle=false"], "assignment.shuffle: difficulty_pools draws at random"),
     ("demo", ["admission={reject_min=0.5, reject_max=0.25}"], "admission: the range from 0.5 to 0.25 is empty"),
+    (
+        "demo",
+        ["assignment.refill=true", "algorithm.overlong={max_tokens=64, buffer_tokens=8}"],
+        "assignment.refill: gr",
+    ),
+    ("demo", ["assignment.refill=true", "algorithm.length_penalty={}"], "assignment.refill: groups whose advantages"),
+    ("demo", ["assignment.refill=true", 'filtering.filters=[{type="errored"}]'], "assignment.refill: groups whose a"),
+    (
+        "demo",
+        ["assignment.refill=true", WATCHING, "admission={reject_min=0.1, reject_max=0.5}"],
+        "assignment.refill: g",
+    ),
     ("sft_demo", ["assignment.refill=true"], "assignment.refill: demonstrations are what they are"),
     ("sft_demo", [POOLS], "assignment.sampler: difficulty_pools goes by rewards"),
 ]
@@ -32,6 +45,22 @@ def test_what_cannot_work_is_found_and_nothing_else(preset: str, overrides: list
 def test_the_bounds_themselves_are_allowed() -> None:
     settings = ["assignment.refill=true", "filtering.max_batch_attempts=2", POOLS, "admission={reject_min=0}"]
     assert problems(load(["demo"], settings)) == []
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["algorithm.overlong={max_tokens=64, buffer_tokens=8}", "admission={}"],
+        ["algorithm.length_penalty={}", "admission={reject_min=-0.1, reject_max=0.1}"],
+        [WATCHING, "admission={}"],
+        [WATCHING, "algorithm.type=rae"],
+        [WATCHING, 'algorithm={type="custom", function="m:f", from_groups=false}'],
+        ["algorithm.type=rloo"],
+    ],
+    ids=str,
+)
+def test_groups_without_signal_are_replaced_where_a_gate_or_a_filter_refuses_them(settings: list[str]) -> None:
+    assert problems(load(["demo"], ["assignment.refill=true", *settings])) == []
 
 
 @pytest.mark.parametrize(
