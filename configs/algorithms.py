@@ -206,8 +206,16 @@ class CustomConfig(AlgorithmSection):
     """Whatever else it wants to know, plain values; it finds them in the section."""
     from_groups: bool = True
     """Whether it compares the rollouts of a group, so that one rollout, or equal rewards, teach nothing."""
+    keeps_state: bool = later(False)
+    """Whether it carries state from step to step: its Credit has `states`, rows of table `estimator_states` for the
+    environment, and at the next step it finds them in `states` of what it is given."""
     version: str = version_of("function")
     """Name and version of its package, or the digest of its file; filled in when resolved."""
+
+    @property
+    def stateful(self) -> bool:  # type: ignore[override]
+        """What the section says of its function."""
+        return self.keeps_state
 
     @property
     def compares_group(self) -> bool:  # type: ignore[override]

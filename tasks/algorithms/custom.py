@@ -1,11 +1,15 @@
 """Custom: credit by a function of one's own, named by import path; what it returns is checked."""
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from configs.algorithms import CustomConfig
+from storage.schemas import ESTIMATOR_STATES
 from tasks.algorithms.credit import AdvantageBreach, Credit, Kept
+from tasks.columns import texts
 from tasks.import_paths import load_version
+from tasks.ragged import Ragged
 
 
 def custom(kept: Kept, settings: CustomConfig) -> Credit:
@@ -18,7 +22,7 @@ def custom(kept: Kept, settings: CustomConfig) -> Credit:
     # What it does to its arguments changes neither what it is judged by nor what the next step is given.
     credit = function(kept.copy(), settings.model_copy(deep=True))
     try:
-        require_credit(kept, credit)
+        require_credit(kept, credit, settings.keeps_state)
     except AdvantageBreach as error:
         raise AdvantageBreach(
             f"algorithm {settings.function}: {error}. Nothing was trained; all that was sampled is safe. Correct the "
@@ -27,12 +31,12 @@ def custom(kept: Kept, settings: CustomConfig) -> Credit:
     return credit  # type: ignore[no-any-return]
 
 
-def require_credit(kept: Kept, credit: object) -> None:
+def require_credit(kept: Kept, credit: object, keeps_state: bool = False) -> None:
     """Raise AdvantageBreach unless `credit` is one for these traces that training can be held to.
 
     Advantages are finite or NaN, which is none; weights are finite and not negative; rl and ref_kl weigh sampled tokens
     only, for which alone there is a log-prob of the engine, and no token both; a token with rl weight has a finite
-    signal, or its trace an advantage; ref_kl has a signal; there is no state, since none would be handed back.
+    signal, or its trace an advantage; ref_kl has a signal; there is state where it is handed back, and nowhere else.
     """
     if not isinstance(credit, Credit):
         raise AdvantageBreach(f"it returned {type(credit).__name__}, not tasks.algorithms.Credit")
@@ -44,8 +48,10 @@ def require_credit(kept: Kept, credit: object) -> None:
         raise AdvantageBreach("a token has weight in rl and in ref_kl; column advantages can serve but one of them")
     if credit.signal is None:
         _require_advantages(kept, credit)
-    if credit.states is not None:
-        raise AdvantageBreach("it returned states, which are kept for algorithms of the config only")
+    if keeps_state:
+        _require_states(kept, credit.states)
+    elif credit.states is not None:
+        raise AdvantageBreach("it returned states, which would be lost; set keeps_state=true for them to be kept")
 
 
 def _require_shapes(kept: Kept, credit: Credit) -> None:
@@ -75,3 +81,18 @@ def _require_advantages(kept: Kept, credit: Credit) -> None:
         raise AdvantageBreach("ref_kl has weight, and there is no signal: log pi_ref - log pi_engine of each token")
     if (np.isnan(credit.advantage)[kept.owner[kept.mask.row_of_value]] & (credit.rl != 0)).any():
         raise AdvantageBreach("rl has weight in a trace without an advantage")
+
+
+def _require_states(kept: Kept, states: pa.Table | None) -> None:
+    """Raise AdvantageBreach unless states are rows of the table for the one environment, each seat's once."""
+    if not isinstance(states, pa.Table) or not states.schema.equals(ESTIMATOR_STATES.arrow):
+        what = f"a table of {states.schema.names}" if isinstance(states, pa.Table) else type(states).__name__
+        raise AdvantageBreach(
+            f"it keeps state and returned {what} for states, not a table with the schema ESTIMATOR_STATES.arrow"
+        )
+    if foreign := {*texts(states["environment"])} - {*texts(kept.traces["environment"])}:
+        raise AdvantageBreach(f"states are of environment {min(foreign)!r}, whose traces it was not given")
+    if states.group_by(["example_id", "agent"]).aggregate([]).num_rows < states.num_rows:
+        raise AdvantageBreach("states have an example and agent twice")
+    if not np.isfinite(Ragged.of(states["values"]).values).all():
+        raise AdvantageBreach("states have values that are not finite")

@@ -223,5 +223,19 @@ def test_one_agent_is_refused_under_it(tmp_path: Path, monkeypatch: pytest.Monke
         play("rollout", in_turns)
 
 
+def test_a_function_of_ones_own_keeps_its_state_too(tmp_path: Path) -> None:
+    own = {"type": "custom", "function": "tests.tasks.algorithms.masks:remembering", "keeps_state": True}
+    play("rollout", rehearsal.sampled)
+    try:
+        store = rehearse(tmp_path / "store", "base", **RAE | {"algorithm": own})
+    finally:
+        play("rollout", in_turns)
+    counts = [sum(row["num_traces"] for row in rows) for rows in states(store)]
+    assert counts == [24, 48, 72], "every step goes on from the one before"
+    assert max(abs(row["baseline"]) for row in credits(store)[2]) > 0
+    entries = store.ledger.entries(run="base", stage="advantage")
+    assert [each.inputs.get("advantage") for each in entries] == [None, *(each.key for each in entries[:-1])]
+
+
 def test_the_recorded_config_says_the_estimator(origin: Path) -> None:
     assert open_store(origin).runs.config("base")["algorithm"] == {"type": "rae", "decay": DECAY, "order": "post"}

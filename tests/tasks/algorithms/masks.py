@@ -3,9 +3,11 @@
 from dataclasses import replace
 
 import numpy as np
+import pyarrow as pa
 
 from tasks.algorithms import Credit
 from tasks.algorithms.grpo import GrpoConfig, grpo
+from tasks.algorithms.rae import RaeConfig, rae
 
 
 def below(messages, limit=10):
@@ -84,3 +86,23 @@ def greedy(kept, settings):
 def forgetful(messages, limits):
     """Keep tokens below the limit, which only the first call finds."""
     return below(messages, limits.pop())
+
+
+def remembering(kept, settings):
+    """Credit as rae does, state and all."""
+    return rae(kept, RaeConfig(decay=settings.arguments.get("decay", 0.5)))
+
+
+def misremembering(kept, settings):
+    """Credit as rae does, with something wrong with the state."""
+    credit, kind = rae(kept, RaeConfig(decay=0.5)), settings.arguments["kind"]
+    rows = credit.states.to_pylist()
+    changed = {
+        "none": None,
+        "credits": kept.traces,
+        "elsewhere": [row | {"environment": "elsewhere"} for row in rows],
+        "twice": rows * 2,
+        "nan": [row | {"values": [float("nan")]} for row in rows],
+    }[kind]
+    states = pa.Table.from_pylist(changed, credit.states.schema) if isinstance(changed, list) else changed
+    return replace(credit, states=states)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tasks.advantage import STAGE, advantage
+from tasks.advantage import STAGE, StateMissing, advantage
 from tasks.algorithms import AdvantageBreach
 from tasks.import_paths import NotImportable, code_version
 from tests.builders import view
@@ -23,7 +23,7 @@ REFUSED = {
     "no signal": "ref_kl has weight, and there is no signal",
     "signal not finite": "signal is not finite",
     "no advantage": "rl has weight in a trace without an advantage",
-    "state": "it returned states",
+    "state": "it returned states, which would be lost; set keeps_state=true",
 }
 
 
@@ -72,3 +72,34 @@ def test_a_signal_of_its_own_stands_for_advantages(component):
     rows = credited(group(1.0, 0.0), **section)
     assert rows[0]["advantages"] == [0, 0, 0, 0.25, 0.25] and rows[0][f"{component}_weights"] == [0, 0, 0, 1, 1]
     assert advantages(rows) == [None, None]
+
+
+def test_state_that_it_keeps_is_what_it_finds_at_the_next_step():
+    own = view(STAGE, algorithm={"type": "custom", "function": f"{HERE}:remembering", "keeps_state": True})
+    tables, states = tables_of(group(1.0, 0.0)), {}
+    found = []
+    for step in range(2):
+        made = advantage(tables | states, own, step=step)
+        found.append(made["credits"]["advantage"].to_pylist())
+        states = {"estimator_states": made["estimator_states"]}
+    # b: 0 -> 0.5 -> 0.25 -> 0.625 -> 0.3125, taken first.
+    assert found == [[0.5, -0.25], [0.375, -0.3125]]
+    assert states["estimator_states"].to_pylist()[0]["num_traces"] == 4
+    with pytest.raises(StateMissing, match="algorithm custom goes on from the state after step 0"):
+        advantage(tables, own, step=1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("none", "it keeps state and returned NoneType for states"),
+        ("credits", "it keeps state and returned a table of .*trace_id"),
+        ("elsewhere", "states are of environment 'elsewhere'"),
+        ("twice", "states have an example and agent twice"),
+        ("nan", "states have values that are not finite"),
+    ],
+)
+def test_state_that_could_not_be_handed_back_is_refused(kind, message):
+    section = {"function": f"{HERE}:misremembering", "arguments": {"kind": kind}, "keeps_state": True}
+    with pytest.raises(AdvantageBreach, match=message):
+        credited(group(1.0, 0.0), type="custom", step=0, **section)
