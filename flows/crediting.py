@@ -62,12 +62,12 @@ def credit_all(
     or teacher; what an algorithm refuses is an answer.
     """
     root = existing_store(store or RunConfig().store)
-    run, _ = recorded_run(root, run)
+    run, recorded = recorded_run(root, run)
     chosen = names or [name for name in VARIANTS if name not in NEED_ENGINE or (name == "opd" and teacher)]
     if unknown := [name for name in chosen if name not in VARIANTS]:
         raise ConfigError([f"algorithms: {', '.join(unknown)}: the known ones are {', '.join(VARIANTS)}"])
     weights = _teacher(root, teacher) if teacher else ""
-    asked = [(name, _asked(run, name, steps, weights, store)) for name in chosen]
+    asked = [(name, asked_of(recorded, name, steps, weights, store)) for name in chosen]
     return Frames(root), run, [_credited(name, each, plain) for name, each in asked]
 
 
@@ -79,14 +79,25 @@ def _teacher(root: Any, teacher: str) -> str:
     return str(root.policies.directory(policy.key))
 
 
-def _asked(run: str, name: str, steps: str, teacher: str, store: str) -> Asked:
+def asked_of(recorded: RunConfig, name: str, steps: str = "", teacher: str = "", store: str = "") -> Asked:
+    """Return what is asked of the replay that credits all rollouts of a run by one variant, and by nothing else.
+
+    Neither what the run set for that type stays, nor the algorithm that one of its environments has of its own.
+    """
     settings = dict(VARIANTS[name]) | ({"teacher": {"path": teacher}} if name == "opd" else {})
+    other = "grpo" if settings["type"] == "supervised" else "supervised"
+    own = [number for number, each in enumerate(recorded.environments) if each.algorithm is not None]
+    run = recorded.name
     return Asked(
         run,
         "advantage",
         "advantage",
         steps,
-        [f"algorithm={toml(settings)}"],
+        [
+            f"algorithm.type={other}",  # which forgets the settings of any
+            f"algorithm={toml(settings)}",
+            *(f"environments.{number}.algorithm=null" for number in own),
+        ],
         name=f"{run}-by-{name}" + (f"-{steps.replace(':', '-')}" if steps else ""),
         store=store,
     )

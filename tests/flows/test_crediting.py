@@ -9,13 +9,15 @@ import pytest
 from configs.algorithms import RlooConfig
 from configs.errors import ConfigError
 from configs.load import load
-from flows.crediting import VARIANTS, Credited, credit_all, figures, samples, toml
+from flows.crediting import VARIANTS, Credited, asked_of, credit_all, figures, samples, toml
+from flows.prepare import recorded_run
+from flows.replay_config import prepare_replay
 from flows.views.credited import described, page
 from flows.views.curve import Point, curves_svg
 from flows.views.curves import main as curves
 from storage.frames import Frames
 from storage.store import open_store
-from tests.flows.rehearsal import rehearse
+from tests.flows.rehearsal import SMALL, rehearse
 from tests.flows.replays import ask, walk
 
 REFUSED = Credited("rae", "", "table traces, column agent: one seat.\nNothing was trained.")
@@ -40,6 +42,17 @@ def test_every_variant_is_a_config() -> None:
         assert tomllib.loads(f"algorithm = {toml(given)}")["algorithm"] == given
         assert load(["demo"], [f"algorithm={toml(given)}"]).algorithm.type == settings["type"]
     assert load(["demo"], [f"algorithm={toml(VARIANTS['rloo'])}"]).algorithm == RlooConfig()
+
+
+def test_a_variant_credits_every_environment_and_keeps_no_setting_of_the_run(tmp_path: Path) -> None:
+    shaped = {"type": "grpo", "normalise_std": True, "length_penalty": {}, "epsilon": 0.5}
+    own = [SMALL["environments"][0] | {"algorithm": shaped}]
+    store = rehearse(tmp_path / "store", "base", steps=1, algorithm=shaped, environments=own)
+    recorded = recorded_run(store, "base")[1]
+    for name in ("grpo", "rloo", "supervised"):
+        config = prepare_replay(asked_of(recorded, name, store=str(tmp_path / "store")))
+        assert config.algorithms == {} and config.algorithm.type == name
+        assert config.algorithm == load(["demo"], [f"algorithm={toml(VARIANTS[name])}"]).algorithm
 
 
 def test_advantages_stand_beside_each_other_by_sample(credited: tuple[Path, list[Credited]]) -> None:
