@@ -97,6 +97,7 @@ class Dying(Rehearsal):
         return super().__call__(task, *arguments, **named)
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize("last", [8, 15])
 def test_a_run_that_dies_goes_on_with_the_state_that_it_had(
     origin: Path, changes: dict[str, Any], tmp_path: Path, last: int

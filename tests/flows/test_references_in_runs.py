@@ -27,8 +27,7 @@ from tests.flows.test_teacher_facts import model
 SCORE = -0.5
 
 
-@pytest.fixture(autouse=True)
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def play(patch: pytest.MonkeyPatch) -> list[int]:
     """Let a teacher be played that gives every token the same; return how many sequences it was asked for."""
     counts: list[int] = []
 
@@ -39,9 +38,14 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     def at(self: TeacherRoom, teacher: TeacherConfig) -> Served:
         return Served("http://teacher", "", salt=teacher.version)
 
-    monkeypatch.setattr(reference, "score", score)
-    monkeypatch.setattr(TeacherRoom, "at", at)
+    patch.setattr(reference, "score", score)
+    patch.setattr(TeacherRoom, "at", at)
     return counts
+
+
+@pytest.fixture(autouse=True)
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    return play(monkeypatch)
 
 
 def opd(root: Path, name: str = "teacher") -> dict[str, Any]:
@@ -49,6 +53,16 @@ def opd(root: Path, name: str = "teacher") -> dict[str, Any]:
     teacher = model(root / name, name.encode())
     known = {"vocab_size": 512, "tokenizer_digest": tokenizer_digest(teacher)}
     return {"algorithm": {"type": "opd", "teacher": {"path": str(teacher), "version": name}}, "model": known}
+
+
+@pytest.fixture(scope="module")
+def taught(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a recorded run of two steps, drawn to a teacher, in `store`, and the `teacher`."""
+    place = tmp_path_factory.mktemp("taught")
+    with pytest.MonkeyPatch.context() as patch:
+        play(patch)
+        rehearse(place / "store", "base", **opd(place))
+    return place
 
 
 def rows(store: Store, run: str, stage: str, table: str) -> list[dict[str, Any]]:
@@ -100,23 +114,21 @@ def test_a_recorded_run_is_credited_by_a_teacher_and_asks_for_nobody_else(tmp_pa
     assert len(rows(store, config.name, "advantage", "credits")) == len(rows(store, "base", "advantage", "credits"))
 
 
-def test_a_replay_of_what_comes_after_takes_the_references_over(tmp_path: Path, asked: list[int]) -> None:
-    store = rehearse(tmp_path / "store", "base", **opd(tmp_path))
-    config = ask(tmp_path / "store", overrides=["packing.tokens_per_row=96"])
+def test_a_replay_of_what_comes_after_takes_the_references_over(taught: Path, asked: list[int]) -> None:
+    config = ask(taught / "store", overrides=["packing.tokens_per_row=96"])
     assert needs([piece for piece in pieces(config) if piece.computed], config) == []
-    walk(config)
-    assert len(asked) == 2 and len(recorded_by(store, config.name).steps[1].work) > 6
+    store = walk(config)[0].place.store
+    assert asked == [] and len(recorded_by(store, config.name).steps[1].work) > 6
     ours, theirs = (recorded_by(store, run).steps[1].work["reference"] for run in (config.name, "base"))
     assert ours.key == theirs.key and ours.run == config.name
 
 
-def test_settings_of_the_engine_mean_something_to_a_reference(tmp_path: Path) -> None:
-    rehearse(tmp_path / "store", "base", **opd(tmp_path))
+def test_settings_of_the_engine_mean_something_to_a_reference(taught: Path) -> None:
     longer = "engine.max_model_len=1024"
     with pytest.raises(ConfigError, match="belongs to stage rollout"):
-        ask(tmp_path / "store", from_stage="packing", overrides=[longer])
-    drawn = ["algorithm.type=opd", f"algorithm.teacher.path={tmp_path / 'teacher'}"]
-    assert ask(tmp_path / "store", from_stage="advantage", overrides=[longer, *drawn]).engine.max_model_len == 1024
+        ask(taught / "store", from_stage="packing", overrides=[longer])
+    drawn = ["algorithm.type=opd", f"algorithm.teacher.path={taught / 'teacher'}"]
+    assert ask(taught / "store", from_stage="advantage", overrides=[longer, *drawn]).engine.max_model_len == 1024
 
 
 @pytest.mark.parametrize(

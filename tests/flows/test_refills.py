@@ -158,6 +158,7 @@ class Dying(Rehearsal):
         return super().__call__(task, *arguments, **named)
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize("last", [6, 9, 14])
 def test_a_run_that_dies_anywhere_goes_on_as_if_it_had_not(origin: Path, tmp_path: Path, last: int) -> None:
     session = session_for(tmp_path / "store", "base", **REFILL)

@@ -74,6 +74,7 @@ def test_policies_that_counterfactual_steps_start_from_are_not_their_own(tmp_pat
     assert began == starts(store, "second"), "a replay of it would start from the same"
 
 
+@pytest.mark.engine
 def test_a_step_emptied_by_a_quarantine_stays_empty_in_replays_of_the_replay(tmp_path: Path, models: list[str]) -> None:
     root = tmp_path / "store"
     store = rehearse(root, "base", steps=3)
@@ -125,6 +126,7 @@ def test_a_quarantine_elsewhere_or_heeded_before_stops_nothing(tmp_path: Path, m
         ask(root, name="clean", quarantine=False)
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize("lag", [0, 1])
 def test_unchanged_settings_find_everything_from_every_stage(tmp_path: Path, models: list[str], lag: int) -> None:
     root = tmp_path / "store"

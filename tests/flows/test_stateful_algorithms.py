@@ -89,6 +89,7 @@ def test_a_run_credits_as_one_trace_after_the_other_says_and_keeps_the_last_stat
     assert {row["num_traces"] for row in states(store)[-1]} == {2, 4}
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize("stage", ["advantage", "training"])
 def test_killed_in_the_second_step_and_resumed_it_is_the_same_run(
     origin: Path, tmp_path: Path, stage: str, monkeypatch: pytest.MonkeyPatch

@@ -61,6 +61,8 @@ def _row(draw: st.DrawFn, table: Table) -> dict[str, Any]:
             row[column.name] = draw(_list(column.type, length, column.name in table.logprobs))
         elif column.name in table.aligned_or_empty:
             row[column.name] = draw(_list(column.type, draw(st.sampled_from([0, length])), False))
+        elif column.name in table.logprobs:
+            row[column.name] = draw(_list(column.type, length, True))
         else:
             row[column.name] = draw(_value(column.type))
     for flags, allowed in table.only_where:

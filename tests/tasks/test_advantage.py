@@ -86,14 +86,14 @@ def test_equal_rewards_divide_by_epsilon_and_not_by_zero():
     assert advantages(credited(group(0.1, 0.1, 0.1), type="grpo", normalise_std=True)) == pytest.approx([0.0] * 3)
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(rewards=REWARDS, normalise=st.booleans())
 def test_a_groups_advantages_add_up_to_zero(rewards, normalise):
     rows = credited(group(*rewards), type="grpo", normalise_std=normalise)
     assert sum(advantages(rows)) == pytest.approx(0, abs=1e-9 * (1 + sum(map(abs, advantages(rows)))))
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(rewards=REWARDS, data=st.data())
 def test_order_does_not_matter(rewards, data):
     traces = [*group(*rewards), *group(1.0, 0.0, group_id="g1")]
@@ -128,7 +128,7 @@ def test_advantages_are_zero_where_weights_are():
         assert [a != 0 for a in row["advantages"]] == [w != 0 for w in row["rl_weights"]]
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(data=st.data(), size=st.integers(1, 9))
 def test_every_sampled_token_of_any_graph_is_trained_exactly_once(data, size):
     messages = []

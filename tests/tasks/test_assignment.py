@@ -49,7 +49,7 @@ def test_held_out_examples_are_never_assigned():
     assert "held-out" not in groups(assigned(examples(reverse=3), groups_per_step=50))
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(count=st.integers(1, 12), per_step=st.integers(1, 30), num_steps=st.integers(1, 6), seed=st.integers(0, 99))
 def test_each_epoch_has_every_example_once_however_steps_cut_it(count, per_step, num_steps, seed):
     tables = examples(reverse=count)

@@ -133,7 +133,7 @@ ROLLOUTS = st.tuples(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(
     drawn=st.lists(ROLLOUTS, min_size=1, max_size=9),
     num_updates=st.integers(1, 3),

@@ -45,7 +45,7 @@ SIGNS: dict[str, Any] = {
 }
 
 
-@settings(max_examples=12)  # each one opens a database
+@settings(max_examples=8)  # each one opens a database
 @given(
     st.dictionaries(st.sampled_from(sorted(MEANINGS)), st.none() | st.integers(-2, 2)),
     st.lists(comparisons, min_size=1, max_size=3),

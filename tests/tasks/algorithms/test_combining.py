@@ -57,7 +57,7 @@ def several(draw):
     return own, draw(st.permutations(traces)), draw(st.permutations(messages))
 
 
-@settings(max_examples=30)
+@settings(max_examples=12)
 @given(several())
 def test_each_environment_is_credited_as_if_it_were_alone(drawn):
     own, traces, messages = drawn

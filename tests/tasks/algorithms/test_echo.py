@@ -255,7 +255,7 @@ def _tool(row, above):
     return None
 
 
-@settings(max_examples=80)
+@settings(max_examples=30)
 @given(talks(), SECTION, SECTION, TOOL)
 def test_any_graph_is_weighed_as_a_walk_token_by_token_says(rows, system, user, tool):
     sections = {"system": system, "user": user, "tool": tool}

@@ -28,7 +28,7 @@ def close(expected, *, rel=1e-9):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=20)
+@settings(max_examples=8)
 @given(data=st.data(), shaping=st.sampled_from(({}, LENGTHY)))
 def test_the_order_of_rows_does_not_matter(kind, data, shaping):
     step = data.draw(steps(seats=kind == "hierarchical_grpo"))
@@ -37,7 +37,7 @@ def test_the_order_of_rows_does_not_matter(kind, data, shaping):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=20)
+@settings(max_examples=8)
 @given(data=st.data(), shaping=st.sampled_from(({}, LENGTHY)))
 def test_every_comparison_group_adds_up_to_zero(kind, data, shaping):
     step = data.draw(steps(seats=kind == "hierarchical_grpo"))
@@ -49,7 +49,7 @@ def test_every_comparison_group_adds_up_to_zero(kind, data, shaping):
     assert all(abs(total) <= 1e-9 * (1 + scale[key]) for key, total in sums.items())
 
 
-@settings(max_examples=20)
+@settings(max_examples=8)
 @given(step=steps(), shaping=st.sampled_from(({}, LENGTHY)))
 def test_rloo_is_n_over_n_minus_1_times_grpo(step, shaping):
     grouped, leaving_out = worth(step, "grpo", **shaping), worth(step, "rloo", **shaping)
@@ -62,20 +62,20 @@ def test_rloo_is_n_over_n_minus_1_times_grpo(step, shaping):
         assert leaving_out[row["trace_id"]] == (None if size == 1 or expected is None else pytest.approx(expected))
 
 
-@settings(max_examples=20)
+@settings(max_examples=8)
 @given(step=steps(), shaping=st.sampled_from(({}, LENGTHY)))
 def test_dr_grpo_is_grpo_and_so_is_hierarchical_grpo_of_one_agent_over_the_group(step, shaping):
     assert worth(step, "grpo", **shaping) == worth(step, "dr_grpo", **shaping)
     assert worth(step, "grpo", **shaping) == worth(step, "hierarchical_grpo", **shaping)
 
 
-@settings(max_examples=20)
+@settings(max_examples=8)
 @given(step=steps(), scale=st.sampled_from((1e-3, 0.5, 3.0, 1e6)))
 def test_max_rl_does_not_depend_on_the_unit_of_rewards(step, scale):
     assert worth(step.rewarded(lambda reward: reward * scale), "max_rl") == close(worth(step, "max_rl"))
 
 
-@settings(max_examples=20)
+@settings(max_examples=8)
 @given(step=steps(), scale=st.sampled_from((0.5, 3.0, 100.0)), shift=st.sampled_from((-7.0, 0.0, 2.5)))
 def test_reinforce_pp_does_not_depend_on_the_unit_of_rewards_nor_on_their_zero(step, scale, shift):
     changed = step.rewarded(lambda reward: reward * scale + shift)
@@ -84,7 +84,7 @@ def test_reinforce_pp_does_not_depend_on_the_unit_of_rewards_nor_on_their_zero(s
         assert found == close(expected, rel=1e-6)
 
 
-@settings(max_examples=20)
+@settings(max_examples=8)
 @given(step=steps(), scale=st.sampled_from((0.5, 3.0, 100.0)), shift=st.sampled_from((-7.0, 0.0, 2.5)))
 @pytest.mark.parametrize("kind", ["grpo", "dr_grpo", "rloo"])
 def test_what_divides_by_nothing_scales_with_the_rewards(kind, step, scale, shift):
@@ -93,7 +93,7 @@ def test_what_divides_by_nothing_scales_with_the_rewards(kind, step, scale, shif
     assert changed == close(expected)
 
 
-@settings(max_examples=20)
+@settings(max_examples=8)
 @given(step=steps(), kind=st.sampled_from(SINGLE))
 def test_where_nothing_passes_length_is_no_matter(step, kind):
     assert worth(step, kind, length_penalty={"passing": 3.5}) == worth(step, kind)

@@ -40,14 +40,14 @@ def against_reference(step: Step, section: dict) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(data=st.data())
 def test_any_step_is_credited_as_one_trace_at_a_time_says(kind, data):
     step = data.draw(steps(seats=kind == "hierarchical_grpo"))
     against_reference(step, {"type": kind} | data.draw(SHAPING))
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(step=steps(), epsilon=st.sampled_from((1e-6, 0.5)))
 def test_grpo_with_standard_deviations_too(step, epsilon):
     against_reference(step, {"type": "grpo", "normalise_std": True, "epsilon": epsilon})

@@ -135,7 +135,7 @@ def slowly(traces, states, decay, order):
     return found, baselines
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(played(), st.sampled_from([0.0, 0.25, 0.9]), st.sampled_from(["post", "pre"]))
 def test_any_traces_are_credited_as_one_at_a_time_says(drawn, decay, order):
     traces, states = drawn
@@ -149,7 +149,7 @@ def test_any_traces_are_credited_as_one_at_a_time_says(drawn, decay, order):
         assert sum(row["rl_weights"]) == (0 if row["advantage"] is None else 2)
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(st.lists(DYADIC, min_size=1, max_size=4), DYADIC, st.sampled_from([0.25, 0.5, 0.75]))
 def test_post_is_pre_times_the_decay_exactly(rewards, before, decay):
     known = [state(before)]
@@ -159,7 +159,7 @@ def test_post_is_pre_times_the_decay_exactly(rewards, before, decay):
     assert post[1] == pre[1]
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(played(), st.integers(0, 12))
 def test_two_steps_are_one_step_cut_in_two(drawn, cut):
     traces, states = drawn

@@ -83,7 +83,7 @@ def test_the_best_is_paired_with_the_worst() -> None:
     assert (pair["chosen_trace_id"], pair["rejected_trace_id"]) == ("t1", "t3")
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(st.lists(st.none() | st.sampled_from([0.0, 0.5, 1.0]), max_size=6))
 def test_all_pairs_differ_in_reward(rewards: list[float | None]) -> None:
     pairs = list(preferences(group(*rewards), "all"))

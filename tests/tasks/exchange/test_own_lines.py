@@ -87,7 +87,7 @@ def there_and_back(rows: list[Row], messages: dict[str, list[Row]]) -> tuple[pa.
     return found.traces(3), found.messages(3)
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(episodes())
 def test_rows_come_back_as_they_were(episode: tuple[list[Row], dict[str, list[Row]]]) -> None:
     rows, messages = episode

@@ -37,7 +37,7 @@ EPISODES = st.lists(
 )
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(EPISODES, st.integers(0, 3))
 def test_every_episode_is_one_member_of_one_group(drawn: list[dict[str, Any]], groups_per_step: int) -> None:
     found = place([episode(f"t{number}", **values) for number, values in enumerate(drawn)], groups_per_step)

@@ -82,7 +82,7 @@ EXTRA = st.dictionaries(
 OPTIONAL = st.sets(st.sampled_from(["metrics", "info", "errors", "calls", "tools", "timing", "agent", "version", "ok"]))
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(extra=EXTRA, gone=OPTIONAL, of_node=EXTRA, scores=st.lists(st.floats(-30, 0, allow_nan=False), min_size=1))
 def test_unknown_and_absent_fields_come_back_too(
     extra: dict[str, Any], gone: set[str], of_node: dict[str, Any], scores: list[float]

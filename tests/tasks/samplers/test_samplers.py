@@ -63,7 +63,7 @@ def test_examples_are_drawn_in_proportion_to_their_weights():
     assert even["e0"] / 4000 == pytest.approx(1 / 2, abs=0.03)
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(count=st.integers(1, 9), wanted=st.integers(0, 20), step=st.integers(0, 5), data=st.data())
 def test_no_example_comes_again_before_all_have_come(count, wanted, step, data):
     taken = data.draw(st.sets(st.integers(0, count - 1)).map(lambda numbers: {f"e{n}" for n in numbers}))
@@ -94,7 +94,7 @@ def test_a_further_batch_in_dataset_order_goes_on_where_the_step_ended():
     assert standard(asked(3, [0, 1], batch=1, taken={"e0", "e1", "e2"}), shuffle=False) == ["e0", "e1"]
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(count=st.integers(1, 9), turns=st.lists(st.integers(0, 30), max_size=9), data=st.data())
 def test_examples_of_earlier_batches_come_only_when_there_is_no_other(count, turns, data):
     taken = data.draw(st.sets(st.integers(0, count - 1), min_size=1).map(lambda numbers: {f"e{n}" for n in numbers}))
