@@ -1,0 +1,92 @@
+"""Mutation testing of what credits, masks, packs and weighs: `make mutate` runs it and writes docs/mutation.md.
+
+mutmut (section `tool.mutmut` of pyproject.toml) runs in a copy of the checkout, so that nothing is left in it.
+"""
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections import Counter
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+
+from tests.mutation.report import GROUPS, Survivor, group_of, module_of, page
+
+ROOT = Path(__file__).parents[2]
+COPIED = ("pyproject.toml", "configs", "environments", "flows", "storage", "tasks", "tests")
+REASONS = Path(__file__).with_name("equivalent.toml")
+
+
+def main(arguments: list[str]) -> int:
+    """Run mutmut, with `arguments` of its own (names of mutants, --max-children), and write the report.
+
+    Returns 0 if enough mutants were killed in every group of modules. The report is written only for a whole run.
+    """
+    with tempfile.TemporaryDirectory(prefix="stagecoach-mutants-") as scratch:
+        copy = Path(scratch) / "checkout"
+        for name in COPIED:
+            _copy(ROOT / name, copy / name)
+        # Without a TMPDIR, tests keep files in memory and drop them at the end of each of the sessions within mutmut.
+        place = Path(scratch) / "files"
+        place.mkdir()
+        _mutmut(copy, "run", *arguments, TMPDIR=str(place))
+        found = statuses(_mutmut(copy, "results", "--all", "true", quiet=True))
+        survivors = [_survivor(copy, name) for name, status in found.items() if status not in ("killed", "timeout")]
+    text, enough = page(counted(found), survivors, f"{datetime.now(UTC):%Y-%m-%d}", _machine())
+    print(text)
+    if "not checked" not in found.values():
+        (ROOT / "docs" / "mutation.md").write_text(text, encoding="utf-8")
+    return 0 if enough else 1
+
+
+def statuses(printed: str) -> dict[str, str]:
+    """Return the status of each mutant by name, as `mutmut results` prints them."""
+    lines = (line.strip().rpartition(": ") for line in printed.splitlines() if "__mutmut_" in line)
+    return {name: status for name, _, status in lines}
+
+
+def counted(found: Mapping[str, str]) -> dict[str, Counter[str]]:
+    """Return how many mutants of each module have which status, modules in the order of the report."""
+    modules = sorted({module_of(name) for name in found}, key=lambda module: (GROUPS.index(group_of(module)), module))
+    return {
+        module: Counter(status for name, status in found.items() if module_of(name) == module) for module in modules
+    }
+
+
+def _survivor(copy: Path, name: str) -> Survivor:
+    shown = _mutmut(copy, "show", name, quiet=True)
+    function = name.partition("__mutmut_")[0].replace("x_", "", 1).replace("xǁ", "", 1).replace("ǁ", ".")
+    lines = [line for line in shown.splitlines() if line[:1] in "+-" and not line.startswith(("+++", "---"))]
+    removed, added = ("\n".join(line[1:].strip() for line in lines if line[0] == sign) for sign in "-+")
+    reasons = tomllib.loads(REASONS.read_text(encoding="utf-8"))
+    return Survivor(function, removed, added, reasons.get(function, {}).get(added, ""))
+
+
+def _copy(source: Path, target: Path) -> None:
+    if source.is_dir():
+        shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__", ".*", "*.egg-info"))
+    else:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(source, target)
+
+
+def _mutmut(copy: Path, *arguments: str, quiet: bool = False, **variables: str) -> str:
+    program = Path(sys.executable).with_name("mutmut")
+    environment = os.environ | {"OMP_NUM_THREADS": "1"} | variables
+    done = subprocess.run(
+        [program, *arguments], cwd=copy, env=environment, stdout=subprocess.PIPE if quiet else None, check=True
+    )
+    return done.stdout.decode() if quiet else ""
+
+
+def _machine() -> str:
+    return f"{os.cpu_count()} {platform.machine()} cores, Python {platform.python_version()}"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

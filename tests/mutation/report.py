@@ -1,0 +1,113 @@
+"""The report of a mutation run: shares by module and group, and every mutant that survived, with the reason why."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+ENOUGH = 0.95
+"""Share of the mutants of each group that must be killed; those that change nothing count against it too."""
+GROUPS = ("advantage", "masks", "packing", "loss")
+PARTS = {
+    "tasks.advantage": "advantage",
+    "tasks.algorithms": "advantage",
+    "tasks.admission": "masks",
+    "tasks.algorithms.keep_masks": "masks",
+    "tasks.filtering": "masks",
+    "tasks.filters": "masks",
+    "tasks.parse_errors": "masks",
+    "tasks.bins": "packing",
+    "tasks.branches": "packing",
+    "tasks.constant_lengths": "packing",
+    "tasks.packing": "packing",
+    "tasks.ragged": "packing",
+    "tasks.samples": "packing",
+    "tasks.learner": "loss",
+}
+"""The group of each module, or of all below a package; the longest name decides."""
+
+
+@dataclass(frozen=True)
+class Survivor:
+    """A mutant that no test noticed."""
+
+    function: str
+    removed: str
+    added: str
+    reason: str
+    """Why it changes nothing that a test could see; empty where that is not so."""
+
+
+def module_of(mutant: str) -> str:
+    """Return the module of a mutant, by its name `package.module.x_function__mutmut_1`."""
+    return mutant.partition(".x")[0]
+
+
+def group_of(module: str) -> str:
+    """Return the group that a module is of."""
+    return PARTS[max((part for part in PARTS if f"{module}.".startswith(f"{part}.")), key=len)]
+
+
+def killed(counts: Counter[str]) -> int:
+    """Return how many mutants made a test fail, or a loop endless."""
+    return counts["killed"] + counts["timeout"]
+
+
+def page(counts: Mapping[str, Counter[str]], survivors: Sequence[Survivor], day: str, machine: str) -> tuple[str, bool]:
+    """Return the report as Markdown, and whether enough mutants were killed in every group."""
+    groups = {group: Counter[str]() for group in GROUPS}
+    for module, count in counts.items():
+        groups[group_of(module)].update(count)
+    lines = [_line(f"**{group}**", count) for group, count in groups.items() if count.total()]
+    modules = [_line(f"`{module.replace('.', '/')}.py`", count) for module, count in counts.items()]
+    equivalent = [each for each in survivors if each.reason]
+    open_ = [each for each in survivors if not each.reason]
+    text = TEXT.format(
+        day=day, machine=machine, enough=ENOUGH, total=_line("all", sum(groups.values(), Counter())),
+        groups="\n".join(lines), modules="\n".join(modules), equivalent=_listed(equivalent), open=_listed(open_),
+    )  # fmt: skip
+    return text, all(killed(count) >= ENOUGH * count.total() for count in groups.values())
+
+
+def _line(name: str, counts: Counter[str]) -> str:
+    share = killed(counts) / counts.total()
+    return f"| {name} | {counts.total():,} | {killed(counts):,} | {counts.total() - killed(counts)} | {share:.1%} |"
+
+
+def _listed(survivors: Sequence[Survivor]) -> str:
+    """Return a list of survivors by function: the line as it is, the line that no test told from it, and why."""
+    lines = []
+    for each in sorted(survivors, key=lambda each: (each.function, each.removed, each.added)):
+        removed, added = (" ".join(text.split()) or "(nothing)" for text in (each.removed, each.added))
+        lines.append(f"- `{each.function}`: `{removed}` as `{added}`" + (f". {each.reason}" if each.reason else ""))
+    return "\n".join(lines) or "None."
+
+
+TEXT = """\
+# Mutation testing
+
+`make mutate`, {day}, {machine}, mutmut 3.8.1. A mutant is the code with one small change: another operator, constant,
+argument or text. It is killed if a test fails on it, or does not end. Texts of messages are mutated too: a refusal must
+say what, where, what is safe and what to do, so tests hold it to the word. Each of the four groups must reach
+{enough:.0%} of all mutants, those included that change nothing that anyone could see.
+
+| group | mutants | killed | survived | share |
+| --- | --- | --- | --- | --- |
+{groups}
+{total}
+
+## By module
+
+| module | mutants | killed | survived | share |
+| --- | --- | --- | --- | --- |
+{modules}
+
+## Survivors that change nothing
+
+The reasons are kept in `tests/mutation/equivalent.toml`, by function and changed line.
+
+{equivalent}
+
+## Survivors that a test could tell
+
+{open}
+"""

@@ -1,0 +1,52 @@
+"""The report of a mutation run: what is counted, and what is called enough."""
+
+from collections import Counter
+
+import pytest
+
+from tests.mutation.mutate import counted, statuses
+from tests.mutation.report import Survivor, group_of, page
+
+PRINTED = """\
+    tasks.learner.losses.gspo.x_gspo__mutmut_1: killed
+    tasks.algorithms.groups.xǁGroupsǁof__mutmut_2: survived
+    tasks.algorithms.groups.xǁGroupsǁof__mutmut_3: timeout
+    tasks.bins.x__spread__mutmut_4: no tests
+"""
+
+
+def test_mutants_are_counted_by_module_and_status():
+    assert counted(statuses(PRINTED)) == {
+        "tasks.algorithms.groups": {"survived": 1, "timeout": 1},
+        "tasks.bins": {"no tests": 1},
+        "tasks.learner.losses.gspo": {"killed": 1},
+    }
+    assert list(counted(statuses(PRINTED))) == ["tasks.algorithms.groups", "tasks.bins", "tasks.learner.losses.gspo"]
+
+
+@pytest.mark.parametrize(
+    ("module", "group"),
+    [
+        ("tasks.algorithms.groups", "advantage"),
+        ("tasks.algorithms.keep_masks", "masks"),
+        ("tasks.filters", "masks"),
+        ("tasks.filters.finding", "masks"),
+        ("tasks.learner.losses.gspo", "loss"),
+    ],
+)
+def test_a_module_is_of_the_group_of_its_nearest_name(module, group):
+    assert group_of(module) == group
+
+
+@pytest.mark.parametrize(("survived", "enough"), [(5, True), (6, False)])
+def test_enough_is_asked_of_every_group(survived, enough):
+    counts = {"tasks.bins": Counter(killed=100 - survived, survived=survived), "tasks.advantage": Counter(killed=900)}
+    survivors = [
+        Survivor("tasks.bins.pack", "a = 1", "a = 2", "It is not read."),
+        Survivor("tasks.bins.f", "x", "", ""),
+    ]
+    text, found = page(counts, survivors, "2026-01-01", "2 cores")
+    assert found is enough
+    assert f"| **packing** | 100 | {100 - survived} | {survived} | {100 - survived}.0% |" in text
+    assert "- `tasks.bins.pack`: `a = 1` as `a = 2`. It is not read." in text
+    assert "- `tasks.bins.f`: `x` as `(nothing)`\n" in text
