@@ -24,6 +24,16 @@ def world():
     dist.destroy_process_group()
 
 
+@pytest.fixture(scope="session")
+def learners(tmp_path_factory):
+    """The addresses of a learner of one rank and of one of two, by how many; for tests that leave them at work."""
+    from tests.tasks.learner.test_worker import process
+
+    place = tmp_path_factory.mktemp("learners")
+    with process(place / "1", 1) as (_, one), process(place / "2", 2) as (_, two):
+        yield {1: one["address"], 2: two["address"]}
+
+
 @pytest.fixture
 def exact_policy(model_directory):
     """The same model in float64 and not sharded."""

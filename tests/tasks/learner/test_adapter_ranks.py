@@ -4,7 +4,7 @@ import pytest
 
 from configs.sections import LearnerConfig, TrainingConfig
 from tasks.learner.client import Learner
-from tests.tasks.learner.test_worker import SAMPLES, batches, process
+from tests.tasks.learner.test_worker import SAMPLES, batches
 
 pytestmark = pytest.mark.engine
 
@@ -25,11 +25,11 @@ def train(learner, step, directory, processes):
     return update
 
 
-def test_two_ranks_train_the_adapter_that_one_does(model_directory, tmp_path):
+def test_two_ranks_train_the_adapter_that_one_does(model_directory, learners, tmp_path):
     found, probes = {}, {}
-    for processes in (1, 2):
+    for processes, address in learners.items():
         directory = tmp_path / str(processes)
-        with process(directory, processes) as (_, report), Learner(report["address"]) as learner:
+        with Learner(address) as learner:
             learner.configure(TRAINING, LearnerConfig(processes=processes).model_dump(mode="json"))
             learner.load("p0", str(model_directory), fresh_optimizer=True)
             found[processes] = [train(learner, step, directory, processes) for step in range(2)]

@@ -5,7 +5,7 @@ import pytest
 from configs.losses import CispoLoss, CustomLoss, GspoLoss, IpoLoss, PpoLoss, SequenceMask, TruncatedImportance
 from configs.sections import LearnerConfig, TrainingConfig
 from tasks.learner.client import Learner
-from tests.tasks.learner.test_worker import process, train
+from tests.tasks.learner.test_worker import train
 
 pytestmark = pytest.mark.engine
 
@@ -18,10 +18,10 @@ LOSSES = {
 }
 
 
-def updates(directory, model_directory, processes):
+def updates(address, directory, model_directory, processes):
     """Return the update that each loss makes of the same batch from the same policy, and its statistics."""
     found = {}
-    with process(directory, processes) as (_, report), Learner(report["address"]) as learner:
+    with Learner(address) as learner:
         own = LearnerConfig(processes=processes).model_dump(mode="json")
         for name, loss in LOSSES.items():
             learner.configure(TrainingConfig(learning_rate=1e-2, loss=loss).model_dump(mode="json"), own)
@@ -30,8 +30,10 @@ def updates(directory, model_directory, processes):
     return found
 
 
-def test_two_ranks_equal_one_with_every_loss(model_directory, tmp_path):
-    one, two = (updates(tmp_path / str(processes), model_directory, processes) for processes in (1, 2))
+def test_two_ranks_equal_one_with_every_loss(model_directory, learners, tmp_path):
+    one, two = (
+        updates(at, tmp_path / str(processes), model_directory, processes) for processes, at in learners.items()
+    )
     for name in LOSSES:
         (mine, my_statistics), (other, other_statistics) = one[name], two[name]
         columns = ("loss", "grad_norm", "mismatch_kl", "entropy", "masked_fraction")

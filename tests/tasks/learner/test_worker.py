@@ -89,11 +89,11 @@ def test_two_processes_agree_bit_for_bit_and_a_third_goes_on_from_the_middle(mod
     assert [update["weights_sha256"] for update, _ in resumed] == [update["weights_sha256"] for update in runs[0][1:]]
 
 
-def test_two_ranks_equal_one(model_directory, tmp_path):
+def test_two_ranks_equal_one(model_directory, learners, tmp_path):
     found = {}
-    for processes in (1, 2):
+    for processes, address in learners.items():
         directory = tmp_path / str(processes)
-        with process(directory, processes) as (_, report), connect(report, model_directory, processes) as learner:
+        with connect({"address": address}, model_directory, processes) as learner:
             assert learner.state()["processes"] == processes
             with pytest.raises(LearnerError, match="is not a model directory"):
                 learner.load("bad", str(tmp_path / "nowhere"), fresh_optimizer=True)
@@ -105,8 +105,7 @@ def test_two_ranks_equal_one(model_directory, tmp_path):
         assert (two["mismatch_kl"], two["entropy"]) == pytest.approx((one["mismatch_kl"], one["entropy"]), rel=1e-6)
         assert (two["rl_tokens"], two["num_rows"]) == (one["rl_tokens"], one["num_rows"])
         assert two_statistics["sample_id"] == one_statistics["sample_id"]
-    with process(tmp_path / "after") as (_, report), Learner(report["address"]) as learner:
-        learner.configure(TRAINING, LearnerConfig().model_dump(mode="json"))
+    with connect({"address": learners[1]}, model_directory) as learner:
         probes = []
         for processes in (1, 2):
             learner.load("p3", str(tmp_path / str(processes) / "p3"), fresh_optimizer=False)
