@@ -35,7 +35,7 @@ def read(directory: str | Path) -> ModelInfo:
         if (path.parent / "adapter_config.json").is_file():
             raise ModelUnusable(
                 f"{str(directory)!r} holds an adapter and not the weights below it. Export it merged (stagecoach "
-                "export RUN --format weights) and name that directory"
+                "export RUN --format weights --to DIR) and name that directory"
             ) from error
         raise ModelUnusable(
             f"no model in {str(directory)!r}: cannot read {path.name} ({error.strerror}). Give a directory in Hugging "

@@ -54,7 +54,7 @@ def opened(policy_key: str, directory: Path, base: Path | None, settings: LoraCo
     if base_in(directory) is None:
         return Adapter(settings, policy_key, _digest(directory), directory, None) if settings else None
     named, stored = (json.loads((directory / name).read_text()) for name in (BASE_FILE, CONFIG_FILE))
-    merge = "export it merged (stagecoach export RUN weights) and start from that (model.path)"
+    merge = "export it merged (stagecoach export RUN --format weights --to DIR) and start from that (model.path=DIR)"
     if settings is None or (stored["r"], stored["lora_alpha"]) != (settings.rank, settings.alpha):
         raise LearnerError(
             f"{directory} is an adapter of rank {stored['r']} and alpha {stored['lora_alpha']:g}, which is not what "
@@ -69,11 +69,12 @@ def opened(policy_key: str, directory: Path, base: Path | None, settings: LoraCo
     return Adapter(settings, named["policy_key"], found, base, directory)
 
 
-def attach(causal: nn.Module, adapter: Adapter) -> None:
+def attach(causal: Any, adapter: Adapter) -> None:
     """Freeze a model that is not sharded yet and put the adapter into it.
 
     A new one is drawn from the seed of its settings alone. Raises LearnerError when the model has no linear map of a
-    name in the settings, or when the stored adapter is for other modules.
+    name in the settings, when a name is that of its embedding or its output head, whatever the family calls them, or
+    when the stored adapter is for other modules.
     """
     from peft import inject_adapter_in_model
 
@@ -87,6 +88,11 @@ def attach(causal: nn.Module, adapter: Adapter) -> None:
     absent = {*wanted} - {*_modules(tensors(causal))} if isinstance(wanted, tuple) else set()
     if absent:
         raise LearnerError(f"training.lora.target_modules: no linear map is named {', '.join(sorted(absent))}")
+    if any(hasattr(edge, "lora_A") for edge in (causal.get_input_embeddings(), causal.get_output_embeddings())):
+        raise LearnerError(
+            f"training.lora.target_modules: {', '.join(wanted)} has the embedding or the output head in it, which "
+            "cannot have an adapter; nothing was loaded. Name maps of the layers alone, or take all-linear"
+        )
     if adapter.stored:
         _fill(causal, adapter.stored)
 

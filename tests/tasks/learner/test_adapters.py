@@ -138,7 +138,7 @@ def test_what_does_not_fit_is_refused(world, loaded, model_directory, tmp_path):
     train(loaded, 0, tmp_path)
     adapter, base = str(tmp_path / "p1"), str(model_directory)
     for lora, message in (
-        (None, "is an adapter of rank 4 and alpha 8"),
+        (None, "is an adapter of rank 4 and alpha 8.*export RUN --format weights --to DIR"),
         (LORA | {"rank": 8}, "is an adapter of rank 4 and alpha 8"),
         (LORA | {"alpha": 9.0}, "is an adapter of rank 4 and alpha 8"),
         (LORA | {"target_modules": ["q_proj"]}, "is for the modules"),
@@ -148,6 +148,9 @@ def test_what_does_not_fit_is_refused(world, loaded, model_directory, tmp_path):
     with pytest.raises(LearnerError, match="no linear map is named z_proj"):
         unknown = configured(world, lora=LORA | {"target_modules": ["q_proj", "z_proj"]})
         unknown.load("base", base, fresh_optimizer=True)
+    for edge in ("lm_head", "embed_tokens"):  # which check knows by these names alone
+        with pytest.raises(LearnerError, match=f"{edge} has the embedding or the output head in it"):
+            configured(world, lora=LORA | {"target_modules": [edge]}).load("base", base, fresh_optimizer=True)
     with pytest.raises(LearnerError, match="is not a model directory"):
         loaded.load("none", str(tmp_path / "nowhere"), fresh_optimizer=True)
 
