@@ -1,6 +1,6 @@
 """What a run recorded, step by step, found by walking its ledger rows from the last work of a step to the first."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -82,6 +82,15 @@ class Recorded:
         own, earlier = self._credits(step), self._credits(step - 1)
         key = own.inputs.get("advantage") if own else None
         return self._find(key) if key else earlier
+
+    def judged_before(self, step: int) -> Iterator[Entry]:
+        """Yield the filterings whose kept rollouts are in the state that a step's credits go on from, last first."""
+        entry = self.credits_before(step)
+        while entry is not None:
+            if (judged := self._find(entry.inputs["filtering"])) is not None:
+                yield judged
+            key = entry.inputs.get("advantage")
+            entry = self._find(key) if key else None
 
     def _credits(self, step: int) -> Entry | None:
         past = self.steps.get(step)

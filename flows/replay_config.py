@@ -23,7 +23,7 @@ from flows.replay_request import (
     refuse_what_options_say,
     step_range,
 )
-from flows.replay_states import refuse_lost_state
+from flows.replay_states import refuse_lost_state, refuse_unfit_state
 from flows.teacher_facts import reopened_teachers, teacher_facts
 from storage.frames import existing_store
 from storage.keys import content_key
@@ -50,6 +50,8 @@ def prepare_replay(asked: Asked) -> RunConfig:
         _require_vocabulary(requested)
         config = _resolved(_with_weights(store, _named(_bounded(requested, steps)), steps[0]))
         refuse_lost_state(config, recorded)
+        if asked.quarantine and begun is None:
+            refuse_unfit_state(store, config, recorded)
         known = recorded_config(store, config.name)
         if known is not None:
             require_same(known, config)

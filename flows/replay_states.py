@@ -7,6 +7,7 @@ from configs.replay import redone
 from configs.run import RunConfig, content
 from flows.recorded import Recorded
 from storage.refs import Entry
+from storage.store import Store
 from tasks.advantage import STAGE
 
 
@@ -21,6 +22,27 @@ def refuse_lost_state(config: RunConfig, recorded: Recorded) -> None:
     entry = recorded.credits_before(replay.first_step)
     if lines := list(_lost(config, entry)):
         raise ConfigError(lines)
+
+
+def refuse_unfit_state(store: Store, config: RunConfig, recorded: Recorded) -> None:
+    """Raise ConfigError where a replay would go on from state that rollouts in quarantine have gone into.
+
+    Leaving them out of the steps that it goes through would not take them out of what these go on from.
+    """
+    replay = config.replay
+    if not (config.stateful and replay.first_step and STAGE.name in redone(replay)):
+        return
+    unfit = {name for each in store.quarantines.all() for name in each.trace_ids}
+    for judged in recorded.judged_before(replay.first_step) if unfit else ():
+        verdicts = store.read(judged.slices("verdicts"), ["trace_id", "keep"])
+        if found := unfit & {*verdicts.filter(verdicts["keep"])["trace_id"].to_pylist()}:
+            raise ConfigError(
+                [
+                    f"--steps: the state that step {replay.first_step} goes on from holds {len(found)} rollout(s) of step "
+                    f"{judged.step} that are in quarantine now, first {min(found)}. Begin at step 0 (without --steps), "
+                    "which leaves them out of it, or keep them (--no-quarantine)"
+                ]
+            )
 
 
 def _lost(config: RunConfig, entry: Entry | None) -> Iterator[str]:

@@ -17,7 +17,7 @@ from storage.store import Store, open_store
 from tasks.advantage import StateMissing
 from tests.flows import rehearsal
 from tests.flows.rehearsal import SOURCE, Rehearsal, rehearse, session_for
-from tests.flows.replays import ask, pieces, walk
+from tests.flows.replays import ask, pieces, quarantine, walk
 
 STEPS = 3
 DECAY = 0.5
@@ -153,6 +153,18 @@ def test_the_step_whose_state_a_replay_goes_on_from_is_none_of_its_own(origin: P
     assert list(recorded_by(session.place.store, "late").steps) == [1, 2]
     again = ask(origin, run="late", from_stage="packing", overrides=["packing.tokens_per_row=128"])
     assert (again.replay.first_step, again.replay.last_step) == (1, 3)
+
+
+def test_state_with_rollouts_in_quarantine_in_it_is_refused(origin: Path, tmp_path: Path) -> None:
+    root = shutil.copytree(origin, tmp_path / "store")
+    name = quarantine(open_store(root), step=0, count=1)[0]
+    for first in (1, 2):
+        with pytest.raises(ConfigError, match=rf"step {first} goes on from holds 1 rollout\(s\) of step 0 .* {name}"):
+            ask(root, from_stage="advantage", steps=f"{first}:")
+    assert ask(root, from_stage="advantage", steps="2:", quarantine=False).steps == 1
+    assert ask(root, steps="2:", overrides=["algorithm.type=supervised"]).steps == 1
+    walk(ask(root, from_stage="filtering", name="without"))
+    assert ask(root, run="without", from_stage="advantage", steps="1:").steps == 2
 
 
 def test_a_replay_of_a_replay_goes_on_from_the_state_that_it_did(origin: Path, tmp_path: Path) -> None:
