@@ -38,9 +38,9 @@ def refuse_unfit_state(store: Store, config: RunConfig, recorded: Recorded) -> N
         if found := unfit & {*verdicts.filter(verdicts["keep"])["trace_id"].to_pylist()}:
             raise ConfigError(
                 [
-                    f"--steps: the state that step {replay.first_step} goes on from holds {len(found)} rollout(s) of step "
-                    f"{judged.step} that are in quarantine now, first {min(found)}. Begin at step 0 (without --steps), "
-                    "which leaves them out of it, or keep them (--no-quarantine)"
+                    f"--steps: the state that step {replay.first_step} goes on from holds {len(found)} rollout(s) of "
+                    f"step {judged.step} that are in quarantine now, first {min(found)}. Begin at step 0 (without "
+                    "--steps), which leaves them out of it, or keep them (--no-quarantine)"
                 ]
             )
 
