@@ -14,6 +14,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from configs.check import require_files
 from configs.load import load
 from configs.lora import LoraConfig
 from configs.run import RunConfig
@@ -50,8 +51,10 @@ def main(files: Sequence[str], overrides: Sequence[str]) -> int:
 def probes(config: RunConfig) -> Iterator[Probed]:
     """Yield what each probe found, over the weights that `model.path` names.
 
-    Raises SmokeFailed where the learner cannot make adapters of them, ServiceFailed where an engine does not start.
+    Raises ConfigError where it names none, SmokeFailed where the learner cannot make adapters of them, ServiceFailed
+    where an engine does not start.
     """
+    require_files(config)
     model, key = model_directory(config.model.path), secrets.token_hex(16)
     with tempfile.TemporaryDirectory(prefix="stagecoach-adapters-") as directory:
         base, *adapters = _sampled(config, model, Path(directory) / "adapters")

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from configs.errors import ConfigError
 from flows import lora_smoke
 from tasks.inference.adapter_probes import Probed
 
@@ -18,6 +19,12 @@ def test_every_probe_has_its_line_and_one_that_fails_decides(
     assert lora_smoke.main([], ["model.path=/x"]) == status
     lines = capsys.readouterr().out.splitlines()
     assert lines == [f"{'PASS' if each.passed else 'FAIL'}  {each.name}: {each.what}" for each in found]
+
+
+def test_weights_must_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # which is no model for not being named
+    with pytest.raises(ConfigError, match=r"model\.path: say which directory"):
+        lora_smoke.main([], [])
 
 
 @pytest.mark.engine
