@@ -18,7 +18,7 @@ from tasks.algorithms.agents import require_agents
 from tasks.algorithms.combining import by_environment
 from tasks.branches import Branches, find_branches, owners
 from tasks.columns import codes, texts
-from tasks.ragged import Ragged
+from tasks.ragged import Ragged, places
 from tasks.stage import Stage, Tables, as_task
 
 
@@ -138,16 +138,16 @@ def _references(tables: Tables, messages: pa.Table) -> Ragged | None:
     place = {
         each: row for row, each in enumerate(zip(texts(rows["trace_id"]), rows["message"].to_pylist(), strict=True))
     }
-    scored = Ragged.of(rows["logprobs"])
-    lengths = Ragged.of(messages["mask"]).lengths
-    values = np.full(lengths.sum(), np.nan, np.float32)  # zero is a log-prob too
-    laid = Ragged.from_lengths(values, lengths)
-    for row, each in enumerate(zip(texts(messages["trace_id"]), messages["message"].to_pylist(), strict=True)):
-        if (found := place.get(each)) is None:
-            continue
-        if scored.lengths[found] != lengths[row]:
-            raise _breach("references", "logprobs", f"message {each[1]} of trace {each[0]} has another length")
-        values[laid.offsets[row] : laid.offsets[row + 1]] = scored.take([found]).values
+    names = list(zip(texts(messages["trace_id"]), messages["message"].to_pylist(), strict=True))
+    own = np.array([row for row, each in enumerate(names) if each in place], np.int64)
+    found = np.array([place[names[row]] for row in own], np.int64)
+    scored, lengths = Ragged.of(rows["logprobs"]), Ragged.of(messages["mask"]).lengths
+    if len(wrong := own[scored.lengths[found] != lengths[own]]):
+        trace, message = names[wrong[0]]
+        raise _breach("references", "logprobs", f"message {message} of trace {trace} has another length")
+    laid = Ragged.from_lengths(np.full(lengths.sum(), np.nan, np.float32), lengths)  # zero is a log-prob too
+    where, _ = places(laid.offsets, own)
+    laid.values[where] = scored.take(found).values
     return laid
 
 
