@@ -14,13 +14,12 @@ from tasks.ragged import Ragged
 def parse_error(material: Material, settings: ParseErrorFilter) -> Finding:
     """Hit every trace with a sampled message that is flagged; the evidence is their numbers and tokens."""
     rows = np.flatnonzero(unreadable(material.traces, material.messages, material.owner))
+    rows = rows[np.argsort(material.owner[rows], kind="stable")]
+    traces, first = np.unique(material.owner[rows], return_index=True)
     numbers = material.messages["message"].to_numpy()
     sampled = Ragged.of(material.messages["mask"])
     found = {
-        int(trace): {
-            "messages": numbers[rows[material.owner[rows] == trace]].tolist(),
-            "tokens": int(sampled.take(rows[material.owner[rows] == trace]).values.sum()),
-        }
-        for trace in np.unique(material.owner[rows])
+        int(trace): {"messages": numbers[own].tolist(), "tokens": int(sampled.take(own).values.sum())}
+        for trace, own in zip(traces, np.split(rows, first[1:]), strict=False)
     }
     return hits_from(found, material.traces.num_rows)
