@@ -68,8 +68,15 @@ def test_a_branch_that_goes_on_from_such_a_turn_trains_its_own():
         {"info": json.dumps({"parse_errors": True})},
         {"info": json.dumps({"parse_errors": ["no closing tag"]})},
         {"record": json.dumps({"nodes": [{}, {"extras": {"parse_error": False}}]})},
+        {"record": json.dumps({"nodes": ["parse_error"]})},
+        {"record": json.dumps({"nodes": None, "note": "parse_error"})},
+        {"record": json.dumps(["parse_error"])},
+        {"info": json.dumps(["parse_errors"])},
     ],
-    ids=["mentioned", "not sampled", "none", "a count", "a truth", "words", "false"],
+    ids=[
+        *["mentioned", "not sampled", "none", "a count", "a truth", "words", "false"],
+        *["no node", "no nodes", "no record", "no notes"],
+    ],
 )
 def test_what_is_no_flag_of_a_sampled_turn_masks_nothing(of_trace):
     rows = [trace("a"), trace("b", reward=0.0)]
@@ -129,6 +136,13 @@ def test_a_group_whose_advantages_are_all_zero_is_refused_and_shows_it():
         for name, row in rows.items()
         if name[0] == "g"
     )
+
+
+def test_one_token_is_enough_to_refuse_a_group():
+    rows, _ = two_groups([0.5], [0.0, 1.0])
+    messages = [row for one in rows for row in exchange(one["trace_id"], completion=[4])]
+    found = credited(rows, messages, admission={})
+    assert [sum(row["rl_weights"]) for row in found.values()] == [0.0, 1.0, 1.0]
 
 
 def test_both_ends_of_the_range_are_refused_and_one_token_outside_admits_the_group():

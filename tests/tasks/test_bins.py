@@ -67,6 +67,15 @@ def test_balanced_needs_hardly_more_rows_than_best_fit(lengths, num_ranks):
     assert len(balanced(lengths, CAPACITY, num_ranks)) in (fewest, fewest + num_ranks, fewest + 2 * num_ranks)
 
 
+def test_balanced_takes_more_rows_where_even_ones_would_overflow():
+    # Best-fit fills three rows of 9. Evenly filled, they hold 8 each before the last 3, which then fits nowhere.
+    lengths = [5, 5, 4, 4, 3, 3, 3]
+    assert best_fit(lengths, 9) == [[0, 2], [1, 3], [4, 5, 6]]
+    rows = balanced(lengths, 9, 3)
+    check(rows, lengths, 9)
+    assert rows == [[0], [1], [2], [3], [4, 6], [5]]
+
+
 def test_realistic_rows_are_more_than_97_percent_full():
     for mean, sigma, capacity in ((600, 0.9, 4096), (1500, 0.9, 8192), (2500, 0.5, 4096)):
         lengths = lognormal(10_000, mean, sigma, capacity)

@@ -108,6 +108,7 @@ def test_a_sample_that_another_component_alone_weighs_does_not_count():
     traces = table("traces", [trace("a"), trace("b")])
     found = by_constant_length(samples, [np.array([0, 1])], traces, {"": 4})
     assert found.streams["rl_weights"].tolist() == [0, 2 * 2 / 4, 1 * 2 / 4, 0, 0] and found.streams["ce_weights"] is ce
+    assert found.streams["rl_weights"].dtype == np.float32
 
 
 def test_other_components_are_left_alone():

@@ -14,6 +14,7 @@ from tasks.advantage import advantage
 from tasks.branches import BrokenGraph
 from tasks.packing import STAGE, BudgetTooSmall, check_once, packing
 from tasks.samples import PackingBreach
+from tasks.walk import digest
 from tests.builders import exchange, message, table, trace, verdict, view
 
 STREAMS = (
@@ -132,6 +133,25 @@ def test_updates_have_equal_numbers_of_samples_and_whole_groups_where_they_can()
     groups = [{int(sample[1:-2]) // 2 for sample in own} for own in samples]
     assert [len(own) for own in groups] == [4, 4, 4] and not groups[0] & groups[1] | groups[1] & groups[2]
     assert groups[0] != {0, 1, 2, 3}  # in hash order, not in the order in which groups finished
+
+
+def test_updates_take_groups_in_the_order_of_their_hashes():
+    rows = packed(of_lengths([4] * 12), updates_per_step=6)
+    found = [{f"g{int(sample[1:-2]) // 2}" for sample in row["sample_ids"]} for row in rows]
+    order = sorted((f"g{number}" for number in range(6)), key=lambda group: digest("update", group))
+    assert found == [{group} for group in order] and order != sorted(order)
+
+
+def test_token_ids_are_exact_however_large():
+    largest = 2**24 + 1  # the first whole number that single precision cannot hold
+    (row,) = packed(inputs([trace("a")], exchange("a", prompt=[largest], completion=[largest]), "supervised"))
+    assert row["token_ids"] == [largest, largest]
+
+
+def test_a_sample_of_one_token_has_nothing_that_predicts_it_and_one_of_none_is_left_out():
+    messages = [message("a", 0, tokens=[1], sampled=True), *exchange("b"), message("c", 0, tokens=[])]
+    (row,) = packed(inputs([trace(name) for name in "abc"], messages, "supervised"))
+    assert row["sample_ids"] == ["b/0"] and row["ce_weights"] == [0, 0, 0, 1, 1]
 
 
 def test_a_padding_row_costs_two_tokens_and_weighs_nothing():

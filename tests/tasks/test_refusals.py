@@ -152,9 +152,10 @@ MASKS = "tests.tasks.algorithms.masks"
         ("unsampled", "rl has weight on tokens that the policy did not sample"),
         ("both", "a token has weight in rl and in ref_kl; column advantages can serve but one of them"),
         ("no signal", "ref_kl has weight, and there is no signal: log pi_ref - log pi_engine of each token"),
+        ("short signal", "signal is float32 (9,), not an array of float32 for 10 tokens"),
         ("signal not finite", "signal is not finite for some tokens"),
         ("no advantage", "rl has weight in a trace without an advantage"),
-        ("state", "it returned states, which are kept for algorithms of the config only"),
+        ("state", "it returned states, which would be lost; set keeps_state=true for them to be kept"),
     ],
 )
 def test_a_custom_algorithm_is_told_what_cannot_be_trained_on(kind, what):
@@ -184,13 +185,14 @@ def test_a_keep_mask_is_told_what_is_wrong_with_it(kind, what):
         credited(group(1.0, 0.0), type="echo", keep_mask=f"{MASKS}:wrong", arguments={"kind": kind})
 
 
-def test_a_token_without_a_reference_is_named():
+@pytest.mark.parametrize("section", [{"type": "opd", "teacher": {"path": "/teacher"}}, {"type": "opsd"}])
+def test_a_token_without_a_reference_is_named(section):
     said = (
-        "table references, column logprobs: 2 sampled tokens have no log-prob under the reference, first of message 1 "
-        f"of trace g0-0; algorithm opd needs all of them. {UNTRAINED}Run the stage reference again."
+        "table references, column logprobs: 3 sampled tokens have no log-prob under the reference, first of message 1 "
+        f"of trace g0-0; algorithm {section['type']} needs all of them. {UNTRAINED}Run the stage reference again."
     )
     with pytest.raises(AdvantageBreach, match=exactly(said)):
-        credited(group(1.0), type="opd", teacher={"path": "/teacher"})
+        credited(group(1.0, 1.0), [*exchange("g0-0", completion=[4]), *exchange("g0-1")], **section)
 
 
 def test_gibberish_says_that_it_needs_a_vocabulary():
@@ -277,7 +279,12 @@ def test_the_sample_without_a_distribution_is_named():
     )
     traces = [trace("a"), trace("b", reward=0.0, temperature=0.0)]
     with pytest.raises(PackingBreach, match=exactly(said)):
-        packed(inputs(traces, [*exchange("a"), *exchange("b")]))
+        packed(inputs(traces, [*exchange("a"), *exchange("b", completion=[4])]))
+
+
+def test_a_batch_without_any_sample_lost_it():
+    with pytest.raises(PackingBreach, match="sample a is in 0 rows"):
+        check_once([[]], np.array([0]), ["a"])
 
 
 def test_what_must_hold_of_our_own_code_says_where_it_does_not():

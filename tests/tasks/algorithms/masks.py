@@ -51,6 +51,7 @@ def broken(kept, settings):
         "unsampled reference": {"ref_kl": ones, "rl": 0 * ones, "signal": ones},
         "both": {"ref_kl": credit.rl, "signal": ones},
         "no signal": {"ref_kl": credit.rl, "rl": 0 * ones},
+        "short signal": {"signal": ones[1:]},
         "signal not finite": {"signal": ones * np.float32(np.inf)},
         "no advantage": {"advantage": np.full(traces, np.nan)},
         "state": {"states": kept.traces},

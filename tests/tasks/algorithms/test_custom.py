@@ -61,6 +61,11 @@ def test_other_code_than_the_config_was_resolved_with_is_refused():
         credited(group(1.0, 0.0), type="custom", function=function, version="sha256:other")
 
 
+def test_a_trace_without_a_reward_may_go_without_an_advantage():
+    rows = credited(group(1.0, 0.0, None), type="custom", function=f"{HERE}:halved")
+    assert advantages(rows) == [0.25, -0.25, None]
+
+
 def test_a_path_to_nothing_is_refused():
     with pytest.raises(NotImportable, match="it has no 'doubled'"):
         credited(group(1.0, 0.0), type="custom", function=f"{HERE}:doubled")

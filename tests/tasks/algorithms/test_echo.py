@@ -84,6 +84,15 @@ def test_a_call_in_the_form_of_other_apis_names_its_tool_too():
     assert found == weights(0, 0, 0, 0, 0.1, 0.1, 0, 0, 0, 0, 0)
 
 
+def test_a_call_may_be_answered_after_others_were_made():
+    later = [
+        *TALK[:2],
+        message("g0-0", 2, parent=1, tokens=[4], sampled=True, body=call(("c3", "wait"))),
+        observed(3, 2, [5, 6], body=result("c1")),
+    ]
+    assert echoed(later, tool={"tool_names": ["look"]})[0]["ce_weights"] == weights(0, 0, 0, 0, 0, 0.1)
+
+
 MALFORMED = [
     "[]",
     '{"tool_calls": null}',

@@ -42,6 +42,13 @@ def test_max_rl_is_exactly_zero_where_the_mean_is_not_above_zero(rewards):
     assert advantages(rows) == [0] * len(rewards) + [1, -1]
 
 
+@pytest.mark.parametrize("scale", [2.0**-40, 1.0, 2.0**20])
+def test_max_rl_judges_rounding_by_the_size_of_the_rewards(scale):
+    cancelling = credited(group(0.1 * scale, 0.2 * scale, -0.3 * scale), type="max_rl")
+    assert advantages(cancelling) == [0, 0, 0] and baselines(cancelling)[0] > 0
+    assert advantages(credited(group(2e-15 * scale, 0.0), type="max_rl")) == [1, -1]
+
+
 def test_max_rl_does_not_divide_by_what_rounding_leaves():
     assert 0.1 + 0.2 - 0.3 > 0
     assert advantages(credited(group(0.1, 0.2, -0.3), type="max_rl")) == [0, 0, 0]

@@ -34,6 +34,17 @@ def test_a_member_without_a_reward_is_lost_and_one_that_another_filter_found_is_
     assert judged([trace("a"), trace("b")], quarantined="b")["a"]["keep"], "it was scored, whatever was found since"
 
 
+def test_a_reward_does_not_make_up_for_an_error():
+    reasons = {name: row["reason"] for name, row in judged([trace("a"), failed("b", reward=1.0)]).items()}
+    assert reasons == {"a": "incomplete_group", "b": "errored"}
+
+
+def test_a_group_of_frozen_seats_alone_loses_nobody():
+    rows = [trace("a"), trace("b", reward=0.0), trace("judge", group_id="g1", trainable=False, reward=None)]
+    verdicts = judged(rows)
+    assert [verdicts[name]["detected"] for name in ("a", "b", "judge")] == [[], [], []]
+
+
 def test_seats_that_are_not_trained_may_have_no_reward():
     assert judged([trace("a"), trace("judge", trainable=False, reward=None)])["a"]["keep"]
 

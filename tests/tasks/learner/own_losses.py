@@ -5,6 +5,7 @@ import math
 import torch
 
 from tasks.learner.losses.importance import surrogate
+from tasks.learner.losses.tokens import Term
 
 
 def reinforce(rl, scale=1.0):
@@ -30,3 +31,9 @@ def a_sum(rl):
 def a_number(rl):
     """Not even a tensor."""
     return 0.0
+
+
+def all_masked(rl):
+    """Nothing to learn from any token of the row, members or not."""
+    every = torch.ones_like(rl.member)
+    return Term(rl.logprobs * 0.0, every, every)

@@ -1,11 +1,13 @@
 """Packed rows are taken apart exactly, and every fault that would train wrong numbers is refused."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from tasks.learner.errors import LearnerError
 from tasks.learner.rows import batches_from_table, idle_row
-from tests.tasks.learner.packed import batches, changed, padding, sample
+from tests.tasks.learner.packed import STREAMS, batches, changed, padding, sample
 
 
 @pytest.fixture
@@ -21,6 +23,7 @@ def test_rows_are_what_was_packed(table):
     assert first.positions().tolist() == [0, 1, 2, 3, 0, 1, 2]
     assert first.token_ids.dtype == np.int64
     assert first.streams["logprobs"].tolist() == table["logprobs"][0].as_py()
+    assert {stream.dtype for stream in first.streams.values()} == {np.dtype(np.float32)}
     assert batch.denominators == {"rl": 4, "ce": 3, "ref_kl": 0}
 
 
@@ -37,7 +40,22 @@ def test_a_rank_without_a_row_idles_with_two_weightless_tokens():
     assert [row.sample_ids for row in batch.on_rank(0)] == [("a",), ("c",)]
     idle = batch.on_rank(1)[1]
     assert (len(idle.token_ids), idle.weighted.size, idle.sample_ids) == (2, 0, ())
-    assert idle.borders == idle_row(1, 1).borders == (0, 2)
+    assert (idle.rank, idle.micro_step) == (1, 1)
+
+
+def test_an_idle_row_is_exactly_this():
+    idle = idle_row(3, 5)
+    assert (idle.row, idle.rank, idle.micro_step, idle.sample_ids, idle.borders) == (-1, 3, 5, (), (0, 2))
+    assert idle.token_ids.tolist() == [0, 0] and idle.token_ids.dtype == np.int64
+    assert {name: stream.tolist() for name, stream in idle.streams.items()} == {
+        name: [1, 1] if name == "temperatures" else [0, 0] for name in STREAMS
+    }
+    assert {stream.dtype for stream in idle.streams.values()} == {np.dtype(np.float32)}
+
+
+def test_a_segment_may_be_one_token():
+    (batch,) = batches_from_table(batches([[sample("a", 4, 1), replace(padding(1), sample_id="b")]]), 1)
+    assert batch.rows[0].borders == (0, 4, 5) and batch.rows[0].positions().tolist() == [0, 1, 2, 3, 0]
 
 
 def test_a_padding_row_is_welcome():
