@@ -13,7 +13,7 @@ RUN := OMP_WAIT_POLICY=PASSIVE .venv/bin/
 COMPILE := .venv/bin/uv pip compile pyproject.toml --extra dev --python-version 3.11 \
 	--python-platform x86_64-manylinux_2_28 --no-annotate --no-header --quiet
 
-.PHONY: help install demo test test-all test-browser check format bench lock clean
+.PHONY: help install demo test test-all test-browser mutate check format bench lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -37,6 +37,10 @@ test-browser: $(STAMP) ## Prefect's pages in a real Chromium, which is installed
 	@command -v chromium >/dev/null || { apt-get update -qq && apt-get install -qq -y chromium; }
 	@.venv/bin/python -m pip install --disable-pip-version-check -q playwright
 	@$(RUN)python -m pytest -q -m browser tests/browser $(ARGS)
+
+mutate: $(STAMP) ## mutants of the modules that credit, mask, pack and weigh; the report is docs/mutation.md
+	@.venv/bin/python -m pip install --disable-pip-version-check -q mutmut==3.8.1
+	@$(RUN)python -m tests.mutation.mutate $(ARGS)
 
 check: $(STAMP) ## format, lint, types, import rules, and the commands in the docs
 	@$(RUN)ruff format --check .
