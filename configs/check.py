@@ -9,7 +9,7 @@ from configs.algorithms import AlgorithmConfig, GroupSection
 from configs.crediting import crediting_problems
 from configs.drawing import drawing_problems
 from configs.errors import ConfigError
-from configs.filters import filter_name
+from configs.filters import TAKEN, CustomFilter, filter_name
 from configs.lora import lora_problems
 from configs.losses import loss_problems
 from configs.run import RunConfig
@@ -143,11 +143,14 @@ def _schedule(training: TrainingConfig) -> Iterator[str]:
 
 
 def _filters(config: RunConfig) -> Iterator[str]:
+    for index, item in enumerate(config.filtering.filters):
+        if isinstance(item, CustomFilter) and item.name in TAKEN:
+            yield f"filtering.filters.{index}.name: {item.name!r} has a meaning of its own in verdicts and metrics"
     counts = Counter(filter_name(item) for item in config.filtering.filters)
     for name, count in counts.items():
         if count > 1:
             yield f"filtering.filters: {name!r} is there {count} times"
-    if "errored" not in counts:
+    if not any(item.type == "errored" for item in config.filtering.filters):
         yield "filtering.filters: 'errored' may not be left out; errored traces must be in no baseline"
 
 

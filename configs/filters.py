@@ -110,6 +110,13 @@ class FilteringConfig(Section):
     """Batches sampled for one step before the run gives up because none holds a kept trace."""
 
 
+TAKEN = {
+    *("errored", "truncated", "zero_advantage", "gibberish", "repetition", "parse_error", "incomplete_group", "custom"),
+    *("quarantined", "untrainable", "is_filtered"),
+}
+"""Names that a custom filter may not have: those of the others, reasons that no filter gives, and a metric's."""
+
+
 def filter_name(settings: FilterConfig) -> str:
     """Return what verdicts and metrics call a filter: its type, or the name that a custom one was given."""
     return settings.name if isinstance(settings, CustomFilter) else settings.type

@@ -7,10 +7,12 @@ import pytest
 
 from configs.check import problems
 from configs.errors import ConfigError
+from configs.filters import TAKEN
 from configs.load import load
 from configs.resolve import resolve
 from flows.facts import function_facts
 from tasks.filtering import STAGE, filtering
+from tasks.filters import FILTERS
 from tasks.filters.custom import NoFinding
 from tasks.import_paths import NotImportable
 from tests.builders import exchange, table, trace, view
@@ -117,3 +119,19 @@ def test_two_of_one_name_are_refused():
     two = [{"type": "errored"}, SECTION, SECTION | {"function": "short_filter:alone"}]
     config = load(["demo"]).model_copy(update={"filtering": view(STAGE, filtering={"filters": two}).filtering})
     assert "filtering.filters: 'short' is there 2 times" in problems(config)
+
+
+@pytest.mark.parametrize("name", ["quarantined", "untrainable", "is_filtered", "errored", "gibberish"])
+def test_a_name_with_a_meaning_of_its_own_is_refused(name: str):
+    named = f'filtering.filters=[{{type="errored"}}, {{type="custom", name="{name}", function="m:f"}}]'
+    with pytest.raises(ConfigError, match=rf"filtering\.filters\.1\.name: '{name}' has a meaning of its own"):
+        load(["demo"], [named])
+
+
+def test_every_filter_keeps_its_name_for_itself():
+    assert set(FILTERS) < TAKEN
+
+
+def test_one_that_is_called_errored_does_not_stand_for_the_filter():
+    with pytest.raises(ConfigError, match="'errored' may not be left out"):
+        load(["demo"], ['filtering.filters=[{type="custom", name="errored", function="m:f"}]'])
