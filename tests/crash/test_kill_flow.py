@@ -1,6 +1,11 @@
-"""The flow's process dies by SIGKILL wherever it can hurt; called again, the run ends as if nothing had happened."""
+"""The flow's process dies by SIGKILL wherever it can hurt; called again, the run ends as if nothing had happened.
 
-from collections.abc import Callable
+Two runs at a time are killed and called again: each is mostly one process at work after another. They share nothing.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 
 import pytest
 
@@ -42,24 +47,57 @@ INSIDE = [
     "after request train #2",  # with optimizer state of an earlier step
 ]
 THROUGH_PREFECT = ["after commit rollout 0 part #2", "after commit advantage 0", "after request train"]
+OFF_POLICY = "rollout.max_off_policy_steps=1"
+AHEAD = ["after commit rollout 1 part", "after request train", "after commit training 0"]
+AT_A_TIME = 2
 
 
-@pytest.mark.parametrize("moment", [*BOUNDARIES, *INSIDE])
+@dataclass(frozen=True)
+class Story:
+    """A run that is killed at a moment and called again."""
+
+    moment: str
+    prefect: bool = False
+    overrides: tuple[str, ...] = ()
+
+    def lived(self, run: Driven) -> Driven:
+        """Live it in an empty directory and return the run at its end."""
+        first = killed(run, self.moment, prefect=self.prefect)
+        go_on(run, first, prefect=self.prefect)
+        return run
+
+
+def stories(stories: list[Story]) -> pytest.MarkDecorator:
+    """Run a test for each of some stories, called by their moments."""
+    return pytest.mark.parametrize("story", stories, ids=[story.moment for story in stories])
+
+
+@pytest.fixture(scope="module")
+def ended(request: pytest.FixtureRequest, drive: Callable[..., Driven]) -> Iterator[Mapping[Story, Future[Driven]]]:
+    """The stories of all tests that are to come; while one is looked at, the next are lived."""
+    own = [
+        item for item in request.session.items if isinstance(item, pytest.Function) and item.module is request.module
+    ]
+    told = [item.callspec.params["story"] for item in own if hasattr(item, "callspec")]
+    with ThreadPoolExecutor(AT_A_TIME) as pool:
+        yield {story: pool.submit(story.lived, drive(*story.overrides)) for story in told}
+        pool.shutdown(cancel_futures=True)
+
+
+@stories([Story(moment) for moment in (*BOUNDARIES, *INSIDE)])
 def test_a_killed_run_called_again_ends_as_if_nothing_had_happened(
-    moment: str, drive: Callable[..., Driven], uninterrupted: Driven
+    story: Story, ended: Mapping[Story, Future[Driven]], uninterrupted: Driven
 ) -> None:
-    run = drive()
-    first = killed(run, moment)
-    go_on(run, first)
+    run = ended[story].result()
     check_same(run, uninterrupted)
     check_clean(run)
 
 
-@pytest.mark.parametrize("moment", THROUGH_PREFECT)
-def test_it_does_so_as_a_prefect_flow(moment: str, drive: Callable[..., Driven], uninterrupted: Driven) -> None:
-    run = drive()
-    first = killed(run, moment, prefect=True)
-    go_on(run, first, prefect=True)
+@stories([Story(moment, prefect=True) for moment in THROUGH_PREFECT])
+def test_it_does_so_as_a_prefect_flow(
+    story: Story, ended: Mapping[Story, Future[Driven]], uninterrupted: Driven
+) -> None:
+    run = ended[story].result()
     check_same(run, uninterrupted)
     check_clean(run)
 
@@ -70,9 +108,6 @@ def test_the_moments_are_those_of_a_run(uninterrupted: Driven) -> None:
     assert seen >= {*BOUNDARIES, *INSIDE}
     boundaries = {entry.stage for entry in finished(open_store(uninterrupted.store))}
     assert boundaries == {moment.split()[2] for moment in BOUNDARIES}, "a stage has no boundary here"
-
-
-OFF_POLICY = "rollout.max_off_policy_steps=1"
 
 
 @pytest.fixture(scope="module")
@@ -86,10 +121,10 @@ def off_policy(drive: Callable[..., Driven]) -> Driven:
     return run
 
 
-@pytest.mark.parametrize("moment", ["after commit rollout 1 part", "after request train", "after commit training 0"])
-def test_it_does_so_while_it_samples_ahead(moment: str, drive: Callable[..., Driven], off_policy: Driven) -> None:
-    run = drive(OFF_POLICY)
-    first = killed(run, moment)
-    go_on(run, first)
+@stories([Story(moment, overrides=(OFF_POLICY,)) for moment in AHEAD])
+def test_it_does_so_while_it_samples_ahead(
+    story: Story, ended: Mapping[Story, Future[Driven]], off_policy: Driven
+) -> None:
+    run = ended[story].result()
     check_same(run, off_policy)
     check_clean(run)
