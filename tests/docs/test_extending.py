@@ -29,7 +29,14 @@ def test_every_example_has_its_test() -> None:
     assert {name.replace("test_", "") for name in TESTS} == FILES.keys() - set(TESTS)
 
 
-@pytest.mark.parametrize("test", TESTS)
+def loads_torch(test: str) -> bool:
+    """Say whether an example is one for the learner, whose library takes long to load."""
+    return "import torch" in FILES[test] + FILES[test.replace("test_", "")]
+
+
+@pytest.mark.parametrize(
+    "test", [pytest.param(test, marks=pytest.mark.engine) if loads_torch(test) else test for test in TESTS]
+)
 def test_an_example_does_what_its_test_says(test: str, place: Path) -> None:
     example = test.replace("test_", "")
     assert len((FILES[example] + FILES[test]).splitlines()) < MOST_LINES

@@ -12,6 +12,8 @@ from storage.store import Store, open_store
 from tests.flows.rehearsal import rehearse
 from tests.flows.test_replay import RLOO, ask, walk
 
+pytestmark = pytest.mark.engine
+
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

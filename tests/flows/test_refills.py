@@ -228,6 +228,7 @@ def test_a_replay_with_another_algorithm_credits_all_rollouts_of_a_step(origin: 
     assert len(branch) == 1 and branch[0].slices("credits")[0].rows == GROUPS * SIZE
 
 
+@pytest.mark.engine
 def test_a_replay_that_assigns_anew_replaces_what_is_missing_now(
     origin: Path, weights: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

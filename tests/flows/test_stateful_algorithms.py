@@ -167,6 +167,7 @@ def test_state_with_rollouts_in_quarantine_in_it_is_refused(origin: Path, tmp_pa
     assert ask(root, run="without", from_stage="advantage", steps="1:").steps == 2
 
 
+@pytest.mark.engine
 def test_a_replay_of_a_replay_goes_on_from_the_state_that_it_did(origin: Path, tmp_path: Path) -> None:
     root = shutil.copytree(origin, tmp_path / "store")
     filters = ['filtering.filters=[{type="errored"}, {type="repetition"}]']
