@@ -46,11 +46,7 @@ def rollout(
     losses = 0
     while (missing := _missing(tables["assignments"], parts)).num_rows:
         addresses = environments.addresses()  # first: it imports for seconds, while an engine may still be starting
-        frozen = {
-            name: teachers.at(teacher)
-            for name in dict.fromkeys(texts(missing["environment"]))
-            if (teacher := of(config.teachers, name)) is not None
-        }
+        frozen = _frozen(missing, config, teachers)
         served = engine.at(policy) if policy else Served("", "")
         try:
             sample(
@@ -72,6 +68,12 @@ def rollout(
             if losses > MOST_LOSSES:
                 raise
     return {}
+
+
+def _frozen(missing: pa.Table, config: View, teachers: TeacherRoom) -> dict[str, Served]:
+    """Return where the teachers of environments that are still to be sampled are served, by environment."""
+    names = dict.fromkeys(texts(missing["environment"]))
+    return {name: teachers.at(teacher) for name in names if (teacher := of(config.teachers, name)) is not None}
 
 
 def _missing(assignments: pa.Table, parts: Parts) -> pa.Table:
