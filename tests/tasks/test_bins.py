@@ -112,5 +112,12 @@ def test_many_samples_fall_back_to_full_rows():
     assert sorted(map(sorted, filter(None, rows))) == sorted(map(sorted, best_fit(lengths, 4096)))
 
 
+def test_one_rank_and_many_samples_have_full_rows_and_others_even_ones(monkeypatch):
+    monkeypatch.setattr("tasks.bins.MOST_BALANCED_SAMPLES", 4)
+    assert pack([2] * 4, 10, 1) == [[0, 1, 2, 3]]
+    assert pack([2] * 4, 10, 2) == [[0, 2], [1, 3]]
+    assert pack([2] * 5, 10, 2) == [[0, 1, 2, 3, 4], []]
+
+
 def test_fewer_samples_than_ranks_leave_empty_rows_at_the_end():
     assert pack([5, 9], 16, 4) == [[1], [0], [], []]

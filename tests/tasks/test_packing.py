@@ -142,6 +142,15 @@ def test_updates_take_groups_in_the_order_of_their_hashes():
     assert found == [{group} for group in order] and order != sorted(order)
 
 
+def test_messages_may_come_in_any_order():
+    traces = [trace("a"), trace("b", reward=0.0)]
+    messages = [*exchange("a", completion=[4, 5]), *exchange("b", completion=[6, 7, 8])]
+    (expected,) = packed(inputs(traces, messages))
+    for order in ([3, 2, 1, 0], [2, 0, 3, 1], [1, 3, 0, 2]):
+        assert packed(inputs(traces, [messages[i] for i in order])) == [expected]
+    assert expected["token_ids"] == [1, 2, 3, 6, 7, 8, 1, 2, 3, 4, 5]
+
+
 def test_token_ids_are_exact_however_large():
     largest = 2**24 + 1  # the first whole number that single precision cannot hold
     (row,) = packed(inputs([trace("a")], exchange("a", prompt=[largest], completion=[largest]), "supervised"))
