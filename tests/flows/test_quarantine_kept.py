@@ -3,11 +3,15 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from flows import pipeline
 from flows.outcome import finish_step
 from flows.recorded import Recorded
 from storage.store import Store
 from tests.flows.rehearsal import SOURCE, Rehearsal, rehearse, session_for
+
+pytestmark = pytest.mark.engine
 
 RLOO: dict[str, Any] = {"algorithm": {"type": "rloo"}}
 

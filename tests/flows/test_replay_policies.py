@@ -46,6 +46,7 @@ def test_other_weights_are_another_replay_whatever_they_are_called(tmp_path: Pat
         ask(tmp_path / "store", until="training", name="mine", overrides=path[1:])
 
 
+@pytest.mark.engine
 def test_a_replay_of_a_replay_from_other_weights_goes_on_from_its_policies(tmp_path: Path, models: list[str]) -> None:
     root = tmp_path / "store"
     rehearse(root, "base", steps=3)
@@ -57,6 +58,7 @@ def test_a_replay_of_a_replay_from_other_weights_goes_on_from_its_policies(tmp_p
     assert starts(store, "faster")[0] == made[0] and [step["updates_apart"] for step in steps] == [0, 1]
 
 
+@pytest.mark.engine
 def test_policies_that_counterfactual_steps_start_from_are_not_their_own(tmp_path: Path, models: list[str]) -> None:
     root = tmp_path / "store"
     rehearse(root, "base", steps=3)
