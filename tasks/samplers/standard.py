@@ -17,11 +17,14 @@ def standard(asked: Asked, assignment: AssignmentConfig, settings: StandardSampl
     """
     order = cache(lambda epoch: _order(asked, epoch, assignment.shuffle))
     chosen: list[str] = []
+    tried, count = set(asked.taken), len(asked.examples)
     for turn in asked.turns:
-        epoch, place = divmod(turn, len(asked.examples))
-        tried = asked.taken | set(chosen) if asked.taken else frozenset()
-        walk = (asked.examples[number] for number in (*order(epoch)[place:], *order(epoch)[:place]))
-        chosen.append(next((each for each in walk if each not in tried), asked.examples[order(epoch)[place]]))
+        epoch, place = divmod(turn, count)
+        first = asked.examples[order(epoch)[place]]
+        walk = (asked.examples[order(epoch)[(place + further) % count]] for further in range(count))
+        chosen.append(next((each for each in walk if each not in tried), first))
+        if asked.taken:
+            tried.add(chosen[-1])
     return chosen
 
 
