@@ -13,6 +13,7 @@ from tasks.filtering import STAGE as FILTERING
 from tasks.filtering import filtering
 from tasks.parse_errors import StrangeFlag
 from tests.builders import exchange, message, table, trace, verdict, view
+from tests.exactly import exactly
 
 WEIGHTS = ("rl_weights", "ce_weights", "ref_kl_weights")
 EXTRAS = {"extras": {"parse_error": True}}
@@ -87,7 +88,12 @@ def test_what_is_no_flag_of_a_sampled_turn_masks_nothing(of_trace):
 @pytest.mark.parametrize("number", [4, -1, 99])
 def test_a_flag_of_a_message_that_is_not_there_stops_the_stage(number):
     rows = [trace("a", info=json.dumps({"parse_errors": [1, number]})), trace("b", reward=0.0)]
-    with pytest.raises(StrangeFlag, match=f"trace a flags message {number} as unreadable .* safe"):
+    said = (
+        f"table traces: trace a flags message {number} as unreadable (parse_error), and has none of that number. "
+        "Nothing was trained; all that was sampled is safe. Let the environment name messages by their place in the "
+        "trace, from 0 with the first of the prompt; leave rollouts recorded so far out with stagecoach quarantine."
+    )
+    with pytest.raises(StrangeFlag, match=exactly(said)):
         credited(rows, [*turns("a"), *turns("b")])
 
 

@@ -16,6 +16,7 @@ from tasks.filters import FILTERS
 from tasks.filters.custom import NoFinding
 from tasks.import_paths import NotImportable
 from tests.builders import exchange, table, trace, view
+from tests.tasks.filters.looking import material
 
 SECTION = {"type": "custom", "name": "short", "function": "short_filter:short"}
 FOUND = """
@@ -32,7 +33,7 @@ def careless(material, rows):
     return {rows.pop(): {}}
 
 def wrong(material, answer):
-    return {"a list": [0], "outside": {9: {}}, "not plain": {0: {"x": object()}}, "nan": {0: {"x": float("nan")}},
+    return {"a list": [0], "outside": {1: {}}, "not plain": {0: {"x": object()}}, "nan": {0: {"x": float("nan")}},
             "text": {0: "short"}}[answer]
 """
 
@@ -79,6 +80,9 @@ def test_what_it_does_to_its_arguments_is_its_own_affair():
     for _ in range(2):
         found = filtering(tables, config, quarantined={})["verdicts"].to_pylist()
         assert [row["detected"] for row in found] == [["zero_advantage"], ["short", "zero_advantage"]]
+    given = material(("a", "b"), ("c", "d"))
+    FILTERS["custom"].detect(given, config.filtering.filters[1])
+    assert given.owner.tolist() == [0, 0, 1, 1] and given.standing.all()
 
 
 def test_other_code_than_the_config_was_resolved_with_is_refused():
@@ -90,7 +94,7 @@ def test_other_code_than_the_config_was_resolved_with_is_refused():
     ("answer", "what"),
     [
         ("a list", "returned list, not a dictionary"),
-        ("outside", "names row 9 of 1 traces"),
+        ("outside", "names row 1 of 1 traces"),
         ("not plain", "gave evidence that JSON cannot hold"),
         ("nan", "gave evidence that JSON cannot hold"),
         ("text", "gave str for row 0"),
@@ -98,7 +102,11 @@ def test_other_code_than_the_config_was_resolved_with_is_refused():
 )
 def test_what_cannot_be_a_finding_stops_the_stage(answer: str, what: str):
     section = SECTION | {"function": "short_filter:wrong", "arguments": {"answer": answer}}
-    with pytest.raises(NoFinding, match=f"filter 'short': short_filter:wrong {what}.*Nothing was filtered"):
+    said = (
+        r"Nothing was filtered or trained; all that was sampled is safe\. Correct the function \(its code is part of "
+        r"the key\) and go on under a new name, or replay the run from filtering\.\Z"
+    )
+    with pytest.raises(NoFinding, match=rf"\Afilter 'short': short_filter:wrong {what}.*\. {said}"):
         judged([section], trace("a"))
 
 
