@@ -1,6 +1,7 @@
 """A loss of one's own, by import path."""
 
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -23,7 +24,7 @@ def custom(rl: RlTokens, settings: CustomLoss) -> Term:
     Raises LearnerError when it cannot be loaded or is other code than the config was resolved with, ValueError when it
     gives something else for this row: other ranks may not meet that, so the process must not go on.
     """
-    found = _function(settings)(rl, **settings.arguments)
+    found = _function(settings)(rl, **deepcopy(settings.arguments))  # the next row is given the same
     none = torch.zeros_like(rl.member)
     term = found if isinstance(found, Term) else Term(found, none, none)
     for name in ("values", "masked", "truncated"):

@@ -194,6 +194,13 @@ def test_custom_is_called_with_its_arguments():
     assert_terms(found, [g * t.l for g, t in zip(gradient, ROW, strict=True)], gradient, (0, 0))
 
 
+def test_custom_finds_the_same_arguments_at_every_row():
+    loss = CustomLoss(function=f"{PATH}:forgetful", arguments={"scales": [2.0]})
+    assert (
+        run(ROW, loss) == run(ROW, loss) == run(ROW, CustomLoss(function=f"{PATH}:reinforce", arguments={"scale": 2.0}))
+    )
+
+
 def test_custom_may_tell_what_it_masked_and_use_the_cap():
     tis = TruncatedImportance(level="token", cap=1.5)
     found = run(ROW, CustomLoss(function=f"{PATH}:only_praise", tis=tis))
