@@ -29,6 +29,7 @@ __all__ = ["Sampling", "ServiceLost", "sample"]
 OnGroup = Callable[[str, dict[str, pa.Table]], None]
 RETRY_SEED_STRIDE = 1_000_003
 RETRY_SECONDS = 0.25
+NO_KEY = "EMPTY"
 NO_TEACHERS: Mapping[str, Served] = MappingProxyType({})
 
 
@@ -83,8 +84,10 @@ class Sampling:
         own = {"": Served(engine_url, api_key, model, policy["key"])} if engine_url else {}
         self.served = {**own, **teachers}
         """Who samples, by environment; the policy under ""."""
+        # A teacher without a key is not to be sent the one that environment servers have for the policy's engine.
         self.client_configs = {
-            name: _client_config(each.url, each.api_key, config) for name, each in self.served.items()
+            name: _client_config(each.url, each.api_key or (NO_KEY if name else ""), config)
+            for name, each in self.served.items()
         }
         self.watch = Watch(tuple(self.served.values()), addresses)
         self.clients: dict[str, EnvClient] = {}

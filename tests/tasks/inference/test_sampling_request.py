@@ -54,6 +54,13 @@ def test_rows_say_which_policy_and_how_stale() -> None:
     assert (attempted.policy_key, attempted.policy_version, attempted.step) == ("the-policy", 3, 4)
 
 
+@pytest.mark.parametrize(("key", "sent"), [("its key", "Bearer its key"), ("", "Bearer EMPTY")])
+def test_a_teacher_is_sent_its_own_key_or_none(key: str, sent: str) -> None:
+    made = sampling(teachers={"e": Served("http://127.0.0.1:7", key)})
+    assert made.client_configs["e"].headers == {"Authorization": sent}
+    assert made.client_configs[""].headers == {}, "of an engine without a key the environment server may know one"
+
+
 def test_an_environment_with_a_teacher_is_sampled_by_that_and_by_no_policy() -> None:
     made = sampling(teachers={"e": Served("http://127.0.0.1:7/", "its key", "its-name", "its weights")})
     attempted = made._attempted(ASSIGNMENT)
