@@ -1,5 +1,6 @@
 """One optimizer step's gradients: forward, loss and backward over the rank's packed rows."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -77,12 +78,17 @@ def _spread(row: Row, values: torch.Tensor) -> Array:
 
 def _add_up(measured: list[Measured]) -> Totals:
     sums = {name: float(sum(row.sums[name].item() for row in measured)) for name in measured[0].sums}
-    maxima = {name: float(max(row.maxima[name].item() for row in measured)) for name in measured[0].maxima}
+    maxima = {name: _largest(row.maxima[name].item() for row in measured) for name in measured[0].maxima}
     return Totals(sums, maxima)
 
 
 def _combine(parts: list[Totals]) -> Totals:
     return Totals(
         {name: sum(part.sums[name] for part in parts) for name in parts[0].sums},
-        {name: max(part.maxima[name] for part in parts) for name in parts[0].maxima},
+        {name: _largest(part.maxima[name] for part in parts) for name in parts[0].maxima},
     )
+
+
+def _largest(values: Iterable[float]) -> float:
+    # NaN wherever there is one: max alone would lose it behind a number.
+    return float(np.max(list(values)))

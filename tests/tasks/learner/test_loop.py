@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from configs.losses import CispoLoss, DppoLoss, GspoLoss, IpoLoss, PpoLoss, SequenceMask, TruncatedImportance
 from tasks.learner.distributed import World
-from tasks.learner.loop import accumulate_gradients
+from tasks.learner.loop import _largest, accumulate_gradients
 from tasks.learner.loss import Objective
 from tasks.learner.rows import batches_from_table
 from tests.tasks.learner.packed import batches, padding, sample
@@ -139,3 +139,8 @@ def test_engine_and_learner_agreeing_gives_zero_mismatch(exact_policy):
     assert totals.sums["mismatch_kl"] == pytest.approx(0.0, abs=1e-10)
     num_tokens, advantages = 5, same.streams["advantages"]
     assert totals.sums["rl_loss"] == pytest.approx(-sum(advantages) / num_tokens, rel=1e-5)
+
+
+@pytest.mark.parametrize("values", [[1.0, np.nan], [np.nan, 1.0], [np.nan]])
+def test_a_largest_value_that_is_no_number_is_not_lost(values):
+    assert np.isnan(_largest(values)) and _largest([1.0, np.inf, 2.0]) == np.inf
