@@ -9,7 +9,7 @@ from storage.adapters import base_in
 from storage.store import Store, open_store
 from tests.crash.checks import check_clean, go_on, killed
 from tests.crash.contents import rows, work
-from tests.crash.driving import NAME, Driven
+from tests.crash.driving import NAME, Driven, side_by_side
 from tests.crash.test_recovery import RARELY, requests
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
@@ -25,9 +25,8 @@ def digests(store: Store) -> list[str]:
 def test_batches_are_trained_again_up_to_an_adapter_without_optimizer_state(drive: Callable[..., Driven]) -> None:
     settings = ("steps=4", LORA)
     reference, run = drive(*settings), drive(*settings, RARELY)
-    life = reference.live()
+    life, first = side_by_side(reference.live, lambda: killed(run, "after commit training 2"))
     assert life.status == 0, life.output
-    first = killed(run, "after commit training 2")
     again = go_on(run, first, steps=4)
     assert requests(again.moments) == 2, "step 2 again and step 3, but neither step 0 nor step 1"
     assert work(open_store(run.store)) == work(open_store(reference.store))

@@ -13,7 +13,7 @@ from storage.schemas import TABLES
 from storage.store import open_store
 from tests.crash.checks import check_clean, go_on, killed
 from tests.crash.contents import check_once, finished, weights, work
-from tests.crash.driving import NAME, Driven
+from tests.crash.driving import NAME, Driven, side_by_side
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
 
@@ -31,9 +31,8 @@ def test_batches_are_trained_again_up_to_a_policy_without_optimizer_state(
 ) -> None:
     settings = ("steps=4", f"training.optimizer.type={optimizer}")
     reference, run = drive(*settings), drive(*settings, RARELY)
-    life = reference.live()
+    life, first = side_by_side(reference.live, lambda: killed(run, "after commit training 2"))
     assert life.status == 0, life.output
-    first = killed(run, "after commit training 2")
     states = [(run.store / "policies" / entry.key / "optimizer.safetensors").exists() for entry in trained(run)]
     assert states == [False, True, False], "the policy to go on from has no optimizer state, or the test shows nothing"
     again = go_on(run, first, steps=4)

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 from storage.store import Store, open_store
 from tests.crash.contents import check_once, weights
-from tests.crash.driving import NAME, ROOT, Driven
+from tests.crash.driving import NAME, ROOT, Driven, side_by_side
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
 
@@ -193,17 +194,16 @@ def test_batches_alone_need_no_learner(source: Driven, offline: Path) -> None:
 def test_other_settings_go_on_from_a_policy_whose_state_was_not_saved(drive: Callable[..., Driven]) -> None:
     """The recorded batches in between are trained with the settings that they had, or the weights would differ."""
     rare, often = drive("steps=3", "training.save_optimizer_every=9"), drive("steps=3")
-    outcomes = []
+    assert [life.status for life in side_by_side(rare.live, often.live)] == [0, 0]
     for run in (rare, often):
-        assert run.live().status == 0
         states = [
             (run.store / "policies" / e.key / "optimizer.safetensors").exists()
             for e in open_store(run.store).ledger.entries(run=NAME, stage="training")
         ]
         assert states == [run is often] * 3, "the one has no state to go on from, the other has"
-        asked = [{"run": NAME, "steps": "2:3", "overrides": [each], "name": name} for name, each in OTHERS.items()]
-        life = run.live(replays=asked)
+    asked = [{"run": NAME, "steps": "2:3", "overrides": [each], "name": name} for name, each in OTHERS.items()]
+    for life in side_by_side(*(partial(run.live, replays=asked) for run in (rare, often))):
         assert life.status == 0, life.output
-        outcomes.append([each["steps"][0]["update"]["weights_sha256"] for each in run.outcome])
+    outcomes = [[each["steps"][0]["update"]["weights_sha256"] for each in run.outcome] for run in (rare, often)]
     assert outcomes[0] == outcomes[1]
     assert len({*outcomes[0], last_weights(open_store(rare.store), NAME)[2]}) == 1 + len(OTHERS)
