@@ -116,7 +116,11 @@ def test_one_rank_and_many_samples_have_full_rows_and_others_even_ones(monkeypat
     monkeypatch.setattr("tasks.bins.MOST_BALANCED_SAMPLES", 4)
     assert pack([2] * 4, 10, 1) == [[0, 1, 2, 3]]
     assert pack([2] * 4, 10, 2) == [[0, 2], [1, 3]]
-    assert pack([2] * 5, 10, 2) == [[0, 1, 2, 3, 4], []]
+    assert pack([2] * 5, 10, 3) == [[0, 1, 2, 3, 4], [], []]
+
+
+def test_rows_of_equal_cost_stay_in_order():
+    assert pack([10] * 40, 10, 1) == [[sample] for sample in range(40)]
 
 
 def test_fewer_samples_than_ranks_leave_empty_rows_at_the_end():

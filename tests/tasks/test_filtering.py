@@ -1,7 +1,7 @@
 """Filtering: what each filter finds, what it says about it, and what is kept."""
 
 import json
-from math import log
+from math import exp, log
 from typing import get_args
 
 import numpy as np
@@ -189,6 +189,25 @@ def test_runs_by_hand():
     flags = np.array([1, 1, 0, 1, 1, 1, 0, 1], bool)
     start, length = runs(flags, np.array([0, 4, 4, 8]))
     assert start.tolist() == [0, 3, 4, 7] and length.tolist() == [2, 1, 2, 1]
+
+
+def test_a_row_of_one_token_is_a_run_of_its_own_and_an_empty_one_none():
+    start, length = runs(np.array([True, True]), np.array([0, 0, 1, 2, 2]))
+    assert start.tolist() == [0, 1] and length.tolist() == [1, 1]
+
+
+def test_bounds_of_log_probs_are_outside():
+    at = {"completion": [5, 6], "logprobs": [-0.5, -0.5]}
+    certain = [{"type": "repetition", "window": 2, "probability": exp(-0.5)}]
+    assert log(exp(-0.5)) == -0.5 and judged([trace("a")], exchange("a", **at), certain)["a"]["detected"] == []
+    rare = [{"type": "gibberish", "token_id_threshold": 1, "logprob_offset": 0.5}]
+    assert judged([trace("a")], exchange("a", **at), rare, vocab_size=1)["a"]["detected"] == []
+
+
+def test_of_runs_of_equal_length_the_last_is_told():
+    messages = exchange("a", completion=[5] * 120, logprobs=[-0.01, -0.01, -9.0] * 40)
+    found = judged([trace("a")], messages, [{"type": "repetition", "window": 2, "probability": 0.9}])["a"]
+    assert found["evidence"]["repetition"] == {"message": 1, "position": 117, "length": 2}
 
 
 def test_a_quarantined_trace_goes_first_and_no_group_sees_it():

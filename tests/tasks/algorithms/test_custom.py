@@ -1,11 +1,15 @@
 """Custom: a function of one's own is called, and what it returns is held to what training needs."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 from tasks.advantage import STAGE, StateMissing, advantage
-from tasks.algorithms import AdvantageBreach
+from tasks.algorithms import AdvantageBreach, Kept
 from tasks.import_paths import NotImportable, code_version
-from tests.builders import view
+from tasks.ragged import Ragged
+from tests.builders import exchange, trace, view
 from tests.tasks.algorithms.crediting import advantages, credited, group, tables_of
 
 HERE = "tests.tasks.algorithms.masks"
@@ -46,6 +50,17 @@ def test_what_it_does_to_its_arguments_is_its_own_affair():
     first, again = (advantage(tables, config, step=1)["credits"].to_pylist() for _ in range(2))
     assert first == again, "what one step does to the arguments is not known to the next"
     assert advantages(first) == [1.5, -1.5] and [row["rl_weights"] for row in first] == [[0, 0, 0, 1, 1]] * 2
+
+
+def test_it_is_given_references_in_arrays_of_its_own():
+    rows = Ragged(np.array([-0.5, -1.0]), np.array([0, 2]))
+    tables = tables_of([trace("t0")], exchange("t0")[:1])
+    kept = Kept(tables["traces"], tables["messages"], np.zeros(1, np.int64), rows, rows)
+    own = kept.copy()
+    assert own.references is not None and own.references.values.tolist() == [-0.5, -1.0]
+    pairs = [(own.references, rows), (own.mask, rows)]
+    assert not any(np.shares_memory(a.values, b.values) or a.offsets is b.offsets for a, b in pairs)
+    assert not np.shares_memory(own.owner, kept.owner) and replace(kept, references=None).copy().references is None
 
 
 def test_it_is_judged_by_what_was_sampled_and_not_by_what_it_made_of_that():

@@ -70,6 +70,12 @@ def test_one_of_groups_looks_at_what_others_left():
     assert [row["detected"] for row in judged([first, last], *rows)] == [["first"], ["alone"]]
 
 
+def test_it_is_told_who_stands_before_any_filter_looked():
+    alone = {"type": "custom", "name": "alone", "function": "short_filter:alone"}
+    rows = [trace("a"), trace("b", trainable=False)]
+    assert [row["detected"] for row in judged([alone], *rows)] == [["alone"], []]
+
+
 def test_what_it_does_to_its_arguments_is_its_own_affair():
     section = SECTION | {"function": "short_filter:careless", "arguments": {"rows": [0, 1]}}
     rows = [trace("a", reward=0.0), trace("b", reward=0.0)]

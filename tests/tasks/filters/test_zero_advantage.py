@@ -77,6 +77,18 @@ TRACES = st.lists(
 )
 
 
+def test_an_environment_has_compared_agents_of_its_own():
+    seats = [("one", 1.0), ("one", 1.0), ("two", 0.0), ("two", 0.5)]
+    rows = [
+        trace(f"{name}{n}", environment=name, group_id=name, agent="solver", episode_id=episode, reward=reward)
+        for name in ("duel", "maze")
+        for n, (episode, reward) in enumerate(seats)
+    ]
+    apart = {"type": "hierarchical_grpo", "episode_agents": ["solver"]}
+    own = environments(duel=apart, maze={"type": "hierarchical_grpo", "episode_agents": []})
+    assert left_out(rows, environments=own) == {"duel0", "duel1"}
+
+
 @given(made=TRACES, in_episode=st.booleans())
 def test_it_is_what_a_loop_over_traces_says(made, in_episode):
     rows = [
