@@ -39,13 +39,17 @@ class RecordedStep:
 class Recorded:
     """The steps that a run recorded."""
 
-    def __init__(self, store: Store, run: str, source: "Recorded | None" = None, along: bool = False) -> None:
+    def __init__(
+        self, store: Store, run: str, source: "Recorded | None" = None, along: bool = False, fills: bool = False
+    ) -> None:
         self._store = store
         self._run = run
         self._source = source
         """What a replay went through again: its steps that it did not train start from policies of that run."""
         self._along = along
         """Whether a replay trained along, each step from the policy that it made before."""
+        self.fills = fills
+        """Whether the run replaced groups: then only packing says that a step has all its rollouts."""
 
     @cached_property
     def steps(self) -> dict[int, RecordedStep]:
@@ -141,10 +145,12 @@ class Recorded:
 def recorded_by(store: Store, run: str) -> Recorded:
     """Return what a run recorded; of a replay, with the run that it went through again behind it."""
     config = from_json(canonical(store.runs.config(run)))
+    drew = config.kind == "train" or {"assignment", "advantage", "packing"} <= {*redone(config.replay)}
+    fills = drew and config.assignment.refill
     if config.kind != "replay" or config.replay.run not in store.runs.names():
-        return Recorded(store, run)
+        return Recorded(store, run, fills=fills)
     along = config.replay.policies == "own" and "training" in redone(config.replay)
-    return Recorded(store, run, recorded_by(store, config.replay.run), along)
+    return Recorded(store, run, recorded_by(store, config.replay.run), along, fills)
 
 
 def policy_of(entry: Entry, step: int) -> Policy:

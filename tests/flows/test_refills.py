@@ -3,11 +3,12 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pytest
 
+from configs.errors import ConfigError
 from configs.run import View
 from flows import pipeline, replay_config
 from flows.drawing import Evicted
@@ -279,3 +280,31 @@ def test_looking_at_a_step_counts_all_its_rollouts(origin: Path) -> None:
     fates = accounting(Frames(store, DERIVED)).collect().filter(run="base", step=0)
     found = {row["fate"]: row["num_traces"] for row in fates.to_dicts()}
     assert found == {"trained": 3 * SIZE, "filtered": 3 * SIZE}
+
+
+@pytest.mark.parametrize("last", ["advantage", "rollout"])
+def test_a_step_that_still_lacks_groups_is_not_replayed(tmp_path: Path, last: str) -> None:
+    """Dies in step 1 after its first batch was credited, or the second one sampled."""
+
+    class Dying(Rehearsal):
+        done: ClassVar[list[str]] = []
+
+        def __call__(self, task: StageTask, step: int, *arguments: Any, **named: Any) -> Ref:
+            wanted = ["advantage"] if last == "advantage" else ["rollout", "rollout"]
+            if [name for name in self.done if name == last] == wanted:
+                raise KeyboardInterrupt
+            self.done += [task.stage.name] if step == 1 else []
+            return super().__call__(task, step, *arguments, **named)
+
+    session = session_for(tmp_path / "store", "base", **REFILL)
+    with pytest.raises(KeyboardInterrupt), recorded(session):
+        list(pipeline.run_steps(Dying(session), SOURCE, session.config))
+    assert list(recorded_by(open_store(tmp_path / "store"), "base").steps) == [0, 1]
+    for begin in ("filtering", "advantage", "packing"):
+        assert ask(tmp_path / "store", from_stage=begin).replay.last_step == 1
+    with pytest.raises(
+        ConfigError, match="has not recorded step 1 up to stage packing, which tells that all its groups"
+    ):
+        ask(tmp_path / "store", from_stage="advantage", steps="0:2")
+    rehearse(tmp_path / "store", "base", **REFILL)
+    assert ask(tmp_path / "store", from_stage="advantage", steps="0:2").steps == 2
