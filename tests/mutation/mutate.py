@@ -22,10 +22,10 @@ COPIED = ("pyproject.toml", "configs", "environments", "flows", "storage", "task
 REASONS = Path(__file__).with_name("equivalent.toml")
 
 
-def main(arguments: list[str]) -> int:
-    """Run mutmut, with `arguments` of its own (names of mutants, --max-children), and write the report.
+def main(names: list[str]) -> int:
+    """Run mutmut on every mutant, or on those of these names, and tell what was found; the page is of all of them.
 
-    Returns 0 if enough mutants were killed in every group of modules. The report is written only for a whole run.
+    Returns 0 if enough mutants were killed in every group of modules.
     """
     with tempfile.TemporaryDirectory(prefix="stagecoach-mutants-") as scratch:
         copy = Path(scratch) / "checkout"
@@ -34,14 +34,21 @@ def main(arguments: list[str]) -> int:
         # Without a TMPDIR, tests keep files in memory and drop them at the end of each of the sessions within mutmut.
         place = Path(scratch) / "files"
         place.mkdir()
-        _mutmut(copy, "run", *arguments, TMPDIR=str(place))
-        found = statuses(_mutmut(copy, "results", "--all", "true", quiet=True))
-        survivors = [_survivor(copy, name) for name, status in found.items() if status not in ("killed", "timeout")]
-    text, enough = page(counted(found), survivors, f"{datetime.now(UTC):%Y-%m-%d}", _machine())
+        _mutmut(copy, "run", *names, TMPDIR=str(place))
+        text, enough = report(copy)
     print(text)
-    if "not checked" not in found.values():
+    if not names:
         (ROOT / "docs" / "mutation.md").write_text(text, encoding="utf-8")
     return 0 if enough else 1
+
+
+def report(copy: Path) -> tuple[str, bool]:
+    """Return the report on the mutants that were run in a copy of the checkout, and whether enough were killed."""
+    every = statuses(_mutmut(copy, "results", "--all", "true", quiet=True))
+    found = {name: status for name, status in every.items() if status != "not checked"}
+    survivors = [_survivor(copy, name) for name, status in found.items() if status not in ("killed", "timeout")]
+    machine = f"{os.cpu_count()} {platform.machine()} cores, Python {platform.python_version()}"
+    return page(counted(found), survivors, f"{datetime.now(UTC):%Y-%m-%d}, {machine}", len(every) - len(found))
 
 
 def statuses(printed: str) -> dict[str, str]:
@@ -59,12 +66,19 @@ def counted(found: Mapping[str, str]) -> dict[str, Counter[str]]:
 
 
 def _survivor(copy: Path, name: str) -> Survivor:
-    shown = _mutmut(copy, "show", name, quiet=True)
-    function = name.partition("__mutmut_")[0].replace("x_", "", 1).replace("xǁ", "", 1).replace("ǁ", ".")
-    lines = [line for line in shown.splitlines() if line[:1] in "+-" and not line.startswith(("+++", "---"))]
-    removed, added = ("\n".join(line[1:].strip() for line in lines if line[0] == sign) for sign in "-+")
-    reasons = tomllib.loads(REASONS.read_text(encoding="utf-8"))
-    return Survivor(function, removed, added, reasons.get(function, {}).get(added, ""))
+    module, _, rest = name.partition("__mutmut_")[0].partition(".x")
+    function = f"{module}.{rest[1:].replace('ǁ', '.')}"
+    removed, added = changes(_mutmut(copy, "show", name, quiet=True))
+    known = tomllib.loads(REASONS.read_text(encoding="utf-8"))["equivalent"]
+    reasons = [each["why"] for each in known if each["function"] == function and added in each["lines"]]
+    return Survivor(function, removed, added, "".join(reasons[:1]))
+
+
+def changes(shown: str) -> tuple[str, str]:
+    """Return what a mutant removed and what it added, each on one line, as `mutmut show` prints it."""
+    lines = [line for line in shown.splitlines() if line[:1] in ("+", "-") and line[:3] not in ("+++", "---")]
+    removed, added = (" ".join(" ".join(line[1:] for line in lines if line[0] == sign).split()) for sign in "-+")
+    return removed, added
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -82,10 +96,6 @@ def _mutmut(copy: Path, *arguments: str, quiet: bool = False, **variables: str) 
         [program, *arguments], cwd=copy, env=environment, stdout=subprocess.PIPE if quiet else None, check=True
     )
     return done.stdout.decode() if quiet else ""
-
-
-def _machine() -> str:
-    return f"{os.cpu_count()} {platform.machine()} cores, Python {platform.python_version()}"
 
 
 if __name__ == "__main__":

@@ -52,8 +52,13 @@ def killed(counts: Counter[str]) -> int:
     return counts["killed"] + counts["timeout"]
 
 
-def page(counts: Mapping[str, Counter[str]], survivors: Sequence[Survivor], day: str, machine: str) -> tuple[str, bool]:
-    """Return the report as Markdown, and whether enough mutants were killed in every group."""
+def page(
+    counts: Mapping[str, Counter[str]], survivors: Sequence[Survivor], made: str, unchecked: int
+) -> tuple[str, bool]:
+    """Return the report as Markdown, and whether enough mutants were killed in every group.
+
+    `made` says when and where, and `unchecked` how many more mutants there are that were not run.
+    """
     groups = {group: Counter[str]() for group in GROUPS}
     for module, count in counts.items():
         groups[group_of(module)].update(count)
@@ -62,7 +67,8 @@ def page(counts: Mapping[str, Counter[str]], survivors: Sequence[Survivor], day:
     equivalent = [each for each in survivors if each.reason]
     open_ = [each for each in survivors if not each.reason]
     text = TEXT.format(
-        day=day, machine=machine, enough=ENOUGH, total=_line("all", sum(groups.values(), Counter())),
+        unchecked=f" {unchecked:,} other mutants were not run." if unchecked else "",
+        made=made, enough=ENOUGH, total=_line("all", sum(groups.values(), Counter())),
         groups="\n".join(lines), modules="\n".join(modules), equivalent=_listed(equivalent), open=_listed(open_),
     )  # fmt: skip
     return text, all(killed(count) >= ENOUGH * count.total() for count in groups.values())
@@ -77,18 +83,18 @@ def _listed(survivors: Sequence[Survivor]) -> str:
     """Return a list of survivors by function: the line as it is, the line that no test told from it, and why."""
     lines = []
     for each in sorted(survivors, key=lambda each: (each.function, each.removed, each.added)):
-        removed, added = (" ".join(text.split()) or "(nothing)" for text in (each.removed, each.added))
-        lines.append(f"- `{each.function}`: `{removed}` as `{added}`" + (f". {each.reason}" if each.reason else ""))
+        added = f"`{each.added}`" if each.added else "nothing"
+        lines.append(f"- `{each.function}`: {added} for `{each.removed}`." + (f" {each.reason}" if each.reason else ""))
     return "\n".join(lines) or "None."
 
 
 TEXT = """\
 # Mutation testing
 
-`make mutate`, {day}, {machine}, mutmut 3.8.1. A mutant is the code with one small change: another operator, constant,
+`make mutate`, {made}, mutmut 3.8.1. A mutant is the code with one small change: another operator, constant,
 argument or text. It is killed if a test fails on it, or does not end. Texts of messages are mutated too: a refusal must
 say what, where, what is safe and what to do, so tests hold it to the word. Each of the four groups must reach
-{enough:.0%} of all mutants, those included that change nothing that anyone could see.
+{enough:.0%} of all mutants, those included that change nothing that anyone could see.{unchecked}
 
 | group | mutants | killed | survived | share |
 | --- | --- | --- | --- | --- |

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from tests.mutation.mutate import counted, statuses
+from tests.mutation.mutate import changes, counted, statuses
 from tests.mutation.report import Survivor, group_of, page
 
 PRINTED = """\
@@ -22,6 +22,11 @@ def test_mutants_are_counted_by_module_and_status():
         "tasks.learner.losses.gspo": {"killed": 1},
     }
     assert list(counted(statuses(PRINTED))) == ["tasks.algorithms.groups", "tasks.bins", "tasks.learner.losses.gspo"]
+
+
+def test_what_a_mutant_changed_is_one_line():
+    shown = "# a: survived\n--- a.py\n+++ a.py\n@@ -1 +1 @@\n def f():\n-    g(\n-        1)\n+    g(\n+        2)\n"
+    assert changes(shown) == ("g( 1)", "g( 2)")
 
 
 @pytest.mark.parametrize(
@@ -45,8 +50,9 @@ def test_enough_is_asked_of_every_group(survived, enough):
         Survivor("tasks.bins.pack", "a = 1", "a = 2", "It is not read."),
         Survivor("tasks.bins.f", "x", "", ""),
     ]
-    text, found = page(counts, survivors, "2026-01-01", "2 cores")
+    text, found = page(counts, survivors, "2026-01-01, 2 cores", 7)
     assert found is enough
+    assert "`make mutate`, 2026-01-01, 2 cores, mutmut" in text and " 7 other mutants were not run." in text
     assert f"| **packing** | 100 | {100 - survived} | {survived} | {100 - survived}.0% |" in text
-    assert "- `tasks.bins.pack`: `a = 1` as `a = 2`. It is not read." in text
-    assert "- `tasks.bins.f`: `x` as `(nothing)`\n" in text
+    assert "- `tasks.bins.pack`: `a = 2` for `a = 1`. It is not read." in text
+    assert "- `tasks.bins.f`: nothing for `x`.\n" in text
