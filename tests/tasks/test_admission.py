@@ -2,16 +2,20 @@
 
 import json
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.checks import Place, check_rows
 from storage.schemas import CREDITS
+from tasks.admission import silenced
 from tasks.advantage import STAGE, advantage
+from tasks.algorithms import Credit, Kept
 from tasks.filtering import STAGE as FILTERING
 from tasks.filtering import filtering
 from tasks.parse_errors import StrangeFlag
+from tasks.ragged import Ragged
 from tests.builders import exchange, message, table, trace, verdict, view
 from tests.exactly import exactly
 
@@ -142,6 +146,16 @@ def test_a_group_whose_advantages_are_all_zero_is_refused_and_shows_it():
         for name, row in rows.items()
         if name[0] == "g"
     )
+
+
+def test_silence_takes_every_component_and_the_signal():
+    traces, messages = table("traces", [trace("a")]), table("messages", exchange("a")[:1])
+    kept = Kept(traces, messages, np.zeros(1, np.int64), Ragged(np.ones(3, np.bool_), np.array([0, 3])))
+    one = np.ones(3, np.float32)
+    credit = Credit(np.zeros(1), np.ones(1), one, 2 * one, 3 * one, 4 * one)
+    found = silenced(kept, credit, np.array([False, True, False]))
+    streams = [found.rl, found.ce, found.ref_kl, found.signal]
+    assert [stream.tolist() for stream in streams] == [[n, 0, n] for n in (1, 2, 3, 4)]
 
 
 def test_one_token_is_enough_to_refuse_a_group():

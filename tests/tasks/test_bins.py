@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.bins import CROSSOVER_TOKENS, MOST_BALANCED_SAMPLES, balanced, best_fit, estimated_costs, pack
+from tasks.bins import CROSSOVER_TOKENS, MOST_BALANCED_SAMPLES, balanced, best_fit, estimated_costs, longest_first, pack
 
 CAPACITY = 64
 LENGTHS = st.lists(st.integers(1, CAPACITY), max_size=80)
@@ -121,6 +121,7 @@ def test_one_rank_and_many_samples_have_full_rows_and_others_even_ones(monkeypat
 
 def test_rows_of_equal_cost_stay_in_order():
     assert pack([10] * 40, 10, 1) == [[sample] for sample in range(40)]
+    assert longest_first([10] * 40) == list(range(40))
 
 
 def test_fewer_samples_than_ranks_leave_empty_rows_at_the_end():

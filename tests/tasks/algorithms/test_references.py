@@ -55,6 +55,18 @@ def test_a_sampled_token_without_a_reference_is_a_breach(references: list[Any] |
         credited(OPD, exchange("t0"), references)
 
 
+def test_each_environment_is_drawn_to_its_own_rows() -> None:
+    traces = [trace("t0", environment="x"), trace("t1", environment="y"), trace("t2", environment="x")]
+    tables = {
+        "traces": table("traces", traces),
+        "messages": table("messages", [row for one in traces for row in exchange(one["trace_id"], (1,), (4, 5))]),
+        "verdicts": table("verdicts", [verdict(one["trace_id"]) for one in traces]),
+        "references": table("references", [scored(f"t{n}", 1, [-n, -2.0 * n]) for n in range(3)]),
+    }
+    rows = advantage(tables, view(STAGE, algorithm=OPD))["credits"].to_pylist()
+    assert [row["advantages"] for row in rows] == [[0, 1 - n, 1 - 2 * n] for n in range(3)]
+
+
 def test_references_of_another_length_are_a_breach() -> None:
     with pytest.raises(AdvantageBreach, match="has another length"):
         credited(OPD, exchange("t0"), [scored("t0", 1, [-1.0])])
