@@ -21,6 +21,8 @@ from tests.flows import rehearsal
 from tests.flows.rehearsal import SMALL, SOURCE, Rehearsal, rehearse, session_for
 from tests.flows.replays import ask, pieces, walk
 
+pytestmark = pytest.mark.engine
+
 STEPS = 3
 POOLS: dict[str, Any] = {
     "steps": STEPS,
@@ -97,7 +99,6 @@ class Dying(Rehearsal):
         return super().__call__(task, *arguments, **named)
 
 
-@pytest.mark.engine
 @pytest.mark.parametrize("last", [8, 15])
 def test_a_run_that_dies_goes_on_with_the_state_that_it_had(
     origin: Path, changes: dict[str, Any], tmp_path: Path, last: int

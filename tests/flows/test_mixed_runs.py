@@ -23,6 +23,8 @@ from tests.flows import rehearsal
 from tests.flows.rehearsal import SOURCE, Rehearsal, rehearse, session_for
 from tests.flows.replays import ask, pieces
 
+pytestmark = pytest.mark.engine
+
 REMEMBERING = "tests.tasks.algorithms.masks:remembering"
 NAMES = ("plain", "remembered")
 MIXED: dict[str, Any] = {

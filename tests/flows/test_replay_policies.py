@@ -20,6 +20,8 @@ from tests.crash import fixed
 from tests.flows.rehearsal import rehearse
 from tests.flows.replays import RLOO, ask, pieces, quarantine, starts, trained, walk
 
+pytestmark = pytest.mark.engine
+
 
 @pytest.fixture
 def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -46,7 +48,6 @@ def test_other_weights_are_another_replay_whatever_they_are_called(tmp_path: Pat
         ask(tmp_path / "store", until="training", name="mine", overrides=path[1:])
 
 
-@pytest.mark.engine
 def test_a_replay_of_a_replay_from_other_weights_goes_on_from_its_policies(tmp_path: Path, models: list[str]) -> None:
     root = tmp_path / "store"
     rehearse(root, "base", steps=3)
@@ -58,7 +59,6 @@ def test_a_replay_of_a_replay_from_other_weights_goes_on_from_its_policies(tmp_p
     assert starts(store, "faster")[0] == made[0] and [step["updates_apart"] for step in steps] == [0, 1]
 
 
-@pytest.mark.engine
 def test_policies_that_counterfactual_steps_start_from_are_not_their_own(tmp_path: Path, models: list[str]) -> None:
     root = tmp_path / "store"
     rehearse(root, "base", steps=3)
@@ -76,7 +76,6 @@ def test_policies_that_counterfactual_steps_start_from_are_not_their_own(tmp_pat
     assert began == starts(store, "second"), "a replay of it would start from the same"
 
 
-@pytest.mark.engine
 def test_a_step_emptied_by_a_quarantine_stays_empty_in_replays_of_the_replay(tmp_path: Path, models: list[str]) -> None:
     root = tmp_path / "store"
     store = rehearse(root, "base", steps=3)
@@ -128,7 +127,6 @@ def test_a_quarantine_elsewhere_or_heeded_before_stops_nothing(tmp_path: Path, m
         ask(root, name="clean", quarantine=False)
 
 
-@pytest.mark.engine
 @pytest.mark.parametrize("lag", [0, 1])
 def test_unchanged_settings_find_everything_from_every_stage(tmp_path: Path, models: list[str], lag: int) -> None:
     root = tmp_path / "store"

@@ -112,6 +112,7 @@ def test_killed_in_the_second_step_and_resumed_it_is_the_same_run(
     assert credits(store) == credits(open_store(origin)) and states(store) == states(open_store(origin))
 
 
+@pytest.mark.engine
 def test_a_longer_run_goes_on_from_the_state_of_the_shorter(origin: Path, tmp_path: Path) -> None:
     rehearse(tmp_path / "store", "base", **RAE | {"steps": 1})
     store = rehearse(tmp_path / "store", "base", **RAE)
@@ -155,6 +156,7 @@ def test_the_step_whose_state_a_replay_goes_on_from_is_none_of_its_own(origin: P
     assert (again.replay.first_step, again.replay.last_step) == (1, 3)
 
 
+@pytest.mark.engine
 def test_state_with_rollouts_in_quarantine_in_it_is_refused(origin: Path, tmp_path: Path) -> None:
     root = shutil.copytree(origin, tmp_path / "store")
     name = quarantine(open_store(root), step=0, count=1)[0]
