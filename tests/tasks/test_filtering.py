@@ -205,9 +205,9 @@ def test_bounds_of_log_probs_are_outside():
 
 
 def test_of_runs_of_equal_length_the_last_is_told():
-    messages = exchange("a", completion=[5] * 120, logprobs=[-0.01, -0.01, -9.0] * 40)
-    found = judged([trace("a")], messages, [{"type": "repetition", "window": 2, "probability": 0.9}])["a"]
-    assert found["evidence"]["repetition"] == {"message": 1, "position": 117, "length": 2}
+    messages = exchange("a", completion=[5] * 200, logprobs=[-0.01, -0.01, -9.0, -0.01, -9.0] * 40)
+    found = judged([trace("a")], messages, [{"type": "repetition", "window": 1, "probability": 0.9}])["a"]
+    assert found["evidence"]["repetition"] == {"message": 1, "position": 195, "length": 2}
 
 
 def test_a_quarantined_trace_goes_first_and_no_group_sees_it():
