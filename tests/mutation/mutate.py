@@ -71,7 +71,7 @@ def _survivor(copy: Path, name: str) -> Survivor:
     removed, added = changes(_mutmut(copy, "show", name, quiet=True))
     known = tomllib.loads(REASONS.read_text(encoding="utf-8"))["equivalent"]
     reasons = [each["why"] for each in known if each["function"] == function and added in each["lines"]]
-    return Survivor(function, removed, added, "".join(reasons[:1]))
+    return Survivor(module, function, removed, added, "".join(reasons[:1]))
 
 
 def changes(shown: str) -> tuple[str, str]:

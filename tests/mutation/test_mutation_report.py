@@ -47,12 +47,12 @@ def test_a_module_is_of_the_group_of_its_nearest_name(module, group):
 def test_enough_is_asked_of_every_group(survived, enough):
     counts = {"tasks.bins": Counter(killed=100 - survived, survived=survived), "tasks.advantage": Counter(killed=900)}
     survivors = [
-        Survivor("tasks.bins.pack", "a = 1", "a = 2", "It is not read."),
-        Survivor("tasks.bins.f", "x", "", ""),
+        Survivor("tasks.bins", "tasks.bins.pack", "a = 1", "a = 2", "It is not read."),
+        Survivor("tasks.bins", "tasks.bins.f", "x", "", ""),
     ]
     text, found = page(counts, survivors, "2026-01-01, 2 cores", 7)
     assert found is enough
     assert "`make mutate`, 2026-01-01, 2 cores, mutmut" in text and " 7 other mutants were not run." in text
-    assert f"| **packing** | 100 | {100 - survived} | {survived} | {100 - survived}.0% |" in text
+    assert f"| **packing** | 100 | {100 - survived} | 1 | {survived - 1} | {(100 - survived) / 99:.1%} |" in text
     assert "- `tasks.bins.pack`: `a = 2` for `a = 1`. It is not read." in text
     assert "- `tasks.bins.f`: nothing for `x`.\n" in text
