@@ -37,8 +37,9 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "opsd": {"type": "opsd"},
     "opd": {"type": "opd"},
 }
-"""What is tried, by the name that its column has. opd needs a teacher; sft would sample anew, so it is not here."""
+"""What is tried, by the name that its column has. sft would sample anew, so it is not here."""
 NEED_ENGINE = ("opsd", "opd")
+"""opsd has to be told where the demonstration is, opd who the teacher is."""
 
 
 @dataclass(frozen=True)
@@ -53,21 +54,31 @@ class Credited:
 
 
 def credit_all(
-    run: str, names: Sequence[str] = (), steps: str = "", teacher: str = "", store: str = "", plain: bool = False
+    run: str,
+    names: Sequence[str] = (),
+    steps: str = "",
+    teacher: str = "",
+    demonstration: str = "",
+    store: str = "",
+    plain: bool = False,
 ) -> tuple[Frames, str, list[Credited]]:
     """Credit a run's rollouts by each of the algorithms named, all that need no engine by default.
 
-    `teacher` is a directory of weights, or RUN or RUN:VERSION of the store; with it opd is among the default ones.
-    Returns the store's tables, the run's name and what came of each. Raises ConfigError for an unknown run, algorithm
-    or teacher; what an algorithm refuses is an answer.
+    `teacher` is a directory of weights, or RUN or RUN:VERSION of the store; with it opd is among the default ones, with
+    `demonstration`, the field that holds one, opsd. Returns the store's tables, the run's name and what came of each.
+    Raises ConfigError for an unknown run, algorithm or teacher; what an algorithm refuses is an answer.
     """
     root = existing_store(store or RunConfig().store)
     run, recorded = recorded_run(root, run)
-    chosen = names or [name for name in VARIANTS if name not in NEED_ENGINE or (name == "opd" and teacher)]
+    told: dict[str, dict[str, Any]] = {}
+    if teacher:
+        told["opd"] = {"teacher": {"path": _teacher(root, teacher)}}
+    if demonstration:
+        told["opsd"] = {"demonstration": demonstration}
+    chosen = names or [name for name in VARIANTS if name not in NEED_ENGINE or name in told]
     if unknown := [name for name in chosen if name not in VARIANTS]:
         raise ConfigError([f"algorithms: {', '.join(unknown)}: the known ones are {', '.join(VARIANTS)}"])
-    weights = _teacher(root, teacher) if teacher else ""
-    asked = [(name, asked_of(recorded, name, steps, weights, store)) for name in chosen]
+    asked = [(name, asked_of(recorded, name, steps, told.get(name, {}), store)) for name in chosen]
     return Frames(root), run, [_credited(name, each, plain) for name, each in asked]
 
 
@@ -79,12 +90,15 @@ def _teacher(root: Any, teacher: str) -> str:
     return str(root.policies.directory(policy.key))
 
 
-def asked_of(recorded: RunConfig, name: str, steps: str = "", teacher: str = "", store: str = "") -> Asked:
+def asked_of(
+    recorded: RunConfig, name: str, steps: str = "", told: Mapping[str, Any] | None = None, store: str = ""
+) -> Asked:
     """Return what is asked of the replay that credits all rollouts of a run by one variant, and by nothing else.
 
-    Neither what the run set for that type stays, nor the algorithm that one of its environments has of its own.
+    `told` are settings that the variant has to be told. Neither what the run set for that type stays, nor the algorithm
+    that one of its environments has of its own.
     """
-    settings = dict(VARIANTS[name]) | ({"teacher": {"path": teacher}} if name == "opd" else {})
+    settings = {**VARIANTS[name], **(told or {})}
     other = "grpo" if settings["type"] == "supervised" else "supervised"
     own = [number for number, each in enumerate(recorded.environments) if each.algorithm is not None]
     run = recorded.name
@@ -140,8 +154,11 @@ def figures(frames: Frames, each: Credited) -> dict[str, Any]:
         pl.col("advantage").min().alias("advantage_min"),
         pl.col("advantage").max().alias("advantage_max"),
         (pl.col("advantage").abs() < ZERO).mean().alias("zero_ratio"),
+        pl.col("advantages").list.sum().sum().alias("signal"),
     )
-    return found.collect().row(0, named=True)
+    row = found.collect().row(0, named=True)
+    num_tokens = row["rl_tokens"] + row["ref_kl_tokens"]
+    return row | {"signal": row["signal"] / num_tokens if num_tokens else None}
 
 
 COMPONENTS = ("rl", "ce", "ref_kl")

@@ -20,6 +20,8 @@ def add(commands: Commands) -> None:
     algorithms.add_argument("--steps", default="", metavar="A:B", help="which steps: 3:10 is 3 to 9; all without it")
     algorithms.add_argument("--teacher", default="", metavar="POLICY", help="for opd: a directory of weights, RUN, or "
                             "RUN:VERSION")  # fmt: skip
+    algorithms.add_argument("--demonstration", default="", metavar="FIELD", help="for opsd: the field of the example "
+                            "that holds a demonstration")  # fmt: skip
     algorithms.add_argument("--output", default="", metavar="FILE", help="write a page in markdown")
     algorithms.add_argument("--json", action="store_true", help="for programs")
     algorithms.add_argument("--plain", action="store_true", help="plain lines instead of a live panel")
@@ -49,6 +51,7 @@ def _algorithms(arguments: argparse.Namespace) -> int | None:
         arguments.names,
         steps=arguments.steps,
         teacher=arguments.teacher,
+        demonstration=arguments.demonstration,
         store=arguments.store,
         output=arguments.output,
         as_json=arguments.json,

@@ -13,9 +13,9 @@ from storage.errors import border
 from storage.frames import Frames
 
 HEADINGS = ("algorithm", "samples", "rl tokens", "ce tokens", "ref_kl tokens", "mean", "std", "min", "max", "none",
-            "with grpo")  # fmt: skip
+            "with grpo", "signal")  # fmt: skip
 COLUMNS = ("num_samples", "rl_tokens", "ce_tokens", "ref_kl_tokens", "advantage_mean", "advantage_std",
-           "advantage_min", "advantage_max", "zero_ratio", "agreement")  # fmt: skip
+           "advantage_min", "advantage_max", "zero_ratio", "agreement", "signal")  # fmt: skip
 SHOWN = 8
 """Rollouts of a group that are shown one by one."""
 
@@ -25,17 +25,18 @@ def main(
     names: Sequence[str] = (),
     steps: str = "",
     teacher: str = "",
+    demonstration: str = "",
     store: str = "",
     output: str = "",
     as_json: bool = False,
     plain: bool = False,
 ) -> int:
     """Credit a run's rollouts by several algorithms and print, or write as a page, what came of it; return 0."""
-    frames, run, credited = credit_all(run, names, steps, teacher, store, plain=plain or as_json)
+    frames, run, credited = credit_all(run, names, steps, teacher, demonstration, store, plain=plain or as_json)
     found = described(frames, run, credited)
     if output:
         with border("writing a page", output):
-            Path(output).write_text(page(found), encoding="utf-8")
+            Path(output).write_text(page(found, _options(steps, teacher, demonstration)), encoding="utf-8")
         print(f"written to {output}")
     elif as_json:
         print(json.dumps(found, sort_keys=True))
@@ -54,17 +55,26 @@ def described(frames: Frames, run: str, credited: Sequence[Credited]) -> dict[st
     return {"run": run, "algorithms": rows, "refused": refused, "group": _group(frames, laid, rows)}
 
 
-def page(found: dict[str, Any]) -> str:
-    """Return the comparison as markdown."""
+def _options(steps: str, teacher: str, demonstration: str) -> str:
+    given = {"steps": steps, "teacher": teacher, "demonstration": demonstration}
+    return "".join(f" --{name} {value}" for name, value in given.items() if value)
+
+
+def page(found: dict[str, Any], options: str = "") -> str:
+    """Return the comparison as markdown; `options` are those of the command."""
     names = [row["name"] for row in found["algorithms"]]
     asked = " ".join(names + [each["name"] for each in found["refused"]])
     lines = [
         f"# The rollouts of {found['run']}, credited side by side",
         "",
-        f"Made by `stagecoach algorithms {found['run']} {asked} --output FILE`. The rollouts and verdicts are the same",
-        "in every row; only the advantage stage was done again. Advantages are those of samples; `none` is the share",
-        "of samples whose advantage is zero; `with grpo` is the correlation (Pearson) of the samples' advantages with",
-        "grpo's. A dash: the algorithm gives no scalar advantage, or all are equal.",
+        "Made by the command below. The rollouts and verdicts are the same in every row; only the advantage stage was",
+        "done again. Advantages are those of samples: `none` is the share of samples whose advantage is zero, and `with",
+        "grpo` the correlation (Pearson) of the samples' advantages with grpo's. `signal` is the mean of what tokens",
+        "carry in rl and ref_kl; in ref_kl that is log pi_ref - log pi. A dash: there is none, or all are equal.",
+        "",
+        "```bash",
+        f"stagecoach algorithms {found['run']}{options} {asked}",
+        "```",
         "",
         *markdown(HEADINGS, (_cells(row) for row in found["algorithms"])),
         "",
@@ -96,18 +106,21 @@ def _group_lines(group: dict[str, Any] | None, names: Sequence[str]) -> list[str
 
 
 def _group(frames: Frames, laid: pl.DataFrame, rows: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """Return the group whose rewards are spread the most: there the algorithms differ the most."""
+    """Return the group with the most different rewards, and rollouts of it from the best to the worst."""
     if not rows or not laid.height:
         return None
     own = frames.run(rows[0]["run"])
     credits = own["credits"].select("sample_id", "trace_id", "group_id", "step", "reward").collect()
-    spread = credits.group_by("step", "group_id").agg(pl.col("reward").std().alias("spread"), pl.len().alias("size"))
-    widest = spread.sort("spread", "size", "step", "group_id", descending=[True, True, False, False], nulls_last=True)
+    rewards = pl.col("reward")
+    spread = credits.group_by("step", "group_id").agg(rewards.n_unique().alias("kinds"), rewards.std().alias("spread"))
+    widest = spread.sort("kinds", "spread", "step", "group_id", descending=[True, True, False, False], nulls_last=True)
     step, group_id = widest.row(0)[:2]
     traces = own["traces"].select("trace_id", "num_output_tokens").collect()
     members = credits.filter(step=step, group_id=group_id).join(laid, "sample_id").join(traces, "trace_id")
-    shown = members.sort("reward", "num_output_tokens", "sample_id", descending=[True, False, False]).head(SHOWN)
-    return {"step": step, "group_id": group_id, "rows": shown.to_dicts()}
+    ordered = members.sort("reward", "num_output_tokens", "sample_id", descending=[True, False, False])
+    last = ordered.height - 1
+    places = sorted({round(place * last / (SHOWN - 1)) for place in range(SHOWN)})
+    return {"step": step, "group_id": group_id, "rows": ordered[places].to_dicts()}
 
 
 def _agreement(laid: pl.DataFrame, each: Credited) -> float | None:

@@ -46,7 +46,11 @@ def _page(runs: Sequence[str], picture: str, found: Sequence[dict[str, Any]], ta
     lines = [
         "# Learning curves, side by side",
         "",
-        f"Made by `stagecoach curves {' '.join(runs)} --output FILE`: the mean reward of each step's rollouts.",
+        "The mean reward of each step's rollouts. Made by:",
+        "",
+        "```bash",
+        f"stagecoach curves {' '.join(runs)}",
+        "```",
         "",
         f"![curves]({picture})",
         "",
