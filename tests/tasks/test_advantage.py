@@ -194,3 +194,18 @@ def test_advantages_that_do_not_add_up_stop_the_stage():
     wrong = Credit(np.array([0.5, 0.5]), np.array([0.5, -0.4]), stream, stream, stream)
     with pytest.raises(AdvantageBreach, match=r"group g0 adds up to 0\.1"):
         check_zero_sum(traces, wrong)
+
+
+def test_zero_is_up_to_rounding_of_what_is_added_up():
+    traces = table("traces", group(1.0, 0.0))
+    stream = np.zeros(0, np.float32)
+
+    def of(*advantage):
+        return Credit(np.zeros(2), np.array(advantage), stream, stream, stream)
+
+    check_zero_sum(traces, of(1e6, -1e6 + 5e-4))
+    with pytest.raises(AdvantageBreach, match=r"adds up to 0\.005"):
+        check_zero_sum(traces, of(1e6, -1e6 + 5e-3))
+    check_zero_sum(traces, of(0.5e-9, 0.0))
+    with pytest.raises(AdvantageBreach, match=r"adds up to 1\.5e-09"):
+        check_zero_sum(traces, of(1.5e-9, 0.0))
