@@ -185,7 +185,7 @@ def test_text_is_refused_where_no_model_was_named(root: Path) -> None:
 def test_text_is_rendered_refused_for_rl_and_trained_on_as_demonstrations(root: Path, model: str) -> None:
     assert text(root, model).figures == {"traces": 4, "with rendered tokens": 4}
     store = open_store(root)
-    with pytest.raises(ImportedWithoutTokens, match=r"advantage\.type=supervised"):
+    with pytest.raises(ImportedWithoutTokens, match=r"algorithm\.type=supervised"):
         through(place_of(store, "text", filtering={"filters": [{"type": "errored"}]}), "text")
     supervised = {"algorithm": {"type": "supervised"}, "filtering": {"filters": [{"type": "errored"}]}}
     packed = through(place_of(store, "text", **supervised), "text")
