@@ -39,6 +39,8 @@ class Flow:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
+            # Whoever runs the tests with nohup has a hangup ignored, and so would the flow.
+            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
         )
         self.owner = identity(self.process.pid)
         assert self.process.stdout is not None
