@@ -60,6 +60,11 @@ class GroupSection(AlgorithmSection):
     overlong: Overlong | None = later(None)
     """Rollouts near the limit of tokens are worth less; null is off."""
 
+    @property
+    def shaped(self) -> bool:
+        """Whether lengths are compared with the rewards, so that equal rewards may teach something."""
+        return self.length_penalty is not None or self.overlong is not None
+
 
 class GrpoConfig(GroupSection):
     type: Literal["grpo"] = "grpo"

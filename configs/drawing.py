@@ -46,8 +46,8 @@ def _unnoticed(config: RunConfig, algorithms: Iterable[tuple[str, AlgorithmConfi
         return
     filtered = any(each.type == "zero_advantage" and each.enforce for each in config.filtering.filters)
     for where, algorithm in algorithms:
-        shaped = isinstance(algorithm, GroupSection) and (algorithm.length_penalty or algorithm.overlong)
-        if algorithm.compares_group and not (filtered and not shaped):
+        shaped = isinstance(algorithm, GroupSection) and algorithm.shaped
+        if algorithm.compares_group and (shaped or not filtered):
             why = (
                 "rewards are shaped, which zero_advantage does not see" if shaped else "zero_advantage is not enforced"
             )

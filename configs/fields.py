@@ -1,6 +1,5 @@
 """What all sections of a config are made of: the base model, and what a field may say about keys."""
 
-from collections.abc import Callable
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -21,14 +20,12 @@ def elsewhere(default: Any = ..., **constraints: Any) -> Any:
     return Field(default, json_schema_extra=ELSEWHERE, **constraints)
 
 
-def later(default: Any = None, *, default_factory: Callable[[], Any] | None = None, **constraints: Any) -> Any:
+def later(default: Any = None, **constraints: Any) -> Any:
     """A field that was added after runs had been recorded: in keys only where it differs from its default.
 
     The default must be what was done before there was the field. So work of older stores is still found, and a feature
     that is off leaves no trace.
     """
-    if default_factory is not None:
-        return Field(default_factory=default_factory, json_schema_extra=LATER, **constraints)
     return Field(default, json_schema_extra=LATER, **constraints)
 
 
@@ -45,7 +42,7 @@ def is_elsewhere(field: FieldInfo) -> bool:
 def in_key(field: FieldInfo, value: Any) -> bool:
     """Tell whether a field with this value is part of its section's share of a key."""
     if _marked(field, "later"):
-        return bool(value != field.get_default(call_default_factory=True))
+        return bool(value != field.default)
     return not is_operational(field) and not is_elsewhere(field)
 
 

@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from configs.explain import members
 from configs.fields import Section, operational
 from configs.imports import version_of
 
@@ -110,8 +111,7 @@ class FilteringConfig(Section):
     """Batches sampled for one step before the run gives up because none holds a kept trace."""
 
 
-TAKEN = {
-    *("errored", "truncated", "zero_advantage", "gibberish", "repetition", "parse_error", "incomplete_group", "custom"),
+TAKEN = {kind.model_fields["type"].default for kind in members(FilterConfig)} | {
     *("quarantined", "untrainable", "is_filtered"),
 }
 """Names that a custom filter may not have: those of the others, reasons that no filter gives, and a metric's."""

@@ -127,7 +127,7 @@ def _learns_from_equals(algorithm: AlgorithmConfig) -> bool:
     Not said of `supervised`, whose rollouts were filtered before this was asked: they are found again.
     """
     if isinstance(algorithm, GroupSection):
-        return algorithm.length_penalty is not None or algorithm.overlong is not None
+        return algorithm.shaped
     return not (algorithm.compares_group or isinstance(algorithm, SupervisedConfig))
 
 

@@ -27,7 +27,7 @@ class ModelConfig(Section):
     renderer: str = ""
     """Name of the `renderers` renderer that turns messages into tokens. Empty is refused unless the model is known
     to the renderers package: a silent default has no tool support."""
-    renderer_settings: dict[str, Any] = later(default_factory=dict)
+    renderer_settings: dict[str, Any] = later({})
     """That renderer's own settings, for example `enable_thinking = false` for qwen3: its prompts then end with an empty
     thought on every turn, so that a conversation of several user turns stays one branch."""
     tokenizer_digest: str = ""
@@ -91,7 +91,7 @@ class AssignmentConfig(Section):
     """Rollouts of each example."""
     shuffle: bool = True
     """Whether examples come in a seeded random order, anew each epoch; else in dataset order."""
-    sampler: SamplerConfig = later(default_factory=StandardSampler)
+    sampler: SamplerConfig = later(StandardSampler())
     """Which examples are tried."""
     refill: bool = later(False)
     """Whether groups of a step that teach nothing are replaced by groups of other examples, with the same policy, in up
