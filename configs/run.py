@@ -14,6 +14,7 @@ from configs.algorithms import (
     SupervisedConfig,
     TeacherConfig,
 )
+from configs.environments import SeatRule
 from configs.fields import Section, in_key, is_elsewhere, later, operational
 from configs.replay import GateConfig, NoGate, ReplayConfig
 from configs.sections import (
@@ -96,6 +97,16 @@ class RunConfig(Section):
     def scorers(self) -> dict[str, AlgorithmConfig | None]:
         """The algorithms whose tokens are scored before the advantage stage."""
         return self._gathered(lambda algorithm: algorithm if algorithm.scored_by else None)
+
+    @property
+    def seat_rules(self) -> dict[str, SeatRule]:
+        """Which seats of an environment are trained, where that is not all but the judge's."""
+        return {each.name: each.seat_rule for each in self.environments if each.seat_rule != SeatRule()}
+
+    @property
+    def oversampling(self) -> float | None:
+        """How many times the groups that a step needs are begun; None where no more are."""
+        return self.assignment.oversampling if self.assignment.oversampling > 1 else None
 
     @property
     def stateful(self) -> bool:

@@ -1,15 +1,21 @@
 """The sections of a run's config: one frozen model per stage; those of services are in `configs.services`.
 
+Those of environments, evaluation, filters and training have files of their own.
+
 Fields marked `operational` never change rows (addresses, threads, time limits, logging) and are left out of keys;
 everything else in a section that a stage declares is part of that stage's key.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
-from configs.algorithms import AlgorithmConfig
-from configs.fields import Section, elsewhere, later, operational
+from configs.environments import ElasticPool as ElasticPool
+from configs.environments import EnvironmentConfig as EnvironmentConfig
+from configs.environments import SeatConfig as SeatConfig
+from configs.environments import StaticPool as StaticPool
+from configs.evaluation import EvaluationConfig as EvaluationConfig
+from configs.fields import Section, later, operational
 from configs.filters import FilteringConfig as FilteringConfig
 from configs.samplers import SamplerConfig, StandardSampler
 from configs.services import EngineConfig as EngineConfig
@@ -36,54 +42,6 @@ class ModelConfig(Section):
     """Size of the vocabulary; 0 is filled in from the model when the config is resolved."""
 
 
-class StaticPool(Section):
-    type: Literal["static"] = "static"
-    num_workers: int = operational(1, ge=1)
-    """Worker processes started at once; 1 is a single process."""
-
-
-class ElasticPool(Section):
-    type: Literal["elastic"] = "elastic"
-    max_workers: int | None = operational(None, ge=1)
-    """Most worker processes; null grows without bound."""
-    multiplex: int = operational(128, ge=1)
-    """Rollouts per worker before another is started."""
-
-
-PoolConfig = Annotated[StaticPool | ElasticPool, Field(discriminator="type")]
-
-
-class EnvironmentConfig(Section):
-    name: str
-    """The environment's name in this run; the tables carry it."""
-    taskset: dict[str, Any]
-    """The verifiers taskset: its `id` (an installed package) and its own settings."""
-    harness: dict[str, Any] = Field(default_factory=lambda: {"id": "chat_loop"})
-    """The verifiers harness: its `id` and its own settings."""
-    runtime: dict[str, Any] = Field(default_factory=lambda: {"type": "subprocess"})
-    """The verifiers runtime: its `type` and its own settings."""
-    max_turns: int | None = Field(None, ge=1)
-    """Most model turns in one rollout; null is no limit."""
-    temperature: float | None = Field(None, ge=0)
-    """Sampling temperature here; null takes the rollout section's."""
-    algorithm: AlgorithmConfig | None = elsewhere(None)
-    """How this environment's rollouts are credited; null takes the run's algorithm."""
-    weight: float = Field(1.0, gt=0)
-    """Share of a step's groups, relative to the other environments' weights."""
-    holdout_fraction: float = Field(0.1, ge=0, lt=1)
-    """Share of examples held out for evaluation, by hash of their content: stable when the dataset grows."""
-    holdout_seed: int = 0
-    """Another seed gives another split."""
-    max_examples: int = Field(100_000, ge=1)
-    """Most examples read from the taskset; an endless one is cut here."""
-    version: str = ""
-    """Version of the environment's package; filled in when the config is resolved."""
-    address: str = operational("")
-    """Address of an environment server that someone else runs (tcp://host:port); empty starts one here."""
-    pool: PoolConfig = operational(StaticPool())
-    """Worker processes of the environment server."""
-
-
 class AssignmentConfig(Section):
     groups_per_step: int = Field(8, ge=1)
     """Examples tried in one step."""
@@ -93,6 +51,10 @@ class AssignmentConfig(Section):
     """Whether examples come in a seeded random order, anew each epoch; else in dataset order."""
     sampler: SamplerConfig = later(StandardSampler())
     """Which examples are tried."""
+    oversampling: float = later(1.0, ge=1, le=4)
+    """How many times the groups that a step needs are begun: when enough of an environment's have ended, its others are
+    stopped, and their rollouts are rows of class `straggler`. Needs the filter `incomplete_group`: what is left of a
+    stopped group are its short rollouts."""
     refill: bool = later(False)
     """Whether groups of a step that teach nothing are replaced by groups of other examples, with the same policy, in up
     to `filtering.max_batch_attempts` batches: dynamic sampling (DAPO, arXiv 2503.14476)."""
@@ -134,21 +96,6 @@ class PackingConfig(Section):
     """Optimizer steps made of one batch, in turn: its samples are split into that many mini-batches."""
     data_parallel: int = Field(1, ge=1)
     """Ranks that share the batch; rows are dealt to them by estimated cost."""
-
-
-class EvaluationConfig(Section):
-    num_examples: int = Field(64, ge=1)
-    """Held-out examples tried, the first in hash order."""
-    attempts: int = Field(1, ge=1)
-    """Rollouts of each example, k of avg@k."""
-    pass_at: tuple[int, ...] = operational((1,))
-    """The k of pass@k by the unbiased estimator; none above attempts."""
-    temperature: float = Field(1.0, ge=0)
-    """Sampling temperature in evaluation."""
-    policy: str = operational("")
-    """The policy to evaluate: RUN for a run's last one, RUN:VERSION for an earlier one; empty takes model.path."""
-    every: int = operational(0, ge=0)
-    """Evaluate every n steps during training; 0 only when asked."""
 
 
 class SupervisedDataConfig(Section):

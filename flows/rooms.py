@@ -1,4 +1,4 @@
-"""The rooms: who keeps the engine, the environment servers and the learner alive, and at the policy that is asked for.
+"""The rooms: who keeps the engine and the learner alive, and at the policy that is asked for.
 
 A room starts its service early and waits for it late. It puts a restarted service back to where it was, and never
 hands out an engine whose log-probs differ from the learner's, nor a learner whose weights are not the recorded ones.
@@ -7,19 +7,13 @@ hands out an engine whose log-probs differ from the learner's, nor a learner who
 import os
 import secrets
 import threading
-from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
-from configs.run import RunConfig
-from configs.sections import EnvironmentConfig
 from flows.processes.services import Handle, ServiceSpec, Supervisor
 from flows.recovery import Retrace, policy_row
 from storage.adapters import bases
-from tasks.inference import environments as environment_service
 from tasks.inference.engine import MODEL, Engine, EngineLost
 from tasks.inference.engine import command as engine_command
 from tasks.inference.scoring import Served
@@ -121,60 +115,6 @@ class EngineRoom:
             startup_seconds=config.engine.startup_seconds,
             max_restarts=config.engine.max_restarts,
             external=config.engine.url,
-        )
-
-
-class EnvironmentRoom:
-    """One environment server for each environment of the run, or the addresses of those that others run."""
-
-    def __init__(self, supervisor: Supervisor, config: RunConfig, engine_key: str) -> None:
-        self._supervisor = supervisor
-        self._environments = config.environments
-        self._engine_key = {config.engine.api_key_variable: engine_key}
-        self._lock = threading.Lock()
-        self._handles: dict[str, Handle] = {}
-        self._examples: pa.Table | None = None
-
-    def begin(self) -> None:
-        """Start the servers side by side, or adopt external ones; returns at once."""
-        self._start(self._environments)
-
-    def reach(self) -> None:
-        """Wait for the servers that others run; raises ServiceFailed when one does not answer."""
-        external = [each for each in self._environments if each.address]
-        self._start(external)
-        for each in external:
-            self._handles[each.name].wait()
-
-    def addresses(self) -> dict[str, str]:
-        """Return the address of every environment's server, all of them answering."""
-        self.begin()
-        return {name: handle.wait()["address"] for name, handle in self._handles.items()}
-
-    def examples(self) -> pa.Table:
-        """Return the examples of all environments, loaded once, in processes of their own."""
-        with self._lock:
-            if self._examples is None:
-                self._examples = pa.concat_tables([environment_service.examples(each) for each in self._environments])
-            return self._examples
-
-    def _start(self, environments: Sequence[EnvironmentConfig]) -> None:
-        with self._lock:
-            for each in environments:
-                if each.name not in self._handles:
-                    self._handles[each.name] = self._supervisor.start(self._spec(each))
-
-    def _spec(self, environment: EnvironmentConfig) -> ServiceSpec:
-        report = self._supervisor.directory / f"environment-{environment.name}.json"
-        argv, variables = environment_service.command(environment, report)
-        return ServiceSpec(
-            name=f"environment {environment.name}",
-            argv=argv,
-            env={**variables, **self._engine_key},
-            report=report,
-            log=self._supervisor.directory / f"environment-{environment.name}.log",
-            ready=lambda found: environment_service.answers(found["address"]),
-            external=environment.address,
         )
 
 

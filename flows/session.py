@@ -18,6 +18,7 @@ from configs.algorithms import GrpoConfig
 from configs.replay import needs_weights
 from configs.run import RunConfig
 from flows import pipeline
+from flows.environment_room import EnvironmentRoom
 from flows.facts import directory_digest, file_digest, model_directory, versions
 from flows.foretell import foretell
 from flows.graders import GraderRoom
@@ -31,7 +32,7 @@ from flows.policies import find_policy
 from flows.preflight import needs
 from flows.prepare import nothing_started
 from flows.processes.services import Supervisor
-from flows.rooms import EngineRoom, EnvironmentRoom, LearnerRoom
+from flows.rooms import EngineRoom, LearnerRoom
 from flows.teachers import TeacherRoom
 from storage.store import open_store
 from tasks.stage import Place, Policy, Ref

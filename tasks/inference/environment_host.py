@@ -24,9 +24,9 @@ import pyarrow as pa
 
 from storage.schemas import EXAMPLES
 from tasks.inference.engine_host import write_report
+from tasks.inference.environment_config import resolved
 
 if TYPE_CHECKING:
-    from verifiers.v1.configs.env import EnvConfig
     from verifiers.v1.task import Task
 
 WORK_VARIABLE = "STAGECOACH_RUNTIMES"
@@ -83,19 +83,6 @@ class Report:
     def put(self, address: str) -> None:
         """Write the address."""
         write_report(self.path, {"address": address, "pid": os.getpid()})
-
-
-def resolved(environment: Mapping[str, Any]) -> "EnvConfig":
-    """The verifiers config of an environment: our harness, runtime and turn limit on every seat that it declares."""
-    from verifiers.v1.configs.agent import AgentConfig
-    from verifiers.v1.utils.loaders import env_config_type, resolve_env_config
-
-    seat = {"harness": environment["harness"], "runtime": environment["runtime"]}
-    if environment.get("max_turns") is not None:
-        seat["max_turns"] = environment["max_turns"]
-    fields = env_config_type(environment["taskset"]["id"]).model_fields
-    seats = [name for name, field in fields.items() if isinstance(field.default, AgentConfig)]
-    return resolve_env_config({"taskset": environment["taskset"], **{name: dict(seat) for name in seats}})
 
 
 def serve(environment: Mapping[str, Any], report: Path) -> None:

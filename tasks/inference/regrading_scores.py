@@ -12,7 +12,7 @@ from verifiers.v1.task import Task
 from verifiers.v1.utils.decorators import discover_decorated
 from verifiers.v1.utils.loaders import load_environment
 
-from tasks.inference.environment_host import resolved
+from tasks.inference.environment_config import resolved
 from tasks.inference.regrading import NotRegradable
 from tasks.inference.regrading_episodes import EpisodeScores
 from tasks.inference.regrading_traces import Loader

@@ -9,7 +9,7 @@ from pydantic.fields import FieldInfo
 
 from configs.algorithms import CustomConfig, Overlong
 from configs.explain import members
-from configs.fields import in_key, is_operational
+from configs.fields import in_key, is_elsewhere, is_operational
 from configs.filters import CustomFilter
 from configs.losses import CustomLoss
 from configs.optimizers import WsdSchedule
@@ -53,7 +53,7 @@ def leaves(model: type[BaseModel], operational: bool = False) -> Iterator[tuple[
         hidden = operational or is_operational(field)
         inner = members(field.annotation)
         if not inner or get_origin(field.annotation) is tuple:
-            yield model, name, is_operational(field)
+            yield model, name, is_operational(field) or is_elsewhere(field)
         for member in inner:
             yield from leaves(member, hidden)
 
@@ -90,3 +90,11 @@ def test_a_view_hides_what_the_stage_did_not_declare() -> None:
     view = View(RunConfig(), ("rollout",), "packing")
     with pytest.raises(AttributeError, match="stage 'packing' reads config section 'training'"):
         _ = view.training
+
+
+def test_who_is_trained_is_in_keys_where_it_is_not_the_rule() -> None:
+    environment = EnvironmentConfig(name="e", taskset={"id": "e"})
+    assert RunConfig(environments=(environment,)).seat_rules == {}
+    other_rule = RunConfig(environments=(environment.model_copy(update={"learner_seat": True}),))
+    gathered = View(other_rule, ("seat_rules",), "filtering").content()
+    assert gathered == {"seat_rules": {"e": {"drop_judge": True, "learner_seat": True}}}

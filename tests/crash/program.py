@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from flows import launch
+from flows.environment_room import EnvironmentRoom
 from flows.prepare import prepare
 from flows.replay_config import prepare_replay
 from flows.replay_request import Asked
-from flows.rooms import EngineRoom, EnvironmentRoom
+from flows.rooms import EngineRoom
 from flows.session import open_session, recorded
 from flows.walks import walk_replay, walk_train
 from tasks import rollout

@@ -15,7 +15,7 @@ import pytest
 from configs.run import View
 from configs.sections import EnvironmentConfig, StaticPool
 from storage.schemas import MESSAGES, TRACES
-from tasks.inference import environments, rollouts
+from tasks.inference import attempts, environments, rollouts
 from tasks.inference.engine import Engine
 from tasks.inference.liveness import ServiceLost
 from tasks.inference.rows import rebuild
@@ -78,13 +78,13 @@ def test_eight_rollouts_end_to_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     wire: dict[str, Any] = {}
-    dump = rollouts.of_trace_record
+    dump = attempts.of_trace_record
 
     def remember(trace: Any, *rest: Any) -> Any:
         wire[trace.id] = trace.model_dump(mode="json", context={"float_decimals": None}, serialize_as_any=True)
         return dump(trace, *rest)
 
-    monkeypatch.setattr(rollouts, "of_trace_record", remember)
+    monkeypatch.setattr(attempts, "of_trace_record", remember)
     small_engine.serve("policy-of-rollouts", models["a"])
     groups, ids = Groups(), reverse_examples["example_id"].to_pylist()[:2]
     run(small_engine, reverse_server, view(REVERSE), assigned("reverse", ids, 4), reverse_examples, groups)

@@ -6,6 +6,7 @@ import pytest
 
 from configs.run import RunConfig, View
 from configs.sections import EnvironmentConfig
+from tasks.inference.attempts import Attempts
 from tasks.inference.rollouts import Sampling
 from tasks.inference.scoring import Served
 
@@ -14,8 +15,8 @@ pytestmark = pytest.mark.engine
 ASSIGNMENT = {"assignment_id": "0-0/1", "environment": "e", "example_id": "x", "seed": 41}
 
 
-def sampling(policy: str = "the-policy", teachers: dict[str, Served] | None = None, **environment: Any) -> Sampling:
-    """Return a sampling that calls nobody."""
+def sampling(policy: str = "the-policy", teachers: dict[str, Served] | None = None, **environment: Any) -> Attempts:
+    """Return the attempts of a sampling that calls nobody."""
     config = RunConfig.model_validate(
         {
             "environments": (EnvironmentConfig(name="e", taskset={"id": "e"}, **environment),),
@@ -25,7 +26,8 @@ def sampling(policy: str = "the-policy", teachers: dict[str, Served] | None = No
     )
     view = View(config, ("rollout", "environments", "engine", "model"), "rollout")
     policy_of_run = {"key": policy, "version": 3}
-    return Sampling("http://127.0.0.1:9", "", {}, policy_of_run, 4, view, lambda group_id, tables: None, teachers or {})
+    made = Sampling("http://127.0.0.1:9", "", {}, policy_of_run, 4, view, lambda group_id, tables: None, teachers or {})
+    return made.attempts
 
 
 @pytest.mark.parametrize("policy", ["one", "another"])

@@ -1,0 +1,101 @@
+"""Environments: what a run's rollouts are made in, who plays the seats there, and how they are served."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from configs.algorithms import AlgorithmConfig, TeacherConfig
+from configs.fields import Section, elsewhere, later, operational
+
+
+class StaticPool(Section):
+    type: Literal["static"] = "static"
+    num_workers: int = operational(1, ge=1)
+    """Worker processes started at once; 1 is a single process."""
+
+
+class ElasticPool(Section):
+    type: Literal["elastic"] = "elastic"
+    max_workers: int | None = operational(None, ge=1)
+    """Most worker processes; null grows without bound."""
+    multiplex: int = operational(128, ge=1)
+    """Rollouts per worker before another is started."""
+
+
+PoolConfig = Annotated[StaticPool | ElasticPool, Field(discriminator="type")]
+
+
+class SeatConfig(Section):
+    """One agent's seat in an environment: what differs there from the environment's own settings."""
+
+    harness: dict[str, Any] = Field(default_factory=dict)
+    """The seat's harness; empty takes the environment's."""
+    runtime: dict[str, Any] = Field(default_factory=dict)
+    """The seat's runtime; empty takes the environment's."""
+    max_turns: int | None = Field(None, ge=1)
+    """Most model turns of this seat in one rollout; null takes the environment's."""
+    temperature: float | None = Field(None, ge=0)
+    """Sampling temperature of this seat; null takes the environment's."""
+    trainable: bool = True
+    """Whether the seat's rollouts are trained on, where the environment says that they may be."""
+    model: TeacherConfig | None = None
+    """A frozen model that plays the seat in place of the policy, by path or URL: an opponent, a user, a judge. Never
+    trained on. Null is the policy."""
+
+
+class SeatRule(Section):
+    """Which of an environment's trainable seats are trained."""
+
+    drop_judge: bool = True
+    """Not the agent called `judge`: its reward is zero by construction, training on it is noise."""
+    learner_seat: bool = False
+    """Only the agent that the trace's info names under `learner_seat`."""
+
+
+class EnvironmentConfig(Section):
+    name: str
+    """The environment's name in this run; the tables carry it."""
+    taskset: dict[str, Any]
+    """The verifiers taskset: its `id` (an installed package) and its own settings."""
+    env: dict[str, Any] = later({})
+    """How one task becomes one episode, where that is not the taskset's own way: the `id` of a verifiers environment
+    (`best-of-n`, `user-sim`) and its own settings, or settings alone for the one that the taskset brings."""
+    seats: dict[str, SeatConfig] = later({})
+    """Settings of single seats, by the agent's name."""
+    drop_judge: bool = elsewhere(True)
+    """Whether the agent called `judge` is left out of training: its reward is zero by construction."""
+    learner_seat: bool = elsewhere(False)
+    """Whether only the agent is trained that a trace's info names under `learner_seat`; a trace without that field
+    stops the stage."""
+    harness: dict[str, Any] = Field(default_factory=lambda: {"id": "chat_loop"})
+    """The verifiers harness: its `id` and its own settings."""
+    runtime: dict[str, Any] = Field(default_factory=lambda: {"type": "subprocess"})
+    """The verifiers runtime: its `type` and its own settings."""
+    max_turns: int | None = Field(None, ge=1)
+    """Most model turns in one rollout; null is no limit."""
+    temperature: float | None = Field(None, ge=0)
+    """Sampling temperature here; null takes the rollout section's."""
+    algorithm: AlgorithmConfig | None = elsewhere(None)
+    """How this environment's rollouts are credited; null takes the run's algorithm."""
+    weight: float = Field(1.0, gt=0)
+    """Share of a step's groups, relative to the other environments' weights."""
+    holdout_fraction: float = Field(0.1, ge=0, lt=1)
+    """Share of examples held out for evaluation, by hash of their content: stable when the dataset grows."""
+    holdout_seed: int = 0
+    """Another seed gives another split."""
+    evaluation_seat: str = operational("")
+    """The one agent whose rollouts an evaluation counts, so that checkpoints compare; empty counts every trained one.
+    """
+    max_examples: int = Field(100_000, ge=1)
+    """Most examples read from the taskset; an endless one is cut here."""
+    version: str = ""
+    """Version of the environment's package; filled in when the config is resolved."""
+    address: str = operational("")
+    """Address of an environment server that someone else runs (tcp://host:port); empty starts one here."""
+    pool: PoolConfig = operational(StaticPool())
+    """Worker processes of the environment server."""
+
+    @property
+    def seat_rule(self) -> SeatRule:
+        """Which of the trainable seats are trained."""
+        return SeatRule(drop_judge=self.drop_judge, learner_seat=self.learner_seat)

@@ -1,0 +1,140 @@
+"""Attempts: one assignment tried until it leaves rows, whatever happens to it."""
+
+import asyncio
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from tasks.inference.failures import Failure, from_error
+from tasks.inference.liveness import Watch
+from tasks.inference.requests import client_config, sampling_config
+from tasks.inference.rows import Attempted, Row, of_failure, of_trace_record
+from tasks.inference.scoring import Served
+
+if TYPE_CHECKING:
+    from verifiers.v1.episode import WireEpisode
+    from verifiers.v1.serve.client import EnvClient
+    from verifiers.v1.types import SamplingConfig
+
+    from configs.run import View
+
+RETRY_SEED_STRIDE = 1_000_003
+RETRY_SECONDS = 0.25
+NO_KEY = "EMPTY"
+OF_POLICY = ""
+"""Under what name the policy's engine is kept beside those of teachers, which go by environment."""
+
+
+class Attempts:
+    """Tries assignments with the model that samples their environment, and tries again what may go better."""
+
+    def __init__(
+        self,
+        served: Mapping[str, Served],
+        clients: "Mapping[str, EnvClient]",
+        watch: Watch,
+        policy: Mapping[str, Any],
+        step: int,
+        config: "View",
+    ) -> None:
+        self.served = served
+        """Who samples, by environment; the policy under OF_POLICY."""
+        self.clients = clients
+        """The servers of the environments, by name."""
+        self.watch = watch
+        self.policy = policy
+        self.step = step
+        self.config = config
+        self.environments = {environment.name: environment for environment in config.environments}
+        # A teacher without a key is not to be sent the one that environment servers have for the policy's engine.
+        self.client_configs = {
+            name: client_config(each.url, each.api_key or (NO_KEY if name else ""), config)
+            for name, each in served.items()
+        }
+
+    async def rows_of(self, assignment: Row, task: dict[str, Any]) -> tuple[list[Row], list[Row]]:
+        """Return the traces and messages rows of one assignment, whatever happens to it."""
+        started, clock = time.time(), time.monotonic()
+        attempted = self._attempted(assignment)
+        seconds = self.config.rollout.timeout_seconds
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._attempts(attempted, task, started)
+        except TimeoutError:
+            message = f"the rollout took longer than rollout.timeout_seconds = {seconds:g}"
+            failure = Failure("timeout", "TimeoutError", message)
+        return [of_failure(failure, attempted, started, time.monotonic() - clock)], []
+
+    def _attempted(self, assignment: Row) -> Attempted:
+        own = self.environments[assignment["environment"]].temperature
+        temperature = self.config.rollout.temperature if own is None else own
+        if assignment["environment"] in self.served:  # no policy of the store, and never stale
+            return Attempted(assignment, "", self.step, self.step, temperature)
+        return Attempted(assignment, self.policy["key"], self.policy["version"], self.step, temperature)
+
+    async def _attempts(
+        self, attempted: Attempted, task: dict[str, Any], started: float
+    ) -> tuple[list[Row], list[Row]]:
+        seed = attempted.assignment["seed"]
+        for attempt in range(self.config.rollout.max_attempts):
+            clock = time.monotonic()
+            rows, failure = await self._attempt(attempted, task, seed)
+            last = attempt + 1 == self.config.rollout.max_attempts
+            if failure is not None and failure.kind == "infrastructure":
+                await self.watch.check()  # a service that is gone is not this rollout's failure
+            if failure is None or last or not failure.retryable:
+                break
+            if failure.kind == "model":
+                seed += RETRY_SEED_STRIDE  # the same seed would sample the same response
+            await asyncio.sleep(RETRY_SECONDS * 2**attempt)
+        if rows is None:
+            assert failure is not None, "an attempt without rows has failed"
+            return [of_failure(failure, attempted, started, time.monotonic() - clock)], []
+        return rows
+
+    async def _attempt(
+        self, attempted: Attempted, task: dict[str, Any], seed: int
+    ) -> tuple[tuple[list[Row], list[Row]] | None, Failure | None]:
+        """One rollout: its rows, where it left a trace, and what went wrong, where something did."""
+        client = self.clients[attempted.assignment["environment"]]
+        sampler = self._sampler(attempted)
+        try:
+            episode = await client.run(
+                self.client_configs[sampler], self.served[sampler].model, self._sampling(attempted, seed), task
+            )
+        except RuntimeError as error:
+            # How the client says that the server refused the request, with the type's name in front.
+            kind, _, message = str(error).partition(": ")
+            return None, from_error({"type": kind, "message": message or str(error)})
+        return _episode_rows(episode, attempted)
+
+    def _sampler(self, attempted: Attempted) -> str:
+        name = attempted.assignment["environment"]
+        return name if name in self.served else OF_POLICY
+
+    def _sampling(self, attempted: Attempted, seed: int) -> "SamplingConfig":
+        salt = self.served[self._sampler(attempted)].salt
+        return sampling_config(self.config, attempted.temperature, seed, salt)
+
+
+def _episode_rows(
+    episode: "WireEpisode", attempted: Attempted
+) -> tuple[tuple[list[Row], list[Row]] | None, Failure | None]:
+    """The rows of an episode and the first failure in it; an error of the episode counts for its faultless traces."""
+    traces, messages, failures = [], [], []
+    whole = from_error(episode.errors[-1].model_dump()) if episode.errors and not episode.ok else None
+    for trace in episode.traces:
+        row, own = of_trace_record(trace, attempted, episode.id)
+        if whole is not None and row["error_class"] is None:
+            row |= {"reward": None, "error_class": whole.kind, "error_type": whole.type}
+            row |= {"error_message": whole.message, "error_traceback": whole.traceback}
+        if row["error_class"] is not None:
+            failures.append(
+                Failure(row["error_class"], row["error_type"], row["error_message"], row["error_traceback"])
+            )
+        traces.append(row)
+        messages += own
+    if not traces:
+        nothing = Failure("incomplete", "NoTrace", "the environment ran no agent and recorded no error")
+        return None, whole or nothing
+    return (traces, messages), next(iter(failures), None)
