@@ -41,7 +41,7 @@ def _feed(digest: Any, values: Any) -> None:
     elif pa.types.is_list(values.type):
         digest.update(_bytes(values.value_lengths()))
         _feed(digest, values.flatten())
-    elif pa.types.is_string(values.type):
+    elif pa.types.is_string(values.type) or pa.types.is_binary(values.type):
         digest.update(_bytes(pc.binary_length(values.cast(pa.binary()))))
         digest.update(_text(values))
     else:
@@ -58,7 +58,7 @@ def _bytes(values: Any) -> bytes:
 
 
 def _text(values: Any) -> memoryview:
-    """The characters of a string array without nulls, end to end."""
+    """The characters of a string array without nulls, or the bytes of a binary one, end to end."""
     if not len(values):
         return memoryview(b"")
     _, offsets, data = values.buffers()

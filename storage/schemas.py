@@ -100,6 +100,19 @@ MESSAGES = Table(
     logprobs=("logprobs",),
     only_where=(("mask", "sampled"),),
 )
+IMAGES = Table(
+    "images",
+    "an image that messages or records of a group's traces refer to by its digest; its bytes once",
+    ("group_id", "digest"),
+    (
+        Column("group_id", pa.string(), "the group whose traces use it"),
+        Column("digest", pa.string(), "SHA-256 over media type, a zero byte and the bytes, in hex"),
+        Column("media_type", pa.string(), "the media type with its parameters, as the data URL had it"),
+        Column("data", pa.binary(), "the image's bytes"),
+        Column("trace_id", pa.string(), "the trace that used it first"),
+        Column("message", pa.int32(), "the message of that trace; null where the trace's record has it", True),
+    ),
+)
 VERDICTS = Table(
     "verdicts",
     "what the filters found on a trace and whether it is kept",
@@ -233,6 +246,7 @@ STAGE_TABLES = (
     ASSIGNMENTS,
     TRACES,
     MESSAGES,
+    IMAGES,
     VERDICTS,
     CREDITS,
     BATCHES,

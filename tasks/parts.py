@@ -120,7 +120,8 @@ class Parts:
             return pieces or None
 
     def _commit(self, pieces: Sequence[Mapping[str, pa.Table]]) -> None:
-        tables = {name: pa.concat_tables([piece[name] for piece in pieces]) for name in pieces[0]}
+        names = dict.fromkeys(name for piece in pieces for name in piece)  # an optional table is not in every piece
+        tables = {name: pa.concat_tables([piece[name] for piece in pieces if name in piece]) for name in names}
         slices = [self._store.append(name, rows, **self._identity) for name, rows in tables.items()]
         self._committed.append(self._store.ledger.commit(self._make_entry(uuid4().hex, slices, count_tokens(tables))))
 

@@ -1,6 +1,6 @@
 """Regrade: score recorded traces again with the environments' reward functions of today; nothing is sampled.
 
-Reads examples, traces, messages; writes traces and regrades.
+Reads examples, traces, messages, and images where there are any; writes traces and regrades.
 """
 
 from collections.abc import Mapping
@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from configs.run import View
 from storage.schemas import REGRADES, TRACES
 from tasks.columns import texts
+from tasks.inference.images import put_back
 from tasks.stage import Stage, Tables, as_task
 
 SCORED = ("reward", "rewards", "metrics", "info")
@@ -38,7 +39,8 @@ def regrade(tables: Tables, config: View, *, graders: GraderRoom) -> Tables:
     out, and what the graders raise where an environment cannot be scored without a rollout.
     """
     traces = tables["traces"]
-    found = graders.scores(tables["examples"], traces, tables["messages"])
+    whole = put_back(traces, tables["messages"], tables.get("images"))
+    found = graders.scores(tables["examples"], whole["traces"], whole["messages"])
     scores = {row["trace_id"]: row for row in found.to_pylist()}
     wanted = texts(traces.filter(pc.is_null(traces["error_class"]))["trace_id"])
     if len(scores) != found.num_rows or scores.keys() != set(wanted):
@@ -90,6 +92,7 @@ STAGE = Stage(
     writes=("traces", "regrades"),
     sections=("environments",),
     function=regrade,
+    optional=("images",),
     needs=("graders",),
 )
 task = as_task(STAGE)

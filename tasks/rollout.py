@@ -1,6 +1,6 @@
 """Rollout: try every assigned example with a policy and record what happened, group by group.
 
-Reads assignments and examples; writes traces and messages.
+Reads assignments and examples; writes traces and messages, and images where there are any.
 """
 
 from typing import Protocol
@@ -87,7 +87,8 @@ STAGE = Stage(
     name="rollout",
     version=1,
     reads=("assignments", "examples"),
-    writes=("traces", "messages"),
+    writes=("traces", "messages", "images"),
+    optional=("images",),
     sections=("rollout", "environments", "engine", "model", "teachers"),
     function=rollout,
     unit=("traces", "group_id"),

@@ -1,6 +1,7 @@
 """Import of traces: rollouts that were made elsewhere become the examples, assignments and traces of a run.
 
-Reads nothing but its source; writes examples, then assignments, then traces and messages, as if they had been sampled.
+Reads nothing but its source; writes examples, then assignments, then traces, messages and their images, as if they
+had been sampled.
 """
 
 from typing import Protocol
@@ -8,6 +9,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from configs.run import View
+from tasks.inference.images import put_aside
 from tasks.stage import Stage, Tables, as_task
 
 
@@ -43,7 +45,7 @@ def imported_assignments(tables: Tables, config: View, *, step: int, source: Tra
 
 def trace_import(tables: Tables, config: View, *, step: int, source: TraceSource) -> Tables:
     """Bring in the rollouts of a step; they answer its assignments."""
-    return {"traces": source.traces(step), "messages": source.messages(step)}
+    return put_aside(source.traces(step), source.messages(step))
 
 
 EXAMPLES_STAGE = Stage(
@@ -68,7 +70,8 @@ STAGE = Stage(
     name="import",
     version=2,
     reads=("assignments", "examples"),
-    writes=("traces", "messages"),
+    writes=("traces", "messages", "images"),
+    optional=("images",),
     sections=(),
     function=trace_import,
     needs=("step", "source"),

@@ -14,6 +14,7 @@ from storage.store import Store
 from tasks.columns import texts
 from tasks.exchange.episodes import TRAIN, Row
 from tasks.fates import DERIVED
+from tasks.inference.images import put_back
 
 
 @dataclass(frozen=True)
@@ -132,15 +133,18 @@ def _kept(store: Store, work: Work) -> set[str]:
 def _step(store: Store, work: Work) -> Sampled:
     """Return the rollouts of one piece of work, none of them chosen yet."""
     entry = work.sampled
+    images = entry.slices("images")
+    traces, sampled = store.read(work.scored.slices("traces")), store.read(entry.slices("messages"))
+    whole = put_back(traces, sampled, store.read(images) if images else None)
     messages: dict[str, list[Row]] = {}
-    for row in store.read(entry.slices("messages")).to_pylist():
+    for row in whole["messages"].to_pylist():
         messages.setdefault(row["trace_id"], []).append(row)
     assigned = _inputs(store, entry, "assignments", ("assignment", "evaluation_assignment"))
     examples = _inputs(store, entry, "examples", ("examples",))
     return Sampled(
         run=entry.run,
         step=entry.step,
-        traces=tuple(store.read(work.scored.slices("traces")).to_pylist()),
+        traces=tuple(whole["traces"].to_pylist()),
         messages={name: sorted(rows, key=lambda row: row["message"]) for name, rows in messages.items()},
         assignments={row["assignment_id"]: row for row in assigned},
         examples={(row["environment"], row["example_id"]): row for row in examples},

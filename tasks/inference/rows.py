@@ -1,5 +1,6 @@
 """A finished or failed rollout as rows of traces and messages, and back."""
 
+import base64
 import datetime
 import json
 import uuid
@@ -11,6 +12,7 @@ import pyarrow as pa
 
 from storage.schemas import MESSAGES, TRACES
 from tasks.inference.failures import Failure, of_trace
+from tasks.inference.images import put_aside
 
 if TYPE_CHECKING:
     from verifiers.v1.trace import WireTrace
@@ -44,11 +46,11 @@ class Attempted:
 
 
 def tables(traces: Iterable[Row], messages: Iterable[Row]) -> dict[str, pa.Table]:
-    """The rows as Arrow tables with exactly the contract's schemas."""
-    return {
-        "traces": pa.Table.from_pylist(list(traces), schema=TRACES.arrow),
-        "messages": pa.Table.from_pylist(list(messages), schema=MESSAGES.arrow),
-    }
+    """The rows as Arrow tables with exactly the contract's schemas; images by reference, in a table of their own."""
+    return put_aside(
+        pa.Table.from_pylist(list(traces), schema=TRACES.arrow),
+        pa.Table.from_pylist(list(messages), schema=MESSAGES.arrow),
+    )
 
 
 def of_trace_record(trace: "WireTrace", attempted: Attempted, episode_id: str) -> tuple[Row, list[Row]]:
@@ -63,8 +65,9 @@ def wire_record(trace: "WireTrace") -> Row:
     from verifiers.v1.trace import EXCLUDE_FIELDS
 
     record: Row = trace.model_dump(
-        mode="json", exclude=EXCLUDE_FIELDS, context={"float_decimals": None}, serialize_as_any=True
+        mode="json", exclude=EXCLUDE_FIELDS | {"info": True}, context={"float_decimals": None}, serialize_as_any=True
     )
+    record["info"] = _plain(trace.info)
     # JSON mode turns a reward that is no number into null, which would read as "not scored".
     for name, reward in trace.rewards.items():
         if reward is not None:
@@ -80,6 +83,7 @@ def _trace_row(trace: "WireTrace", record: Row, attempted: Attempted, episode_id
     timing = trace.timing
     return {
         **attempted.columns,
+        "temperature": _temperature(trace, attempted),
         "trace_id": trace.id,
         "episode_id": episode_id,
         "agent": trace.agent.name,
@@ -102,6 +106,13 @@ def _trace_row(trace: "WireTrace", record: Row, attempted: Attempted, episode_id
         "scoring_seconds": timing.scoring.duration,
         "record": _json(_rest(record)),
     }
+
+
+def _temperature(trace: "WireTrace", attempted: Attempted) -> float:
+    """What the trace was sampled at: a seat may have a temperature of its own."""
+    sampling = trace.agent.config.sampling
+    own = None if sampling is None else sampling.temperature
+    return attempted.temperature if own is None else own
 
 
 def _rest(record: Row) -> Row:
@@ -192,6 +203,29 @@ def rebuild(trace_row: Mapping[str, Any], message_rows: Sequence[Mapping[str, An
         node["message"] = json.loads(row["body"])
         node["logprobs"] = [value for value, sampled in zip(row["logprobs"], row["mask"], strict=True) if sampled]
     return record
+
+
+def _plain(value: Any) -> Any:
+    """What an environment noted as JSON values: NaN stays NaN, bytes are text where they are, else base64.
+
+    It came over the wire as msgpack, which has bytes and keys of any plain kind; JSON has neither, and one note that
+    cannot be written must not take every rollout with it.
+    """
+    if isinstance(value, dict):
+        return {name if isinstance(name, str) else _key(name): _plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    if not isinstance(value, bytes):
+        return value
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return base64.b64encode(value).decode()
+
+
+def _key(name: Any) -> str:
+    plain = _plain(name)
+    return plain if isinstance(plain, str) else json.dumps(plain)
 
 
 def _text(content: Any) -> str | None:

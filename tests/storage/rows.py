@@ -91,6 +91,8 @@ def _value(kind: pa.DataType) -> st.SearchStrategy[Any]:
         return st.integers(-(2 ** (kind.bit_width - 1)), 2 ** (kind.bit_width - 1) - 1)
     if pa.types.is_floating(kind):
         return st.floats(width=kind.bit_width, allow_nan=False)
+    if pa.types.is_binary(kind):
+        return st.binary(max_size=12)
     if pa.types.is_timestamp(kind):
         return st.datetimes(datetime(1970, 1, 1), datetime(2100, 1, 1), timezones=st.just(UTC))
     assert pa.types.is_string(kind), kind
