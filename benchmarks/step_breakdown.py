@@ -23,8 +23,9 @@ import httpx
 
 from benchmarks.breakdown.processor import add, difference, processor_seconds
 from benchmarks.breakdown.spans import Spans
-from flows import demo, launch, outcome, rooms
+from flows import launch, outcome, rooms
 from flows.artifacts import RunArtifacts
+from flows.demo_sources import build, sources_directory
 from flows.prepare import prepare
 from flows.watchers import ArtifactWatcher
 from storage.ledger import Ledger
@@ -146,7 +147,7 @@ def run(store: str, model: str, steps: int, profile: Profile) -> None:
 
 def warmed_up(store: str) -> str:
     """Make and warm up the demo's model; return the directory of its weights."""
-    sources = demo.build(open_store(store), Path(store) / "sources")
+    sources = build(sources_directory(store))
     config = prepare(
         "sft", ["sft_demo"], sources.overrides, name="warm-up", store=store, seed=SEED, steps=WARM_UP_STEPS
     )

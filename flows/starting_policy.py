@@ -18,7 +18,8 @@ def demo_policy(root: str) -> str:
 
     The first call in a store takes the minutes of the warm-up, in a run of its own that `stagecoach demo` has too.
     """
-    from flows.demo import SEED, build, sources_directory, warmed_up
+    from flows.demo_recipes import SEED
+    from flows.demo_sources import build, sources_directory, warmed_up
     from flows.sft import sft
 
     store = open_store(root)  # before anything else lies there: a store is made in an empty directory

@@ -9,7 +9,7 @@ from flows.commands.arguments import Commands, UsageError, add_run_command, one_
 def add(commands: Commands) -> None:
     """Add the commands of this file."""
     demo = add_run_command(
-        commands, "demo", _demo, "train a small model from nothing to good, on this machine", "[OVERRIDES]"
+        commands, "demo", _demo, "train a small model from nothing to good, on this machine", "[PRESET] [OVERRIDES]"
     )
     run = add_run_command(commands, "run", _run, "reinforcement learning; the same name again goes on where it stopped")
     sft = add_run_command(commands, "sft", _sft, "supervised training on demonstrations")
@@ -22,10 +22,12 @@ def add(commands: Commands) -> None:
 
 def _demo(arguments: argparse.Namespace) -> int | None:
     from flows.demo import main as demo
+    from flows.demo_recipes import RECIPES
 
-    if arguments.files:
-        raise UsageError(f"demo takes overrides only, not {arguments.files[0]}; `stagecoach run` takes files")
-    return demo(overrides=arguments.overrides, **_settings(arguments))
+    if len(arguments.files) > 1 or not set(arguments.files) <= set(RECIPES):
+        known = ", ".join(RECIPES)
+        raise UsageError(f"demo takes one of {known}, not {' '.join(arguments.files)}; `stagecoach run` takes files")
+    return demo(*arguments.files, overrides=arguments.overrides, **_settings(arguments))
 
 
 def _start(kind: str, arguments: argparse.Namespace) -> int | None:

@@ -6,7 +6,10 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
-from reverse_text.texts import ALPHABET, prompt, tagged, texts
+from reverse_text.texts import ALPHABET, CLOSING, OPENING, prompt, tagged, texts
+
+WORDS = ["user", "assistant", "Reverse inside ", OPENING, CLOSING, ": ", "\n\n"]
+"""What a small byte-level tokenizer shall keep whole: the fixed texts of prompts and replies."""
 
 
 def demonstrations(
@@ -49,6 +52,7 @@ def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("path", type=Path, help="JSONL file to write")
+    parser.add_argument("--words", type=Path, help="JSON file to write: what a small tokenizer shall keep whole")
     parser.add_argument("--count", type=int, default=4096, help="rows")
     parser.add_argument("--seed", type=int, default=1, help="another seed, other texts and forms")
     parser.add_argument("--right", type=float, default=0.2, help="share that is right")
@@ -57,6 +61,8 @@ def main() -> None:
     parser.add_argument("--max-length", type=int, default=6)
     parser.add_argument("--alphabet", default=ALPHABET)
     choices = vars(parser.parse_args())
+    if wanted := choices.pop("words"):
+        wanted.write_text(json.dumps(WORDS), encoding="utf-8")
     write(choices.pop("path"), choices.pop("count"), seed=choices.pop("seed"), **choices)
 
 
