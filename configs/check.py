@@ -8,6 +8,7 @@ from pathlib import Path
 from configs.algorithms import AlgorithmConfig, GroupSection
 from configs.crediting import crediting_problems
 from configs.drawing import drawing_problems
+from configs.environment_checks import environment_problems
 from configs.errors import ConfigError
 from configs.filters import TAKEN, CustomFilter, filter_name
 from configs.lora import lora_problems
@@ -23,7 +24,7 @@ def problems(config: RunConfig) -> list[str]:
     checks += [crediting_problems(config, algorithms(config)), teaching_problems(config, algorithms(config))]
     checks += [drawing_problems(config, algorithms(config))]
     if config.kind in ("train", "evaluate"):
-        checks += [_environments(config), _sampling(config), _evaluation(config)]
+        checks += [environment_problems(config), _sampling(config), _evaluation(config)]
     checks += {"train": [_reinforcement(config)], "sft": [_supervised(config)], "evaluate": [], "replay": []}[
         config.kind
     ]
@@ -74,18 +75,6 @@ def _too_long(config: RunConfig) -> Iterator[str]:
 def _is_local(path: str) -> bool:
     # A hub id is `owner/name`: relative, of two parts, with nothing of that name here.
     return path.startswith(("/", ".", "~")) or path.count("/") > 1
-
-
-def _environments(config: RunConfig) -> Iterator[str]:
-    if not config.environments:
-        yield f"environments: a run of kind {config.kind} needs at least one"
-    names = Counter(environment.name for environment in config.environments)
-    for name, count in names.items():
-        if count > 1:
-            yield f"environments: {count} of them are named {name!r}; the tables tell them apart by name"
-    for index, environment in enumerate(config.environments):
-        if not isinstance(environment.taskset.get("id"), str) or not environment.taskset["id"]:
-            yield f"environments.{index}.taskset.id: say which installed verifiers taskset it is"
 
 
 def _sampling(config: RunConfig) -> Iterator[str]:

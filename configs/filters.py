@@ -112,7 +112,7 @@ class FilteringConfig(Section):
 
 
 TAKEN = {kind.model_fields["type"].default for kind in members(FilterConfig)} | {
-    *("quarantined", "untrainable", "is_filtered"),
+    *("quarantined", "untrainable", "judge", "other_seat", "is_filtered"),
 }
 """Names that a custom filter may not have: those of the others, reasons that no filter gives, and a metric's."""
 

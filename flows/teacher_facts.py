@@ -22,16 +22,35 @@ ASK_SECONDS = 10.0
 """Longest wait for an answer about an engine that someone else runs."""
 
 
+SAMPLING = {"train": ("rollout", "advantage"), "evaluate": ("rollout",)}
+"""The stages that ask teachers, by the kind of a run; a replay does some of them again."""
+
+
 def asked_teachers(config: RunConfig) -> Iterator[tuple[str, TeacherConfig]]:
-    """Yield the teachers that the stages of a run ask, with where the config names them."""
-    if config.kind not in ("train", "replay"):
+    """Yield the frozen models that the stages of a run ask, with where the config names them: teachers and players."""
+    again = redone(config.replay) if config.kind == "replay" else SAMPLING.get(config.kind, ())
+    if "rollout" in again:
+        yield from _players(config)
+    if config.kind == "evaluate":
         return
-    again = redone(config.replay) if config.kind == "replay" else ("rollout", "advantage")
     for where, algorithm in algorithms(config):
         teacher = teacher_of(algorithm)
         stage = "rollout" if algorithm.sampled_by == "teacher" else "advantage"
         if teacher is not None and stage in again:
             yield f"{where}.teacher", teacher
+
+
+def _players(config: RunConfig) -> Iterator[tuple[str, TeacherConfig]]:
+    """Yield the frozen models that play single seats."""
+    for index, environment in enumerate(config.environments):
+        for name, seat in environment.seats.items():
+            if seat.model is not None:
+                yield f"environments.{index}.seats.{name}.model", seat.model
+
+
+def _plays(where: str) -> bool:
+    """Tell whether a frozen model plays a seat; the others score, or sample, what the policy learns from."""
+    return where.startswith("environments.") and where.endswith(".model")
 
 
 def teacher_facts(config: RunConfig) -> dict[str, dict[str, str]]:
@@ -91,7 +110,7 @@ def _versions(config: RunConfig, teachers: list[tuple[str, TeacherConfig]]) -> d
     lines: list[str] = []
     for where, teacher in teachers:
         try:
-            version, problems = _by_url(config, teacher) if teacher.url else _by_path(config, where, teacher)
+            version, problems = _by_url(config, where, teacher) if teacher.url else _by_path(config, where, teacher)
         except (EngineError, EngineLost) as error:
             lines.append(f"{where}.url: {error}. Start it again, or give the path of its weights")
             continue
@@ -119,6 +138,8 @@ def _by_path(config: RunConfig, where: str, teacher: TeacherConfig) -> tuple[str
             if own
             else "path: the model's tokenizer is not known (model.tokenizer_digest), so none can be said to be the same"
         )
+    if _plays(where):  # it may be any model that reads and writes the same tokens, the policy's first weights too
+        return directory_digest(directory), lines
     if info.vocab_size < config.model.vocab_size:
         lines.append(
             f"path: {teacher.path} has {info.vocab_size} tokens in its vocabulary, the model {config.model.vocab_size}"
@@ -128,14 +149,15 @@ def _by_path(config: RunConfig, where: str, teacher: TeacherConfig) -> tuple[str
     return directory_digest(directory), lines
 
 
-def _by_url(config: RunConfig, teacher: TeacherConfig) -> tuple[str, list[str]]:
+def _by_url(config: RunConfig, where: str, teacher: TeacherConfig) -> tuple[str, list[str]]:
     """Return the version of a teacher that someone else serves, and what speaks against it."""
     key = external_key(teacher)
     name, version = served_version(teacher.url, key)
     last = (config.model.vocab_size or _own_vocabulary(config)) - 1
     with closing(Engine(teacher.url, key, timeout=ASK_SECONDS, model=name)) as engine:
         try:
-            engine.score([0, last], salt_of(version))
+            if not _plays(where):
+                engine.score([0, last], salt_of(version))
         except EngineError as error:
             return version, [f"url: it cannot score token {last}, the last of the model's vocabulary: {error}"]
         tokenizer = config.model.tokenizer or config.model.path

@@ -19,6 +19,7 @@ from tasks.algorithms.combining import by_environment
 from tasks.branches import Branches, find_branches, owners
 from tasks.columns import codes, texts
 from tasks.ragged import Ragged, places
+from tasks.seats import trained
 from tasks.stage import Stage, Tables, as_task
 
 
@@ -52,7 +53,7 @@ def advantage(tables: Tables, config: View, *, step: int = 0) -> Tables:
         )
     environments = dict.fromkeys(texts(tables["traces"]["environment"]))
     algorithms = {name: config.algorithms.get(name, config.algorithm) for name in environments}
-    require_agents(tables["traces"], algorithms, step)
+    require_agents(trained(tables["traces"], config.seat_rules), algorithms, step)
     credit = silenced(kept, by_environment(kept, algorithms.__getitem__, _credited), mute)
     check_sampled(kept, credit)
     if config.admission is not None:
@@ -193,7 +194,7 @@ STAGE = Stage(
     version=1,
     reads=("traces", "messages", "verdicts"),
     writes=("credits", "estimator_states"),
-    sections=("algorithm", "algorithms", "admission"),
+    sections=("algorithm", "algorithms", "admission", "seat_rules"),
     function=advantage,
     needs=("step",),
     optional=("references", "estimator_states"),

@@ -17,6 +17,7 @@ from tasks.branches import owners
 from tasks.columns import texts
 from tasks.filters import FILTERS, Finding, Material
 from tasks.filters.finding import QUARANTINED, Flags, hits_from
+from tasks.seats import JUDGE, OTHER_SEAT, seating
 from tasks.stage import Stage, Tables, as_task
 
 UNTRAINABLE = "untrainable"
@@ -30,17 +31,20 @@ def filtering(tables: Tables, config: View, *, quarantined: Mapping[str, str]) -
     one excludes, and the first of those in config order is the reason. Filters of groups look last, at what the others
     left standing, so that they judge the members that a baseline will be made of. Errored traces are excluded even if
     the config lists no such filter. A trace whose tokens are not the policy's is excluded as untrainable, whatever else
-    a filter found.
+    a filter found; one of a seat that is left out (`tasks.seats`) as that. Raises LearnerSeatMissing where a trace does
+    not say which seat learns and has to.
     """
     traces, messages = tables["traces"], tables["messages"]
     filters = _with_errored(config.filtering.filters)
     trainable = traces["trainable"].to_numpy().astype(np.bool_)
     unfit = _unfit(texts(traces["trace_id"]), quarantined)
+    seats = seating(traces, config.seat_rules)
+    seated = _seated(traces, trainable & ~seats.dropped)
     findings: dict[int, Finding] = {}
-    standing = trainable & ~unfit.hits
+    standing = trainable & ~unfit.hits & ~seats.dropped
     for of_groups in (False, True):
         material = Material(
-            traces,
+            seated,
             messages,
             owners(messages, traces, "messages"),
             config.model.vocab_size,
@@ -51,9 +55,15 @@ def filtering(tables: Tables, config: View, *, quarantined: Mapping[str, str]) -
         for place, settings in enumerate(filters):
             if _looks_last(settings) == of_groups:
                 findings[place] = FILTERS[settings.type].detect(material, settings)
-        standing = trainable & ~unfit.hits & ~_excluded(filters, findings, traces.num_rows)
-    found = [(filter_name(settings), settings.enforce, findings[place]) for place, settings in enumerate(filters)]
-    return {"verdicts": _verdicts(traces, [(QUARANTINED, True, unfit), *found], trainable)}
+        standing = trainable & ~unfit.hits & ~seats.dropped & ~_excluded(filters, findings, traces.num_rows)
+    found = [(QUARANTINED, True, unfit), (JUDGE, True, seats.judge), (OTHER_SEAT, True, seats.other)]
+    found += [(filter_name(settings), settings.enforce, findings[place]) for place, settings in enumerate(filters)]
+    return {"verdicts": _verdicts(traces, found, trainable)}
+
+
+def _seated(traces: pa.Table, trained: Flags) -> pa.Table:
+    """Return the traces as filters see them: those of seats that are left out are as little trainable as others'."""
+    return traces.set_column(traces.schema.get_field_index("trainable"), "trainable", pa.array(trained))
 
 
 def _unfit(trace_ids: Sequence[str], quarantined: Mapping[str, str]) -> Finding:
@@ -110,7 +120,7 @@ STAGE = Stage(
     version=1,
     reads=("traces", "messages"),
     writes=("verdicts",),
-    sections=("filtering", "model", "learns_from_equals", "episode_agents"),
+    sections=("filtering", "model", "learns_from_equals", "episode_agents", "seat_rules"),
     function=filtering,
     needs=("quarantined",),
 )

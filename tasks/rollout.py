@@ -12,6 +12,7 @@ from configs.run import View, of
 from tasks.columns import texts
 from tasks.inference.rollouts import ServiceLost, sample
 from tasks.inference.scoring import Served
+from tasks.inference.seats import frozen_players
 from tasks.parts import Parts
 from tasks.serving import MOST_LOSSES, EngineRoom, TeacherRoom
 from tasks.stage import Policy, Stage, Tables, as_task
@@ -71,9 +72,10 @@ def rollout(
 
 
 def _frozen(missing: pa.Table, config: View, teachers: TeacherRoom) -> dict[str, Served]:
-    """Return where the teachers of environments that are still to be sampled are served, by environment."""
+    """Return where those are served that sample environments in place of the policy, or play single seats there."""
     names = dict.fromkeys(texts(missing["environment"]))
-    return {name: teachers.at(teacher) for name in names if (teacher := of(config.teachers, name)) is not None}
+    samplers = {name: teachers.at(teacher) for name in names if (teacher := of(config.teachers, name)) is not None}
+    return samplers | frozen_players([each for each in config.environments if each.name in names], teachers.at)
 
 
 def _missing(assignments: pa.Table, parts: Parts) -> pa.Table:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from flows.views.telling import KEY, flat, number
-from tasks.accounting import ERRORED, FILTERED, NO_WEIGHT, TRAINED
+from tasks.accounting import ERRORED, FILTERED, NO_WEIGHT, STOPPED, TRAINED
 from tasks.fates import EVALUATED, PENDING, REFUSED
 from tasks.filters.finding import QUARANTINED
 
@@ -43,9 +43,17 @@ def _trained(found: Found, use: Found) -> str:
     return f"Run {use['run']} trained on it at step {use['step']}: {samples}. That made policy {use['policy']}."
 
 
+SEATS = {
+    "untrainable": "its tokens are not the policy's, for it belongs to another seat of the environment",
+    "judge": "the judge's seat is not trained (drop_judge), for its reward is zero by construction",
+    "other_seat": "another seat learned in its episode (learner_seat)",
+}
+"""Why a rollout is left out for the seat that it was made in."""
+
+
 def _filtered(found: Found, use: Found) -> str:
-    if use["detail"] == "untrainable":
-        return f"{_not(use)}: its tokens are not the policy's, for it belongs to another seat of the environment."
+    if said := SEATS.get(use["detail"]):
+        return f"{_not(use)}: {said}."
     return f"{_not(use)}: filter {use['detail']} left it out{_evidence(use, use['detail'])}."
 
 
@@ -56,6 +64,10 @@ def _errored(found: Found, use: Found) -> str:
         f"{_not(use)}: the rollout failed with an error of class {use['detail']}{f' ({what})' if what else ''}. "
         f"Failed rollouts are in no baseline and in no batch."
     )
+
+
+def _stopped(found: Found, use: Found) -> str:
+    return f"{_not(use)}: it was {found['trace']['error_message']}."
 
 
 def _quarantined(found: Found, use: Found) -> str:
@@ -93,6 +105,7 @@ SENTENCES: dict[str, Callable[[Found, Found], str]] = {
     TRAINED: _trained,
     FILTERED: _filtered,
     ERRORED: _errored,
+    STOPPED: _stopped,
     QUARANTINED: _quarantined,
     REFUSED: _refused,
     NO_WEIGHT: _no_weight,

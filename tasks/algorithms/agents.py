@@ -17,10 +17,11 @@ from tasks.columns import texts
 def require_agents(traces: pa.Table, algorithms: Mapping[str, AlgorithmConfig], step: int) -> None:
     """Raise AdvantageBreach where an environment has more or fewer trainable agents than its algorithm can credit.
 
-    `traces` are all of a step, kept or not, and `algorithms` those of their environments. An algorithm that keeps no
-    agents apart would average rewards of different seats. One that has a baseline for each agent is refused for an
-    environment with a single one, and environments of both kinds are refused in one run; of these two only the first
-    step is judged, since later on a seat may be missing only because all its rollouts failed.
+    `traces` are all of a step whose seats are trained (`tasks.seats`), kept or not, and `algorithms` those of their
+    environments. An algorithm that keeps no agents apart would average rewards of different seats. One that has a
+    baseline for each agent is refused for an environment with a single one, and environments of both kinds are refused
+    in one run; of these two only the first step is judged, since later on a seat may be missing only because all its
+    rollouts failed.
     """
     ours = _played(traces)
     for environment, settings in algorithms.items():

@@ -10,6 +10,7 @@ from tasks.inference.liveness import Watch
 from tasks.inference.requests import client_config, sampling_config
 from tasks.inference.rows import Attempted, Row, of_failure, of_trace_record
 from tasks.inference.scoring import Served
+from tasks.inference.seats import Asked, Seats
 
 if TYPE_CHECKING:
     from verifiers.v1.episode import WireEpisode
@@ -38,7 +39,7 @@ class Attempts:
         config: "View",
     ) -> None:
         self.served = served
-        """Who samples, by environment; the policy under OF_POLICY."""
+        """Who samples, by environment; the policy under OF_POLICY, models of frozen seats under `seats.served_as`."""
         self.clients = clients
         """The servers of the environments, by name."""
         self.watch = watch
@@ -51,6 +52,7 @@ class Attempts:
             name: client_config(each.url, each.api_key or (NO_KEY if name else ""), config)
             for name, each in served.items()
         }
+        self.seats = {each.name: Seats.of(each, served, self.client_configs) for each in config.environments}
 
     async def rows_of(self, assignment: Row, task: dict[str, Any]) -> tuple[list[Row], list[Row]]:
         """Return the traces and messages rows of one assignment, whatever happens to it."""
@@ -96,17 +98,17 @@ class Attempts:
         self, attempted: Attempted, task: dict[str, Any], seed: int
     ) -> tuple[tuple[list[Row], list[Row]] | None, Failure | None]:
         """One rollout: its rows, where it left a trace, and what went wrong, where something did."""
-        client = self.clients[attempted.assignment["environment"]]
-        sampler = self._sampler(attempted)
+        name, sampler = attempted.assignment["environment"], self._sampler(attempted)
+        asked, seats = Asked(self.client_configs[sampler], self.served[sampler].model), self.seats[name]
         try:
-            episode = await client.run(
-                self.client_configs[sampler], self.served[sampler].model, self._sampling(attempted, seed), task
+            episode = await self.clients[name].run(
+                seats.told(asked.client), asked.model, self._sampling(attempted, seed), task
             )
         except RuntimeError as error:
             # How the client says that the server refused the request, with the type's name in front.
             kind, _, message = str(error).partition(": ")
             return None, from_error({"type": kind, "message": message or str(error)})
-        return _episode_rows(episode, attempted)
+        return episode_rows(episode, attempted, seats, asked)
 
     def _sampler(self, attempted: Attempted) -> str:
         name = attempted.assignment["environment"]
@@ -117,14 +119,21 @@ class Attempts:
         return sampling_config(self.config, attempted.temperature, seed, salt)
 
 
-def _episode_rows(
-    episode: "WireEpisode", attempted: Attempted
+def episode_rows(
+    episode: "WireEpisode", attempted: Attempted, seats: Seats, asked: Asked
 ) -> tuple[tuple[list[Row], list[Row]] | None, Failure | None]:
-    """The rows of an episode and the first failure in it; an error of the episode counts for its faultless traces."""
+    """The rows of an episode and the first failure in it.
+
+    An agent's own error is its own row's: the others keep what they earned, since the environment went on to score
+    them. An error of the episode means that it did not, and counts for its faultless traces: what they earned so far
+    is in `rewards` and is no reward. Where an environment tries episodes again by itself, errors of its earlier tries
+    cannot be told from that and count as such, if a trace failed.
+    """
     traces, messages, failures = [], [], []
     whole = from_error(episode.errors[-1].model_dump()) if episode.errors and not episode.ok else None
     for trace in episode.traces:
         row, own = of_trace_record(trace, attempted, episode.id)
+        row |= seats.columns(trace, asked, attempted)
         if whole is not None and row["error_class"] is None:
             row |= {"reward": None, "error_class": whole.kind, "error_type": whole.type}
             row |= {"error_message": whole.message, "error_traceback": whole.traceback}

@@ -25,6 +25,7 @@ import pyarrow as pa
 from storage.schemas import EXAMPLES
 from tasks.inference.engine_host import write_report
 from tasks.inference.environment_config import resolved
+from tasks.inference.seating import seat_players
 
 if TYPE_CHECKING:
     from verifiers.v1.task import Task
@@ -51,6 +52,7 @@ def set_up_server() -> None:
     """Set up a process that serves, and load what its first rollout would otherwise wait for."""
     set_up_process()
     remember_signatures()
+    seat_players()
     threading.Thread(target=_load_renderers, name="load renderers", daemon=True).start()
 
 

@@ -100,12 +100,14 @@ def package_version(environment: "EnvironmentConfig") -> str:
 
     Raises EnvironmentUnavailable where one is not installed.
     """
+    plugins = [("taskset", environment.taskset, "tasksets"), ("harness", environment.harness, "harnesses")]
+    if environment.env.get("id"):
+        plugins.append(("env", environment.env, "envs"))
+    plugins += [(f"seats.{name}.harness", seat.harness, "harnesses") for name, seat in environment.seats.items()]
     parts = [
         _distribution(environment, kind, str(plugin.get("id", "")), group)
-        for kind, plugin, group in (
-            ("taskset", environment.taskset, "tasksets"),
-            ("harness", environment.harness, "harnesses"),
-        )
+        for kind, plugin, group in plugins
+        if plugin or not kind.startswith("seats")
     ]
     return ", ".join(dict.fromkeys([*parts, f"verifiers {version('verifiers')}"]))
 

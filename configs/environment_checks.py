@@ -1,0 +1,56 @@
+"""What must hold of environments and of who plays their seats, whatever the machine."""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from configs.environments import EnvironmentConfig, SeatConfig
+from configs.run import RunConfig
+
+
+def environment_problems(config: RunConfig) -> Iterator[str]:
+    """Yield one line for each thing in the environments' sections that cannot work."""
+    if not config.environments:
+        yield f"environments: a run of kind {config.kind} needs at least one"
+    names = Counter(environment.name for environment in config.environments)
+    for name, count in names.items():
+        if count > 1:
+            yield f"environments: {count} of them are named {name!r}; the tables tell them apart by name"
+    for index, environment in enumerate(config.environments):
+        where = f"environments.{index}"
+        if not isinstance(environment.taskset.get("id"), str) or not environment.taskset["id"]:
+            yield f"{where}.taskset.id: say which installed verifiers taskset it is"
+        yield from _env(where, environment)
+        for name, seat in environment.seats.items():
+            yield from _seat(f"{where}.seats.{name}", environment, seat, trains=config.kind == "train")
+        yield from _evaluation_seat(where, environment)
+
+
+def _env(where: str, environment: EnvironmentConfig) -> Iterator[str]:
+    if not isinstance(environment.env.get("id", ""), str):
+        yield f"{where}.env.id: {environment.env['id']!r} is no name of a verifiers environment, such as best-of-n"
+    if "taskset" in environment.env:
+        yield f"{where}.env.taskset: the taskset has a section of its own, {where}.taskset"
+
+
+def _seat(where: str, environment: EnvironmentConfig, seat: SeatConfig, trains: bool) -> Iterator[str]:
+    if seat.model is None:
+        if trains and seat.trainable and seat.temperature == 0:
+            yield f"{where}.temperature: training needs a temperature above 0; one at 0 needs trainable = false"
+        return
+    if bool(seat.model.path) == bool(seat.model.url):
+        said = "both are set" if seat.model.path else "neither is set"
+        yield f"{where}.model: give the path of its weights, or the url of an engine that serves it; {said}"
+    if environment.address:
+        yield (
+            f"{where}.model: the environment server at {environment.address} is someone else's and takes no models for "
+            "single seats; leave address empty, or let that server bind the seat itself"
+        )
+
+
+def _evaluation_seat(where: str, environment: EnvironmentConfig) -> Iterator[str]:
+    name = environment.evaluation_seat
+    seat = environment.seats.get(name)
+    if seat is not None and seat.model is not None:
+        yield f"{where}.evaluation_seat: {name!r} is played by a frozen model; name a seat that the policy plays"
+    if name == "judge" and environment.drop_judge:
+        yield f"{where}.evaluation_seat: the judge is left out by drop_judge; name a player's seat"
