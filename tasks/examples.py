@@ -46,7 +46,8 @@ def demonstration_examples(tables: Tables, config: View, *, source: str) -> Tabl
 def read_demonstrations(path: Path) -> pa.Table:
     """Return a JSONL or Parquet file of prompt and completion, or of messages, as EXAMPLES rows.
 
-    A row may have `tools`: the schemas of what its messages call, as a list or as JSON.
+    A row may have `tools`: the schemas of what its messages call, as a list or as JSON text. Text is read as it is; in
+    a list, every schema gets the fields of all others, empty.
 
     Raises DemonstrationsUnusable like `read_rows`.
     """
@@ -92,10 +93,11 @@ def _first_unusable(frame: pl.DataFrame) -> int | None:
 
 
 def _example(number: int, row: dict[str, Any]) -> dict[str, str]:
-    content: dict[str, Any] = {"messages": _messages(row)}
+    content: dict[str, Any] = json.loads(json.dumps({"messages": _messages(row)}, sort_keys=True))
     if tools := row.get("tools"):
+        # In the order given: a template writes a schema as it comes, and a server offers it in that order too.
         content["tools"] = json.loads(tools) if isinstance(tools, str) else tools
-    task = json.dumps(content, sort_keys=True)
+    task = json.dumps(content)
     digest = hashlib.sha256(task.encode()).hexdigest()[:16]
     return {"environment": DEMONSTRATIONS, "example_id": f"{number}-{digest}", "split": "train", "task": task}
 

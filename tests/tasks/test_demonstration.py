@@ -76,7 +76,7 @@ def test_a_finding_about_one_run_takes_nothing_from_another(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("form", [list, json.dumps])
 def test_tools_of_a_row_reach_the_renderer(tmp_path: Path, form: Callable[[Any], Any]) -> None:
-    tools = [{"type": "function", "function": {"name": "find"}}]
+    tools = [{"type": "function", "function": {"name": "find", "description": "Find it."}}]
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     file = tmp_path / "rows.jsonl"
     file.write_text(
@@ -99,3 +99,4 @@ def test_tools_of_a_row_reach_the_renderer(tmp_path: Path, form: Callable[[Any],
         {"examples": listed, "assignments": pa.Table.from_pylist(assigned)}, config, step=0, key="k" * 32, render=render
     )
     assert seen == [(messages, tools), (messages,)]
+    assert json.dumps(seen[0][1]) == json.dumps(tools), "a template writes a schema in the order of its fields"

@@ -14,7 +14,7 @@ Message = dict[str, Any]
 
 
 def demonstrations(count: int, *, seed: int, right: float = 0.3, num_calls: int = 2) -> Iterator[dict[str, Any]]:
-    """Yield `count` rows of messages and tools.
+    """Yield `count` rows of messages, and of tools as JSON text.
 
     A share `right` makes every call of its chain and answers with the last result. A third of the rest guesses without
     the tool, a third stops before the last call and guesses, and a third calls with the first number throughout and
@@ -30,7 +30,7 @@ def demonstrations(count: int, *, seed: int, right: float = 0.3, num_calls: int 
             messages = answered(chain.calls, chain.results[-1])
         else:
             messages = draw.choice([answered([], guess), answered(chain.calls[:-1], guess), _from_the_first(chain)])
-        yield {"messages": [{"role": "user", "content": prompt(chain)}, *messages], "tools": [SCHEMA]}
+        yield {"messages": [{"role": "user", "content": prompt(chain)}, *messages], "tools": json.dumps([SCHEMA])}
 
 
 def _from_the_first(chain: Chain) -> list[Message]:
