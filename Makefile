@@ -10,6 +10,8 @@ STAMP := .venv/installed-$(STAGECOACH_LOCK)-$(shell cat $(SOURCES) | cksum | cut
 
 # Idle OpenMP threads that spin starve everything else on a small machine.
 RUN := OMP_WAIT_POLICY=PASSIVE .venv/bin/
+# Two files of tests at once: more would start more engines than a small machine has cores for.
+SIDE_BY_SIDE := -n 2 --dist loadfile
 COMPILE := .venv/bin/uv pip compile pyproject.toml --extra dev --python-version 3.11 \
 	--python-platform x86_64-manylinux_2_28 --no-annotate --no-header --quiet
 
@@ -27,8 +29,8 @@ demo: $(STAMP) ## train a small model from nothing to good, in a few minutes on 
 	@$(RUN)stagecoach demo $(ARGS)
 
 test: $(STAMP) ## the pure tests, then those that start engines
-	@$(RUN)python -m pytest -q -m "not engine and not acceptance and not slow and not gpu and not browser" $(ARGS)
-	@$(RUN)python -m pytest -q -m "(engine or acceptance) and not slow and not gpu and not browser" $(ARGS)
+	@$(RUN)python -m pytest -q $(SIDE_BY_SIDE) -m "not engine and not acceptance and not slow and not gpu and not browser" $(ARGS)
+	@$(RUN)python -m pytest -q $(SIDE_BY_SIDE) -m "(engine or acceptance) and not slow and not gpu and not browser" $(ARGS)
 
 test-all: $(STAMP) ## every test; those that need a GPU are skipped without one
 	@$(RUN)python -m pytest -q -m "not browser" $(ARGS)
