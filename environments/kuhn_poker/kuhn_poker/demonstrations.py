@@ -1,0 +1,72 @@
+"""Demonstrations of random play for a supervised warm start: every allowed move is as likely as the other."""
+
+import argparse
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+from kuhn_poker.rules import BET, CALL, CARDS, CHECK, FOLD, History, after, deals, is_over, legal
+from kuhn_poker.talk import request
+
+Row = dict[str, list[dict[str, str]]]
+
+
+def demonstrations(count: int, *, seed: int, unreadable: float = 0.02) -> Iterator[Row]:
+    """Yield `count` conversations, each one seat's of a game in which both move at random.
+
+    A share `unreadable` of the replies names no move, so that such replies happen and are seen to be handled.
+    Raises ValueError unless it is from 0 to below 1.
+    """
+    if not 0 <= unreadable < 1:
+        raise ValueError(f"unreadable {unreadable}: a share from 0 to below 1")
+    draw = random.Random(f"play {seed}")
+    cards = list(deals())
+    for _ in range(count):
+        held, player = draw.choice(cards), draw.randrange(2)
+        yield {"messages": _conversation(held[player], player, _game(draw), draw, unreadable)}
+
+
+def _game(draw: random.Random) -> History:
+    history: History = ()
+    while not is_over(history):
+        history = after(history, draw.choice(legal(history)))
+    return history
+
+
+def _conversation(
+    card: str, player: int, game: History, draw: random.Random, unreadable: float
+) -> list[dict[str, str]]:
+    """What the player of that place in the order of acting is asked and says."""
+    messages = []
+    for number in range(player, len(game), 2):
+        asked = request(game[:number], "" if messages else card)
+        said = card if draw.random() < unreadable else game[number]
+        messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": said}]
+    return messages
+
+
+def words() -> list[str]:
+    """What a small byte-level tokenizer shall keep whole, so that a game is a few dozen tokens."""
+    questions = [request(()), request((BET,)).removeprefix(f"Opponent: {BET}. ")]
+    told = [f"Card {card}. " for card in CARDS] + [f"Opponent: {move}. " for move in (CHECK, BET)]
+    return [*questions, *told, CHECK, BET, CALL, FOLD, "user", "assistant", "\n\n"]
+
+
+def main() -> None:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("path", type=Path, help="JSONL file to write")
+    parser.add_argument("--words", type=Path, help="JSON file to write: what a small tokenizer shall keep whole")
+    parser.add_argument("--count", type=int, default=4096, help="rows")
+    parser.add_argument("--seed", type=int, default=1, help="another seed, other games")
+    parser.add_argument("--unreadable", type=float, default=0.02, help="share of replies that name no move")
+    given = parser.parse_args()
+    rows = demonstrations(given.count, seed=given.seed, unreadable=given.unreadable)
+    given.path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    if given.words:
+        given.words.write_text(json.dumps(words()), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""Whole episodes of an environment with the framework's own agents, in which a function stands in for the model."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import verifiers.v1 as vf
+from aiohttp import web
+from verifiers.v1.clients import ModelContext
+from verifiers.v1.configs.client import EvalClientConfig
+from verifiers.v1.types import SamplingConfig
+from verifiers.v1.utils.loaders import environment_class, resolve_env_config
+
+Body = dict[str, Any]
+Reply = Callable[[Body], str | int]
+"""What the model says to a request, or the status with which it refuses."""
+SEED = 41
+
+
+def played(
+    settings: dict[str, Any],
+    seats: Sequence[str],
+    reply: Reply,
+    tasks: Callable[[vf.Task], int] = lambda task: 1,
+    limits: dict[str, Any] | None = None,
+) -> tuple[list[vf.Episode], list[Body]]:
+    """Play each task of a taskset as often as `tasks` says; return the episodes, and all requests in their order.
+
+    The model of a seat has the seat's name; `limits` are settings of every seat.
+    """
+    return asyncio.run(_played(settings, seats, reply, tasks, limits or {}))
+
+
+async def _played(
+    settings: dict[str, Any],
+    seats: Sequence[str],
+    reply: Reply,
+    tasks: Callable[[vf.Task], int],
+    limits: dict[str, Any],
+) -> tuple[list[vf.Episode], list[Body]]:
+    bodies: list[Body] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        bodies.append(await request.json())
+        said = reply(bodies[-1])
+        if isinstance(said, int):
+            return web.json_response({"error": {"message": "as told"}}, status=said)
+        message = {"role": "assistant", "content": said}
+        choice = {"index": 0, "finish_reason": "stop", "message": message}
+        about = {"id": "1", "object": "chat.completion", "created": 1, "model": "m"}
+        return web.json_response({**about, "choices": [choice]})
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    agent = {"harness": {"id": "chat_loop"}, "runtime": {"type": "subprocess"}, **limits}
+    config = resolve_env_config({"taskset": settings, **{name: agent | {"model": name} for name in seats}})
+    env = environment_class(settings["id"])(config)
+    client = EvalClientConfig(base_url=f"http://127.0.0.1:{runner.addresses[0][1]}/v1", api_key_var="NO_SUCH_KEY")
+    context = ModelContext(model="policy", client=client, sampling=SamplingConfig(seed=SEED))
+    try:
+        async with env.serving():
+            plan = [task for task in env.taskset.load() for _ in range(tasks(task))]
+            return [await env.run_episode(task, context) for task in plan], bodies
+    finally:
+        await runner.cleanup()

@@ -1,0 +1,246 @@
+"""Kuhn poker: every ending by hand, the known equilibrium, what a seat is told, and whole games of scripted players."""
+
+import json
+from collections import Counter
+from fractions import Fraction
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kuhn_poker.demonstrations import demonstrations, main, words
+from kuhn_poker.play import facts
+from kuhn_poker.rules import CARDS, History, IllegalMove, after, chips, deals, endings, is_over, legal, passive
+from kuhn_poker.strategies import TURNS, equilibrium, nash_conv, pure, value
+from kuhn_poker.talk import RULES, move_of, request
+from kuhn_poker.taskset import SEATS, KuhnPokerConfig, KuhnPokerTaskset
+
+from tests.environments.scripted import SEED, Body, played
+
+pytestmark = pytest.mark.engine
+
+HIGHER_WINS = {("check", "check"): 1, ("bet", "call"): 2, ("check", "bet", "call"): 2}
+FOLDED = {("bet", "fold"): 1, ("check", "bet", "fold"): -1}
+"""What the first player wins, whatever the cards."""
+FIRST_WINS = {("Q", "J"), ("K", "J"), ("K", "Q")}
+DEALS = [(cards, first) for cards in deals() for first in (0, 1)]
+
+
+@pytest.mark.parametrize("cards", list(deals()))
+def test_every_ending_of_every_deal_pays_what_the_rules_say(cards: tuple[str, str]) -> None:
+    sign = 1 if cards in FIRST_WINS else -1
+    assert {ending: chips(cards, ending) for ending in endings()} == {
+        **{ending: sign * stake for ending, stake in HIGHER_WINS.items()},
+        **FOLDED,
+    }
+
+
+def test_there_are_thirty_endings() -> None:
+    assert len(list(deals())) * len(endings()) == 30
+
+
+@given(st.permutations(CARDS), st.sampled_from(endings()))
+def test_what_the_cards_swapped_win_at_a_showdown_is_what_was_lost(order: list[str], ending: History) -> None:
+    cards = order[0], order[1]
+    swapped = cards[1], cards[0]
+    assert chips(cards, ending) == (chips(swapped, ending) if ending in FOLDED else -chips(swapped, ending)) != 0
+
+
+def test_moves_out_of_turn_are_refused() -> None:
+    for history, move in [((), "call"), (("bet",), "check"), (("check", "check"), "bet"), (("bet", "fold"), "call")]:
+        with pytest.raises(IllegalMove, match=f"move '{move}'"):
+            after(history, move)
+    with pytest.raises(IllegalMove, match="nobody has won yet"):
+        chips(("J", "K"), ("check", "bet"))
+    assert [legal(ending) for ending in endings()] == [()] * 5
+    assert [passive(history) for history in ((), ("check",), ("bet",))] == ["check", "check", "fold"]
+
+
+@pytest.mark.parametrize("bluff", [Fraction(0), Fraction(1, 7), Fraction(1, 3)])
+def test_the_known_equilibria_are_worth_a_chip_in_eighteen_games_to_the_second_player(bluff: Fraction) -> None:
+    pair = equilibrium(bluff)
+    assert (value(*pair), nash_conv(*pair)) == (Fraction(-1, 18), 0)
+
+
+def test_what_is_no_equilibrium_can_be_exploited() -> None:
+    assert nash_conv(*equilibrium(Fraction(1, 3) + Fraction(1, 100))) > 0
+    even = [{(card, history): Fraction(1, 2) for card in CARDS for history in TURNS[player]} for player in (0, 1)]
+    assert (value(*even), nash_conv(*even)) == (Fraction(1, 8), Fraction(11, 12))
+    assert len(pure(0)) == len(pure(1)) == 64
+
+
+@pytest.mark.parametrize(
+    ("reply", "move"),
+    [
+        ("call", "call"),
+        (" Fold\n", "fold"),
+        ("I think <move>call</move>", "call"),
+        ("<move> CALL </move>", "call"),
+        ("<move>call</move><move>fold</move>", None),
+        ("<move>call", None),
+        ("call.", None),
+        ("I call", None),
+        ("check", None),  # not where there is a bet
+        ("", None),
+    ],
+)
+def test_a_reply_is_a_tag_or_a_word_or_nothing(reply: str, move: str | None) -> None:
+    assert move_of(reply, ("check", "bet")) == move
+
+
+def test_facts_are_there_where_the_seat_had_the_choice() -> None:
+    assert facts("J", [((), "bet")]) == {"bets_with_j": 1, "dominated_moves": 0}
+    assert facts("J", [((), "check"), (("check", "bet"), "call")]) == {
+        "bets_with_j": 0,
+        "calls_with_j": 1,
+        "dominated_moves": 1,
+    }
+    assert facts("K", [(("bet",), "fold")]) == {"calls_with_k": 0, "folds_with_k": 1, "dominated_moves": 1}
+    assert facts("Q", [(("bet",), "fold")]) == {"calls_with_q": 0, "dominated_moves": 0}
+
+
+def test_deals_have_stable_names() -> None:
+    tasks = list(KuhnPokerTaskset(KuhnPokerConfig(id="kuhn_poker")).load())
+    assert [task.key for task in tasks] == [f"{a}{b}-{first}" for (a, b), first in DEALS]
+    assert {task.data.system_prompt for task in tasks} == {None}
+    explained = KuhnPokerTaskset(KuhnPokerConfig(id="kuhn_poker", explain_rules=True)).load()
+    assert {task.data.system_prompt for task in explained} == {RULES}
+
+
+class Games:
+    """Every deal played to every ending, by players who are told which one."""
+
+    def __init__(self) -> None:
+        self.plan = [(cards, first, ending) for cards, first in DEALS for ending in endings()]
+        self._moves = iter([move for _, _, ending in self.plan for move in ending])
+        self.episodes, self.bodies = played({"id": "kuhn_poker"}, SEATS, self._say, lambda task: len(endings()))
+
+    def _say(self, body: Body) -> str:
+        return next(self._moves)
+
+
+@pytest.fixture(scope="module")
+def games() -> Games:
+    """The sixty games, played once."""
+    return Games()
+
+
+def test_chips_are_paid_once_to_both_seats_and_add_up_to_zero(games: Games) -> None:
+    assert len(games.episodes) == len(games.plan) == 60
+    for episode, (cards, first, ending) in zip(games.episodes, games.plan, strict=True):
+        assert episode.ok and not episode.errors
+        acting = cards if first == 0 else (cards[1], cards[0])
+        won = chips(acting, ending)
+        traces = {trace.agent.name: trace for trace in episode.traces}
+        assert set(traces) == set(SEATS) and len(episode.traces) == 2
+        assert [list(trace.rewards) for trace in episode.traces] == [["outcome"]] * 2
+        assert traces[SEATS[first]].reward == won == -traces[SEATS[1 - first]].reward
+        for number, name in enumerate(SEATS):
+            trace = traces[name]
+            assert trace.info == {"moves": list(ending[(number != first) :: 2])}
+            assert trace.metrics["acts_first"] == (number == first) and trace.metrics["unreadable_moves"] == 0
+            assert trace.metrics["num_moves"] == len(ending)
+            assert trace.metrics["showdown"] == (ending[-1] != "fold")
+            assert trace.num_branches == 1 and len(trace.branches[0].messages) == 2 * len(trace.info["moves"])
+            assert trace.agent.trainable
+
+
+def test_no_seat_is_told_the_card_of_the_other(games: Games) -> None:
+    told: Counter[str] = Counter()
+    requests = iter(games.bodies)
+    for cards, first, ending in games.plan:
+        for number in range(len(ending)):
+            body = next(requests)
+            seat = (first + number) % 2
+            assert body["model"] == SEATS[seat], "the seats act in turn"
+            said = json.dumps(body["messages"])
+            own, other = cards[seat], cards[1 - seat]
+            assert f"Card {own}." in said and f"Card {other}." not in said
+            assert not {*CARDS} - {own} & {*said.replace("Card ", "")}
+            assert body["messages"][-1]["content"] == request(ending[:number], own if number < 2 else "")
+            told[said] += 1
+    assert len(told) == 12, "as many as the game has information sets: three cards at four histories"
+
+
+def test_a_seats_task_holds_its_own_card_alone(games: Games) -> None:
+    for episode, (cards, _, _) in zip(games.episodes, games.plan, strict=True):
+        for trace in episode.traces:
+            own = cards[SEATS.index(trace.agent.name)]
+            assert trace.task.data.cards == {trace.agent.name: own}
+
+
+def test_the_seats_of_a_game_do_not_sample_with_one_seed(games: Games) -> None:
+    assert {body["model"]: body["seed"] for body in games.bodies} == {"player_0": SEED, "player_1": SEED + 1}
+    assert len({(body["model"], body["seed"]) for body in games.bodies}) == 2
+
+
+def test_what_cannot_be_read_is_flagged_and_played_as_the_passive_move() -> None:
+    replies = cycle(["check", "bet", "what?"])
+    episodes, _ = played({"id": "kuhn_poker"}, SEATS, lambda body: next(replies), lambda task: task.key == "KJ-0")
+    (zero, one) = sorted(episodes[0].traces, key=lambda trace: trace.agent.name)
+    assert zero.info == {"moves": ["check", "fold"], "parse_errors": [3]}
+    assert zero.nodes[3].sampled and zero.nodes[3].message.content == "what?"
+    assert (zero.reward, one.reward) == (-1, 1), "a fold, with the higher card"
+    assert zero.metrics == {"unreadable_moves": 1, "acts_first": 1, "showdown": 0, "num_moves": 3}
+    assert one.metrics["bets_with_j"] == 1 and one.metrics["unreadable_moves"] == 0
+
+
+def test_a_seat_that_failed_leaves_both_unscored() -> None:
+    replies = cycle(["check", 400])
+    episodes, _ = played({"id": "kuhn_poker"}, SEATS, lambda body: next(replies), lambda task: task.key == "KJ-0")
+    (zero, one) = sorted(episodes[0].traces, key=lambda trace: trace.agent.name)
+    assert one.errors and not one.ok and zero.ok and not episodes[0].ok
+    for trace in (zero, one):
+        assert (
+            trace.rewards == {"outcome": None}
+            and trace.info["episode_error"] == "player_1 failed before the game was over"
+        )
+
+
+def test_a_limit_too_small_for_the_game_is_an_error() -> None:
+    replies = cycle(["check", "bet"])
+    settings: Any = {"max_turns": 1}
+    episodes, _ = played(
+        {"id": "kuhn_poker"}, SEATS, lambda body: next(replies), lambda task: task.key == "KJ-0", settings
+    )
+    assert "allow max_turns of 2" in episodes[0].errors[0].message
+    assert not any(trace.rewards for trace in episodes[0].traces)
+
+
+def test_demonstrations_are_games_at_random() -> None:
+    rows = list(demonstrations(4000, seed=3, unreadable=0))
+    assert rows == list(demonstrations(4000, seed=3, unreadable=0)) != list(demonstrations(4000, seed=4, unreadable=0))
+    said: dict[str, Counter[str]] = {}
+    for row in rows:
+        messages = row["messages"]
+        assert [message["role"] for message in messages] == ["user", "assistant"] * (len(messages) // 2)
+        for asked, reply in zip(messages[::2], messages[1::2], strict=True):
+            said.setdefault(asked["content"], Counter())[reply["content"]] += 1
+    possible = {request(h, c) for c in CARDS for h in ((), ("check",), ("bet",))} | {request(("check", "bet"))}
+    assert set(said) == possible
+    for counts in said.values():
+        assert len(counts) == 2 and min(counts.values()) / counts.total() > 0.4
+    mute = list(demonstrations(200, seed=3, unreadable=0.5))
+    unread = sum(each["content"] in CARDS for row in mute for each in row["messages"])
+    assert 80 < unread < 160
+    with pytest.raises(ValueError, match="below 1"):
+        next(demonstrations(1, seed=0, unreadable=1))
+
+
+@given(st.lists(st.integers(0, 1), min_size=3, max_size=3))
+def test_any_choices_end_a_game(choices: list[int]) -> None:
+    history: History = ()
+    for choice in choices:
+        if not is_over(history):
+            history = after(history, legal(history)[choice])
+    assert history in endings()
+
+
+def test_the_command_writes_rows_and_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, texts = tmp_path / "rows.jsonl", tmp_path / "words.json"
+    monkeypatch.setattr("sys.argv", ["kuhn-poker-demonstrations", str(rows), "--count", "9", "--words", str(texts)])
+    main()
+    assert [json.loads(line) for line in rows.read_text().splitlines()] == list(demonstrations(9, seed=1))
+    assert json.loads(texts.read_text()) == words()

@@ -1,0 +1,189 @@
+"""Proposer and solver: problems and replies by hand, what is earned, and whole episodes of scripted models."""
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import verifiers.v1 as vf
+from hypothesis import given
+from hypothesis import strategies as st
+from proposer_solver.demonstrations import demonstrations, main, words
+from proposer_solver.sums import Problem, beginnings, difficulty, is_right, proposed, question, request
+from proposer_solver.taskset import (
+    RULES_OF_PROPOSER,
+    RULES_OF_SOLVER,
+    ProposerSolverConfig,
+    ProposerSolverTaskset,
+)
+from pydantic import ValidationError
+
+from tests.environments.scripted import SEED, Body, played
+
+pytestmark = pytest.mark.engine
+
+SEATS = ("proposer", "solver")
+SETTINGS = {"id": "proposer_solver", "num_solvers": 4, "largest": 9, "operators": "+"}
+
+
+@pytest.mark.parametrize(
+    ("reply", "problem"),
+    [
+        ("7+5", Problem(7, "+", 5)),
+        (" 7+0\n", Problem(7, "+", 0)),
+        ("7+10", None),  # too large
+        ("7+05", None),
+        ("7+", None),
+        ("7-5", None),  # another operator
+        ("17+5", None),  # another beginning
+        ("7+5=12", None),
+        ("7 + 5", None),
+        ("7+\u0665", None),  # a digit of another script
+        ("", None),
+    ],
+)
+def test_a_proposal_is_what_was_asked_for_or_none(reply: str, problem: Problem | None) -> None:
+    assert proposed(reply, "7+", 9) == problem
+
+
+@pytest.mark.parametrize(
+    ("reply", "right"), [("12", True), (" 12 ", True), ("012", False), ("12.", False), ("twelve", False), ("", False)]
+)
+def test_an_answer_is_the_number_alone(reply: str, right: bool) -> None:
+    assert is_right(reply, Problem(7, "+", 5)) is right
+
+
+def test_answers_may_be_negative_and_zero_has_no_sign() -> None:
+    assert Problem(5, "-", 7).answer == -2 and is_right("-2", Problem(5, "-", 7))
+    assert is_right("0", Problem(5, "-", 5)) and not is_right("-0", Problem(5, "-", 5))
+
+
+@given(st.integers(0, 99), st.sampled_from("+-"), st.integers(0, 99))
+def test_every_problem_can_be_proposed_and_only_as_it_begins(first: int, operator: str, second: int) -> None:
+    problem = Problem(first, operator, second)
+    assert proposed(problem.text, f"{first}{operator}", 99) == problem
+    assert proposed(problem.text, f"{first + 1}{operator}", 99) is None
+    assert is_right(str(eval(problem.text)), problem) and not is_right(str(problem.answer + 1), problem)
+
+
+def test_a_proposal_is_worth_most_where_half_were_right() -> None:
+    assert [difficulty(right, 4) for right in range(5)] == [0, 0.5, 1, 0.5, 0]
+    assert [difficulty(right, 3) for right in range(4)] == pytest.approx([0, 2 / 3, 2 / 3, 0])
+    assert [difficulty(right, 1) for right in range(2)] == [0, 0]
+
+
+def test_tasks_are_requests_by_beginning() -> None:
+    def load(**settings: Any) -> list[Any]:
+        return list(ProposerSolverTaskset(ProposerSolverConfig(id="proposer_solver", **settings)).load())
+
+    tasks = load(largest=2)
+    assert [task.key for task in tasks] == ["0+", "1+", "2+", "0-", "1-", "2-"] == [*beginnings("+-", 2)]
+    assert tasks[4].data.prompt == request("1-", 2) == "Set 1-? to 2"
+    assert {task.data.system_prompt for task in tasks} == {None}
+    assert {task.data.system_prompt for task in load(explain_rules=True)} == {RULES_OF_PROPOSER}
+    with pytest.raises(ValidationError):
+        load(operators="*")
+
+
+Replies = dict[str, list[str | int]]
+
+
+def episodes_of(replies: Replies, **settings: Any) -> tuple[list[vf.Episode], list[Body]]:
+    """Play one request to begin with `7+`, with these replies of each seat."""
+    told: dict[str, Iterator[str | int]] = {seat: iter(said) for seat, said in replies.items()}
+    return played(
+        SETTINGS | settings, SEATS, lambda body: next(told[body["model"]]), lambda task: int(task.key == "7+")
+    )
+
+
+def rewards(episode: vf.Episode) -> list[tuple[str, float | None]]:
+    """What every run earned, None where it was not scored."""
+    for trace in episode.traces:
+        assert list(trace.rewards) == ["outcome"], "scored once"
+    return [(trace.agent.name, trace.reward if trace.rewards["outcome"] else None) for trace in episode.traces]
+
+
+@pytest.mark.parametrize(
+    ("answers", "worth"),
+    [(["12", "12", "11", "x"], 1.0), (["12"] * 4, 0.0), (["12", "1", "2", "3"], 0.5), (["1"] * 4, 0.0)],
+)
+def test_solvers_earn_by_being_right_and_the_proposer_by_their_dissent(answers: list[str | int], worth: float) -> None:
+    (episode,), bodies = episodes_of({"proposer": ["7+5"], "solver": answers})
+    assert episode.ok and rewards(episode) == [
+        ("proposer", worth),
+        *(("solver", float(each == "12")) for each in answers),
+    ]
+    proposer = episode.traces[0]
+    assert proposer.metrics == {"valid": 1, "solve_rate": answers.count("12") / 4}
+    asked = [body["messages"] for body in bodies]
+    assert asked == [
+        [{"role": "user", "content": request("7+", 9)}],
+        *[[{"role": "user", "content": question(Problem(7, "+", 5))}]] * 4,
+    ]
+
+
+def test_every_run_samples_with_a_seed_of_its_own() -> None:
+    _, bodies = episodes_of({"proposer": ["7+5"], "solver": ["12"] * 4})
+    assert [body["seed"] for body in bodies] == [SEED + number for number in range(5)]
+
+
+def test_what_is_no_problem_ends_the_episode_and_earns_nothing() -> None:
+    (episode,), bodies = episodes_of({"proposer": ["7+77"], "solver": []})
+    assert episode.ok and not episode.errors and len(bodies) == 1
+    assert rewards(episode) == [("proposer", 0)]
+    assert episode.traces[0].metrics == {"valid": 0} and "parse_errors" not in episode.traces[0].info
+
+
+def test_a_solver_that_failed_leaves_the_proposer_unscored_and_the_others_scored() -> None:
+    (episode,), _ = episodes_of({"proposer": ["7+5"], "solver": ["12", 400, "11", "12"]})
+    assert rewards(episode) == [("proposer", None), ("solver", 1), ("solver", None), ("solver", 0), ("solver", 1)]
+    assert [bool(trace.errors) for trace in episode.traces] == [False, False, True, False, False]
+    assert "solve_rate" not in episode.traces[0].metrics and not episode.ok
+
+
+def test_a_proposer_that_failed_is_no_proposal_of_nothing() -> None:
+    (episode,), bodies = episodes_of({"proposer": [400], "solver": []})
+    assert rewards(episode) == [("proposer", None)] and episode.traces[0].errors and len(bodies) == 1
+    assert "valid" not in episode.traces[0].metrics
+
+
+def test_solvers_are_told_the_rules_where_that_is_asked_for() -> None:
+    _, bodies = episodes_of({"proposer": ["7+5"], "solver": ["12"]}, explain_rules=True, num_solvers=1)
+    systems = [body["messages"][0]["content"] for body in bodies]
+    assert systems == [RULES_OF_PROPOSER, RULES_OF_SOLVER]
+
+
+def test_demonstrations_are_right_and_valid_as_often_as_asked() -> None:
+    def made(seed: int) -> list[dict[str, Any]]:
+        return list(demonstrations(8000, seed=seed, largest=9, right=0.3, invalid=0.2))
+
+    rows = made(5)
+    assert rows == made(5) != made(6)
+    seen: Counter[str] = Counter()
+    for row in rows:
+        asked, said = (message["content"] for message in row["messages"])
+        if asked.startswith("Set "):
+            start = asked.removeprefix("Set ").partition("?")[0]
+            seen["valid" if proposed(said, start, 9) else "invalid"] += 1
+        else:
+            problem = proposed(asked.removesuffix("="), asked[:2], 9)
+            assert problem is not None and abs(int(said) - problem.answer) <= 3
+            seen["right" if is_right(said, problem) else "wrong"] += 1
+    assert seen["valid"] + seen["invalid"] == 2000
+    assert seen["invalid"] / 2000 == pytest.approx(0.2, abs=0.04)
+    assert seen["right"] / 6000 == pytest.approx(0.3, abs=0.03)
+    with pytest.raises(ValueError, match="shares from 0 to 1"):
+        next(demonstrations(1, seed=0, largest=9, right=2))
+
+
+def test_the_command_writes_rows_and_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, texts = tmp_path / "rows.jsonl", tmp_path / "words.json"
+    monkeypatch.setattr(
+        "sys.argv", ["proposer-solver-demonstrations", str(rows), "--count", "9", "--words", str(texts)]
+    )
+    main()
+    expected = list(demonstrations(9, seed=1, largest=20))
+    assert [json.loads(line) for line in rows.read_text().splitlines()] == expected
+    assert json.loads(texts.read_text()) == words(20)
