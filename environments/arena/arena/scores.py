@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
-from verifiers.v1.trace import Trace
 
 from arena.errors import ScoreError
+
+if TYPE_CHECKING:
+    from verifiers.v1.trace import Trace
 
 REWARD = "outcome"
 """The name under which a member's reward is written."""
@@ -113,7 +115,7 @@ def zero_sum_reward(members: Sequence[str], winner: str | None, judges: Sequence
     return {member: 0.0 if member in judges else 1.0 if member == winner else -1.0 for member in members}
 
 
-def record(score: EpisodeScore, traces: Sequence[Trace], name: str = REWARD) -> None:
+def record(score: EpisodeScore, traces: "Sequence[Trace]", name: str = REWARD) -> None:
     """Write a score onto the traces of an episode, each by the agent that made it: all of it or nothing.
 
     Raises ScoreError where a trace is no member's, a rewarded member has no trace, or a trace is rewarded already, by
@@ -125,12 +127,14 @@ def record(score: EpisodeScore, traces: Sequence[Trace], name: str = REWARD) -> 
         own = by_member[trace.agent.name]
         if own.reward is not None:
             trace.record_reward(name, own.reward)
+        else:
+            trace.rewards[name] = None  # not scored, which is recorded and no zero
         trace.record_metrics({**score.metrics, **own.metrics})
         if score.error is not None:
             trace.info["episode_error"] = score.error
 
 
-def _require_fit(score: EpisodeScore, traces: Sequence[Trace]) -> None:
+def _require_fit(score: EpisodeScore, traces: "Sequence[Trace]") -> None:
     played = [trace.agent.name for trace in traces]
     if strange := sorted(set(played) - set(score.rewards)):
         raise ScoreError(f"traces of {strange}: the score has members {list(score.rewards)} alone; nothing was written")

@@ -1,0 +1,104 @@
+"""What of a reply others hear: by hand, and against random markup; verdicts that cannot be mistaken."""
+
+import re
+
+import pytest
+from arena.channels import Channels
+from arena.errors import ArenaError
+from arena.verdicts import Verdicts
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+
+@pytest.mark.parametrize(
+    ("raw", "public", "private"),
+    [
+        ("hello", "hello", ""),
+        ("  a  b \n c\t", "a  b \n c", ""),
+        ("<think>x</think> a", "a", ""),
+        ("a <think>x</think> b", "a  b", ""),
+        ("<THINK>x</Think>a", "a", ""),
+        ("<note> m  n </note> a", "a", "m  n"),
+        ("<note>m</note>a<note>n</note>", "a", "m\nn"),
+        ("<think>x <b>y</b></think>a<note>m</note>", "a", "m"),
+        ("<note>m<think>x</think>n</note>a", "a", "mn"),
+        ("<thinking>a</thinking>", "<thinking>a</thinking>", ""),
+        ("1 < 2 > 0", "1 < 2 > 0", ""),
+        ("", "", ""),
+    ],
+)
+def test_a_reply_is_taken_apart(raw: str, public: str, private: str) -> None:
+    one = Channels("note").utterance("a", "talk", raw)
+    assert (one.public, one.private, one.parse_error, one.raw) == (public, private, False, raw)
+    assert (one.heard.member, one.heard.phase, one.heard.public) == ("a", "talk", public)
+    assert set(vars(one.heard)) == {"member", "phase", "public"}
+
+
+@pytest.mark.parametrize(
+    ("raw", "public"),
+    [
+        ("a <think>SECRET", "a"),
+        ("SECRET</think>a", "a"),
+        ("<think>SECRET</think>SECRET</think>a", "a"),
+        ("<think>SECRET<think>SECRET</think>SECRET", ""),
+        ("<think>SECRET<note>SECRET</think>SECRET", ""),
+        ("a<think SECRET", "a"),
+        ("a<think about>SECRET</think>b", "ab"),
+        ("a<note>SECRET", "a"),
+        ("SECRET</note>a", "a"),
+        ("<note>x<note>x<think>SECRET</note></note>a", ""),
+        ("a< think >SECRET", "a"),
+    ],
+)
+def test_broken_markup_is_flagged_and_what_may_be_a_thought_is_held_back(raw: str, public: str) -> None:
+    one = Channels("note").utterance("a", "talk", raw)
+    assert one.parse_error and one.public == public and "SECRET" not in one.private
+
+
+def test_without_a_private_channel_its_tag_is_a_tag_like_any_other_and_thoughts_go_all_the_same() -> None:
+    one = Channels().utterance("a", "talk", "<note>m</note><think>x</think>")
+    assert (one.public, one.private, one.parse_error) == ("<note>m</note>", "", False)
+
+
+@pytest.mark.parametrize("tag", ["think", "", "a b", "<note>", "Note", "a|b"])
+def test_private_tags_that_would_be_mistaken_are_refused(tag: str) -> None:
+    with pytest.raises(ArenaError, match="private tag"):
+        Channels(tag)
+
+
+PIECES = st.sampled_from(("<think>", "</think>", "<note>", "</note>", "T", " "))
+WHOLE = re.compile(r"(?:[T ]|<think>[T ]*</think>|<note>(?:[T ]|<think>[T ]*</think>)*</note>)*")
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(PIECES, max_size=10))
+def test_random_markup_is_flagged_exactly_where_it_is_not_well_formed(pieces: list[str]) -> None:
+    raw = "".join(pieces)
+    one = Channels("note").utterance("a", "talk", raw)
+    assert one.parse_error == (WHOLE.fullmatch(raw) is None)
+    without = re.sub(r"<think>[T ]*</think>", "", raw)
+    if not one.parse_error:
+        assert one.public == re.sub(r"<note>[T ]*</note>", "", without).strip()
+        assert one.private == "\n".join(note.strip() for note in re.findall(r"<note>([T ]*)</note>", without)).strip()
+    assert not re.search("think|note", one.public + one.private)
+
+
+def test_a_judge_names_a_winner_or_nobody() -> None:
+    verdicts = Verdicts({"<yes>": "affirmative", "<no>": "negative"})
+    for said, winner in (
+        ("<yes>", "affirmative"), ("so <NO>.", "negative"), ("yes", None), ("", None), ("<yes><no>", None),
+        ("<no><no>", "negative"),
+    ):  # fmt: skip
+        assert verdicts.winner(said) == winner
+
+
+@pytest.mark.parametrize(
+    "tokens",
+    [
+        {}, {" ": "a"}, {"A": "a", "a ": "b"}, {"win": "a", "win a": "b"}, {"x": "a", "y": "a"},
+        {"think": "a", "x": "b"}, {"<": "a", "x": "b"},
+    ],
+)  # fmt: skip
+def test_verdict_tokens_that_could_be_mistaken_are_refused(tokens: dict[str, str]) -> None:
+    with pytest.raises(ArenaError, match="verdict token"):
+        Verdicts(tokens)

@@ -1,0 +1,134 @@
+"""What members are told: templates judged before play, and user messages folded."""
+
+from typing import Any
+
+import pytest
+from arena.errors import ArenaError
+from arena.folding import fold
+from arena.prompts import PromptPack
+from arena.schedule import Schedule, Slot, rounds
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel, ConfigDict
+
+TURNS = {("a", "talk"): "{{ claim }}: say {{ round }} of {{ num_rounds }}", ("b", "vote"): "vote"}
+KNOWN = frozenset({"claim"})
+
+
+def test_a_pack_fills_in_its_templates() -> None:
+    pack = PromptPack(TURNS, {"a": "You hold {{ claim }}"}, {"b": "{# nobody reads this #}Q"}, names=KNOWN)
+    values = {"claim": "{{ 7 }}", "round": 1, "num_rounds": 2}
+    assert pack.rendered(pack.turns["a", "talk"], values) == "{{ 7 }}: say 1 of 2"
+    assert (
+        pack.rendered(pack.system["a"], values) == "You hold {{ 7 }}" and pack.rendered(pack.question["b"], {}) == "Q"
+    )
+    assert pack.rendered(pack.heard, {"member": "a", "phase": "talk", "public": "hi\n"}) == "a: hi\n"
+
+
+@pytest.mark.parametrize(
+    ("template", "told"),
+    [
+        ("{% if claim %}x{% endif %}", "If is not allowed"),
+        ("{% for each in claim %}{% endfor %}", "For is not allowed"),
+        ("{% set x = 1 %}", "Assign is not allowed"),
+        ("{% include 'x' %}", "Include is not allowed"),
+        ("{{ claim[0] }}", "Getitem is not allowed"),
+        ("{{ claim.text }}", "Getattr is not allowed"),
+        ("{{ claim() }}", "Call is not allowed"),
+        ("{{ claim | upper }}", "Filter is not allowed"),
+        ("{{ 1 + 1 }}", "Add is not allowed"),
+        ("{{ secret }}", r"'secret' is not known; known are \['claim'"),
+        ("{{ claim", "line 1"),
+        ("x\n{{ claim }", "line 2"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["turns", "system", "question"])
+def test_templates_hold_text_and_known_names_alone(template: str, told: str, kind: str) -> None:
+    part = {("a", "talk"): template} if kind == "turns" else {"a": template}
+    with pytest.raises(ArenaError, match=told):
+        PromptPack(**{"turns": TURNS, "names": KNOWN, kind: part})
+
+
+@pytest.mark.parametrize("name", ["round", "num_rounds", "phase"])
+@pytest.mark.parametrize("kind", ["system", "question"])
+def test_what_opens_a_conversation_may_not_change_from_turn_to_turn(kind: str, name: str) -> None:
+    with pytest.raises(ArenaError, match=f"'{name}' changes from turn to turn"):
+        PromptPack(**{"turns": TURNS, "names": KNOWN, kind: {"a": f"{{{{ {name} }}}}"}})
+
+
+def test_every_turn_has_a_template() -> None:
+    pack = PromptPack(TURNS, names=KNOWN)
+    pack.require_complete("ab", Schedule((*rounds("talk", "a", 2), Slot("vote", ("b",)))))
+    with pytest.raises(ArenaError, match=r"\('b', 'talk'\)"):
+        pack.require_complete("ab", Schedule((Slot("talk", ("a", "b")), Slot("vote", ("b",)))))
+
+    class Dynamic:
+        def next_slot(self, state: Any) -> Slot | None:
+            return None
+
+    pack.require_complete("ab", Dynamic())
+    with pytest.raises(ArenaError, match=r"\['c'\]"):
+        pack.require_complete("abc", Dynamic())
+
+
+# Folding
+
+
+class Typed(BaseModel):
+    """A message of a library that allows more fields."""
+
+    model_config = ConfigDict(extra="allow")
+    role: str
+    content: Any
+
+
+def user(content: Any, **more: Any) -> dict[str, Any]:
+    return {"role": "user", "content": content, **more}
+
+
+CALL = {"role": "assistant", "content": "", "tool_calls": [{"id": "c"}]}
+RESULT = {"role": "tool", "content": "r", "tool_call_id": "c", "name": "find"}
+IMAGE = user([{"type": "image_url", "image_url": {"url": "data:"}}])
+
+
+@pytest.mark.parametrize(
+    ("messages", "folded"),
+    [
+        ([], []),
+        ([user("a"), user("b"), user("c")], [user("a\n\nb\n\nc")]),
+        ([user("a"), CALL, RESULT, user("b"), user("c")], [user("a"), CALL, RESULT, user("b\n\nc")]),
+        ([RESULT, RESULT], [RESULT, RESULT]),
+        ([user("a"), IMAGE, user("b"), user("c")], [user("a"), IMAGE, user("b\n\nc")]),
+        ([user("a", name="x"), user("b")], [user("a\n\nb", name="x")]),
+        ([user("a"), user("b", name="x")], [user("a\n\nb", name="x")]),
+        ([user("a", name="x"), user("b", name="y")], [user("a", name="x"), user("b", name="y")]),
+        ([user(None), user("b")], [user(None), user("b")]),
+    ],
+)
+def test_user_texts_in_a_row_become_one(messages: list[Any], folded: list[Any]) -> None:
+    before = [dict(message) for message in messages]
+    assert fold(messages) == folded and messages == before
+    typed = fold([Typed(**message) for message in messages])
+    assert [message.model_dump() for message in typed] == folded and all(type(one) is Typed for one in typed)
+
+
+def test_a_message_of_each_kind_stay_two() -> None:
+    assert len(fold([user("a"), Typed(role="user", content="b")])) == 2
+
+
+MESSAGE = st.one_of(
+    st.builds(user, st.sampled_from(("", "a", "b"))),
+    st.builds(lambda text, name: user(text, name=name), st.sampled_from("ab"), st.sampled_from("xy")),
+    st.sampled_from((CALL, RESULT, IMAGE)),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(MESSAGE, max_size=8))
+def test_folding_twice_is_folding_once_and_loses_no_text(messages: list[Any]) -> None:
+    once = fold(messages)
+    assert fold(once) == once
+    texts = [each["content"] for each in messages if isinstance(each["content"], str)]
+    kept = [each["content"] for each in once if isinstance(each["content"], str)]
+    assert "".join(texts).replace("\n\n", "") == "".join(kept).replace("\n\n", "")
+    assert [each for each in once if each["role"] != "user"] == [each for each in messages if each["role"] != "user"]
