@@ -94,6 +94,11 @@ class EnvironmentConfig(Section):
     """Address of an environment server that someone else runs (tcp://host:port); empty starts one here."""
     pool: PoolConfig = operational(StaticPool())
     """Worker processes of the environment server."""
+    hang_seconds: float = operational(120.0, gt=0)
+    """A server that leaves a health request unanswered for so long hangs, and is started again. Longer than the longest
+    step of the environment that does not let others run: a reward computed without `await`, say."""
+    max_restarts: int = operational(3, ge=0)
+    """Restarts of the server, after it died or hung, before the run fails."""
 
     @property
     def seat_rule(self) -> SeatRule:

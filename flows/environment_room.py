@@ -61,5 +61,7 @@ class EnvironmentRoom:
             report=report,
             log=self._supervisor.directory / f"environment-{environment.name}.log",
             ready=lambda found: environment_service.answers(found["address"]),
+            hangs=lambda found: environment_service.hangs(found["address"], environment.hang_seconds),
+            max_restarts=environment.max_restarts,
             external=environment.address,
         )

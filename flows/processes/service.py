@@ -14,8 +14,10 @@ from typing import Any
 
 from flows.logs import last_lines, secrets
 from flows.processes import guardian
+from flows.processes.hanging import HangWatch
 from flows.processes.lifeline import Lifeline
 from flows.processes.ownership import OWNER, SERVICE, identity, kill_owned
+from flows.processes.service_log import LOG_BYTES
 
 EXTERNAL_SECONDS = 10.0
 GRACE_SECONDS = 10.0
@@ -40,7 +42,7 @@ class ServiceSpec:
     report: Path | None
     """JSON file that the service writes once it knows its address; None where there is nothing to report."""
     log: Path
-    """File that standard output and error are appended to."""
+    """File that standard output and error are appended to; past `log_bytes` its content moves to NAME.1."""
     ready: Callable[[dict[str, Any]], bool]
     """Asks the service, by its report, whether it is ready; what it raises counts as "not yet"."""
     startup_seconds: float = 180.0
@@ -51,6 +53,10 @@ class ServiceSpec:
     """URL of a service that someone else runs; the report is then {"url": URL, "address": URL}."""
     grace_seconds: float = field(default=GRACE_SECONDS, kw_only=True)
     """Time between the polite signal and the other one."""
+    hangs: Callable[[dict[str, Any]], bool] | None = field(default=None, kw_only=True)
+    """Asks a service that was ready, by its report, and says whether it is hanging; it is then started again."""
+    log_bytes: int = field(default=LOG_BYTES, kw_only=True)
+    """Size from which on the log is moved aside."""
 
 
 class Handle:
@@ -71,11 +77,16 @@ class Handle:
         self._watcher: threading.Thread | None = None
         self._stopping = False
         self._failure = ""
+        self._ended = ""
+        """How the generation before this one ended; or why this one is being ended, where it was not by itself."""
+        self._asking: HangWatch | None = None
         if not spec.external:
             self._assert_no_secret_in_argv()
             self._launch()
             self._watcher = threading.Thread(target=self._watch, name=f"watch {spec.name}", daemon=True)
             self._watcher.start()
+            if spec.hangs is not None:
+                self._asking = HangWatch(self, spec.name, spec.hangs)
 
     @property
     def alive(self) -> bool:
@@ -116,13 +127,26 @@ class Handle:
         with self._changed:
             self._changed.wait_for(lambda: generation != self.generation or self._failure or self._stopping, seconds)
 
-    def restart(self) -> None:
-        """End the present generation so that the watcher starts another; counts as a restart."""
+    def ready_report(self) -> tuple[int, dict[str, Any]] | None:
+        """Return the present generation and its report, once it was seen to be ready; None before, and without one."""
+        with self._changed:
+            return (self.generation, self.report) if self._ready_generation == self.generation else None
+
+    def restart(self, why: str = "", generation: int | None = None) -> None:
+        """End the present generation so that the watcher starts another; counts as a restart.
+
+        Does nothing where another generation than `generation` is there by now. `why` says what the generation did.
+        """
         assert self._lifeline is not None, "an external service is not ours to restart"
-        self._lifeline.close()
+        with self._changed:
+            if generation in (None, self.generation):
+                self._ended = why
+                self._lifeline.close()
 
     def ask_to_stop(self) -> None:
         """Begin to end the service for good; returns at once."""
+        if self._asking is not None:
+            self._asking.close()
         with self._changed:
             self._stopping = True
             if self._lifeline is not None:
@@ -157,7 +181,8 @@ class Handle:
         lifeline = Lifeline()
         command = [sys.executable, "-I", "-S", guardian.__file__, str(lifeline.read), str(spec.grace_seconds)]
         with spec.log.open("ab") as log:
-            log.write(f"--- {spec.name}, generation {self.generation + 1}\n".encode())
+            since = f": the one before {self._ended}" if self._ended else ""
+            log.write(f"--- {spec.name}, generation {self.generation + 1}{since}\n".encode())
             log.flush()
             self._process = subprocess.Popen(
                 [*command, *spec.argv],
@@ -170,6 +195,7 @@ class Handle:
             )
         os.close(lifeline.read)
         self._lifeline = lifeline
+        self._ended = ""
         self.generation += 1
 
     def _watch(self) -> None:
@@ -184,6 +210,7 @@ class Handle:
                 if self._stopping:
                     return
                 kill_owned(identity(), self.mark)  # when it was the guardian that was killed
+                self._ended = self._ended or _how(status)
                 self._failure = self._why_no_restart(status)
                 if not self._failure:
                     self._launch()
@@ -196,7 +223,7 @@ class Handle:
 
         A service that ends by itself before it was ever ready would do so again: a wrong path, a broken install.
         """
-        ended = f"service {self.spec.name!r} {_how(status)}"
+        ended = f"service {self.spec.name!r} {self._ended}"
         if self._ready_generation == 0 and 0 <= status < 128:
             return self._describe(f"{ended} before it was ready", "correct what the log says and run the same again")
         if self.generation > self.spec.max_restarts:

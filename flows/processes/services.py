@@ -1,8 +1,9 @@
 """The supervisor of what lives as long as a run: engine, environment servers, learner, Prefect server.
 
 Services start side by side, each behind a guardian (`flows.processes.guardian`) and with a log file of its own; a dead
-one is started again a bounded number of times; all are gone with their whole process trees when the block ends or the
-flow dies. A service that someone else runs is adopted by its URL and never started, watched or ended.
+or hanging one is started again a bounded number of times; a log that grows too large is moved aside; all are gone with
+their whole process trees when the block ends or the flow dies. A service that someone else runs is adopted by its URL
+and never started, watched or ended.
 """
 
 import os
@@ -14,6 +15,7 @@ from types import TracebackType
 
 from flows.processes.ownership import sweep
 from flows.processes.service import Handle, ServiceFailed, ServiceSpec
+from flows.processes.service_log import LogKeeper
 from storage.scratches import Scratches
 
 __all__ = ["Handle", "ServiceFailed", "ServiceSpec", "Supervisor"]
@@ -34,11 +36,13 @@ class Supervisor:
         # Short and not in `directory`: the name of a socket has at most 107 characters.
         self._scratches = Scratches(Path(tempfile.gettempdir()) / f"stagecoach-{os.getuid()}")
         self._temporary: Path | None = None
+        self._logs: LogKeeper | None = None
 
     def __enter__(self) -> "Supervisor":
         self.directory.mkdir(parents=True, exist_ok=True)
         sweep()
         self._temporary = self._scratches.make("services")
+        self._logs = LogKeeper(lambda: [(handle.spec.log, handle.spec.log_bytes) for handle in list(self._handles)])
         return self
 
     def __exit__(
@@ -69,6 +73,9 @@ class Supervisor:
             handle.ask_to_stop()
         for handle in handles:
             handle.stopped()
+        if self._logs is not None:
+            self._logs.close()
+            self._logs = None
         self._handles = []
         if self._temporary is not None:
             self._scratches.discard(self._temporary)

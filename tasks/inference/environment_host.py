@@ -87,27 +87,36 @@ class Report:
         write_report(self.path, {"address": address, "pid": os.getpid()})
 
 
-def serve(environment: Mapping[str, Any], report: Path) -> None:
-    """Serve until told to end."""
+def serve(environment: Mapping[str, Any], report: Path) -> int:
+    """Serve until told to end; return the exit status, which is not 0 where a worker of a pool was lost."""
     from verifiers.v1.serve.pool import env_config_data, serve_env
 
     work = report.with_name(f"{report.name}.runtimes")
     shutil.rmtree(work, ignore_errors=True)
     os.environ[WORK_VARIABLE] = str(work)
-    pool = environment["pool"]
-    elastic = pool["type"] == "elastic"
+    config_data = env_config_data(resolved(environment))
+    address = Report(report)
     try:
+        if most_workers(environment["pool"]) != 1:
+            from tasks.inference.environment_pool import serve_pool
+
+            return serve_pool(environment, config_data, address.put, set_up_server)
         serve_env(
-            max_workers=pool["max_workers"] if elastic else pool["num_workers"],
-            elastic=elastic,
-            multiplex=pool.get("multiplex", 128),
+            max_workers=1,
             address="tcp://127.0.0.1:0",
-            address_queue=Report(report),
+            address_queue=address,
             log_setup=set_up_server,
-            config_data=env_config_data(resolved(environment)),
+            config_data=config_data,
         )
     finally:
         shutil.rmtree(work, ignore_errors=True)
+    return 0
+
+
+def most_workers(pool: Mapping[str, Any]) -> int | None:
+    """How many worker processes a pool may come to have; None where that has no bound."""
+    most: int | None = pool["max_workers"] if pool["type"] == "elastic" else pool["num_workers"]
+    return most
 
 
 def content_of(task: "Task[Any]") -> dict[str, Any]:
@@ -186,9 +195,8 @@ def main(argv: Sequence[str]) -> int:
     environment = json.loads(own.config)
     try:
         if own.examples is None:
-            serve(environment, own.report)
-        else:
-            write_examples(environment, own.examples)
+            return serve(environment, own.report)
+        write_examples(environment, own.examples)
     except Exception as error:
         # The border of this process: whoever started it reads the reason in the report.
         logging.exception("environment %s cannot be loaded", environment["name"])

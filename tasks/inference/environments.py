@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from configs.sections import EnvironmentConfig
 
 EXAMPLES_SECONDS = 600.0
+AGAIN_SECONDS = 5.0
 HOST = "tasks.inference.environment_host"
 
 
@@ -50,6 +51,15 @@ def answers(address: str, seconds: float = 2.0) -> bool:
             await client.close()
 
     return asyncio.run(ask())
+
+
+def hangs(address: str, seconds: float) -> bool:
+    """Whether an environment server leaves a health request unanswered for so long, and a second one for a while.
+
+    The second is for a caller that did not run itself meanwhile. A server answers between two steps of its event loop:
+    it is asked whether that loop goes on, however slowly.
+    """
+    return not answers(address, seconds) and not answers(address, min(seconds, AGAIN_SECONDS))
 
 
 def _argv(environment: "EnvironmentConfig", report: Path) -> list[str]:

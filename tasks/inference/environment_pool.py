@@ -1,0 +1,104 @@
+"""A pool of environment workers that notices when one of them is dead or no longer answers.
+
+The broker of verifiers goes on to send rollouts to a worker that is gone, and never answers for those that it had. This
+one says in its log which worker is lost and how, and ends: whoever watches the server starts all of it again, and what
+was under way is sampled again.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable, Mapping
+from multiprocessing import connection
+from typing import Any
+
+import zmq
+from verifiers.v1.serve.pool import EnvServerPool, _arm_teardown
+
+from tasks.inference.environments import answers, hangs
+
+ASK_SECONDS = 5.0
+END_SECONDS = 1.0
+"""How long a worker may be gone before its broker is told to end, when both are told at the same time."""
+WORKER_LOST = 4
+"""Exit status of a server that lost a worker."""
+
+logger = logging.getLogger(__name__)
+
+
+class WatchedPool(EnvServerPool):  # type: ignore[misc]
+    """The broker of verifiers, with two threads for each worker: one waits for its end, one asks whether it answers."""
+
+    def __init__(self, hang_seconds: float, *arguments: Any) -> None:
+        self.hang_seconds = hang_seconds
+        self.ending = threading.Event()
+        self.lost = ""
+        """Which worker was lost and how; empty as long as none was."""
+        super().__init__(*arguments)
+        # Else an answer to a client that has gone, after a health request that it gave up, ends the whole broker.
+        self.frontend.setsockopt(zmq.ROUTER_MANDATORY, 0)
+
+    def _spawn_worker(self) -> None:
+        super()._spawn_worker()
+        index, process = self.workers[-1]["index"], self.workers[-1]["process"]
+        logger.info("started worker %d, process %d", index, process.pid)
+        for watch in (self._wait_for_its_end, self._ask):
+            threading.Thread(target=watch, args=(index, process), name=f"worker {index}", daemon=True).start()
+
+    def _wait_for_its_end(self, index: int, process: Any) -> None:
+        connection.wait([process.sentinel])
+        if self.ending.wait(END_SECONDS) or signal.getsignal(signal.SIGTERM) is signal.SIG_IGN:
+            return  # told to end, and the worker was only the first to do so
+        status = process.exitcode
+        how = f"was killed by signal {-status}" if status is not None and status < 0 else f"ended with status {status}"
+        self.lost = f"worker {index}, process {process.pid}, {how}"
+        logger.error("%s: the server ends, to be started again with all its workers", self.lost)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def _ask(self, index: int, process: Any) -> None:
+        """Kill a worker that answered before and does not any more; loading may take it any time."""
+        address = f"ipc://{self._worker_path(index)}"
+        while process.is_alive() and not answers(address, self.hang_seconds):
+            continue
+        while not self.ending.wait(ASK_SECONDS) and process.is_alive():
+            if hangs(address, self.hang_seconds) and process.is_alive() and not self.ending.is_set():
+                logger.error("worker %d does not answer for %g s: killed", index, self.hang_seconds)
+                process.kill()
+
+    def _shutdown(self) -> None:
+        self.ending.set()
+        self.frontend.close()  # from now on nobody can connect: clients are not to wait for the workers' ends
+        super()._shutdown()
+
+
+def serve_pool(
+    environment: Mapping[str, Any],
+    config_data: Mapping[str, Any],
+    report: Callable[[str], None],
+    set_up: Callable[[], None],
+) -> int:
+    """Serve with a broker and its workers until told to end, or until a worker is lost; return the exit status.
+
+    `environment` is our section of the config, `config_data` what verifiers makes of it, `report` takes the address,
+    `set_up` is called here and in every worker.
+    """
+    _arm_teardown()
+    set_up()
+    own = environment["pool"]
+    elastic = own["type"] == "elastic"
+    pool = WatchedPool(
+        environment["hang_seconds"],
+        {"config_data": config_data},
+        own["max_workers"] if elastic else own["num_workers"],
+        "tcp://127.0.0.1:0",
+        set_up,
+        own.get("multiplex", 128),
+        elastic,
+    )
+    report(pool.address)
+    with contextlib.suppress(KeyboardInterrupt):  # how the handler of verifiers passes on the signal to end
+        asyncio.run(pool.run())
+    return WORKER_LOST if pool.lost else 0

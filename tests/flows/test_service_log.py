@@ -1,0 +1,69 @@
+"""Logs that are bounded: what is kept, where it goes, and that the service goes on writing without a hole."""
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flows.processes import service_log
+from flows.processes.service_log import keep_newest
+
+
+def test_a_log_within_its_bound_is_left_alone(tmp_path: Path) -> None:
+    log = tmp_path / "engine.log"
+    assert not keep_newest(log, 4)  # not there yet
+    log.write_bytes(b"1234")
+    assert not keep_newest(log, 4)
+    assert log.read_bytes() == b"1234" and os.listdir(tmp_path) == ["engine.log"]
+
+
+def test_a_larger_one_keeps_its_newest_bytes_beside_it(tmp_path: Path) -> None:
+    log, aside = tmp_path / "engine.log", tmp_path / "engine.log.1"
+    with log.open("ab", buffering=0) as service:
+        service.write(b"old\nnew\n")
+        assert keep_newest(log, 4)
+        assert aside.read_bytes() == b"new\n"
+        service.write(b"next\n")  # through the file that it had opened before
+    note = b"--- the log was larger than 4 bytes: what it held is in engine.log.1\n"
+    assert log.read_bytes() == note + b"next\n"
+    assert keep_newest(log, 4)
+    assert aside.read_bytes() == b"ext\n"
+    assert sorted(os.listdir(tmp_path)) == ["engine.log", "engine.log.1"]
+
+
+@given(lines=st.lists(st.binary(min_size=1, max_size=40), max_size=30), most=st.integers(200, 400))
+def test_nothing_is_lost_between_two_looks(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[bytes], most: int
+) -> None:
+    log = tmp_path_factory.mktemp("logs") / "x.log"
+    aside, written = log.with_name("x.log.1"), b""
+    with log.open("ab", buffering=0) as service:
+        for line in lines:
+            service.write(line)
+            written += line
+            keep_newest(log, most)
+            assert log.stat().st_size <= most
+    kept = (aside.read_bytes() if aside.exists() else b"") + log.read_bytes().rpartition(b"is in x.log.1\n")[2]
+    assert written.endswith(kept) and len(kept) >= min(len(written), most - 100)
+
+
+def test_a_disk_that_is_full_costs_what_the_log_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    log = tmp_path / "engine.log"
+    log.write_bytes(b"12345")
+    monkeypatch.setattr(service_log, "_copy", full)
+    assert keep_newest(log, 4)
+    assert log.read_text() == (
+        "--- the log was larger than 4 bytes: what it held is lost: [Errno 28] No space left on device\n"
+    )
+
+
+def test_a_flood_is_copied_no_further_than_twice_its_bound(tmp_path: Path) -> None:
+    log, aside = tmp_path / "a.log", tmp_path / "a.log.1"
+    log.write_bytes(b"x" * (service_log.BLOCK_BYTES * 3))
+    service_log._copy(log, aside, 0, service_log.BLOCK_BYTES)
+    assert aside.stat().st_size == service_log.BLOCK_BYTES
