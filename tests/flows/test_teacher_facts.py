@@ -9,7 +9,7 @@ import pytest
 from configs.errors import ConfigError
 from configs.replay import ReplayConfig
 from configs.resolve import resolve
-from configs.run import RunConfig
+from configs.run import RunConfig, content
 from flows.facts import directory_digest
 from flows.teacher_facts import asked_teachers, reopened_teachers, require_teachers, teacher_facts
 
@@ -108,3 +108,60 @@ def test_a_replay_that_needs_no_weights_may_be_taught_by_those_that_the_run_bega
     replay = ReplayConfig(run="base", from_stage="advantage", until="packing")
     found = config(tmp_path).model_copy(update={"kind": "replay", "replay": replay})
     assert teacher_facts(found)["teachers"]
+
+
+def seated(root: Path, kind: str = "train", **player: Any) -> RunConfig:
+    """Return a run in which a frozen model plays the seat `rival`."""
+    model(root / "policy", b"policy")
+    seats = {"rival": {"model": {"path": str(root / "player")} | player}, "other": {"max_turns": 2}}
+    return RunConfig.model_validate(
+        {
+            "seed": 1,
+            "kind": kind,
+            "environments": [{"name": "e", "taskset": {"id": "t"}, "seats": seats}],
+            "model": {"path": str(root / "policy"), "vocab_size": 512},
+        }
+    )
+
+
+@pytest.mark.parametrize("kind", ["train", "evaluate"])
+def test_a_frozen_seat_s_version_is_filled_in_and_is_in_keys(tmp_path: Path, kind: str) -> None:
+    digest = directory_digest(model(tmp_path / "player", b"player"))
+    found = seated(tmp_path, kind)
+    assert teacher_facts(found) == {"teachers": {"environments.0.seats.rival.model": digest}}
+    resolved = resolve(found, teacher_facts(found))
+    player = resolved.environments[0].seats["rival"].model
+    assert player is not None and player.version == digest
+    require_teachers(resolved)
+    assert content(resolved.environments[0])["seats"]["rival"]["model"]["version"] == digest
+    reopened = reopened_teachers(resolved).environments[0].seats["rival"].model
+    assert reopened is not None and reopened.version == ""
+
+
+@pytest.mark.parametrize("weights", [b"policy", b"other"])
+def test_a_player_may_have_the_policy_s_first_weights_and_a_smaller_vocabulary(tmp_path: Path, weights: bytes) -> None:
+    model(tmp_path / "player", weights, vocab_size=500)
+    require_teachers(seated(tmp_path))
+
+
+def test_a_player_with_another_tokenizer_is_refused(tmp_path: Path) -> None:
+    model(tmp_path / "player", b"player", tokenizer="other words")
+    with pytest.raises(ConfigError, match=r"environments\.0\.seats\.rival\.model\.path: the tokenizer of"):
+        require_teachers(seated(tmp_path))
+
+
+def test_a_player_of_others_that_does_not_answer_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"seats\.rival\.model\.url: no answer from the engine at http"):
+        teacher_facts(seated(tmp_path, path="", url="http://127.0.0.1:9"))
+
+
+@pytest.mark.parametrize(("kind", "asked"), [("train", True), ("evaluate", True), ("sft", False), ("replay", False)])
+def test_who_samples_asks_the_players(tmp_path: Path, kind: str, asked: bool) -> None:
+    assert bool(list(asked_teachers(seated(tmp_path, kind)))) == asked
+
+
+@pytest.mark.parametrize(("begin", "asked"), [("rollout", True), ("advantage", False)])
+def test_a_replay_asks_the_players_where_it_samples_again(tmp_path: Path, begin: str, asked: bool) -> None:
+    replay = ReplayConfig(run="base", from_stage=begin, until="packing")  # type: ignore[arg-type]
+    found = seated(tmp_path).model_copy(update={"kind": "replay", "replay": replay})
+    assert bool(list(asked_teachers(found))) == asked

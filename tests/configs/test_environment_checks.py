@@ -1,0 +1,58 @@
+"""What is refused of environments and their seats: each fault planted alone, and found alone."""
+
+import re
+
+import pytest
+
+from configs.errors import ConfigError
+from configs.load import load
+
+SEAT = "environments.0.seats.rival"
+FAULTS = [
+    ("env={id=3}", "environments.0.env.id: 3 is no name"),
+    ("env={taskset={id='other'}}", "environments.0.env.taskset: the taskset has a section of its own"),
+    ("seats={rival={temperature=0.0}}", f"{SEAT}.temperature: training needs a temperature above 0"),
+    ("seats={rival={model={}}}", f"{SEAT}.model: give the path of its weights, or the url"),
+    ("seats={rival={model={path='a', url='http://b'}}}", f"{SEAT}.model: give the path .* both are set"),
+    ("evaluation_seat='judge'", "environments.0.evaluation_seat: the judge is left out by drop_judge"),
+]
+FINE = [
+    "seats={rival={temperature=0.0, trainable=false}}",
+    "seats={rival={temperature=0.0, model={path='a'}}}",
+    "seats={rival={model={url='http://b'}, max_turns=2}}",
+    "env={id='best-of-n', n=3}",
+    "evaluation_seat='rival'",
+]
+
+
+def found(*settings):
+    try:
+        load(("demo",), [f"environments.0.{each}" for each in settings])
+    except ConfigError as error:
+        return error.problems
+    return []
+
+
+@pytest.mark.parametrize(("setting", "said"), FAULTS)
+def test_each_fault_is_found_and_nothing_else(setting, said):
+    (line,) = found(setting)
+    assert re.match(said, line), line
+
+
+@pytest.mark.parametrize("setting", FINE)
+def test_what_can_work_is_let_through(setting):
+    assert found(setting) == []
+
+
+def test_a_server_of_others_takes_no_model_for_a_seat():
+    (line,) = found("seats={rival={model={path='a'}}}", "address='tcp://127.0.0.1:9'")
+    assert line.startswith(f"{SEAT}.model: the environment server at tcp://127.0.0.1:9 is someone else's")
+
+
+def test_an_evaluation_counts_no_frozen_seat():
+    (line,) = found("seats={rival={model={path='a'}}}", "evaluation_seat='rival'")
+    assert line.startswith("environments.0.evaluation_seat: 'rival' is played by a frozen model")
+
+
+def test_a_judge_that_is_trained_may_be_evaluated():
+    assert found("evaluation_seat='judge'", "drop_judge=false") == []

@@ -1,0 +1,133 @@
+"""Fan-out: one episode is many rollouts, and each of them is judged once, credited once and packed once."""
+
+import json
+from collections import Counter
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tasks.accounting import account
+from tasks.advantage import STAGE as ADVANTAGE
+from tasks.advantage import advantage
+from tasks.filtering import STAGE as FILTERING
+from tasks.filtering import filtering
+from tasks.packing import STAGE as PACKING
+from tasks.packing import packing
+from tests.builders import exchange, failed, table, trace, view
+
+SEATS = ("for", "against", "judge", "user")
+RULES = st.fixed_dictionaries({"drop_judge": st.booleans(), "learner_seat": st.booleans()})
+
+
+@st.composite
+def episodes(draw):
+    """Traces of one step: groups of episodes, each with some runs of some seats, of which any may have failed."""
+    rows = []
+    for group in range(draw(st.integers(1, 3))):
+        for member in range(draw(st.integers(1, 3))):
+            name = f"{group}-{member}"
+            common = {
+                "group_id": f"g{group}",
+                "episode_id": f"episode-{name}",
+                "assignment_id": f"g{group}/{member}",
+                "example_id": f"e{group}",
+                "info": json.dumps({"learner_seat": draw(st.sampled_from(SEATS[:2]))}),
+            }
+            for run, seat in enumerate(draw(st.lists(st.sampled_from(SEATS), min_size=1, max_size=6))):
+                own = common | {"agent": seat, "trainable": seat != "user"}
+                if draw(st.integers(0, 4)) == 0:
+                    early = {"info": "{}"} if draw(st.booleans()) else {}
+                    rows.append(failed(f"{name}-{run}", **(own | early)))
+                else:
+                    reward = draw(st.sampled_from([0.0, 1.0, -1.0, None])) if seat != "judge" else 0.0
+                    rows.append(trace(f"{name}-{run}", reward=reward, **own))
+    return rows
+
+
+def is_trained(row, rules):
+    """Whether a trace's seat is trained, said the slow way."""
+    if not row["trainable"] or (rules["drop_judge"] and row["agent"] == "judge"):
+        return False
+    return not rules["learner_seat"] or json.loads(row["info"])["learner_seat"] == row["agent"]
+
+
+@settings(deadline=None, max_examples=12)
+@given(rows=episodes(), rules=RULES)
+def test_every_trace_has_one_verdict_and_every_kept_one_is_in_one_row_of_the_batch(rows, rules):
+    environment = {"name": "reverse", "taskset": {"id": "reverse"}} | rules
+    section = {"environments": [environment], "algorithm": {"type": "rae"}}
+    number = {row["trace_id"]: place for place, row in enumerate(rows)}
+    messages = [
+        each
+        for row in rows
+        for each in exchange(row["trace_id"], prompt=[500], completion=[number[row["trace_id"]]] * 2)
+    ]
+    tables = {"traces": table("traces", rows), "messages": table("messages", messages)}
+    filters = {"filters": [{"type": "errored"}]}
+    judging = view(FILTERING, filtering=filters, model={"vocab_size": 1000}, **section)
+    tables |= filtering(tables, judging, quarantined={})
+    verdicts = tables["verdicts"].to_pylist()
+    assert [row["trace_id"] for row in verdicts] == [row["trace_id"] for row in rows]
+    kept = {row["trace_id"] for row in verdicts if row["keep"]}
+    assert kept == {row["trace_id"] for row in rows if row["error_class"] is None and is_trained(row, rules)}
+
+    states = table("estimator_states", [])
+    tables |= advantage(tables | {"estimator_states": states}, view(ADVANTAGE, **section), step=1)
+    assert Counter(row["trace_id"] for row in tables["credits"].to_pylist()) == Counter(kept)
+    batches = packing(tables, view(PACKING, packing={"tokens_per_row": 64}))["batches"].to_pylist()
+    weighted = {row["trace_id"] for row in tables["credits"].to_pylist() if row["reward"] is not None}
+    packed = Counter(sample.rpartition("/")[0] for row in batches for sample in row["sample_ids"] if sample)
+    assert packed == Counter(weighted)
+    for row in batches:
+        trained_tokens = {token for token, weight in zip(row["token_ids"], row["rl_weights"], strict=True) if weight}
+        assert trained_tokens == {number[sample.rpartition("/")[0]] for sample in row["sample_ids"] if sample}
+
+    assigned = table("assignments", [assignment(each) for each in {row["assignment_id"]: row for row in rows}.values()])
+    shares = account(assigned, tables["traces"], tables["verdicts"], tables["credits"], table("batches", batches))
+    assert sum(each.num_traces for each in shares) == len(rows)
+    assert sum(each.num_traces for each in shares if each.fate == "trained") == len(weighted)
+
+
+def assignment(row):
+    names = ("assignment_id", "group_id", "environment", "example_id")
+    return {name: row[name] for name in names} | {"member": 0, "seed": 1}
+
+
+def test_the_property_is_not_vacuous():
+    """Episodes of every kind are drawn: trained ones, dropped judges, other seats, failures, frozen seats."""
+    seen = Counter()
+
+    @settings(deadline=None, max_examples=20, database=None, derandomize=True)
+    @given(rows=episodes())
+    def collect(rows):
+        for row in rows:
+            lost = row["error_class"] is not None
+            seen["errored" if lost else row["agent"]] += 1
+        seen["again"] += max(Counter((row["episode_id"], row["agent"]) for row in rows).values()) > 1
+
+    collect()
+    assert all(seen[kind] > 2 for kind in (*SEATS, "errored", "again")), seen
+
+
+def test_advantages_of_a_real_episode_by_hand():
+    """Two solvers of one proposal, one of which failed, and a proposer: each is compared with its own peers."""
+    shared = {"group_id": "g0", "episode_id": "episode"}
+    rows = [
+        trace("p0", agent="proposer", reward=1.0, **shared),
+        trace("s0", agent="solver", reward=1.0, **shared),
+        trace("s1", agent="solver", reward=0.0, **shared),
+        failed("s2", agent="solver", **shared),
+        trace("s3", agent="solver", reward=None, **shared),
+        trace("p1", agent="proposer", reward=0.0, group_id="g0", episode_id="other"),
+        trace("s4", agent="solver", reward=0.25, group_id="g0", episode_id="other"),
+    ]
+    section = {"algorithm": {"type": "hierarchical_grpo", "episode_agents": ["solver"]}}
+    messages = [each for row in rows for each in exchange(row["trace_id"])]
+    tables = {"traces": table("traces", rows), "messages": table("messages", messages)}
+    filters = {"filters": [{"type": "errored"}]}
+    tables |= filtering(tables, view(FILTERING, filtering=filters, model={"vocab_size": 9}, **section), quarantined={})
+    credits = advantage(tables, view(ADVANTAGE, **section), step=0)["credits"].to_pylist()
+    found = {row["trace_id"]: row["advantage"] for row in credits}
+    assert found == {"p0": 0.5, "p1": -0.5, "s0": 0.5, "s1": -0.5, "s3": None, "s4": 0.0}
+    assert not np.any([row["rl_weights"] for row in credits if row["trace_id"] == "s3"])
