@@ -10,6 +10,7 @@ from configs.crediting import crediting_problems
 from configs.drawing import drawing_problems
 from configs.environment_checks import environment_problems
 from configs.errors import ConfigError
+from configs.evaluation_checks import evaluation_problems
 from configs.filters import TAKEN, CustomFilter, filter_name
 from configs.lora import lora_problems
 from configs.losses import loss_problems
@@ -24,7 +25,7 @@ def problems(config: RunConfig) -> list[str]:
     checks += [crediting_problems(config, algorithms(config)), teaching_problems(config, algorithms(config))]
     checks += [drawing_problems(config, algorithms(config))]
     if config.kind in ("train", "evaluate"):
-        checks += [environment_problems(config), _sampling(config), _evaluation(config)]
+        checks += [environment_problems(config), _sampling(config), evaluation_problems(config)]
     checks += {"train": [_reinforcement(config)], "sft": [_supervised(config)], "evaluate": [], "replay": []}[
         config.kind
     ]
@@ -42,7 +43,7 @@ def require(config: RunConfig) -> RunConfig:
 def missing(config: RunConfig) -> list[str]:
     """Return one line for each file that `config` names and that is absent or does not fit; a policy is a model."""
     lines = []
-    if not config.model.path and not config.evaluation.policy:
+    if not config.model.path and not config.evaluation.policy and not config.external:
         lines.append("model.path: say which directory (or hub id) holds the starting weights")
     elif _is_local(config.model.path) and not Path(config.model.path).expanduser().is_dir():
         lines.append(f"model.path: there is no directory {config.model.path}")
@@ -84,13 +85,6 @@ def _sampling(config: RunConfig) -> Iterator[str]:
             f"rollout.max_tokens: {config.rollout.max_tokens} leaves no room for a prompt within "
             f"engine.max_model_len {longest}"
         )
-
-
-def _evaluation(config: RunConfig) -> Iterator[str]:
-    attempts = config.evaluation.attempts
-    for k in config.evaluation.pass_at:
-        if not 1 <= k <= attempts:
-            yield f"evaluation.pass_at: pass@{k} needs k from 1 to evaluation.attempts, which is {attempts}"
 
 
 def _training(config: RunConfig) -> Iterator[str]:

@@ -1,13 +1,60 @@
-"""Evaluation: which held-out examples a policy is tried on, how often, and when."""
+"""Evaluation: which held-out examples a policy, or a model that someone else serves, is tried on, how often, and when.
+
+The fields of `EvaluationConfig` itself are one set of examples. Where `sets` are named, those take its place, and each
+takes from it what it leaves open.
+"""
+
+from typing import Any
 
 from pydantic import Field
 
-from configs.fields import Section, operational
+from configs.fields import Section, elsewhere, later, operational
+
+Wanted = tuple[str | int | float | bool | None, ...]
+"""The values of a field that an example is chosen by."""
+
+
+class EvaluationSet(Section):
+    """Some held-out examples with an interval of their own; what is null is as `evaluation` itself says."""
+
+    name: str = operational(..., min_length=1)
+    """The set's name in tables and notes. Not in keys: sets of the same settings are the same work, in any run."""
+    environments: tuple[str, ...] | None = None
+    """Names of the environments that are tried; empty tries all of the run."""
+    where: dict[str, Wanted] | None = None
+    """Which examples are tried: by field of the example's task (nested ones with dots), the values that it may have,
+    as in `where = { tier = [3, 4] }`. A field that an example lacks is an error: all of them would be tried unseen, or
+    none."""
+    num_examples: int | None = Field(None, ge=1)
+    """Examples tried of each environment."""
+    attempts: int | None = Field(None, ge=1)
+    """Rollouts of each example."""
+    temperature: float | None = Field(None, ge=0)
+    """Sampling temperature."""
+    pass_at: tuple[int, ...] | None = operational(None)
+    """The k of pass@k; none above attempts."""
+    every: int | None = operational(None, ge=0)
+    """Evaluate every n steps during training; 0 is only when asked."""
+    at_start: bool | None = operational(None)
+    """Whether a training run evaluates the policy that it starts from."""
+
+
+class ExternalModelConfig(Section):
+    """A model that someone else serves with the OpenAI chat API: evaluated as it is, never trained on."""
+
+    url: str
+    """The address that `/chat/completions` is asked below, such as https://api.example.com/v1."""
+    model: str
+    """The model's name there."""
+    api_key_variable: str = operational("OPENAI_API_KEY")
+    """Environment variable with the key, here and where an environment's server runs; unset or empty sends none."""
+    settings: dict[str, Any] = Field(default_factory=dict)
+    """Further fields of every request, such as `reasoning_effort`."""
 
 
 class EvaluationConfig(Section):
     num_examples: int = Field(64, ge=1)
-    """Held-out examples tried, the first in hash order."""
+    """Held-out examples tried of each environment, the first in hash order."""
     attempts: int = Field(1, ge=1)
     """Rollouts of each example, k of avg@k."""
     pass_at: tuple[int, ...] = operational((1,))
@@ -18,3 +65,44 @@ class EvaluationConfig(Section):
     """The policy to evaluate: RUN for a run's last one, RUN:VERSION for an earlier one; empty takes model.path."""
     every: int = operational(0, ge=0)
     """Evaluate every n steps during training; 0 only when asked."""
+    at_start: bool = operational(True)
+    """Whether a training run that evaluates now and then also evaluates the policy that it starts from."""
+    overlap: bool = operational(True)
+    """Whether a training run goes on with the next step while a policy is evaluated."""
+    retry_errors: int = operational(0, ge=0)
+    """How many times rollouts that ended with an error are made again, with another seed; the first ones are kept."""
+    environments: tuple[str, ...] = later(())
+    """Names of the environments that are tried; empty tries all of the run."""
+    where: dict[str, Wanted] = later({})
+    """Which examples are tried: by field of the example's task (nested ones with dots), the values that it may have."""
+    sets: tuple[EvaluationSet, ...] = later(())
+    """Sets of examples, in place of the one that the other fields are."""
+    external: ExternalModelConfig | None = elsewhere(None)
+    """A model that someone else serves, evaluated in place of a policy; for runs of kind `evaluate`."""
+
+    def of_sets(self) -> "dict[str, EvaluationConfig]":
+        """Return what each set comes to, as an evaluation of its own, by name; "" is the one without a name.
+
+        What an evaluation's keys are made of is that and nothing of other sets.
+        """
+        alone = self.model_copy(update={"sets": ()})
+        if not self.sets:
+            return {"": alone}
+        return {each.name: alone.model_copy(update=_said(each)) for each in self.sets}
+
+    @property
+    def evaluates_training(self) -> bool:
+        """Whether a training run evaluates any set."""
+        return any(each.every for each in self.of_sets().values())
+
+    def due(self, version: int) -> bool:
+        """Tell whether a training run evaluates this set on the policy that `version` steps made."""
+        if not self.every:
+            return False
+        return version % self.every == 0 if version else self.at_start
+
+
+def _said(chosen: EvaluationSet) -> dict[str, Any]:
+    """Return what a set says itself."""
+    given = {name: getattr(chosen, name) for name in EvaluationSet.model_fields if name != "name"}
+    return {name: value for name, value in given.items() if value is not None}

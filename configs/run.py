@@ -15,6 +15,7 @@ from configs.algorithms import (
     TeacherConfig,
 )
 from configs.environments import SeatRule
+from configs.evaluation import ExternalModelConfig
 from configs.fields import Section, in_key, is_elsewhere, later, operational
 from configs.replay import GateConfig, NoGate, ReplayConfig
 from configs.sections import (
@@ -107,6 +108,11 @@ class RunConfig(Section):
     def oversampling(self) -> float | None:
         """How many times the groups that a step needs are begun; None where no more are."""
         return self.assignment.oversampling if self.assignment.oversampling > 1 else None
+
+    @property
+    def external(self) -> ExternalModelConfig | None:
+        """The model that an evaluation tries in place of a policy; None where it tries one."""
+        return self.evaluation.external if self.kind == "evaluate" else None
 
     @property
     def stateful(self) -> bool:

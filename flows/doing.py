@@ -7,6 +7,7 @@ from typing import Any
 from flows.refills import missing_groups
 from flows.session import Session
 from storage.refs import Entry
+from tasks.evaluation import errored
 from tasks.stage import Place, Policy, Ref, StageTask, inputs_of, ref_of
 
 
@@ -52,6 +53,10 @@ class Worker:
     def missing(self, assigned: Sequence[Ref], credits: Ref) -> Mapping[str, int]:
         """Return how many groups of the first of some assignments have no replacement yet, by environment."""
         return missing_groups(self._place, assigned, credits)
+
+    def num_errored(self, ref: Ref) -> int:
+        """Return how many assignments of some rollouts ended with an error."""
+        return len(errored(self._place.table("traces", (ref,), ["assignment_id", "error_class"])))
 
     def done(self, task: StageTask, step: int, refs: Sequence[Ref], policy: Policy) -> bool:
         """Tell whether this run itself has finished a stage before, or has taken it over from another run."""

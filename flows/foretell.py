@@ -7,12 +7,14 @@ from typing import Any
 from configs.run import RunConfig
 from flows import pipeline
 from flows.drawing import Evicted
+from flows.evaluation_sets import evaluation_places
 from flows.pipeline import attempts
 from flows.recorded import recorded_by
 from flows.refills import missing_groups
 from flows.replaying import quarantined_in, replay_steps
 from flows.steps import Source
 from storage.refs import Entry
+from tasks.evaluation import errored
 from tasks.place import Keys
 from tasks.stage import Place, Policy, Ref, StageTask, inputs_of, ref_of
 
@@ -20,6 +22,8 @@ Find = Callable[[str], Entry | None]
 """Returns the finished work of a key, or None."""
 Decided = Callable[[Entry], Mapping[str, Any]]
 """Returns the row of a decision that was made at a gate."""
+Errored = Callable[[Entry], int]
+"""Returns how many assignments of finished rollouts ended with an error."""
 Missing = Callable[[Sequence[Ref], Ref], Mapping[str, int]]
 """Returns how many groups of finished assignments the finished credits leave to be replaced, by environment."""
 
@@ -33,12 +37,16 @@ class Foreteller:
         find: Find,
         decided: Decided = lambda entry: {"approved": True},
         missing: Missing = lambda assigned, credits: {},
+        num_errored: Errored = lambda entry: 0,
     ) -> None:
         self._name = config.name
+        self.evaluation = config.evaluation
+        """What is evaluated, where this foretells evaluations: one set."""
         self._keys = Keys(config)
         self._find = find
         self._decided = decided
         self._missing = missing
+        self._num_errored = num_errored
         self.tasks: list[StageTask] = []
         self.pieces: list[Ref] = []
         """The work, found or to come, in the order of `tasks`."""
@@ -74,13 +82,18 @@ class Foreteller:
         """Return how many groups are to be replaced, by environment; none where the credits are still to be given."""
         return self._missing(assigned, credits) if self._find(credits.key) else {}
 
+    def num_errored(self, ref: Ref) -> int:
+        """Return how many assignments of some rollouts ended with an error; none where they are still to be made."""
+        entry = self._find(ref.key)
+        return self._num_errored(entry) if entry else 0
+
     def done(self, task: StageTask, step: int, refs: Sequence[Ref], policy: Policy) -> bool:
         """Tell whether the run itself has finished a stage before, or has taken it over from another run."""
         entry = self._find(self._keys(task.stage, step, inputs_of(refs, policy)))
         return entry is not None and entry.run == self._name
 
 
-def foretell(place: Place, source: Source, evaluation: Place, policy: Policy | None = None) -> list[Ref]:
+def foretell(place: Place, source: Source, policy: Policy | None = None) -> list[Ref]:
     """Return every piece of work that the run of `place` consists of, once, found or still to be computed.
 
     Of a run that ended because nothing was left to train on, or a rule refused it, those are the pieces up to there.
@@ -93,13 +106,17 @@ def foretell(place: Place, source: Source, evaluation: Place, policy: Policy | N
     def lacking(assigned: Sequence[Ref], credits: Ref) -> Mapping[str, int]:
         return missing_groups(place, assigned, credits)
 
-    tell, tell_evaluation = (Foreteller(each.config, each.find, decided, lacking) for each in (place, evaluation))
+    def num_errored(entry: Entry) -> int:
+        return len(errored(place.store.read(entry.slices("traces"), ["assignment_id", "error_class"])))
+
+    tell = Foreteller(place.config, place.find, decided, lacking)
+    sets = [Foreteller(each.config, each.find, num_errored=num_errored) for each in evaluation_places(place).values()]
     with suppress(Evicted, pipeline.GateRefused):
         if place.config.kind == "replay":
             _walk_replay(place, source, tell)
         else:
-            _walk(place.config, source, tell, tell_evaluation, policy)
-    return list({piece.key: piece for piece in (*tell.pieces, *tell_evaluation.pieces)}.values())
+            _walk(place.config, source, tell, sets, policy)
+    return list({piece.key: piece for each in (tell, *sets) for piece in each.pieces}.values())
 
 
 def _walk_replay(place: Place, source: Source, tell: Foreteller) -> None:
@@ -110,14 +127,23 @@ def _walk_replay(place: Place, source: Source, tell: Foreteller) -> None:
 
 
 def _walk(
-    config: RunConfig, source: Source, tell: Foreteller, tell_evaluation: Foreteller, policy: Policy | None
+    config: RunConfig, source: Source, tell: Foreteller, sets: Sequence[Foreteller], policy: Policy | None
 ) -> None:
+    retries = config.evaluation.retry_errors
     if config.kind == "evaluate":
-        attempts(tell_evaluation, policy or pipeline.first_policy(tell, source))
+        tried = None if config.external else policy or pipeline.first_policy(tell, source)
+        for each in sets:
+            attempts(each, tried, retries)
         return
-    every = config.evaluation.every if config.kind == "train" else 0
-    if every:
-        attempts(tell_evaluation, pipeline.first_policy(tell, source))
-    for step, _drawn, _trained, made in pipeline.run_steps(tell, source, config):
-        if every and (step + 1) % every == 0:
-            attempts(tell_evaluation, made)
+    training = config.kind == "train"
+    due = [each for each in sets if training and each.evaluation.every]
+    if due:
+        _evaluate(due, pipeline.first_policy(tell, source), retries)
+    for _step, _drawn, _trained, made in pipeline.run_steps(tell, source, config):
+        _evaluate(due, made, retries)
+
+
+def _evaluate(sets: Sequence[Foreteller], policy: Policy, retries: int) -> None:
+    for each in sets:
+        if each.evaluation.due(policy.version):
+            attempts(each, policy, retries)

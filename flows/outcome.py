@@ -33,6 +33,8 @@ class Outcome:
     num_steps: int
     steps: list[dict[str, Any]] = field(default_factory=list)
     evaluations: list[dict[str, Any]] = field(default_factory=list)
+    comparisons: list[dict[str, Any]] = field(default_factory=list)
+    """How the figures of the last policy differ from those of the first, by set and environment."""
     policy: Policy | None = None
     num_computed: int = 0
     """Pieces of work that were computed now."""

@@ -78,11 +78,19 @@ def train(do: Do, step: int, drawn: Drawn, policy: Policy) -> tuple[Ref, Policy]
     return trained, Policy(trained.key, step + 1)
 
 
-def attempts(do: Do, policy: Policy) -> Ref:
-    """Try the held-out examples with `policy`: the same examples and seeds for every policy of a run."""
+def attempts(do: Do, policy: Policy | None, retries: int = 0) -> tuple[Ref, ...]:
+    """Try the held-out examples with `policy`, None for someone else's: the same examples and seeds for every policy.
+
+    What ended with an error is tried up to `retries` times more, in work of its own: the rollouts of each round.
+    """
     found = do(examples.task, 0)
+    version = policy.version if policy else 0
     assigned = do(assignment.evaluation_task, 0, (found,))
-    return do(rollout.task, policy.version, (assigned, found), policy)
+    made = [do(rollout.task, version, (assigned, found), policy)]
+    while len(made) <= retries and do.num_errored(made[-1]):
+        assigned = do(assignment.evaluation_task, 0, (found, assigned, made[-1]))
+        made.append(do(rollout.task, version, (assigned, found), policy))
+    return tuple(made)
 
 
 Check = Callable[[Drawn], None]

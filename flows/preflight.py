@@ -43,7 +43,9 @@ def needs(missing: Sequence[Ref], config: RunConfig) -> list[str]:
 
 def _asks_policy(config: RunConfig, stages: set[str]) -> bool:
     """Tell whether a policy samples or scores anything: not where teachers do, unless it is evaluated too."""
-    evaluated = config.kind == "evaluate" or (config.kind == "train" and config.evaluation.every > 0)
+    if config.external:
+        return False
+    evaluated = config.kind == "evaluate" or (config.kind == "train" and config.evaluation.evaluates_training)
     samples = "rollout" in stages and (evaluated or not only_teachers_sample(config))
     return samples or ("reference" in stages and scored_by_policy(config))
 

@@ -7,10 +7,12 @@ hands out an engine whose log-probs differ from the learner's, nor a learner who
 import os
 import secrets
 import threading
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+from flows.leases import Lease
 from flows.processes.services import Handle, ServiceSpec, Supervisor
 from flows.recovery import Retrace, policy_row
 from storage.adapters import bases
@@ -35,6 +37,8 @@ class EngineRoom:
         self._place = place
         self._source = source
         self._lock = threading.Lock()
+        self._lease = Lease()
+        self._bringing = threading.Lock()
         self._handle: Handle | None = None
         self._proven = ""
         """Key of the policy that the engine was last seen to hold; a restarted engine says that it holds none."""
@@ -63,9 +67,19 @@ class EngineRoom:
         """End the engine, whoever's supervisor keeps it."""
         self._supervisor.close()
 
+    @contextmanager
+    def holding(self, policy: Policy) -> Iterator[Served]:
+        """Give where `policy` is served, which it stays within the block; waits for those who hold another.
+
+        Raises what `at` raises.
+        """
+        with self._lease.of(policy.key):
+            yield self.at(policy)
+
     def at(self, policy: Policy) -> Served:
         """Return where `policy` is served, proven on the learner's probe; an adapter beside the base below it.
 
+        It stays there as long as nobody asks for another: see `holding`.
         Raises ServiceFailed when no restart is left, EngineMismatch when the engine serves other weights than it says.
         """
         whole = self._base(policy) or policy.key
@@ -75,7 +89,8 @@ class EngineRoom:
         while True:
             url = self._handle.wait()["url"]  # returns after a restart, or raises when none is left
             try:
-                return self._bring(policy, url)
+                with self._bringing:  # those who share a policy bring it once
+                    return self._bring(policy, url)
             except EngineLost:
                 losses += 1  # an engine that lives and does not answer is not restarted
                 if losses > MOST_LOSSES:
@@ -104,7 +119,14 @@ class EngineRoom:
     def _spec(self, source: Path) -> ServiceSpec:
         config = self._place.config
         report = self._supervisor.directory / "engine.json"
-        argv, environment = engine_command(config.engine, config.model, source, report, config.training.lora)
+        argv, environment = engine_command(
+            config.engine,
+            config.model,
+            source,
+            report,
+            config.training.lora,
+            metrics=config.rollout.adaptive_in_flight,
+        )
         return ServiceSpec(
             name="engine",
             argv=argv,

@@ -14,7 +14,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from configs.algorithms import GrpoConfig
 from configs.replay import needs_weights
 from configs.run import RunConfig
 from flows import pipeline
@@ -72,6 +71,7 @@ class Session:
         self._supervisor = supervisor
         self._cancellation = Cancellation()
         self._lock = threading.Lock()
+        self._telling = threading.RLock()
 
     @property
     def config(self) -> RunConfig:
@@ -123,12 +123,13 @@ class Session:
 
     def pieces(self) -> list[Ref]:
         """Return all the work that the run consists of; `computed` marks what the ledger does not have."""
-        return foretell(self.place, self.source, sampling_for_evaluation(self.place), self.policy)
+        return foretell(self.place, self.source, self.policy)
 
     def tell(self, event: str, **facts: Any) -> None:
         """Let the watchers (panel, artifacts, monitor) see an event."""
-        for watch in self.watchers:
-            watch(event, facts)
+        with self._telling:  # threads of the run have things to tell at the same time
+            for watch in self.watchers:
+                watch(event, facts)
 
     def record(self, event: str, step: int = 0, message: str = "") -> None:
         """Write an event in the life of the run."""
@@ -183,17 +184,6 @@ def recorded(session: Session) -> Iterator[None]:
         session.record(event, message=message)
         raise
     session.record("finished")
-
-
-def sampling_for_evaluation(place: Place) -> Place:
-    """Return the same place with the sampling settings of the evaluation section; no teacher samples there."""
-    config = place.config
-    own = {"temperature": None, "algorithm": None}
-    environments = tuple(each.model_copy(update=own) for each in config.environments)
-    rollout = config.rollout.model_copy(update={"temperature": config.evaluation.temperature})
-    changed = {"rollout": rollout, "environments": environments, "algorithm": GrpoConfig()}
-    sampling = config.model_copy(update=changed)
-    return Place(place.store, place.run, sampling, place.versions)
 
 
 def source_of(config: RunConfig) -> pipeline.Source:

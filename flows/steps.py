@@ -31,6 +31,10 @@ class Do(Protocol):
         """
         ...
 
+    def num_errored(self, ref: Ref) -> int:
+        """Return how many assignments of finished rollouts ended with an error; none where they are still to be made."""
+        ...
+
     def done(self, task: StageTask, step: int, refs: Sequence[Ref], policy: Policy) -> bool:
         """Tell whether this run itself has finished a stage before, or has taken it over from another run."""
         ...

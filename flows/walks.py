@@ -4,20 +4,18 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from contextvars import copy_context
-from dataclasses import asdict
 from typing import Any
 
 from flows import pipeline
 from flows.doing import Worker
+from flows.evaluating import Evaluations, evaluate_all
 from flows.outcome import Outcome, check_account, finish_step
 from flows.pipeline import Ahead
 from flows.recorded import recorded_by
 from flows.replay_outcome import Apart, finish_replayed
 from flows.replaying import quarantined_in, replay_steps
-from flows.session import Session, sampling_for_evaluation
+from flows.session import Session
 from flows.steps import Drawn
-from tasks.evaluation import estimates
-from tasks.stage import Policy
 
 
 def walk_train(session: Session) -> dict[str, Any]:
@@ -25,18 +23,22 @@ def walk_train(session: Session) -> dict[str, Any]:
     config = session.config
     outcome = Outcome(session.place.run, config.steps)
     do = Worker(session)
-    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="ahead") as threads, ExitStack() as unfinished:
-        # When this fails, a thread that still samples ahead ends with its services; only then is it waited for.
+    with _thread("ahead") as threads, _thread("evaluation") as beside, ExitStack() as unfinished:
+        # When this fails, threads that still sample end with their services; only then are they waited for.
         unfinished.callback(session.close)
-        if config.evaluation.every:
-            outcome.evaluations.append(evaluate_now(session, pipeline.first_policy(do, session.source)))
+        unfinished.callback(beside.shutdown, wait=False, cancel_futures=True)
+        evaluations = Evaluations(session, beside)
+        if config.evaluation.evaluates_training:
+            evaluations.begin(pipeline.first_policy(do, session.source))
         check = check_of(session)
         for step, drawn, trained, policy in pipeline.run_steps(do, session.source, config, in_thread(threads), check):
             outcome.add(finish_step(session, step, drawn, trained))
-            if config.evaluation.every and (step + 1) % config.evaluation.every == 0:
-                outcome.evaluations.append(evaluate_now(session, policy))
             outcome.policy = policy
+            evaluations.begin(policy)
+        evaluations.finish()
         unfinished.pop_all()
+    outcome.evaluations, outcome.comparisons = evaluations.found, evaluations.comparisons()
+    session.tell("comparison", rows=outcome.comparisons)
     return outcome.finished(session)
 
 
@@ -52,9 +54,12 @@ def walk_sft(session: Session) -> dict[str, Any]:
 
 def walk_evaluate(session: Session) -> dict[str, Any]:
     """Score the policy that the config names, or else its model; return the scores as plain values."""
-    policy = session.policy or pipeline.first_policy(Worker(session), session.source)
+    external = session.config.external
+    policy = None if external else session.policy or pipeline.first_policy(Worker(session), session.source)
+    found = [each.described for each in evaluate_all(session, policy)]
     counts = {"num_computed": session.num_computed, "num_found": session.num_found}
-    return {"policy_key": policy.key, **evaluate_now(session, policy), **counts}
+    # The first set is told by itself, too, as most evaluations have no other.
+    return {"policy_key": policy.key if policy else "", **found[0], "sets": found, **counts}
 
 
 def walk_replay(session: Session) -> dict[str, Any]:
@@ -73,14 +78,8 @@ def walk_replay(session: Session) -> dict[str, Any]:
 WALKS = {"train": walk_train, "sft": walk_sft, "evaluate": walk_evaluate, "replay": walk_replay}
 
 
-def evaluate_now(session: Session, policy: Policy) -> dict[str, Any]:
-    """Sample the held-out examples with `policy`, score it for every environment, and tell the watchers."""
-    place = sampling_for_evaluation(session.place)
-    traces = pipeline.attempts(Worker(session, place), policy)
-    scores = [asdict(each) for each in estimates(place.table("traces", (traces,)), place.config.evaluation.pass_at)]
-    found = {"version": policy.version, "scores": scores}
-    session.tell("evaluation", **found)
-    return found
+def _thread(name: str) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
 
 
 def check_of(session: Session) -> pipeline.Check:

@@ -5,6 +5,7 @@ from typing import Any
 
 from flows.artifacts import RunArtifacts
 from flows.monitor import Monitor
+from flows.views.evaluations import describe_difference, named, with_interval
 from flows.views.panel import Panel
 
 PUBLISHED_TIMES = 20
@@ -45,9 +46,15 @@ class PanelWatcher:
         value = values.get(self._panel.measure)
         self._panel.step(step, value, tokens, sum(seconds.values()))
 
-    def _evaluation(self, version: int, scores: list[dict[str, Any]], **_: Any) -> None:
+    def _evaluation(self, version: int, scores: list[dict[str, Any]], **facts: Any) -> None:
         for each in scores:
-            self._panel.note(f"evaluation of policy {version} on {each['environment']}: {describe_scores(each)}")
+            where = named(facts["set"], each["environment"])
+            self._panel.note(f"evaluation of policy {version} on {where}: {describe_scores(each)}")
+
+    def _comparison(self, rows: list[dict[str, Any]]) -> None:
+        for each in rows:
+            if each["figure"] == "avg":
+                self._panel.note(describe_difference(each))
 
 
 class ArtifactWatcher:
@@ -84,12 +91,17 @@ class MonitorWatcher:
         if event == "evaluation":
             for each in facts["scores"]:
                 if each["average"] is not None:
-                    self._monitor.log(facts["version"], {f"evaluation/{each['environment']}/average": each["average"]})
+                    where = "/".join(filter(None, (facts["set"], each["environment"])))
+                    self._monitor.log(facts["version"], {f"evaluation/{where}/average": each["average"]})
 
 
 def describe_scores(scores: Mapping[str, Any]) -> str:
-    """Return one environment's scores in a line."""
-    average = "nothing was scored" if scores["average"] is None else f"avg {scores['average']:.3f}"
-    passes = [f"pass@{each['k']} {each['estimate']:.3f}" for each in scores["pass_at"] if each["estimate"] is not None]
+    """Return one environment's scores in a line, with their confidence intervals."""
+    average = "nothing was scored" if scores["average"] is None else f"avg {with_interval(scores['average'], scores)}"
+    passes = [
+        f"pass@{each['k']} {with_interval(each['estimate'], each)}"
+        for each in scores["pass_at"]
+        if each["estimate"] is not None
+    ]
     errors = f"{sum(scores['errors'].values())} of {scores['num_attempts']} failed" if scores["errors"] else ""
     return ", ".join(part for part in (average, *passes, errors) if part)

@@ -6,6 +6,7 @@ and difficulties of the step before; writes assignments, and difficulties where 
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import count as counting
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -14,6 +15,9 @@ from configs.run import View
 from configs.sections import EnvironmentConfig
 from storage.schemas import ASSIGNMENTS
 from tasks.columns import texts
+from tasks.evaluation import errored
+from tasks.example_fields import having
+from tasks.oversampling import begun, stretched
 from tasks.samplers import SAMPLERS, Asked, difficulties
 from tasks.stage import Stage, Tables, as_task
 from tasks.walk import digest, shares, turns
@@ -29,6 +33,7 @@ def assignment(
     """Return the rollouts of one training step: `groups_per_step` groups of `group_size` members.
 
     Groups go to environments by weight, exactly over the run; the sampler says which examples each environment tries.
+    With `oversampling` more groups of each environment are begun than the step needs.
     `batch` numbers further batches for the same step, drawn when those before leave too little to train on: other
     examples as long as there are any, and other seeds, without moving the walk of the steps to come. `groups` says how
     many groups of which environment a further batch has; None is a whole step's. A sampler that goes by how hard
@@ -37,6 +42,8 @@ def assignment(
     """
     settings, environments = config.assignment, _environments(config)
     slots = _slots(environments, step * settings.groups_per_step, settings.groups_per_step, groups)
+    if settings.oversampling > 1:
+        slots = _oversampled(slots, settings.oversampling)
     examples = {each.name: _examples(tables["examples"], each.name, "train", wanted=1) for each in environments}
     state = difficulties.known(tables, step, batch) if settings.sampler.stateful else None
     taken = _taken(tables["assignments"]) if batch and "assignments" in tables else {}
@@ -72,6 +79,18 @@ def _slots(
     return kept
 
 
+def _oversampled(slots: Sequence[tuple[str, int]], factor: float) -> list[tuple[str, int]]:
+    """Return the slots and, after them, those of the groups that each environment begins beyond what it needs.
+
+    An environment walks that much faster, so that no step tries again what another one has begun.
+    """
+    needed = Counter(name for name, _ in slots)
+    first = {name: min(had for each, had in slots if each == name) for name in needed}
+    walks = {name: counting(stretched(had, factor)) for name, had in first.items()}
+    more = [name for name, count in needed.items() for _ in range(begun(count, factor) - count)]
+    return [(name, next(walks[name])) for name in [*(name for name, _ in slots), *more]]
+
+
 def _taken(assignments: pa.Table) -> Mapping[str, set[str]]:
     """Return by environment the examples that some assignments try."""
     found: dict[str, set[str]] = defaultdict(set)
@@ -83,17 +102,31 @@ def _taken(assignments: pa.Table) -> Mapping[str, set[str]]:
 def evaluation_assignment(tables: Tables, config: View) -> Tables:
     """Return the rollouts of an evaluation: of each environment the first `num_examples` held-out ones in hash order.
 
-    The order does not depend on the run's seed, so that evaluations of different runs try the same examples. Raises
-    TooFewExamples if an environment holds out fewer than `num_examples`.
+    The order does not depend on the run's seed, so that evaluations of different runs try the same examples; the
+    examples that a filter chooses come in the same order. Where rollouts of such assignments come in, those that ended
+    with an error are assigned once more, with another seed. Raises TooFewExamples if an environment holds out fewer
+    than `num_examples`, and FieldMissing where a filter names a field that examples lack.
     """
+    if "traces" in tables:
+        return {"assignments": _again(tables["assignments"], errored(tables["traces"]))}
     settings = config.evaluation
     groups = []
     for environment in _environments(config):
         name = environment.name
-        held_out = _examples(tables["examples"], name, "eval", wanted=settings.num_examples)
+        if settings.environments and name not in settings.environments:
+            continue
+        fitting = having(tables["examples"], name, "eval", settings.where) if settings.where else tables["examples"]
+        held_out = _examples(fitting, name, "eval", wanted=settings.num_examples)
         chosen = _in_hash_order(name, held_out)[: settings.num_examples]
         groups += [(f"eval-{name}-{i}", name, example) for i, example in enumerate(chosen)]
     return {"assignments": _rollouts(groups, settings.attempts, config.seed)}
+
+
+def _again(assignments: pa.Table, chosen: Sequence[str]) -> pa.Table:
+    """Return the chosen assignments with other seeds, each made of the one before."""
+    rows = assignments.filter(pc.is_in(assignments["assignment_id"], value_set=pa.array(chosen, pa.string())))
+    seeds = pa.array([digest("again", seed) >> 1 for seed in rows["seed"].to_pylist()], pa.int64())
+    return rows.set_column(rows.schema.get_field_index("seed"), ASSIGNMENTS.arrow.field("seed"), seeds)
 
 
 def _environments(config: View) -> Sequence[EnvironmentConfig]:
@@ -158,6 +191,7 @@ EVALUATION_STAGE = Stage(
     writes=("assignments",),
     sections=("seed", "evaluation", "environments"),
     function=evaluation_assignment,
+    optional=("assignments", "traces"),
 )
 task = as_task(STAGE)
 evaluation_task = as_task(EVALUATION_STAGE)

@@ -8,11 +8,22 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import comb
+from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
+
+from tasks.columns import texts
+from tasks.confidence import Interval, of_mean
 
 UNSCORED = "unscored"
 """What attempts without an error and without a reward are counted as."""
+OF_ATTEMPTS = ("environment", "example_id", "trainable", "reward", "error_class")
+"""The columns of traces that say how attempts went."""
+OF_COSTS = ("num_turns", "num_input_tokens", "num_output_tokens")
+"""The columns of traces that say what all who took part did."""
+COLUMNS = ("assignment_id", "agent", *OF_ATTEMPTS, *OF_COSTS)
+"""The columns of traces that an evaluation is read from."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +37,8 @@ class PassAt:
     """How many examples that is."""
     floor: float | None
     """The same with errors as failures, over the examples with at least k attempts of any kind; None if none."""
+    interval: Interval | None = None
+    """Confidence interval of `estimate`, over examples (`tasks.confidence`); None where nothing can be said."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +55,16 @@ class Estimate:
     average_floor: float | None
     """The same with a reward of zero for errors, over all examples; below `average` for rewards above zero."""
     pass_at: tuple[PassAt, ...]
+    interval: Interval | None = None
+    """Confidence interval of `average`, over examples (`tasks.confidence`); None where nothing can be said."""
+    num_turns: int = 0
+    """Model turns of all who took part, frozen seats included."""
+    num_tokens: int = 0
+    """Tokens fed in and sampled by all who took part; as the provider counts them where it shows no tokens."""
+
+
+Rewards = Mapping[str, Sequence[float | None]]
+"""By example the rewards of its attempts, None where one was not scored."""
 
 
 def pass_at_k(num_attempts: int, num_passes: int, k: int) -> float:
@@ -58,58 +81,121 @@ def pass_at_k(num_attempts: int, num_passes: int, k: int) -> float:
     return 1.0 - comb(num_attempts - num_passes, k) / comb(num_attempts, k)
 
 
-def estimates(traces: pa.Table, pass_at: Sequence[int] = (1,), pass_reward: float = 1.0) -> list[Estimate]:
+def estimates(
+    traces: pa.Table, pass_at: Sequence[int] = (1,), pass_reward: float = 1.0, took_part: pa.Table | None = None
+) -> list[Estimate]:
     """Return one estimate per environment, in order of name, from its trainable traces.
 
     An attempt passes when its reward is at least `pass_reward`. Traces of seats that the policy does not hold are no
-    attempts of it and are left out.
+    attempts of it and are left out. `took_part` are the traces of all seats whose turns and tokens are counted, where
+    `traces` are not all.
     """
-    columns = ["environment", "example_id", "trainable", "reward", "error_class"]
-    attempts: dict[str, dict[str, list[float | None]]] = defaultdict(lambda: defaultdict(list))
-    errors: dict[str, Counter[str]] = defaultdict(Counter)
-    for row in traces.select(columns).to_pylist():
-        if not row["trainable"]:
-            continue
-        scored = row["error_class"] is None and row["reward"] is not None
-        attempts[row["environment"]][row["example_id"]].append(row["reward"] if scored else None)
-        if not scored:
-            errors[row["environment"]][row["error_class"] or UNSCORED] += 1
+    rewards, errors = rewards_of(traces), _errors(traces)
+    costs = _costs(traces if took_part is None else took_part)
     return [
-        _estimate(environment, list(attempts[environment].values()), errors[environment], pass_at, pass_reward)
-        for environment in sorted(attempts)
+        _estimate(name, rewards[name], errors[name], pass_at, pass_reward, costs.get(name, (0, 0)))
+        for name in sorted(rewards)
     ]
 
 
-Rewards = Sequence[Sequence[float | None]]
-"""Per example the rewards of its attempts, None where one was not scored."""
+def rewards_of(traces: pa.Table) -> dict[str, dict[str, list[float | None]]]:
+    """Return the rewards of the policy's attempts, by environment and example."""
+    found: dict[str, dict[str, list[float | None]]] = defaultdict(lambda: defaultdict(list))
+    for row in _attempts(traces):
+        found[row["environment"]][row["example_id"]].append(row["reward"] if _scored(row) else None)
+    return found
+
+
+def example_means(rewards: Rewards) -> dict[str, float]:
+    """Return the mean reward of each example's scored attempts; examples of which none was scored are left out."""
+    return {example: mean for example, values in rewards.items() if (mean := _mean(values)) is not None}
+
+
+def example_passes(rewards: Rewards, k: int, pass_reward: float = 1.0) -> dict[str, float]:
+    """Return pass@k of each example; those with fewer than k scored attempts are left out."""
+    found = {}
+    for example, values in rewards.items():
+        scored = [value for value in values if value is not None]
+        if len(scored) >= k:
+            found[example] = pass_at_k(len(scored), sum(value >= pass_reward for value in scored), k)
+    return found
+
+
+def replaced(rounds: Sequence[pa.Table]) -> pa.Table:
+    """Return traces in which those of an assignment that was made again take the place of its earlier ones.
+
+    `rounds` are in order of time, each with the column `assignment_id`.
+    """
+    kept = list(rounds[:1])
+    for later in rounds[1:]:
+        again = later["assignment_id"].combine_chunks()
+        kept = [each.filter(pc.invert(pc.is_in(each["assignment_id"], value_set=again))) for each in kept]
+        kept.append(later)
+    return pa.concat_tables(kept)
+
+
+def errored(traces: pa.Table) -> list[str]:
+    """Return the assignments of which any trace ended with an error, in order."""
+    return sorted(set(texts(traces.filter(pc.is_valid(traces["error_class"]))["assignment_id"])))
+
+
+def _attempts(traces: pa.Table) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = traces.select(list(OF_ATTEMPTS)).to_pylist()
+    return [row for row in rows if row["trainable"]]
+
+
+def _scored(row: Mapping[str, object]) -> bool:
+    return row["error_class"] is None and row["reward"] is not None
+
+
+def _errors(traces: pa.Table) -> dict[str, Counter[str]]:
+    found: dict[str, Counter[str]] = defaultdict(Counter)
+    for row in _attempts(traces):
+        if not _scored(row):
+            found[str(row["environment"])][str(row["error_class"] or UNSCORED)] += 1
+    return found
+
+
+def _costs(traces: pa.Table) -> dict[str, tuple[int, int]]:
+    """Return turns and tokens of all who took part, by environment."""
+    found = traces.select(["environment", *OF_COSTS]).group_by("environment")
+    rows = found.aggregate([(name, "sum") for name in OF_COSTS]).to_pylist()
+    tokens = {row["environment"]: row["num_input_tokens_sum"] + row["num_output_tokens_sum"] for row in rows}
+    return {row["environment"]: (row["num_turns_sum"], tokens[row["environment"]]) for row in rows}
 
 
 def _estimate(
-    environment: str, rewards: Rewards, errors: Counter[str], pass_at: Sequence[int], pass_reward: float
+    environment: str,
+    rewards: Rewards,
+    errors: Counter[str],
+    pass_at: Sequence[int],
+    pass_reward: float,
+    costs: tuple[int, int],
 ) -> Estimate:
-    scored = [[reward for reward in example if reward is not None] for example in rewards]
-    floored = [[0.0 if reward is None else reward for reward in example] for example in rewards]
+    means = list(example_means(rewards).values())
+    floors = example_means(_floored(rewards)).values()
     return Estimate(
         environment=environment,
         num_examples=len(rewards),
-        num_attempts=sum(map(len, rewards)),
+        num_attempts=sum(map(len, rewards.values())),
         errors=dict(sorted(errors.items())),
-        average=_mean([_mean(example) for example in scored]),
-        average_floor=_mean([_mean(example) for example in floored]),
+        average=_mean(means),
+        average_floor=_mean(list(floors)),
         pass_at=tuple(_pass_at(k, rewards, pass_reward) for k in pass_at),
+        interval=of_mean(means),
+        num_turns=costs[0],
+        num_tokens=costs[1],
     )
 
 
 def _pass_at(k: int, rewards: Rewards, pass_reward: float) -> PassAt:
-    scored, floored = [], []
-    for example in rewards:
-        num_scored = sum(reward is not None for reward in example)
-        passes = sum(reward is not None and reward >= pass_reward for reward in example)
-        if num_scored >= k:
-            scored.append(pass_at_k(num_scored, passes, k))
-        if len(example) >= k:
-            floored.append(pass_at_k(len(example), passes, k))
-    return PassAt(k, _mean(scored), len(scored), _mean(floored))
+    passes = list(example_passes(rewards, k, pass_reward).values())
+    floors = list(example_passes(_floored(rewards, pass_reward - 1), k, pass_reward).values())
+    return PassAt(k, _mean(passes), len(passes), _mean(floors), of_mean(passes))
+
+
+def _floored(rewards: Rewards, failure: float = 0.0) -> Rewards:
+    return {example: [failure if value is None else value for value in own] for example, own in rewards.items()}
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

@@ -4,6 +4,7 @@ Reads traces, messages, verdicts; writes references.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -38,18 +39,21 @@ def reference(
     scores = Scores(messages)
     paths = list(scores.paths(owners(messages, traces, "messages")))
     environments, rows = texts(traces["environment"]), traces.to_pylist()
-    for name in dict.fromkeys(environments):
-        own = [path for path in paths if environments[path.trace] == name]
-        settings = of(config.scorers, name)
-        at = _at(settings, policy, engine, teachers)
-        shown = Demonstrating(settings, config.model, at).shown if isinstance(settings, OpsdConfig) else _as_it_is
-        tokens = [scores.tokens(path) for path in own]
-        whole = [shown(rows[path.trace], each) for path, each in zip(own, tokens, strict=True)]
-        more = [len(sequence) - len(each) for sequence, each in zip(whole, tokens, strict=True)]
-        for path, sequence, count in zip(own, whole, more, strict=True):
-            _refuse(rows[path.trace], sequence, config.engine.max_model_len, not count and scores.begins_sampled(path))
-        for path, count, found in zip(own, more, _scored(whole, at, _most(settings)), strict=True):
-            scores.lay(path, found[count:])
+    with engine.holding(policy) if policy else nullcontext():
+        for name in dict.fromkeys(environments):
+            own = [path for path in paths if environments[path.trace] == name]
+            settings = of(config.scorers, name)
+            at = _at(settings, policy, engine, teachers)
+            shown = Demonstrating(settings, config.model, at).shown if isinstance(settings, OpsdConfig) else _as_it_is
+            tokens = [scores.tokens(path) for path in own]
+            whole = [shown(rows[path.trace], each) for path, each in zip(own, tokens, strict=True)]
+            more = [len(sequence) - len(each) for sequence, each in zip(whole, tokens, strict=True)]
+            for path, sequence, count in zip(own, whole, more, strict=True):
+                _refuse(
+                    rows[path.trace], sequence, config.engine.max_model_len, not count and scores.begins_sampled(path)
+                )
+            for path, count, found in zip(own, more, _scored(whole, at, _most(settings)), strict=True):
+                scores.lay(path, found[count:])
     return {"references": scores.rows()}
 
 

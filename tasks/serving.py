@@ -1,5 +1,6 @@
 """What stages ask of whoever keeps the engines alive."""
 
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 from configs.algorithms import TeacherConfig
@@ -14,7 +15,11 @@ class EngineRoom(Protocol):
     """Whoever keeps the engine of the policies alive."""
 
     def at(self, policy: Policy) -> Served:
-        """Return where `policy` is served, checked against the learner's probe."""
+        """Return where `policy` is served, for who holds it or knows that nobody else asks for another."""
+        ...
+
+    def holding(self, policy: Policy) -> AbstractContextManager[Served]:
+        """Give where `policy` is served, checked against the learner's probe; it stays there within the block."""
         ...
 
 

@@ -58,7 +58,9 @@ def walk(config: RunConfig, source: Source) -> list[tuple[StageTask, Ref]]:
     """Return the stages of the first step, as the pipeline itself calls them, with the keys they would have."""
     keys = Foreteller(config, lambda key: None)  # without a store, nothing is found
     if config.kind == "evaluate":
-        pipeline.attempts(keys, pipeline.first_policy(keys, source))
+        sets = list(config.evaluation.of_sets().values())
+        keys = Foreteller(config.model_copy(update={"evaluation": sets[0]}), lambda key: None)
+        pipeline.attempts(keys, None if config.external else pipeline.first_policy(keys, source))
     else:
         found, policy = pipeline.start(keys, source)
         pipeline.train(keys, 0, pipeline.draw(keys, 0, found, policy, config), policy)
@@ -96,9 +98,10 @@ def sizes(config: RunConfig) -> Iterator[str]:
         )
     if config.kind == "sft":
         yield f"{config.steps} steps of {samples} samples, each of at most {config.data.max_length} tokens"
-    if config.kind == "evaluate" or config.evaluation.every:
-        count = config.evaluation.num_examples * config.evaluation.attempts
-        yield f"evaluation: {config.evaluation.num_examples} examples, {count} rollouts"
+    for name, each in config.evaluation.of_sets().items():
+        if config.kind == "evaluate" or each.every:
+            count = each.num_examples * each.attempts
+            yield f"evaluation{name and f' {name}'}: {each.num_examples} examples, {count} rollouts"
     if config.kind != "evaluate":
         yield f"rows of {config.packing.tokens_per_row} tokens for {config.packing.data_parallel} rank(s)"
 

@@ -4,7 +4,6 @@ import json
 import socket
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from typing import Any
 
 import psutil
@@ -17,14 +16,15 @@ from flows.facts import versions
 from flows.foretell import foretell
 from flows.outcome import rows_of
 from flows.prepare import recorded_run
-from flows.session import sampling_for_evaluation, source_of
+from flows.scores import comparisons, recorded_evaluations
+from flows.session import source_of
+from flows.views.evaluations import before_after, named, with_interval
 from flows.views.panel import printable
 from flows.views.printing import console, grid
 from storage.frames import existing_store
 from storage.refs import Entry
 from storage.runs import Event
 from storage.store import Store
-from tasks.evaluation import estimates
 from tasks.stage import Place, ref_of
 
 GOING = ("started", "resumed")
@@ -62,7 +62,7 @@ def describe(store: Store, run: str, config: RunConfig, overrides: Sequence[str]
         "store": store.root.address,
         "num_steps": config.steps,
         "steps": [_step(store, step, entries) for step, entries in _by_step(store, run).items()],
-        "evaluations": _evaluations(store, run, config),
+        **_evaluations(store, run, config),
     }
     if overrides:
         described["change"] = changes(store, run, config, overrides)
@@ -87,7 +87,7 @@ def changes(store: Store, run: str, config: RunConfig, overrides: Sequence[str])
     changed = load((), overrides, base=config.model_dump(mode="json"))
     place = Place(store, run, changed, versions(changed))
     counts: dict[str, Counter[str]] = {}
-    for piece in foretell(place, source_of(changed), sampling_for_evaluation(place)):
+    for piece in foretell(place, source_of(changed)):
         counts.setdefault(piece.stage, Counter())["computed" if piece.computed else "found"] += 1
     return {stage: dict(count) for stage, count in counts.items()}
 
@@ -118,19 +118,10 @@ def _last_batch(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
     return last
 
 
-def _evaluations(store: Store, run: str, config: RunConfig) -> list[dict[str, Any]]:
-    """Return what the policies of a run scored on held-out examples, by version."""
-    found = [
-        entry
-        for entry in store.ledger.entries(run=run, stage="rollout")
-        if not entry.part and "evaluation_assignment" in entry.inputs
-    ]
-    columns = ["environment", "example_id", "trainable", "reward", "error_class"]
-    return [
-        {"version": entry.step, "scores": [asdict(score) for score in estimates(rows, config.evaluation.pass_at)]}
-        for entry in found
-        for rows in [store.read(entry.slices("traces"), columns)]
-    ]
+def _evaluations(store: Store, run: str, config: RunConfig) -> dict[str, Any]:
+    """Return what the policies of a run scored on held-out examples, by version, and how the last differs."""
+    found = [each.scored(store, config) for each in recorded_evaluations(store, run, config)]
+    return {"evaluations": [each.described for each in found], "comparisons": comparisons(found)}
 
 
 def _step(store: Store, step: int, entries: dict[str, list[Entry]]) -> dict[str, Any]:
@@ -169,6 +160,8 @@ def _print(found: dict[str, Any]) -> None:
     out.print(_table(found["steps"]))
     for line in _scores(found["evaluations"]):
         out.print(line)
+    if found["comparisons"]:
+        out.print(before_after(found["comparisons"]))
     out.print(f"tables: {found['store']}/tables    (* shared with another run)")
     for stage, count in found.get("change", {}).items():
         out.print(f"{stage:<14} {count.get('computed', 0):>5} to compute, {count.get('found', 0):>5} in the ledger")
@@ -186,12 +179,14 @@ def _table(steps: Sequence[dict[str, Any]]) -> Table:
 
 
 def _scores(evaluations: Sequence[dict[str, Any]]) -> Iterator[str]:
-    for version, score in ((each["version"], score) for each in evaluations for score in each["scores"]):
-        passes = "".join(f", pass@{each['k']} {_number(each['estimate'])}" for each in score["pass_at"])
+    told = ((each["version"], each["set"], score) for each in evaluations for score in each["scores"])
+    for version, set_name, score in told:
+        passes = "".join(f", pass@{each['k']} {with_interval(each['estimate'], each)}" for each in score["pass_at"])
         errors = "".join(f", {count} {kind}" for kind, count in score["errors"].items())
         attempts = f"{score['num_attempts']} attempts at {score['num_examples']} examples{errors}"
-        average = _number(score["average"])
-        yield f"policy {version} on held-out {score['environment']}: average {average}{passes} ({attempts})"
+        average = with_interval(score["average"], score)
+        where = named(set_name, score["environment"])
+        yield f"policy {version} on held-out {where}: average {average}{passes} ({attempts})"
 
 
 def _seconds(step: dict[str, Any], stage: str) -> str:

@@ -8,6 +8,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from configs.algorithms import CustomConfig, Overlong
+from configs.evaluation import EvaluationSet, ExternalModelConfig
 from configs.explain import members
 from configs.fields import in_key, is_elsewhere, is_operational
 from configs.filters import CustomFilter
@@ -23,6 +24,8 @@ REQUIRED: dict[type[BaseModel], dict[str, Any]] = {
     CustomFilter: {"name": "mine", "function": "package:function"},
     WsdSchedule: {"final_steps": 10},
     EnvironmentConfig: {"name": "a", "taskset": {"id": "x"}},
+    EvaluationSet: {"name": "hard"},
+    ExternalModelConfig: {"url": "http://host/v1", "model": "m"},
     DifficultyPool: {"name": "hard", "threshold": 0.5, "weight": 1.0},
     Overlong: {"max_tokens": 8, "buffer_tokens": 4},
     CustomConfig: {"function": "package:function"},

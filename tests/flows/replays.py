@@ -38,7 +38,7 @@ def walk(config: RunConfig) -> tuple[Session, list[dict[str, Any]]]:
 
 def pieces(config: RunConfig) -> list[Ref]:
     place = Place(open_store(config.store), config.name, config, {})
-    return foretell(place, SOURCE, place)
+    return foretell(place, SOURCE)
 
 
 def quarantine(store: Store, step: int, count: int) -> list[str]:

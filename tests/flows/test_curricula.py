@@ -117,7 +117,7 @@ def test_a_run_that_dies_goes_on_with_the_state_that_it_had(
 
 def test_what_is_recorded_is_foretold(origin: Path, changes: dict[str, Any]) -> None:
     place = session_for(origin, "base", **changes).place
-    assert not any(ref.computed for ref in foretell(place, SOURCE, place))
+    assert not any(ref.computed for ref in foretell(place, SOURCE))
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ from flows.orchestration import answering
 from flows.orchestration.gates import summary
 from flows.pipeline import GateRefused
 from flows.preflight import preflight
-from flows.session import sampling_for_evaluation
 from storage.store import Store, open_store
 from tasks.gate import Answer, Question, Shown
 from tests.flows.rehearsal import SOURCE, rehearse, session_for
@@ -60,9 +59,7 @@ def decided(store: Store, run: str) -> list[tuple[int, bool]]:
 def foretold(root: Path, name: str, **changes: Any) -> list[tuple[str, int]]:
     """What the run would compute."""
     place = session_for(root, name, **changes).place
-    return [
-        (each.stage, each.step) for each in foretell(place, SOURCE, sampling_for_evaluation(place)) if each.computed
-    ]
+    return [(each.stage, each.step) for each in foretell(place, SOURCE) if each.computed]
 
 
 def test_a_refused_batch_stops_the_run_and_another_rule_lets_it_go_on(tmp_path: Path) -> None:

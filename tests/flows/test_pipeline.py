@@ -13,7 +13,6 @@ from configs.sections import EnvironmentConfig
 from flows import pipeline
 from flows.drawing import Evicted
 from flows.foretell import foretell
-from flows.session import sampling_for_evaluation
 from flows.steps import Drawn, Source
 from storage.store import open_store
 from tasks.stage import Place, Policy, Ref, StageTask
@@ -138,7 +137,7 @@ def test_a_supervised_run_has_demonstrations_in_place_of_rollouts() -> None:
 
 def foretold(root: Path, **changes: Any) -> list[Ref]:
     place = Place(open_store(root), "r", config(**changes), {})
-    return foretell(place, SOURCE, sampling_for_evaluation(place))
+    return foretell(place, SOURCE)
 
 
 def stages_that_differ(one: Sequence[Ref], other: Sequence[Ref], step: int) -> list[str]:

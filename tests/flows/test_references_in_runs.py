@@ -10,10 +10,10 @@ import pytest
 from configs.algorithms import TeacherConfig
 from configs.errors import ConfigError
 from configs.run import RunConfig
+from flows.evaluation_sets import sampling_for_evaluation
 from flows.facts import tokenizer_digest
 from flows.preflight import needs
 from flows.recorded import recorded_by
-from flows.session import sampling_for_evaluation
 from flows.teachers import TeacherRoom
 from flows.views.show import describe
 from storage.store import Store

@@ -184,13 +184,13 @@ def keys(store: Store) -> set[str]:
 
 def test_what_is_recorded_is_foretold_and_what_is_to_come_taken_to_be_enough(origin: Path, tmp_path: Path) -> None:
     session = session_for(origin, "base", **REFILL)
-    told = foretell(session.place, SOURCE, session.place)
+    told = foretell(session.place, SOURCE)
     assert {ref.key for ref in told} == keys(open_store(origin)) and not any(ref.computed for ref in told)
     fresh = session_for(tmp_path / "store", "base", **REFILL)
-    assert [ref.stage for ref in foretell(fresh.place, SOURCE, fresh.place)].count("rollout") == 2
+    assert [ref.stage for ref in foretell(fresh.place, SOURCE)].count("rollout") == 2
     with pytest.raises(KeyboardInterrupt), recorded(fresh):
         list(pipeline.run_steps(Dying(fresh, last=6), SOURCE, fresh.config))
-    begun = [ref for ref in foretell(fresh.place, SOURCE, fresh.place) if ref.step == 0]
+    begun = [ref for ref in foretell(fresh.place, SOURCE) if ref.step == 0]
     assert [(ref.computed, ref.stage) for ref in begun if ref.stage in ("rollout", "assignment")] == [
         *[(False, "assignment"), (False, "rollout")],
         *[(True, "assignment"), (True, "rollout")],

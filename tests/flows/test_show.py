@@ -93,7 +93,7 @@ def test_what_policies_scored_is_shown(tmp_path: Path, capsys: pytest.CaptureFix
     (found,) = json.loads(capsys.readouterr().out)["evaluations"]
     assert (found["version"], found["scores"][0]["average"]) == (3, 0.75)
     show.main("a", store=str(tmp_path))
-    said = "policy 3 on held-out reverse: average 0.75, pass@1 0.5 (3 attempts at 1 examples, 1 timeout)"
+    said = "policy 3 on held-out reverse: average 0.750 [0.118, 0.985], pass@1 0.500 [0.055, 0.945] (3 attempts at 1"
     assert said in capsys.readouterr().out
 
 

@@ -1,15 +1,22 @@
 """Evaluation: estimators by hand, against enumeration, and with errors in plain sight."""
 
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
 
-from tasks.evaluation import PassAt, estimates, pass_at_k
+from tasks.confidence import of_mean
+from tasks.evaluation import PassAt, errored, estimates, pass_at_k, replaced
 from tests.builders import failed, table, trace
 
 
 def estimated(rows, **options):
     return estimates(table("traces", rows), **options)
+
+
+def passes(found):
+    """The shares of an estimate, without their intervals."""
+    return tuple(replace(each, interval=None) for each in found.pass_at)
 
 
 def attempts(example, *rewards, environment="reverse"):
@@ -48,7 +55,7 @@ def test_averages_by_hand_and_by_environment():
     first, second = estimated(rows, pass_at=(1, 2))
     assert (first.environment, first.num_examples, first.num_attempts) == ("reverse", 2, 4)
     assert first.average == first.average_floor == 0.5 and first.errors == {}
-    assert first.pass_at == (PassAt(1, 0.25, 2, 0.25), PassAt(2, 0.5, 2, 0.5))
+    assert passes(first) == (PassAt(1, 0.25, 2, 0.25), PassAt(2, 0.5, 2, 0.5))
     assert second.environment == "sums" and second.average == 0.25 and second.pass_at[1] == PassAt(2, None, 0, None)
 
 
@@ -57,7 +64,7 @@ def test_errors_are_counted_and_make_the_floor():
     (found,) = estimated(rows, pass_at=(1, 2))
     assert found.errors == {"timeout": 3} and found.num_attempts == 4 and found.num_examples == 2
     assert found.average == 1.0 and found.average_floor == 0.25
-    assert found.pass_at == (PassAt(1, 1.0, 1, 0.25), PassAt(2, None, 0, 0.5))
+    assert passes(found) == (PassAt(1, 1.0, 1, 0.25), PassAt(2, None, 0, 0.5))
 
 
 def test_an_error_with_a_reward_is_an_error():
@@ -88,3 +95,41 @@ def test_seats_of_others_are_no_attempts():
 
 def test_no_traces_no_estimates():
     assert estimated([]) == []
+
+
+def test_turns_and_tokens_are_of_all_who_took_part_and_not_of_the_first():
+    seats = [
+        trace("a", num_turns=3, num_input_tokens=10, num_output_tokens=4),
+        trace("b", agent="user", trainable=False, num_turns=2, num_input_tokens=20, num_output_tokens=8),
+        trace("judge", agent="judge", trainable=False, num_turns=1, num_input_tokens=30, num_output_tokens=1),
+    ]
+    (found,) = estimated(seats[:1], took_part=table("traces", seats))
+    assert (found.num_attempts, found.num_turns, found.num_tokens) == (1, 6, 73)
+    assert estimated(seats[:1])[0].num_turns == 3
+
+
+def test_intervals_stand_beside_the_figures():
+    rows = [*attempts("a", 1.0, 0.0), *attempts("b", 0.0, 0.0), *attempts("c", 1.0, 1.0)]
+    (found,) = estimated(rows, pass_at=(1, 2))
+    assert found.average == 0.5 and found.interval == of_mean([0.5, 0.0, 1.0])
+    assert [each.interval for each in found.pass_at] == [of_mean([0.5, 0.0, 1.0]), of_mean([1.0, 0.0, 1.0])]
+
+
+def test_what_was_made_again_takes_the_place_of_the_whole_assignment():
+    first = [trace("a1", assignment_id="a"), failed("a2", assignment_id="a"), trace("b1", assignment_id="b")]
+    again = [trace("a3", assignment_id="a", reward=0.5)]
+    rounds = [table("traces", first), table("traces", again)]
+    assert errored(rounds[0]) == ["a"] and errored(rounds[1]) == []
+    assert replaced(rounds)["trace_id"].to_pylist() == ["b1", "a3"]
+    assert replaced([*rounds, table("traces", [failed("a4", assignment_id="a")])])["trace_id"].to_pylist() == [
+        *("b1", "a4"),
+    ]
+    assert replaced(rounds[:1]).equals(rounds[0])
+
+
+def test_a_failed_attempt_leaves_its_siblings():
+    """pass@k of the k - 1 that ended is what it would be had the failed one not been asked for."""
+    three, four = attempts("a", 1.0, 0.0, 0.0), attempts("a", 1.0, 0.0, 0.0, None)
+    for k in (1, 2, 3):
+        (alone,), (beside,) = estimated(three, pass_at=(k,)), estimated(four, pass_at=(k,))
+        assert alone.pass_at[0].estimate == beside.pass_at[0].estimate == pass_at_k(3, 1, k)

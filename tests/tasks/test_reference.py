@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,10 @@ class Played:
     def at(self, who: Any) -> Any:
         self.lives += 1
         return Served("http://somewhere", "key", salt=who.key if isinstance(who, Policy) else who.path)
+
+    @contextmanager
+    def holding(self, policy: Policy) -> Iterator[Any]:
+        yield self.at(policy)
 
     def score(self, served: Served, sequences: Sequence[Sequence[int]], most: int) -> Iterator[tuple[int, list[float]]]:
         self.most.add(most)

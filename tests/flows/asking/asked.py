@@ -12,8 +12,9 @@ from typing import Any
 
 from configs.run import View
 from flows import drawing, pipeline
+from flows.evaluation_sets import sampling_for_evaluation
 from flows.pipeline import GateRefused
-from flows.session import Session, recorded, sampling_for_evaluation
+from flows.session import Session, recorded
 from tasks import assignment, filtering, packing, policy_import, rollout, training
 from tasks import examples as listing
 from tasks.learner.rows import batches_from_table

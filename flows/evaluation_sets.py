@@ -1,0 +1,35 @@
+"""The sets of an evaluation as places to work at: each has a config of its own, so that keys know no other set."""
+
+from typing import Any
+
+from configs.algorithms import GrpoConfig
+from configs.evaluation import EvaluationConfig
+from configs.run import RunConfig
+from configs.sections import ModelConfig
+from configs.services import EngineConfig
+from tasks.stage import Place
+
+
+def evaluation_places(place: Place) -> dict[str, Place]:
+    """Return where each set of a run is evaluated, by its name; "" is the one without a name."""
+    return {name: sampling_for_evaluation(place, each) for name, each in place.config.evaluation.of_sets().items()}
+
+
+def sampling_for_evaluation(place: Place, chosen: EvaluationConfig | None = None) -> Place:
+    """Return the same place with the sampling settings of an evaluation; no teacher samples there.
+
+    `chosen` is one set of examples; without it, the one that `evaluation` itself is.
+    """
+    config = place.config
+    evaluation = chosen or config.evaluation.model_copy(update={"sets": ()})
+    own = {"temperature": None, "algorithm": None}
+    environments = tuple(each.model_copy(update=own) for each in config.environments)
+    rollout = config.rollout.model_copy(update={"temperature": evaluation.temperature})
+    changed: dict[str, Any] = {"rollout": rollout, "environments": environments, "algorithm": GrpoConfig()}
+    changed |= {"evaluation": evaluation} | _without_engine(config)
+    return Place(place.store, place.run, config.model_copy(update=changed), place.versions)
+
+
+def _without_engine(config: RunConfig) -> dict[str, Any]:
+    """Return what an evaluation of someone else's model leaves open: it asks no engine and no weights of ours."""
+    return {"engine": EngineConfig(), "model": ModelConfig()} if config.external else {}

@@ -1,0 +1,82 @@
+"""Confidence: how far a mean over examples may be from what it estimates, with no more than their values known.
+
+Examples are taken as drawn independently from all that there might be. Attempts at one example are not independent of
+each other, so it is examples that are counted and not attempts: the cluster-robust standard error of Miller 2024,
+"Adding Error Bars to Evals" (arXiv 2411.00640), for clusters that count alike.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import pi, sqrt, tan
+from statistics import NormalDist, fmean, stdev
+
+LEVEL = 0.95
+"""Share of such intervals that hold what is estimated."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A confidence interval of LEVEL, both ends included."""
+
+    low: float
+    high: float
+
+
+def of_mean(values: Sequence[float]) -> Interval | None:
+    """Return the confidence interval of a mean of values, one for each example; None where nothing can be said.
+
+    Where all values are 0 or 1, or all are the same and lie between, it is that of a share (`of_share`), which is
+    honest about few examples and about a share of 0 or 1. Else it is Student's, mean -+ t s / sqrt(n), cut to 0 and 1
+    where all values lie there.
+    """
+    if not values:
+        return None
+    unit = all(0 <= value <= 1 for value in values)
+    if all(value in (0, 1) for value in values) or (unit and len(set(values)) == 1):
+        return of_share(fmean(values), len(values))
+    found = students(values)
+    if found is None or not unit:
+        return found
+    return Interval(max(0.0, found.low), min(1.0, found.high))
+
+
+def students(values: Sequence[float]) -> Interval | None:
+    """Return Student's interval of a mean; None of fewer than two values, or of equal ones, which know no spread."""
+    if len(values) < 2 or len(set(values)) == 1:
+        return None
+    middle, half = fmean(values), t_quantile(len(values) - 1) * stdev(values) / sqrt(len(values))
+    return Interval(middle - half, middle + half)
+
+
+def of_share(share: float, count: int) -> Interval:
+    """Return the score interval of a share of `count` independent trials (Wilson 1927, without continuity correction).
+
+    For means of values between 0 and 1 that are no trials it is too wide and never too narrow in the limit, as their
+    variance is at most share (1 - share).
+    """
+    z = NormalDist().inv_cdf((1 + LEVEL) / 2)
+    spread = z * sqrt(share * (1 - share) / count + z * z / (4 * count * count))
+    middle, whole = share + z * z / (2 * count), 1 + z * z / count
+    low = (middle - spread) / whole if share > 0 else 0.0  # not what rounding leaves of zero
+    return Interval(max(0.0, low), min(1.0, (middle + spread) / whole if share < 1 else 1.0))
+
+
+def t_quantile(degrees: int) -> float:
+    """Return the quantile of Student's t that bounds the middle LEVEL, right to 0.2 percent.
+
+    Exact for 1 and 2 degrees of freedom; else the expansion of Abramowitz and Stegun 1964, equation 26.7.5.
+    """
+    p = (1 + LEVEL) / 2
+    if degrees == 1:
+        return tan(pi * (p - 0.5))
+    if degrees == 2:
+        return (2 * p - 1) / sqrt(2 * p * (1 - p))
+    x, n = NormalDist().inv_cdf(p), degrees
+    terms = (
+        x,
+        (x**3 + x) / 4,
+        (5 * x**5 + 16 * x**3 + 3 * x) / 96,
+        (3 * x**7 + 19 * x**5 + 17 * x**3 - 15 * x) / 384,
+        (79 * x**9 + 776 * x**7 + 1482 * x**5 - 1920 * x**3 - 945 * x) / 92160,
+    )
+    return sum(term / n**power for power, term in enumerate(terms))

@@ -1,0 +1,75 @@
+"""The lease of the engine: shared by one policy, handed on when nobody holds it, and never to two."""
+
+import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from flows.leases import Lease
+
+SECONDS = 20
+
+
+def test_the_same_policy_is_shared() -> None:
+    lease, both = Lease(), threading.Barrier(2)
+
+    def hold() -> None:
+        with lease.of("a"):
+            both.wait(SECONDS)  # broken, if one had to wait for the other's end
+
+    with ThreadPoolExecutor(2) as threads:
+        for done in [threads.submit(hold), threads.submit(hold)]:
+            done.result()
+
+
+def test_another_policy_waits_until_nobody_holds_the_first() -> None:
+    lease, told, left = Lease(), threading.Event(), []
+
+    def other() -> None:
+        told.set()
+        with lease.of("b"):
+            left.append("b")
+
+    with ThreadPoolExecutor(1) as threads:
+        with lease.of("a"), lease.of("a"):
+            done = threads.submit(other)
+            assert told.wait(SECONDS)
+            left.append("a")
+        done.result(SECONDS)
+    assert left == ["a", "b"]
+
+
+def test_who_fails_lets_go() -> None:
+    lease = Lease()
+    with pytest.raises(ValueError, match="lost"), lease.of("a"):
+        raise ValueError("lost")
+    with lease.of("b"):
+        pass
+
+
+def test_draws_ahead_and_evaluations_never_see_two_policies_and_all_end() -> None:
+    """As in a run one step off policy: each policy is drawn with and evaluated, by threads of their own."""
+    lease, guard = Lease(), threading.Lock()
+    held: Counter[str] = Counter()
+    mixed: list[dict[str, int]] = []
+
+    def work(policy: str) -> None:
+        with lease.of(policy):
+            with guard:
+                held[policy] += 1
+                if len(+held) > 1:
+                    mixed.append(dict(+held))
+            threading.Event().wait(0.001)
+            with guard:
+                held[policy] -= 1
+
+    with ThreadPoolExecutor(1) as ahead, ThreadPoolExecutor(1) as evaluation:
+        begun = []
+        for version in range(30):
+            evaluated = evaluation.submit(work, f"policy {version}")
+            begun += [evaluated, ahead.submit(work, f"policy {version}")]
+            begun[-1].result(SECONDS)  # the draw is waited for before the next policy is there
+        for each in begun:
+            each.result(SECONDS)
+    assert not mixed and not +held
