@@ -12,6 +12,8 @@ SEED = 17
 MODEL = "--hidden 96 --layers 3 --heads 3 --kv-heads 3"
 # So that a conversation of several turns is one training sample: the renderer then keeps what it put into a turn.
 NO_THOUGHTS = "model.renderer_settings={enable_thinking=false}"
+# Conversations of several turns are long: as many tokens as the one-line demonstrations of `demo`, in fewer rows.
+SHORT = ("steps=6", "assignment.groups_per_step=800", "training.decay_steps=300", "training.learning_rate=3e-3")
 
 
 @dataclass(frozen=True)
@@ -43,8 +45,18 @@ RECIPES: Mapping[str, Recipe] = {
     ),
     "calc_tools": Recipe(
         "The model learnt to work out a chain of operations with a calculator",
-        ("calc_tools --count 8192",),
-        (NO_THOUGHTS,),
+        ("calc_tools --count 4800",),
+        (NO_THOUGHTS, *SHORT),
+    ),
+    "wikispeedia": Recipe(
+        "The model learnt to find its way from topic to topic",
+        ("wikispeedia --count 4800 --num-topics 16",),
+        (NO_THOUGHTS, *SHORT),
+    ),
+    "alphabet_sort": Recipe(
+        "The model learnt to keep a list of names sorted over several turns",
+        ("alphabet_sort --count 4800 --min-words 1 --max-words 2 --num-names 26",),
+        (NO_THOUGHTS, *SHORT),
     ),
 }
 """By the name of the preset."""
