@@ -24,6 +24,12 @@ def drawing_problems(config: RunConfig, algorithms: Iterable[tuple[str, Algorith
         )
     if assignment.sampler.stateful and not assignment.shuffle:
         yield f"assignment.shuffle: {assignment.sampler.type} draws at random; dataset order needs sampler 'standard'"
+    if assignment.oversampling > 1 and config.kind == "train" and not _drops_incomplete(config):
+        yield (
+            f"assignment.oversampling: {assignment.oversampling:g} begins more groups than are trained on, and what "
+            "has ended of a stopped group are its short rollouts: a baseline of those rewards being short. Add "
+            '{ type = "incomplete_group" }, enforced, to filtering.filters'
+        )
     if admission is not None and admission.reject_min > admission.reject_max:
         yield (
             f"admission: the range from {admission.reject_min} to {admission.reject_max} is empty, so it refuses "
@@ -31,6 +37,10 @@ def drawing_problems(config: RunConfig, algorithms: Iterable[tuple[str, Algorith
         )
     if assignment.refill and _draws(config):
         yield from _unnoticed(config, algorithms)
+
+
+def _drops_incomplete(config: RunConfig) -> bool:
+    return any(each.type == "incomplete_group" and each.enforce for each in config.filtering.filters)
 
 
 def _draws(config: RunConfig) -> bool:

@@ -83,6 +83,9 @@ class RolloutConfig(Section):
     """0 runs the stages in turn; 1 samples the next step with the last policy while this step trains."""
     max_in_flight: int = operational(128, ge=1)
     """Most rollouts under way at once."""
+    adaptive_in_flight: bool = operational(False)
+    """Whether fewer are under way where the engine does not keep up with as many, by its own metrics; between 1 and
+    `max_in_flight`. An engine without such metrics is left alone."""
     max_attempts: int = operational(3, ge=1)
     """Attempts at a rollout that failed for a retryable reason; the last failure is a row."""
     timeout_seconds: float = operational(300.0, gt=0)

@@ -2,7 +2,8 @@
 
 Every metric of rollouts exists for all of them, in the scope `all`, and by environment: `reward/all/mean`,
 `reward/reverse-text/mean`. Means are over all rollouts, also those that the filters leave out of training; a rollout
-that was not scored is in no mean of rewards, for that is not a reward of zero.
+that was not scored is in no mean of rewards, for that is not a reward of zero. Those that were stopped because enough
+others had ended (oversampling) have a share of their own, `stragglers/all`, and are in no other number.
 """
 
 import json
@@ -12,6 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
+
+from tasks.inference.failures import STRAGGLER
 
 _TRACE_COLUMNS = (
     "trace_id",
@@ -43,12 +46,14 @@ def step_metrics(
     accounting: Mapping[str, int],
     seconds: Mapping[str, float],
     filters: Sequence[str] = (),
+    retokenised: Mapping[str, int] | None = None,
 ) -> dict[str, float]:
     """Return the metrics of one step by name.
 
     `update` is the step's row of `updates` (None where nothing was trained), `accounting` what became of the assigned
     rollouts, `seconds` the wall-clock by stage. `filters` names those configured, so that one that found nothing is
-    there as zero. What a step did not measure has no entry; values may be NaN or infinite, see `finite`.
+    there as zero, `retokenised` how many turns of which trace were tokenised again (None where nobody counted). What a
+    step did not measure has no entry; values may be NaN or infinite, see `finite`.
     """
     verdict = {row["trace_id"]: row for row in verdicts.to_pylist()}
     rows = [row | {"verdict": verdict.get(row["trace_id"])} for row in traces.select(_TRACE_COLUMNS).to_pylist()]
@@ -59,7 +64,12 @@ def step_metrics(
         for environment in sorted({row["environment"] for row in rows})
     }
     for scope, members in scopes.items():
-        metrics |= _rollout_metrics(scope, members) | _filter_metrics(scope, members, names)
+        metrics |= _stragglers(scope, members)
+        ended = [row for row in members if row["error_class"] != STRAGGLER]
+        metrics |= _rollout_metrics(scope, ended) | _filter_metrics(scope, ended, names)
+        if retokenised is not None:
+            again = sum(retokenised.get(row["trace_id"], 0) for row in ended)
+            metrics[f"rollout/{scope}/retokenised_turns"] = float(again)
     metrics |= _update_metrics(update or {})
     metrics |= {f"accounting/{name}": float(count) for name, count in accounting.items()}
     metrics |= {f"timing/stage/{stage}": float(value) for stage, value in seconds.items()}
@@ -70,6 +80,12 @@ def finite(metrics: Mapping[str, float]) -> tuple[dict[str, float], list[str]]:
     """Return the metrics that are finite numbers, and the names of the others."""
     kept = {name: value for name, value in metrics.items() if math.isfinite(value)}
     return kept, [name for name in metrics if name not in kept]
+
+
+def _stragglers(scope: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return the share of rollouts that were stopped; nothing where none was."""
+    stopped = sum(row["error_class"] == STRAGGLER for row in rows)
+    return {f"stragglers/{scope}": stopped / len(rows)} if stopped else {}
 
 
 def _rollout_metrics(scope: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:

@@ -16,7 +16,10 @@ from flows.steps import Drawn
 from flows.token_metrics import step_token_metrics
 from storage.schemas import TRACES, VERDICTS
 from tasks.accounting import TRAINED, AccountBreach, Share, account
-from tasks.stage import Policy, Ref
+from tasks.inference.failures import STRAGGLER
+from tasks.retokenised import COLUMNS as MESSAGE_COLUMNS
+from tasks.retokenised import retokenised
+from tasks.stage import Place, Policy, Ref
 
 TRACE_COLUMNS = [field.name for field in TRACES.arrow if field.name not in ("record", "info", "error_traceback")]
 
@@ -125,11 +128,24 @@ def describe(session: Session, step: int, refs: Sequence[Ref], drawn: Drawn | No
         "rows": rows_of(refs),
         "stage_tokens": {stage: sum(ref.tokens for ref in refs if ref.stage == stage) for stage in stages},
         "update": update,
-        "metrics": step_metrics(traces, verdicts, update, fates, seconds, filters)
+        "metrics": step_metrics(
+            traces, verdicts, update, fates, seconds, filters, _retokenised(place, refs, traces, computed)
+        )
         | (step_token_metrics(place, refs) if computed else {})
         | {f"groups/{name}": float(count) for name, count in groups.items()},
         **({"groups": groups} if groups else {}),
     }
+
+
+def _retokenised(place: Place, refs: Sequence[Ref], traces: pa.Table, computed: bool) -> dict[str, int] | None:
+    """Return how many replies were tokenised again, by trace; None of a step that was found.
+
+    A trace of one branch has none: messages are read only where there is another one.
+    """
+    if not computed:
+        return None
+    several = (pc.max(traces["num_branches"]).as_py() or 0) > 1
+    return retokenised(place.table("messages", refs, list(MESSAGE_COLUMNS))) if several else {}
 
 
 def rows_of(refs: Sequence[Ref]) -> dict[str, dict[str, int]]:
@@ -148,5 +164,5 @@ def rewards(traces: pa.Table) -> dict[str, Any]:
         "reward": pc.mean(scored).as_py(),
         "reward_std": pc.stddev(scored).as_py() if len(scored) else None,
         "num_traces": traces.num_rows,
-        "num_errored": traces.num_rows - traces["error_class"].null_count,
+        "num_errored": sum(kind not in (None, STRAGGLER) for kind in traces["error_class"].to_pylist()),
     }

@@ -12,7 +12,7 @@ COLUMNS = ["group_id", "environment"]
 def missing_groups(place: Place, assigned: Sequence[Ref], credits: Ref) -> Mapping[str, int]:
     """Return how many groups of the first of some finished assignments have no replacement yet, by environment."""
     first, every = (place.table("assignments", refs, COLUMNS) for refs in (assigned[:1], assigned))
-    return missing(first, every, place.table("credits", (credits,)))
+    return missing(first, every, place.table("credits", (credits,)), place.config.assignment.oversampling)
 
 
 def group_counts(place: Place, drawn: Drawn) -> dict[str, int]:

@@ -10,8 +10,11 @@ import pyarrow.compute as pc
 
 from tasks.columns import texts
 from tasks.filters.finding import QUARANTINED
+from tasks.inference.failures import STRAGGLER
 
 TRAINED, FILTERED, ERRORED, NO_WEIGHT = "trained", "filtered", "errored", "no weight"
+STOPPED = "stopped"
+"""Given up because enough others had ended: nothing failed."""
 
 COLUMNS = [
     "trace_id",
@@ -33,7 +36,8 @@ class Share:
     """The traces that met one fate."""
 
     fate: str
-    """trained, filtered, quarantined, errored, or no weight: kept, but without a token that any component weighs."""
+    """trained, filtered, quarantined, errored, stopped, or no weight: kept, but without a token that any component
+    weighs."""
     detail: str
     """The filter or the error class; empty otherwise."""
     num_traces: int
@@ -81,6 +85,8 @@ def _fate(row: dict[str, Any], reason: str | None, trained: set[str]) -> tuple[s
 
 def fate_of(error_class: str | None, reason: str | None, otherwise: str) -> tuple[str, str]:
     """Return fate and detail of a rollout by its error and its verdict; `otherwise` is that of one that is kept."""
+    if error_class == STRAGGLER:
+        return STOPPED, ""
     if error_class is not None:
         return ERRORED, error_class
     if reason == QUARANTINED:

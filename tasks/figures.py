@@ -9,6 +9,10 @@ from collections.abc import Mapping
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tasks.inference.failures import STRAGGLER
+
+NOT_FAILED = pa.array([None, STRAGGLER], pa.string())
+"""Error classes of rollouts that did not fail: none, and that of those that were stopped."""
 Figures = Mapping[str, int | float | None]
 
 TRACE_COLUMNS = ["trace_id", "group_id", "trainable", "reward", "is_truncated", "num_output_tokens", "error_class"]
@@ -63,7 +67,7 @@ def trace_figures(traces: pa.Table) -> Figures:
         "reward_min": pc.min(scored).as_py(),
         "reward_max": pc.max(scored).as_py(),
         "truncated_ratio": pc.mean(traces["is_truncated"]).as_py(),
-        "errored_ratio": pc.mean(pc.is_valid(traces["error_class"])).as_py(),
+        "errored_ratio": pc.mean(pc.invert(pc.is_in(traces["error_class"], value_set=NOT_FAILED))).as_py(),
         "output_tokens_mean": pc.mean(traces["num_output_tokens"]).as_py(),
     }
 

@@ -6,17 +6,19 @@ import numpy as np
 import pyarrow as pa
 
 from tasks.columns import texts
+from tasks.oversampling import enough
 from tasks.ragged import Ragged
 from tasks.samples import COMPONENTS
 
 
-def missing(first: pa.Table, assigned: pa.Table, credits: pa.Table) -> dict[str, int]:
+def missing(first: pa.Table, assigned: pa.Table, credits: pa.Table, oversampling: float = 1.0) -> dict[str, int]:
     """Return by environment how many groups of the step's first assignment have no replacement; none where all have.
 
-    `assigned` are all rollouts that the step has assigned, the first ones among them.
+    `assigned` are all rollouts that the step has assigned, the first ones among them. With oversampling the first
+    assignment begins more than the step needs, and what is more needs no replacement.
     """
     found = admitted(credits)
-    lacking = _groups_of(first)
+    lacking = Counter({name: enough(count, oversampling) for name, count in _groups_of(first).items()})
     lacking.subtract(environment for group, environment in _environments(assigned).items() if group in found)
     return {name: count for name, count in sorted(lacking.items()) if count > 0}
 

@@ -3,6 +3,10 @@
 Reads assignments and examples; writes traces and messages, and images where there are any.
 """
 
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import replace
 from typing import Protocol
 
 import pyarrow as pa
@@ -10,9 +14,11 @@ import pyarrow.compute as pc
 
 from configs.run import View, of
 from tasks.columns import texts
-from tasks.inference.rollouts import ServiceLost, sample
+from tasks.inference.rollouts import ServiceLost, Terms, sample
 from tasks.inference.scoring import Served
 from tasks.inference.seats import frozen_players
+from tasks.inference.suspects import Suspects
+from tasks.oversampling import enough
 from tasks.parts import Parts
 from tasks.serving import MOST_LOSSES, EngineRoom, TeacherRoom
 from tasks.stage import Policy, Stage, Tables, as_task
@@ -39,36 +45,102 @@ def rollout(
 ) -> Tables:
     """Sample what earlier attempts have not committed; a group is safe as soon as it is finished.
 
-    Environments that a teacher samples are sampled by that and not by the policy, which may be None if all are.
+    Environments that a teacher samples are sampled by that and not by the policy, which may be None if all are. With
+    oversampling, an environment's rollouts end with the groups that are enough; the others are rows that say so.
     A rollout that fails is a row with its error. Only the loss of the engine or of an environment server interrupts
-    the stage: it waits until the service is back and samples the groups that are still missing. Raises what the
-    rooms raise when a service does not come back.
+    the stage: it waits until the service is back and samples the groups that are still missing; a rollout that takes
+    its server down again when it is alone there is a row with that error. Raises what the rooms raise when a service
+    does not come back.
     """
-    losses = 0
-    while (missing := _missing(tables["assignments"], parts)).num_rows:
-        addresses = environments.addresses()  # first: it imports for seconds, while an engine may still be starting
-        frozen = _frozen(missing, config, teachers)
-        served = engine.at(policy) if policy else Served("", "")
-        try:
+    rooms = _Rooms(config, step, policy, engine, environments, teachers)
+    rooms.sample_all(tables, parts, config.oversampling)
+    return {}
+
+
+def evaluation_rollout(
+    tables: Tables,
+    config: View,
+    *,
+    step: int,
+    policy: Policy | None,
+    parts: Parts,
+    engine: EngineRoom,
+    environments: EnvironmentRoom,
+    teachers: TeacherRoom,
+) -> Tables:
+    """Sample as `rollout` does, every group to its end: scores of those that end first would be of the short ones."""
+    _Rooms(config, step, policy, engine, environments, teachers).sample_all(tables, parts)
+    return {}
+
+
+class _Rooms:
+    """What a stage samples with: its policy, and whoever keeps the services alive."""
+
+    def __init__(
+        self,
+        config: View,
+        step: int,
+        policy: Policy | None,
+        engine: EngineRoom,
+        environments: EnvironmentRoom,
+        teachers: TeacherRoom,
+    ) -> None:
+        self._config = config
+        self._step = step
+        self._policy = policy
+        self._engine = engine
+        self._environments = environments
+        self._teachers = teachers
+
+    def sample_all(self, tables: Tables, parts: Parts, oversampling: float | None = None) -> None:
+        """Sample until no group is missing, through the losses of services."""
+        losses, suspects, assigned = 0, Suspects(), tables["assignments"]
+        while (missing := _missing(assigned, parts)).num_rows:
+            chosen, one_at_a_time = suspects.next(missing)
+            wanted = _wanted(assigned, missing, oversampling) if oversampling else {}
+            try:
+                self._sample(chosen, tables["examples"], parts, Terms(wanted, one_at_a_time, suspects.untried(chosen)))
+            except ServiceLost as lost:
+                if suspects.lost(lost.service, lost.under_way):
+                    continue  # the restarts of its server are bounded by its own section
+                losses += 1  # at() and addresses() wait for a restart, but what never dies is not restarted
+                if losses > MOST_LOSSES:
+                    raise
+
+    def _sample(self, assignments: pa.Table, examples: pa.Table, parts: Parts, terms: Terms) -> None:
+        addresses = self._environments.addresses()  # first: it imports for seconds, and an engine may be starting
+        frozen = _frozen(assignments, self._config, self._teachers)
+        policy = self._policy
+        with self._engine.holding(policy) if policy else nullcontext(Served("", "")) as served:
             sample(
-                missing,
-                tables["examples"],
+                assignments,
+                examples,
                 engine_url=served.url,
                 api_key=served.api_key,
                 addresses=addresses,
-                policy={"key": policy.key if policy else "", "version": policy.version if policy else step},
-                step=step,
-                config=config,
+                policy={"key": policy.key if policy else "", "version": policy.version if policy else self._step},
+                step=self._step,
+                config=self._config,
                 on_group=lambda _group_id, rows: parts.put(rows),
                 teachers=frozen,
                 model=served.model,
+                terms=terms,
             )
-            break
-        except ServiceLost:
-            losses += 1  # at() and addresses() wait for a restart, but what never dies is not restarted
-            if losses > MOST_LOSSES:
-                raise
-    return {}
+
+
+def _wanted(assigned: pa.Table, missing: pa.Table, oversampling: float) -> dict[str, int]:
+    """Return how many more groups of each environment are needed; those that are there count, stopped ones among them.
+
+    A group is only ever stopped when enough others are there.
+    """
+    begun, left = _num_groups(assigned), _num_groups(missing)
+    return {name: enough(count, oversampling) - (count - left[name]) for name, count in begun.items()}
+
+
+def _num_groups(assignments: pa.Table) -> Mapping[str, int]:
+    """Return how many groups an environment has."""
+    groups = zip(texts(assignments["environment"]), texts(assignments["group_id"]), strict=True)
+    return Counter(environment for environment, _ in set(groups))
 
 
 def _frozen(missing: pa.Table, config: View, teachers: TeacherRoom) -> dict[str, Served]:
@@ -91,9 +163,15 @@ STAGE = Stage(
     reads=("assignments", "examples"),
     writes=("traces", "messages", "images"),
     optional=("images",),
-    sections=("rollout", "environments", "engine", "model", "teachers"),
+    sections=("rollout", "environments", "engine", "model", "teachers", "external", "oversampling"),
     function=rollout,
     unit=("traces", "group_id"),
     needs=("step", "policy", "parts", "engine", "environments", "teachers"),
 )
+EVALUATION_STAGE = replace(
+    STAGE,
+    sections=tuple(name for name in STAGE.sections if name != "oversampling"),
+    function=evaluation_rollout,
+)
 task = as_task(STAGE)
+evaluation_task = as_task(EVALUATION_STAGE)

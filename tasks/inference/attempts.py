@@ -67,6 +67,12 @@ class Attempts:
             failure = Failure("timeout", "TimeoutError", message)
         return [of_failure(failure, attempted, started, time.monotonic() - clock)], []
 
+    def without_trace(
+        self, assignment: Row, failure: Failure, started: float, seconds: float
+    ) -> tuple[list[Row], list[Row]]:
+        """Return the rows of an assignment of which there is nothing but a failure."""
+        return [of_failure(failure, self._attempted(assignment), started, seconds)], []
+
     def _attempted(self, assignment: Row) -> Attempted:
         own = self.environments[assignment["environment"]].temperature
         temperature = self.config.rollout.temperature if own is None else own

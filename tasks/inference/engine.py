@@ -43,11 +43,12 @@ def command(
     lora: "LoraConfig | None" = None,
     *,
     frozen: bool = False,
+    metrics: bool = False,
 ) -> tuple[list[str], dict[str, str]]:
     """Argument list and environment variables of an engine process that starts with the weights in `directory`.
 
     With `lora` it serves adapters over them as well. A `frozen` one keeps them for life, so that a tied output head may
-    stay tied.
+    stay tied. With `metrics` it tells under `/metrics` how busy it is.
 
     The process reads its API key from the variable that the config names, which the caller sets. The port is chosen
     by the system; the process writes `{"url": ...}` to `report` once it answers. Raises ModelUnusable where the
@@ -67,7 +68,7 @@ def command(
         argv += ["--tokenizer", model.tokenizer]
     # Log-probs of what was sampled from, temperature and top_p applied; and no sampling defaults of the model's own.
     argv += ["--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"]
-    argv += ["--disable-log-stats", "--disable-uvicorn-access-log"]
+    argv += ["--disable-uvicorn-access-log", *([] if metrics else ["--disable-log-stats"])]
     argv += _cpu_arguments(config, untie=not frozen and tied(Path(directory))) if on_cpu else _cuda_arguments(config)
     argv += adapters.arguments(lora, directory) if lora else []
     return [*argv, *config.extra_arguments], _environment(config, on_cpu) | (adapters.VARIABLES if lora else {})

@@ -8,6 +8,8 @@ from typing import Any
 
 INFRASTRUCTURE = frozenset({"SandboxError", "TunnelError", "InterceptionError", "ServerError"})
 RETRIED = frozenset({"infrastructure", "model", "timeout"})
+STRAGGLER = "straggler"
+"""The class of a rollout that did not fail: it was stopped because enough others had ended."""
 TRANSPORT_STATUS = frozenset({408, 425, 429})
 MALFORMED = re.compile(r"Engine response|MalformedGenerateResponse")
 
@@ -17,7 +19,7 @@ class Failure:
     """One failed rollout: whose fault, the exception's type and text, and its traceback where there is one."""
 
     kind: str
-    """infrastructure, timeout, model, environment, cancelled or incomplete."""
+    """infrastructure, timeout, model, environment, cancelled, incomplete or straggler."""
     type: str
     message: str
     traceback: str | None = None

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from tasks.inference.scoring import Served
@@ -10,8 +11,20 @@ LOOK_SECONDS = 1.0
 CONNECT_SECONDS = 5.0
 
 
+@dataclass(frozen=True)
+class UnderWay:
+    """An assignment that is being sampled."""
+
+    assignment_id: str
+    group_id: str
+    environment: str
+
+
 class ServiceLost(ConnectionError):
     """The engine or an environment server is gone; `service` names it."""
+
+    under_way: Sequence[UnderWay] = ()
+    """What an environment server was at work on when it was lost; set by whoever knows."""
 
     def __init__(self, service: str, address: str, cause: str) -> None:
         super().__init__(
@@ -19,6 +32,11 @@ class ServiceLost(ConnectionError):
             "start it again and sample the missing groups"
         )
         self.service = service
+
+
+def server(environment: str) -> str:
+    """Return what the server of an environment is called."""
+    return f"environment server {environment!r}"
 
 
 class Watch:
@@ -38,7 +56,7 @@ class Watch:
             for url in self.engines:
                 await self._connect("the engine", url)
             for name, address in self.addresses.items():
-                await self._connect(f"environment server {name!r}", address)
+                await self._connect(server(name), address)
             await asyncio.sleep(LOOK_SECONDS)
 
     async def check(self) -> None:

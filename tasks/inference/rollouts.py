@@ -2,7 +2,10 @@
 
 import asyncio
 import json
+import logging
+import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -10,19 +13,41 @@ import pyarrow as pa
 
 from tasks.inference.attempts import OF_POLICY, Attempts
 from tasks.inference.engine import MODEL
-from tasks.inference.liveness import ServiceLost, Watch
+from tasks.inference.failures import Failure
+from tasks.inference.in_flight import Limiter, Steering
+from tasks.inference.lag import Lag
+from tasks.inference.liveness import ServiceLost, UnderWay, Watch, server
 from tasks.inference.rows import Row, tables
 from tasks.inference.scoring import Served
+from tasks.inference.stopping import Enough, Stopped, straggler
 
 if TYPE_CHECKING:
     from verifiers.v1.serve.client import EnvClient
 
     from configs.run import View
 
-__all__ = ["Sampling", "ServiceLost", "sample"]
+__all__ = ["Sampling", "ServiceLost", "Terms", "sample"]
 
 OnGroup = Callable[[str, dict[str, pa.Table]], None]
+Rows = tuple[list[Row], list[Row]]
 NO_TEACHERS: Mapping[str, Served] = MappingProxyType({})
+
+_log = logging.getLogger("stagecoach")
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What differs from call to call of `sample` within one stage."""
+
+    wanted: Mapping[str, int] = field(default_factory=dict)
+    """Groups after which an environment's others are stopped; one that is not there is sampled to the end."""
+    one_at_a_time: bool = False
+    """Whether no two rollouts are under way at once."""
+    untried: Mapping[str, Failure] = field(default_factory=dict)
+    """Assignments that are not tried, by id, and why: they are rows at once."""
+
+
+ORDINARY = Terms()
 
 
 def sample(
@@ -38,6 +63,7 @@ def sample(
     on_group: OnGroup,
     teachers: Mapping[str, Served] = NO_TEACHERS,
     model: str = MODEL,
+    terms: Terms = ORDINARY,
 ) -> None:
     """Make one rollout for each assignment; call `on_group(group_id, tables)` when a group's last member has ended.
 
@@ -47,7 +73,7 @@ def sample(
     handed over one at a time, from a thread of their own. Raises ServiceLost where the engine or an environment
     server is gone: groups handed over before are complete, the others left nothing.
     """
-    sampling = Sampling(engine_url, api_key, addresses, policy, step, config, on_group, teachers, model)
+    sampling = Sampling(engine_url, api_key, addresses, policy, step, config, on_group, teachers, model, terms)
     asyncio.run(sampling.run(assignments, examples))
 
 
@@ -65,6 +91,7 @@ class Sampling:
         on_group: OnGroup,
         teachers: Mapping[str, Served] = NO_TEACHERS,
         model: str = MODEL,
+        terms: Terms = ORDINARY,
     ) -> None:
         self.on_group = on_group
         self.addresses = addresses
@@ -73,7 +100,13 @@ class Sampling:
         self.watch = Watch(tuple(served.values()), addresses)
         self.clients: dict[str, EnvClient] = {}
         self.attempts = Attempts(served, self.clients, self.watch, policy, step, config)
-        self.limit = asyncio.Semaphore(config.rollout.max_in_flight)
+        self.terms = terms
+        self.enough = Enough(terms.wanted)
+        self.under_way: set[UnderWay] = set()
+        self.limit = Limiter(1 if terms.one_at_a_time else config.rollout.max_in_flight)
+        adaptive = config.rollout.adaptive_in_flight and not terms.one_at_a_time
+        self.steering = Steering(self.limit, tuple(served.values())) if adaptive else None
+        self.lag = Lag()
         self.handing_over = asyncio.Lock()
 
     async def run(self, assignments: pa.Table, examples: pa.Table) -> None:
@@ -85,19 +118,29 @@ class Sampling:
         self.clients.update({name: EnvClient(self.addresses[name]) for name in {row["environment"] for row in rows}})
         watching = asyncio.create_task(self.watch.run())
         sampling = asyncio.create_task(self._groups(rows, tasks))
+        beside = [asyncio.create_task(each.run()) for each in (self.lag, self.steering) if each]
         try:
             await asyncio.wait({watching, sampling}, return_when=asyncio.FIRST_COMPLETED)
             if watching.done():
                 watching.result()
             await sampling
+        except ServiceLost as lost:
+            raise self._with_what_it_had(lost) from lost.__cause__
         except ExceptionGroup as several:
-            raise _cause(several) from several
+            raise self._with_what_it_had(_cause(several)) from several
         finally:
-            for task in (watching, sampling):
+            for task in (watching, sampling, *beside):
                 task.cancel()
-            await asyncio.gather(watching, sampling, return_exceptions=True)
+            await asyncio.gather(watching, sampling, *beside, return_exceptions=True)
             for client in self.clients.values():
                 await client.close()
+            _log.info("sampled %d rollouts; %s", len(rows), self.lag)
+
+    def _with_what_it_had(self, error: Exception) -> Exception:
+        """Say with the loss of an environment server which rollouts were under way there."""
+        if isinstance(error, ServiceLost):
+            error.under_way = [each for each in self.under_way if server(each.environment) == error.service]
+        return error
 
     async def _groups(self, rows: list[Row], tasks: Mapping[tuple[str, str], str]) -> None:
         groups: dict[str, list[Row]] = {}
@@ -114,15 +157,40 @@ class Sampling:
                 for row in members
             ]
         results = [task.result() for task in pending]
-        done = tables((t for traces, _ in results for t in traces), (m for _, messages in results for m in messages))
+        if not any(stopped for _, stopped in results):
+            self.enough.ended(members[0]["environment"])
+        rows = [rows for rows, _ in results]
+        done = tables((t for traces, _ in rows for t in traces), (m for _, messages in rows for m in messages))
         async with self.handing_over:
             # Committing takes long enough to hold up every rollout under way, were it done on the event loop.
             await asyncio.to_thread(self.on_group, group_id, done)
 
-    async def _one(self, assignment: Row, task: dict[str, Any]) -> tuple[list[Row], list[Row]]:
-        """The rows of one assignment, when there is room for it."""
-        async with self.limit:
-            return await self.attempts.rows_of(assignment, task)
+    async def _one(self, assignment: Row, task: dict[str, Any]) -> tuple[Rows, bool]:
+        """The rows of one assignment, when there is room for it; and whether it was stopped."""
+        if (failure := self.terms.untried.get(assignment["assignment_id"])) is not None:
+            return self.attempts.without_trace(assignment, failure, time.time(), 0.0), False
+        started: float | None = None
+        try:
+            async with self.enough.unless_reached(assignment["environment"]), self.limit:
+                started = time.time()
+                return await self._under_way(assignment, task), False
+        except Stopped:
+            self.under_way.discard(_mark(assignment))
+            now = time.time()
+            seconds = None if started is None else now - started
+            failure = straggler(assignment["environment"], seconds)
+            return self.attempts.without_trace(assignment, failure, started or now, seconds or 0.0), True
+
+    async def _under_way(self, assignment: Row, task: dict[str, Any]) -> Rows:
+        """The rows of one assignment; what does not end by itself stays marked as under way."""
+        self.under_way.add(_mark(assignment))
+        rows = await self.attempts.rows_of(assignment, task)
+        self.under_way.discard(_mark(assignment))
+        return rows
+
+
+def _mark(assignment: Row) -> UnderWay:
+    return UnderWay(assignment["assignment_id"], assignment["group_id"], assignment["environment"])
 
 
 def _cause(several: ExceptionGroup) -> Exception:

@@ -1,0 +1,161 @@
+"""The rule of the limit, by hand and by property; the limiter, against what a semaphore would do."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks.inference.engine_metrics import Reading, parse
+from tasks.inference.in_flight import PATIENCE, Limiter, State, following
+
+CALM = Reading(running=8, waiting=0, cache_use=0.5, preemptions=2)
+PAGE = """# HELP vllm:num_requests_running Number of requests in model execution batches.
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="a {b} c"} 3.0
+vllm:num_requests_running{engine="1",model_name="a {b} c"} 2.0
+vllm:num_requests_waiting{engine="0",model_name="policy"} 1.0
+vllm:num_requests_waiting_by_reason{engine="0",reason="capacity"} 7.0
+vllm:kv_cache_usage_perc{engine="0"} 0.25
+vllm:kv_cache_usage_perc{engine="1"} 0.75
+vllm:num_preemptions_total{engine="0"} 4.0
+vllm:num_preemptions_created{engine="0"} 1.7e+09
+"""
+
+
+def test_a_page_of_two_cores() -> None:
+    assert parse(PAGE) == Reading(running=5, waiting=1, cache_use=0.75, preemptions=4)
+
+
+def test_names_without_labels_and_a_page_that_lacks_one() -> None:
+    bare = "vllm:num_requests_running 1\nvllm:num_requests_waiting 0\nvllm:kv_cache_usage_perc 0\n"
+    assert parse(bare) is None
+    assert parse(bare + "vllm:num_preemptions_total 2\n") == Reading(1, 0, 0, 2)
+    assert parse("") is None
+
+
+@pytest.mark.parametrize(
+    ("state", "reading", "in_use", "limit", "waited"),
+    [
+        (State(8, 2), CALM, 8, 12, 0),  # 64 / 16 more
+        (State(8), CALM, 8, 12, 0),  # a first reading has no preemptions that could have risen
+        (State(8, 2), CALM, 7, 8, 0),  # nobody is held back
+        (State(62, 2), CALM, 62, 64, 0),
+        (State(64, 2), CALM, 64, 64, 0),
+        (State(8, 2), replace(CALM, cache_use=0.9), 8, 8, 0),
+        (State(8, 2), replace(CALM, waiting=1), 8, 8, 1),
+        (State(8, 2, PATIENCE - 1), replace(CALM, waiting=1), 8, 4, 0),
+        (State(8, 2, PATIENCE - 1), CALM, 8, 12, 0),  # the queue is empty again
+        (State(9, 2), replace(CALM, preemptions=3), 9, 4, 0),
+        (State(1, 2), replace(CALM, preemptions=3), 1, 1, 0),
+        (State(8, 5), CALM, 8, 12, 0),  # another engine in place of the one that counted
+    ],
+)
+def test_the_rule_by_hand(state: State, reading: Reading, in_use: int, limit: int, waited: int) -> None:
+    assert following(state, reading, in_use, 64) == State(limit, reading.preemptions, waited)
+
+
+READINGS = st.builds(
+    Reading,
+    running=st.integers(0, 99),
+    waiting=st.integers(0, 3),
+    cache_use=st.floats(0, 1),
+    preemptions=st.integers(0, 9),
+)
+
+
+@given(most=st.integers(1, 200), readings=st.lists(st.tuples(READINGS, st.integers(0, 200)), max_size=30))
+def test_the_limit_stays_within_its_bounds_and_moves_by_one_rule(most: int, readings: list) -> None:
+    state = State(min(8, most))
+    for reading, in_use in readings:
+        after = following(state, reading, in_use, most)
+        assert 1 <= after.limit <= most
+        assert after.limit in {state.limit, max(1, state.limit // 2), min(most, state.limit + max(1, most // 16))}
+        if after.limit > state.limit:
+            assert reading.waiting == 0 and reading.cache_use < 0.9 and in_use >= state.limit
+        if reading.preemptions > (reading.preemptions if state.preemptions is None else state.preemptions):
+            assert after.limit == max(1, state.limit // 2)
+        state = after
+
+
+@given(most=st.integers(1, 300))
+def test_an_engine_that_keeps_up_gets_the_most(most: int) -> None:
+    state, readings = State(min(8, most)), 0
+    while state.limit < most:
+        state, readings = following(state, CALM, state.limit, most), readings + 1
+    assert readings <= 31, "16 readings, and less than twice that where 16 do not divide the most"
+
+
+class Crowd:
+    """Who is inside a limiter, and in which order they came in."""
+
+    def __init__(self, limiter: Limiter) -> None:
+        self.limiter = limiter
+        self.came: list[int] = []
+        self.leave = [asyncio.Event() for _ in range(12)]
+        self.tasks = [asyncio.create_task(self.visit(number)) for number in range(12)]
+
+    async def visit(self, number: int) -> None:
+        async with self.limiter:
+            self.came.append(number)
+            await self.leave[number].wait()
+
+    async def settled(self) -> list[int]:
+        for _ in range(4):
+            await asyncio.sleep(0)
+        return self.came
+
+    async def all_gone(self) -> None:
+        for event in self.leave:
+            event.set()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+        assert self.limiter.in_use == 0
+
+
+def test_first_come_first_in_and_a_bound_that_moves() -> None:
+    async def scene() -> None:
+        crowd = Crowd(Limiter(2))
+        assert await crowd.settled() == [0, 1]
+        crowd.limiter.resize(4)
+        assert await crowd.settled() == [0, 1, 2, 3]
+        crowd.limiter.resize(1)
+        for number in range(3):
+            crowd.leave[number].set()
+        assert await crowd.settled() == [0, 1, 2, 3], "one is still inside"
+        crowd.leave[3].set()
+        assert await crowd.settled() == [0, 1, 2, 3, 4]
+        await crowd.all_gone()
+        assert crowd.came == list(range(12))
+
+    asyncio.run(scene())
+
+
+def test_who_gives_up_leaves_no_hole() -> None:
+    async def scene() -> None:
+        crowd = Crowd(Limiter(2))
+        await crowd.settled()
+        crowd.tasks[2].cancel()  # while it waits
+        crowd.tasks[0].cancel()  # inside
+        assert await crowd.settled() == [0, 1, 3]
+        crowd.leave[1].set()
+        await asyncio.sleep(0)
+        crowd.tasks[4].cancel()  # in the very turn in which it is let in
+        assert set(await crowd.settled()) >= {0, 1, 3, 5}
+        assert crowd.limiter.in_use == 2
+        await crowd.all_gone()
+
+    asyncio.run(scene())
+
+
+def test_the_last_one_in_the_queue_gives_up_and_another_comes() -> None:
+    async def scene() -> int:
+        limiter = Limiter(1)
+        async with limiter:
+            waiting = asyncio.create_task(limiter.__aenter__())
+            await asyncio.sleep(0)
+            waiting.cancel()
+        async with asyncio.timeout(5), limiter:
+            return limiter.in_use
+
+    assert asyncio.run(scene()) == 1
