@@ -1,0 +1,73 @@
+"""The claims, what debaters and judge read of them, and what a statement is worth: plain functions."""
+
+import random
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+DIGITS = "0123456789"
+AFFIRMATIVE, NEGATIVE, JUDGE = "affirmative", "negative", "judge"
+MEMBERS = (AFFIRMATIVE, NEGATIVE, JUDGE)
+VERDICTS = {"<yes>": AFFIRMATIVE, "<no>": NEGATIVE}
+"""The judge's tokens, and who wins by each."""
+CITE = "see"
+"""The word that opens a citation of the list."""
+CITATION = re.compile(rf"\b{CITE} ((?:[0-9] )*[0-9])(?! ?[0-9])")
+SPEAK, DECIDE = "speak", "decide"
+"""The phases: a debater's statement, the judge's verdict."""
+QUESTION = {AFFIRMATIVE: "yes: {{ digit }} in {{ numbers }}", NEGATIVE: "no: {{ digit }} in {{ numbers }}"}
+"""What a debater reads first: its side, and the claim with the list that the judge does not see."""
+ASKED = {AFFIRMATIVE: "say {{ round }}", NEGATIVE: "say {{ round }}", JUDGE: "{{ digit }}?"}
+"""What a member is asked at each of its turns."""
+HEARD = "{{ member }}: {{ public }}"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """That a digit is in a list; true or not."""
+
+    digit: str
+    numbers: tuple[str, ...]
+
+    @property
+    def listed(self) -> str:
+        """The list as text."""
+        return " ".join(self.numbers)
+
+    @property
+    def truth(self) -> str:
+        """Who is right."""
+        return AFFIRMATIVE if self.digit in self.numbers else NEGATIVE
+
+
+def claims(count: int, length: int, seed: int) -> Iterator[Claim]:
+    """Yield `count` different claims about lists of `length` digits, half of them true; more begin with the same.
+
+    Raises ValueError where there are not enough of them.
+    """
+    possible = 10 * 10**length
+    if count > possible // 4:
+        raise ValueError(
+            f"{count} claims about {length} digits: there are {possible}, and at most a quarter of them are used; ask "
+            "for fewer or make lists longer"
+        )
+    draw = random.Random(seed)
+    seen: set[Claim] = set()
+    while len(seen) < count:
+        numbers = tuple(draw.choice(DIGITS) for _ in range(length))
+        pool = sorted(set(numbers)) if len(seen) % 2 == 0 else [each for each in DIGITS if each not in numbers]
+        if not pool or (claim := Claim(draw.choice(pool), numbers)) in seen:
+            continue
+        seen.add(claim)
+        yield claim
+
+
+def cited(statement: str) -> str | None:
+    """Return the list that a statement cites first, as text; None where it cites none."""
+    found = CITATION.search(statement)
+    return found.group(1) if found else None
+
+
+def num_true_citations(statements: Sequence[str], listed: str) -> int:
+    """Return how many statements cite the list as it is."""
+    return sum(cited(statement) == listed for statement in statements)

@@ -1,0 +1,90 @@
+"""One episode: statements by turns or at once, then the judge's verdict; what one wins the other loses."""
+
+from typing import Literal
+
+import verifiers.v1 as vf
+from arena.env import ArenaConfig, ArenaEnv
+from arena.kernel import State
+from arena.prompts import PromptPack
+from arena.schedule import Schedule, Slot, rounds
+from arena.scores import EpisodeScore, MemberScore, zero_sum_reward
+from arena.verdicts import Verdicts
+from pydantic import Field
+
+from debate.claims import (
+    AFFIRMATIVE,
+    ASKED,
+    DECIDE,
+    HEARD,
+    JUDGE,
+    MEMBERS,
+    NEGATIVE,
+    QUESTION,
+    SPEAK,
+    VERDICTS,
+    num_true_citations,
+)
+
+READ = Verdicts(VERDICTS)
+
+
+class DebateEnvConfig(ArenaConfig):
+    """Two debaters and a judge."""
+
+    affirmative: vf.AgentConfig = vf.AgentConfig()
+    """Says that the digit is in the list."""
+    negative: vf.AgentConfig = vf.AgentConfig()
+    """Says that it is not."""
+    judge: vf.AgentConfig = vf.AgentConfig()
+    """Reads the claim and what was said in public, not the list, and names the winner."""
+    num_rounds: int = Field(1, ge=1)
+    """How often each debater speaks."""
+    schedule: Literal["sequential", "simultaneous"] = "sequential"
+    """One after the other, or both at once: then neither hears the other before the next round."""
+
+
+class DebateEnv(ArenaEnv[DebateEnvConfig], vf.Env[DebateEnvConfig]):
+    """Plays a debate."""
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """The two debaters and the judge."""
+        return MEMBERS
+
+    def program(self) -> Schedule:
+        """Return the rounds of statements, and the verdict."""
+        at_once = self.config.schedule == "simultaneous"
+        spoken = rounds(SPEAK, (AFFIRMATIVE, NEGATIVE), self.config.num_rounds, simultaneous=at_once)
+        return Schedule((*spoken, Slot(DECIDE, (JUDGE,))))
+
+    def prompts(self) -> PromptPack:
+        """Return what members are told: debaters their side and the list, the judge the claim alone."""
+        turns = {(member, DECIDE if member == JUDGE else SPEAK): text for member, text in ASKED.items()}
+        return PromptPack(turns, question=QUESTION, heard=HEARD, names=frozenset({"digit", "numbers"}))
+
+    def values(self, task: vf.Task, member: str) -> dict[str, object]:
+        """Return the claim, and to debaters the list."""
+        shown = {"digit": task.data.digit}
+        return shown if member == JUDGE else {**shown, "numbers": task.data.numbers}
+
+    def score(self, task: vf.Task, state: State) -> EpisodeScore:
+        """Return +1 for whom the judge names, -1 for the other, 0 for the judge; a verdict that names nobody is a tie.
+
+        Metrics: whether the verdict is true and whether there is one, and each debater's share of statements that cite
+        the list as it is.
+        """
+        verdict = state.of(JUDGE)
+        winner = READ.winner(verdict[-1].public) if verdict else None
+        rewards = zero_sum_reward(MEMBERS, winner)
+        metrics = {"verdict_given": float(winner is not None), "verdict_true": float(winner == task.data.truth)}
+        members = [
+            MemberScore(member=member, reward=rewards[member], metrics=self._metrics(task, state, member))
+            for member in MEMBERS
+        ]
+        return EpisodeScore(members=tuple(members), metrics=metrics)
+
+    def _metrics(self, task: vf.Task, state: State, member: str) -> dict[str, float]:
+        said = [each.public for each in state.of(member)]
+        if member == JUDGE or not said:
+            return {}
+        return {"cited": num_true_citations(said, task.data.numbers) / len(said)}

@@ -1,0 +1,441 @@
+"""The debate played over real interactions: exact conversations before a scripted endpoint, and with a real engine."""
+
+import asyncio
+import itertools
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import verifiers.v1 as vf
+from aiohttp import web
+from arena.errors import ArenaError, PlayError
+from arena.scores import EpisodeScore
+from arena.seats import learner, require_text
+from debate.claims import Claim, cited, claims, num_true_citations
+from debate.playing import DebateEnv
+from debate.taskset import DebateTask, data_of
+from verifiers.v1.clients import EvalClientConfig, ModelContext
+from verifiers.v1.types import SamplingConfig
+from verifiers.v1.utils.loaders import load_environment, resolve_env_config
+
+from configs.run import RunConfig, View
+from configs.sections import EngineConfig, EnvironmentConfig, ModelConfig, RolloutConfig
+from tasks.inference import environments, rollouts
+from tasks.inference.engine import Engine
+from tasks.learner.tiny import tiny_qwen3
+from tasks.parse_errors import unreadable
+from tests.tasks.inference.hosts import KEY, assigned, engine_of, served
+
+pytestmark = pytest.mark.engine
+
+MEMBERS = ("affirmative", "negative", "judge")
+CLAIM = Claim("7", ("4", "7", "2"))
+SEATS = {
+    name: {"harness": {"id": "chat_loop", "backoff_seconds": 0}, "runtime": {"type": "subprocess"}} for name in MEMBERS
+}
+Answer = Callable[[str, int], str | int]
+"""What a member says at its turn of that number; a number is an HTTP status."""
+
+
+# Claims
+
+
+def test_claims_are_seeded_half_of_them_true_and_all_different() -> None:
+    first = list(claims(40, 3, seed=2))
+    assert len(set(first)) == 40 and list(claims(60, 3, seed=2))[:40] == first != list(claims(40, 3, seed=3))
+    assert [claim.truth for claim in first] == ["affirmative", "negative"] * 20
+    assert all((claim.digit in claim.listed.split()) == (claim.truth == "affirmative") for claim in first)
+    with pytest.raises(ValueError, match="there are 100"):
+        list(claims(26, 1, seed=0))
+
+
+@pytest.mark.parametrize(
+    ("statement", "found"),
+    [("see 4 7 2", "4 7 2"), ("I see 4 7", "4 7"), ("see 47", None), ("4 7 2", None), ("see 1 see 2", "1"), ("", None)],
+)
+def test_what_a_statement_cites(statement: str, found: str | None) -> None:
+    assert cited(statement) == found
+    assert num_true_citations([statement, "see 4 7 2"], "4 7 2") == 1 + (found == "4 7 2")
+
+
+# Conversations, word for word
+
+
+class Scripted:
+    """A chat endpoint that answers each member by a script, and keeps what it was asked."""
+
+    def __init__(self, answer: Answer) -> None:
+        self.answer = answer
+        self.asked: dict[str, list[list[dict[str, str]]]] = {member: [] for member in MEMBERS}
+
+    async def respond(self, request: web.Request) -> web.Response:
+        messages = (await request.json())["messages"]
+        opening = next(each["content"] for each in messages if each["role"] == "user")
+        member = {"yes": "affirmative", "no:": "negative"}.get(opening[:3], "judge")
+        number = sum(each["role"] == "assistant" for each in messages)
+        said = self.answer(member, number)
+        if isinstance(said, int):
+            return web.json_response({"error": {"message": "planted"}}, status=said)
+        self.asked[member].append(messages)
+        message = {"role": "assistant", "content": said}
+        usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
+        choices = [{"index": 0, "message": message, "finish_reason": "stop"}]
+        return web.json_response(
+            {"id": "x", "object": "chat.completion", "created": 0, "model": "m", "choices": choices, "usage": usage}
+        )
+
+
+def config_of(**settings: Any) -> vf.EnvConfig:
+    seats = {name: {**seat, **settings.pop(name, {})} for name, seat in SEATS.items()}
+    return resolve_env_config({"taskset": {"id": "debate", "length": 3}, **seats, **settings})
+
+
+def played(
+    answer: Answer, env: vf.Env | None = None, claim: Claim = CLAIM, **settings: Any
+) -> tuple[vf.Episode, Scripted]:
+    """One episode before a scripted endpoint."""
+    script, environment = Scripted(answer), env or load_environment(config_of(**settings))
+
+    async def go() -> vf.Episode:
+        app = web.Application()
+        app.router.add_post("/v1/chat/completions", script.respond)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+        client = EvalClientConfig(base_url=url, api_key_var="NO_SUCH_KEY")
+        context = ModelContext(client=client, model="m", sampling=SamplingConfig())
+        try:
+            async with environment.serving():
+                task = DebateTask(data_of(claim), environment.taskset.config.task)
+                return await environment.run_episode(task, context)
+        finally:
+            await runner.cleanup()
+
+    return asyncio.run(go()), script
+
+
+def by_member(episode: vf.Episode) -> dict[str, vf.Trace]:
+    assert sorted(trace.agent.name for trace in episode.traces) == sorted(MEMBERS)
+    return {trace.agent.name: trace for trace in episode.traces}
+
+
+def users(messages: list[dict[str, str]]) -> list[str]:
+    return [each["content"] for each in messages if each["role"] == "user"]
+
+
+def words(member: str, number: int) -> str:
+    return "<yes>" if member == "judge" else f"<note>SECRET</note> {member[0]}{number}"
+
+
+def test_by_turns_each_hears_the_other_before_it_speaks() -> None:
+    episode, script = played(words, num_rounds=2, private_tag="note")
+    assert users(script.asked["affirmative"][-1]) == ["yes: 7 in 4 7 2\n\nsay 1", "negative: n0\n\nsay 2"]
+    assert users(script.asked["negative"][-1]) == [
+        "no: 7 in 4 7 2\n\naffirmative: a0\n\nsay 1", "affirmative: a1\n\nsay 2"
+    ]  # fmt: skip
+    heard = "\n\n".join(["affirmative: a0", "negative: n0", "affirmative: a1", "negative: n1", "7?"])
+    assert users(script.asked["judge"][-1]) == [heard]
+    assert episode.ok and {name: trace.reward for name, trace in by_member(episode).items()} == {
+        "affirmative": 1.0, "negative": -1.0, "judge": 0.0
+    }  # fmt: skip
+
+
+def test_at_once_nobody_hears_the_other_before_the_next_round() -> None:
+    episode, script = played(words, num_rounds=2, private_tag="note", schedule="simultaneous")
+    assert users(script.asked["affirmative"][-1]) == ["yes: 7 in 4 7 2\n\nsay 1", "negative: n0\n\nsay 2"]
+    assert users(script.asked["negative"][-1]) == ["no: 7 in 4 7 2\n\nsay 1", "affirmative: a0\n\nsay 2"]
+    assert len(script.asked["judge"]) == 1 and episode.ok
+
+
+@pytest.mark.parametrize("schedule", ["sequential", "simultaneous"])
+def test_prompts_extend_each_other_and_private_words_stay_with_their_member(schedule: str) -> None:
+    episode, script = played(words, num_rounds=3, private_tag="note", schedule=schedule)
+    for member, requests in script.asked.items():
+        for before, after in itertools.pairwise(requests):
+            assert after[: len(before)] == before
+        assert "SECRET" not in "".join(users(requests[-1])), member
+    traces = by_member(episode)
+    assert {name: (trace.num_turns, trace.num_branches) for name, trace in traces.items()} == {
+        "affirmative": (3, 1), "negative": (3, 1), "judge": (1, 1)
+    }  # fmt: skip
+    # Turns of all members, not of the first one.
+    assert {trace.metrics["total_turns"] for trace in traces.values()} == {7.0}
+    assert {trace.info["stop"] for trace in traces.values()} == {"schedule_exhausted"}
+
+
+@pytest.mark.parametrize(
+    ("verdict", "claim", "rewards", "given", "true"),
+    [
+        ("<yes>", CLAIM, (1, -1, 0), 1, 1),
+        ("<no>", CLAIM, (-1, 1, 0), 1, 0),
+        ("<no>", Claim("5", ("1", "2", "3")), (-1, 1, 0), 1, 1),
+        ("<yes> or <no>", CLAIM, (0, 0, 0), 0, 0),
+        ("well", CLAIM, (0, 0, 0), 0, 0),
+        ("<think><no></think><yes>", CLAIM, (1, -1, 0), 1, 1),
+    ],
+)
+def test_the_verdict_is_what_an_episode_is_worth(
+    verdict: str, claim: Claim, rewards: tuple[int, ...], given: int, true: int
+) -> None:
+    says = {"affirmative": f"see {claim.listed}", "negative": "see 9 9 9", "judge": verdict}
+    traces = by_member(played(lambda member, number: says[member], claim=claim)[0])
+    assert tuple(traces[member].reward for member in MEMBERS) == rewards
+    assert [list(traces[member].rewards) for member in MEMBERS] == [["outcome"]] * 3
+    assert {(trace.metrics["verdict_given"], trace.metrics["verdict_true"]) for trace in traces.values()} == {
+        (given, true)
+    }
+    assert traces["affirmative"].metrics["cited"] == 1 and traces["negative"].metrics["cited"] == 0
+
+
+def test_broken_thoughts_are_flagged_and_the_debate_goes_on() -> None:
+    def answer(member: str, number: int) -> str:
+        if (member, number) == ("negative", 1):
+            return "n1 <think>SECRET"
+        return words(member, number)
+
+    episode, script = played(answer, num_rounds=2, private_tag="note")
+    traces = by_member(episode)
+    assert episode.ok and "SECRET" not in str(script.asked["judge"])
+    assert users(script.asked["judge"][-1])[0].endswith("negative: n1\n\n7?")
+    assert ["parse_errors" in traces[member].info for member in MEMBERS] == [False, True, False]
+    negative = traces["negative"]
+    (number,) = negative.info["parse_errors"]
+    assert negative.nodes[number].sampled and negative.nodes[number].message.content == "n1 <think>SECRET"
+    assert flagged(negative) == [number]
+
+
+def flagged(trace: vf.Trace) -> list[int]:
+    """The messages of a trace that the admission to training finds unreadable, in its own tables."""
+    messages = pa.table(
+        {
+            "message": range(len(trace.nodes)),
+            "body": [json.dumps(node.message.model_dump()) for node in trace.nodes],
+            "sampled": [node.sampled for node in trace.nodes],
+        }
+    )
+    traces = pa.table({"record": ["{}"], "info": [json.dumps(trace.info)]})
+    import numpy as np
+
+    return np.flatnonzero(unreadable(traces, messages, np.zeros(len(trace.nodes), np.int64))).tolist()
+
+
+# Failures
+
+
+@pytest.mark.parametrize("schedule", ["sequential", "simultaneous"])
+def test_a_member_that_fails_ends_the_episode_and_nobody_is_given_a_zero(schedule: str) -> None:
+    def answer(member: str, number: int) -> str | int:
+        return 400 if (member, number) == ("negative", 1) else words(member, number)
+
+    episode, script = played(answer, num_rounds=2, schedule=schedule, private_tag="note")
+    traces = by_member(episode)
+    assert not episode.ok and episode.errors == []
+    assert [len(traces[member].errors) for member in MEMBERS] == [0, 1, 0]
+    # What is tried again is decided by the failure, not by what followed from it: it comes first.
+    assert [trace.agent.name for trace in episode.traces] == ["negative", "affirmative", "judge"]
+    assert [trace.rewards for trace in traces.values()] == [{"outcome": None}] * 3
+    assert all(trace.info["stop"] == "error" for trace in traces.values())
+    assert all(trace.info["episode_error"].startswith("member 'negative' failed") for trace in traces.values())
+    assert script.asked["judge"] == []
+
+
+class Partial(DebateEnv):
+    """Rewards who kept speaking while another failed."""
+
+    def partial_score(self, task: vf.Task, state: Any) -> dict[str, Any]:
+        return {"members": [{"member": "affirmative", "reward": 0.5}], "metrics": {"slots": float(state.num_slots)}}
+
+
+def test_a_partial_score_stands_and_the_rest_is_not_scored() -> None:
+    episode, _ = played(
+        lambda member, number: 400 if member == "negative" else "hi",
+        Partial(config_of(num_rounds=2)),  # type: ignore[arg-type]
+    )
+    traces = by_member(episode)
+    assert traces["affirmative"].reward == 0.5 and traces["affirmative"].metrics == {"slots": 1.0, "total_turns": 1.0}
+    assert [traces[member].rewards for member in ("negative", "judge")] == [{"outcome": None}] * 2
+
+
+class Incomplete(DebateEnv):
+    """Forgets the judge."""
+
+    def score(self, task: vf.Task, state: Any) -> Any:
+        full = super().score(task, state)
+        return EpisodeScore(members=full.members[:2])
+
+
+class Buggy(DebateEnv):
+    """Stumbles over one claim, and not over its own arena."""
+
+    def score(self, task: vf.Task, state: Any) -> Any:
+        return {}["no such key"]
+
+
+@pytest.mark.parametrize(
+    ("environment", "told"),
+    [(Incomplete, r"ScoreError: .*no reward for \['judge'\]"), (Buggy, "KeyError: 'no such key'")],
+)
+def test_a_score_that_fails_is_the_failure_of_its_episode(environment: type[DebateEnv], told: str) -> None:
+    episode, _ = played(lambda member, number: "hi", environment(config_of()))  # type: ignore[arg-type]
+    assert not episode.ok and [error.type for error in episode.errors] == ["EnvError"]
+    assert re.search(told, episode.errors[0].message)
+    assert all(trace.rewards == {} for trace in episode.traces)
+
+
+class Refusing(DebateEnv):
+    """Refuses the second slot when all of it was said."""
+
+    async def committed(self, task: vf.Task, state: Any) -> None:
+        if state.num_slots == 2:
+            raise PlayError("not that")
+
+    def partial_score(self, task: vf.Task, state: Any) -> dict[str, Any]:
+        return {"metrics": {"slots": float(state.num_slots)}}
+
+
+def test_a_hook_that_refuses_a_slot_fails_the_episode_as_it_was_before_the_slot() -> None:
+    episode, script = played(words, Refusing(config_of()))  # type: ignore[arg-type]
+    traces = by_member(episode)
+    assert [len(script.asked[member]) for member in MEMBERS] == [1, 1, 0] and not episode.ok
+    assert {trace.errors[-1].type for trace in traces.values()} == {"PlayError"}
+    assert {trace.metrics["slots"] for trace in traces.values()} == {1.0}
+    assert {trace.info["episode_error"] for trace in traces.values()} == {"PlayError: not that"}
+
+
+def test_a_failing_episode_leaves_those_beside_it_alone() -> None:
+    env = load_environment(config_of())
+    broken, _ = played(lambda member, number: 400, env)
+    whole, _ = played(words, env, private_tag="note")
+    assert not broken.ok and whole.ok and by_member(whole)["affirmative"].reward == 1.0
+
+
+# Seats
+
+
+def test_the_learner_is_pinned_or_drawn_by_example() -> None:
+    for pinned in ("affirmative", "negative"):
+        traces = by_member(played(words, learner_seat=pinned, private_tag="note")[0])
+        assert {trace.info["learner_seat"] for trace in traces.values()} == {pinned}
+    assert all("learner_seat" not in trace.info for trace in played(words)[0].traces)
+    failed = played(lambda member, number: 400, learner_seat="negative")[0]
+    assert {trace.info["learner_seat"] for trace in failed.traces} == {"negative"}
+
+
+def test_drawn_by_example_both_seats_get_their_share() -> None:
+    drawn = [learner("alternate", MEMBERS[:2], f"{claim.digit} in {claim.listed}") for claim in claims(200, 3, seed=0)]
+    assert 70 < drawn.count("affirmative") < 130 and set(drawn) == set(MEMBERS[:2])
+    assert [learner("alternate", MEMBERS[:2], "x")] * 3 == [learner("alternate", MEMBERS[:2], "x") for _ in range(3)]
+    assert learner("", MEMBERS[:2], "x") is None
+
+
+def test_images_are_refused() -> None:
+    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}
+    content = [{"type": "text", "text": "a"}, picture]
+    shown = vf.TaskData.model_validate({"idx": 4, "prompt": [{"role": "user", "content": content}]})
+    with pytest.raises(ArenaError, match="task 4: its prompt has image_url, and an arena passes text alone"):
+        require_text(shown)
+    for fine in ("text", None, [{"role": "user", "content": content[:1]}], [{"role": "user", "content": "a"}]):
+        require_text(vf.TaskData.model_validate({"prompt": fine}))
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [({"learner_seat": "judge"}, "learner_seat = 'judge'"), ({"private_tag": "think"}, "private tag 'think'")],
+)
+def test_settings_that_cannot_be_played_are_refused(settings: dict[str, str], told: str) -> None:
+    with pytest.raises(ArenaError, match=told):
+        load_environment(config_of(**settings))
+
+
+# With a real engine
+
+
+def environment_of(name: str, **env: Any) -> EnvironmentConfig:
+    return EnvironmentConfig(name=name, taskset={"id": "debate", "num_examples": 8}, env=env)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_qwen3(tmp_path_factory.mktemp("model") / "m", hidden=48, layers=2, heads=2, kv_heads=2, seed=1)
+
+
+@pytest.fixture(scope="module")
+def engine(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    report = tmp_path_factory.mktemp("engine") / "report.json"
+    with engine_of(model, report, EngineConfig(max_model_len=256, memory_gib=0.25)) as client:
+        yield client
+
+
+def rows(
+    engine: Engine, model: Path, environment: EnvironmentConfig, directory: Path, num_examples: int = 2
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The traces and messages of two rollouts for each of some examples, through a real environment server."""
+    config = RunConfig(
+        model=ModelConfig(path=str(model), renderer="qwen3", renderer_settings={"enable_thinking": False}),
+        environments=(environment,),
+        rollout=RolloutConfig(max_tokens=8, max_attempts=1),
+        engine=EngineConfig(max_model_len=256, memory_gib=0.25),
+    )
+    examples = environments.examples(environment)
+    ids = examples["example_id"].to_pylist()[:num_examples]
+    groups: list[dict[str, pa.Table]] = []
+    engine.serve("policy", model)
+    with served(environment, directory) as told:
+        rollouts.sample(
+            assigned(environment.name, ids, 2),
+            examples,
+            engine_url=engine.url,
+            api_key=KEY,
+            addresses={environment.name: told["address"]},
+            policy={"key": "policy", "version": 0},
+            step=0,
+            config=View(config, ("rollout", "environments", "engine", "model"), "rollout"),
+            on_group=lambda _, tables: groups.append(tables),
+        )
+    return tuple([row for tables in groups for row in tables[name].to_pylist()] for name in ("traces", "messages"))  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("schedule", ["sequential", "simultaneous"])
+def test_each_member_has_a_trace_whose_tokens_extend_from_turn_to_turn(
+    engine: Engine, model: Path, tmp_path: Path, schedule: str
+) -> None:
+    environment = environment_of("debate", num_rounds=2, schedule=schedule, learner_seat="alternate")
+    traces, messages = rows(engine, model, environment, tmp_path)
+    episodes: dict[str, dict[str, dict[str, Any]]] = {}
+    for row in traces:
+        assert episodes.setdefault(row["episode_id"], {}).setdefault(row["agent"], row) is row
+    assert len(episodes) == 4 and all(sorted(each) == sorted(MEMBERS) for each in episodes.values())
+    for each in episodes.values():
+        assert [each[member]["error_message"] for member in MEMBERS] == [None] * 3
+        assert each["affirmative"]["reward"] + each["negative"]["reward"] == each["judge"]["reward"] == 0.0
+        assert [(each[member]["num_branches"], each[member]["num_turns"]) for member in MEMBERS] == [
+            (1, 2),
+            (1, 2),
+            (1, 1),
+        ]
+        assert len({json.loads(row["info"])["learner_seat"] for row in each.values()}) == 1
+        assert {json.loads(row["metrics"])["total_turns"] for row in each.values()} == {5.0}
+        # The judge reads what the debaters said in public.
+        assert [row["assignment_id"] for row in each.values()] == [each["judge"]["assignment_id"]] * 3
+    for row in traces:
+        own = [message for message in messages if message["trace_id"] == row["trace_id"]]
+        assert [message["parent"] for message in own] == [None, *range(len(own) - 1)]
+        assert [message["role"] for message in own] == ["user", "assistant"] * row["num_turns"]
+        assert all(message["token_ids"] for message in own)
+
+
+def test_a_conversation_that_no_longer_fits_is_cut_and_no_error(engine: Engine, model: Path, tmp_path: Path) -> None:
+    traces, _ = rows(engine, model, environment_of("long", num_rounds=12, schedule="simultaneous"), tmp_path, 1)
+    assert len(traces) == 6 and {json.loads(row["info"])["stop"] for row in traces} == {"prompt_too_long"}
+    debaters = [row for row in traces if row["agent"] != "judge"]
+    assert [row["error_message"] for row in debaters] == [None] * 4 and any(row["is_truncated"] for row in debaters)
+    assert {row["reward"] for row in debaters} == {0.0}
+    # It was never asked, which is no reward of zero.
+    assert [(row["error_class"], row["reward"]) for row in traces if row["agent"] == "judge"] == [
+        ("incomplete", None)
+    ] * 2
