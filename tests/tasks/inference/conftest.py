@@ -2,18 +2,13 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from configs.run import RunConfig, View
-from configs.sections import EnvironmentConfig, ModelConfig, RolloutConfig
+from configs.run import View
 from tasks.inference.engine import Engine
 from tasks.learner.tiny import tiny_qwen3
-from tests.tasks.inference.hosts import ENGINE, engine_of
-
-PLUGINS = Path(__file__).parent / "plugins"
-SECTIONS = ("rollout", "environments", "engine", "model")
+from tests.tasks.inference.hosts import PLUGINS, engine_of, view_of
 
 
 @pytest.fixture(scope="session")
@@ -46,13 +41,4 @@ def plugins(monkeypatch: pytest.MonkeyPatch) -> None:
 def view(models: dict[str, Path]) -> Callable[..., View]:
     """Builds the config view of a rollout stage."""
 
-    def build(environment: EnvironmentConfig, **rollout: Any) -> View:
-        config = RunConfig(
-            model=ModelConfig(path=str(models["a"]), renderer="qwen3"),
-            environments=(environment,),
-            rollout=RolloutConfig(**{"max_tokens": 12, **rollout}),
-            engine=ENGINE,
-        )
-        return View(config, SECTIONS, "rollout")
-
-    return build
+    return lambda environment, **rollout: view_of(models["a"], environment, **rollout)

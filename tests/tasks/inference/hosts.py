@@ -13,13 +13,16 @@ from typing import Any
 import pyarrow as pa
 
 from configs.lora import LoraConfig
-from configs.sections import EngineConfig, EnvironmentConfig, ModelConfig
+from configs.run import RunConfig, View
+from configs.sections import EngineConfig, EnvironmentConfig, ModelConfig, RolloutConfig
 from storage.schemas import ASSIGNMENTS
 from tasks.inference import engine, environments
 from tasks.inference.engine import Engine
 
 KEY = "the-key-of-the-test-engine"
+PLUGINS = Path(__file__).parent / "plugins"
 ENGINE = EngineConfig(max_model_len=256, memory_gib=0.25)
+SECTIONS = ("rollout", "environments", "engine", "model")
 
 
 @contextmanager
@@ -89,3 +92,14 @@ def assigned(environment: str, example_ids: list[str], group_size: int) -> pa.Ta
         for member in range(group_size)
     ]
     return pa.Table.from_pylist(rows, schema=ASSIGNMENTS.arrow)
+
+
+def view_of(weights: Path, environment: EnvironmentConfig, **rollout: Any) -> View:
+    """The config view of a rollout stage."""
+    config = RunConfig(
+        model=ModelConfig(path=str(weights), renderer="qwen3"),
+        environments=(environment,),
+        rollout=RolloutConfig(**{"max_tokens": 12, **rollout}),
+        engine=ENGINE,
+    )
+    return View(config, SECTIONS, "rollout")

@@ -1,0 +1,61 @@
+"""Who a row belongs to: what another model sampled is never the policy's, whoever put it there."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from configs.environments import EnvironmentConfig
+from tasks.inference.rows import Attempted
+from tasks.inference.scoring import Served
+from tasks.inference.seats import Asked, Player, SeatMismatch, Seats, frozen_players, served_as
+
+ATTEMPTED = Attempted({}, "the-policy", 3, 4, 1.0)
+POLICY = Asked(SimpleNamespace(base_url="http://policy/v1"), "m")  # type: ignore[arg-type]
+RIVAL = Player(SimpleNamespace(base_url="http://rival/v1"), Served("http://rival", "", "r"))  # type: ignore[arg-type]
+SEATS = Seats("e", {"rival": RIVAL}, frozenset({"helper"}))
+FOREIGN = {"trainable": False, "policy_key": "", "policy_version": 4, "staleness": 0}
+
+
+def played(seat: str, url: str | None, model: str | None) -> Any:
+    client = None if url is None else SimpleNamespace(base_url=url)
+    return SimpleNamespace(agent=SimpleNamespace(name=seat, config=SimpleNamespace(client=client, model=model)))
+
+
+@pytest.mark.parametrize(
+    ("seat", "url", "model", "expected"),
+    [
+        ("agent", "http://policy/v1", "m", {}),
+        ("helper", "http://policy/v1", "m", {"trainable": False}),
+        ("rival", "http://rival/v1", "r", FOREIGN),
+        ("agent", "http://elsewhere/v1", "m", FOREIGN),
+        ("agent", "http://policy/v1", "another", FOREIGN),
+        ("helper", "http://elsewhere/v1", "m", FOREIGN),
+        ("agent", None, None, {}),
+        ("rival", None, None, FOREIGN),
+    ],
+)
+def test_a_row_is_the_policy_s_only_where_the_policy_played(
+    seat: str, url: str | None, model: str | None, expected: dict[str, Any]
+) -> None:
+    assert SEATS.columns(played(seat, url, model), POLICY, ATTEMPTED) == expected
+
+
+@pytest.mark.parametrize(("url", "model"), [("http://policy/v1", "m"), ("http://rival/v1", "m"), ("http://x/v1", "r")])
+def test_a_frozen_seat_that_another_model_played_stops_everything(url: str, model: str) -> None:
+    with pytest.raises(SeatMismatch, match="seat 'rival': it was to be played by 'r' at http://rival/v1"):
+        SEATS.columns(played("rival", url, model), POLICY, ATTEMPTED)
+
+
+def test_frozen_players_are_found_by_environment_and_seat() -> None:
+    seats = {"a": {"model": {"url": "http://one"}}, "b": {"max_turns": 1}}
+    environments = [
+        EnvironmentConfig.model_validate({"name": name, "taskset": {"id": "t"}, "seats": own})
+        for name, own in (("x", seats), ("y", {}), ("z", {"a": {"model": {"url": "http://two"}}}))
+    ]
+    found = frozen_players(environments, lambda teacher: Served(teacher.url, ""))
+    assert {name: each.url for name, each in found.items()} == {
+        served_as("x", "a"): "http://one",
+        served_as("z", "a"): "http://two",
+    }
+    assert served_as("x", "y/a") != served_as("x/y", "a")
