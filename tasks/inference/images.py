@@ -122,7 +122,7 @@ def _rewritten(table: pa.Table, column: str, numbers: list[int | None], pattern:
     hits = np.flatnonzero(pc.match_substring_regex(table[column], pattern).to_numpy())
     if not len(hits):
         return table
-    values, names = table[column].to_pylist(), texts(table["trace_id"])
+    values, names = texts(table[column]), texts(table["trace_id"])
     for row in map(int, hits):
         changed = _walked(json.loads(values[row]), partial(change, names[row], numbers[row]))
         values[row] = json.dumps(changed, ensure_ascii=False, separators=(",", ":"))
