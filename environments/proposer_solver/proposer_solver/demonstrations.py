@@ -27,9 +27,9 @@ def demonstrations(
         start, second = draw.choice(starts), draw.randint(0, largest)
         if number % 4 == 0:
             broken = draw.random() < invalid
-            yield _row(request(start, largest), start if broken else f"{start}{second}")
+            yield _row(request(start, largest), start if broken else f"{second}")
         else:
-            problem = proposed(f"{start}{second}", start, largest)
+            problem = proposed(f"{second}", start, largest)
             assert problem is not None, "the problem was made as asked"
             yield _row(question(problem), _answer(problem, draw, right))
 

@@ -36,7 +36,7 @@ def beginnings(operators: str, largest: int) -> Iterator[str]:
 
 
 def request(beginning: str, largest: int) -> str:
-    """What the proposer is asked: a problem that begins so, and whose second number is not above the largest."""
+    """What the proposer is asked: to complete a problem that begins so, by a number up to the largest."""
     return f"Set {beginning}? to {largest}"
 
 
@@ -45,13 +45,17 @@ def question(problem: Problem) -> str:
     return f"{problem.text}="
 
 
+def problem_of(text: str) -> Problem | None:
+    """The problem that a text is, as `Problem.text` writes it; None where it is none."""
+    found = PROBLEM.fullmatch(text)
+    return Problem(int(found[1]), found[2], int(found[3])) if found else None
+
+
 def proposed(reply: str, beginning: str, largest: int) -> Problem | None:
-    """The problem that a reply is, or None where it is none: another text, another beginning, too large a number."""
-    found = PROBLEM.fullmatch(reply.strip())
-    if found is None:
-        return None
-    problem = Problem(int(found[1]), found[2], int(found[3]))
-    return problem if problem.text.startswith(beginning) and problem.second <= largest else None
+    """The problem that a reply completes, or None where it is not one number that is allowed."""
+    said = reply.strip()
+    problem = problem_of(beginning + said)
+    return problem if problem is not None and problem.second <= largest else None
 
 
 def is_right(reply: str, problem: Problem) -> bool:

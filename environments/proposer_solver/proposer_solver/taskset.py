@@ -9,7 +9,8 @@ from proposer_solver.sums import OPERATORS, Problem, beginnings, question, reque
 
 RULES_OF_PROPOSER = (
     "You set problems for others. You are told how a problem begins and the largest number that may follow, as in "
-    "'Set 7+? to 9'. Reply with the whole problem alone, as in '7+5'. The best problems are solved half of the time."
+    "'Set 7+? to 9'. Reply with the number that completes it alone, as in '5'. The best problems are solved by half of "
+    "those who try."
 )
 RULES_OF_SOLVER = "Reply with the result alone, a whole number."
 
