@@ -97,8 +97,9 @@ class EnvironmentConfig(Section):
     hang_seconds: float = operational(120.0, gt=0)
     """A server that leaves a health request unanswered for so long hangs, and is started again. Longer than the longest
     step of the environment that does not let others run: a reward computed without `await`, say."""
-    max_restarts: int = operational(3, ge=0)
-    """Restarts of the server, after it died or hung, before the run fails."""
+    max_restarts: int = operational(20, ge=0)
+    """Restarts of the server in one run, after it died or hung, before the run fails. A single example that takes it
+    down every time costs four of them before it is given up."""
 
     @property
     def seat_rule(self) -> SeatRule:

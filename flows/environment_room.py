@@ -10,6 +10,10 @@ from configs.sections import EnvironmentConfig
 from flows.processes.services import Handle, ServiceSpec, Supervisor
 from tasks.inference import environments as environment_service
 
+STARTUP_SECONDS = 180.0
+GRACE_SECONDS = 20.0
+"""A server ends the rollouts under way and its workers, which clear up what they have elsewhere."""
+
 
 class EnvironmentRoom:
     """One environment server for each environment of the run, or the addresses of those that others run."""
@@ -63,5 +67,7 @@ class EnvironmentRoom:
             ready=lambda found: environment_service.answers(found["address"]),
             hangs=lambda found: environment_service.hangs(found["address"], environment.hang_seconds),
             max_restarts=environment.max_restarts,
+            startup_seconds=STARTUP_SECONDS + environment.hang_seconds,  # one that hangs is first to be found out
+            grace_seconds=GRACE_SECONDS,
             external=environment.address,
         )

@@ -78,15 +78,14 @@ def serve_pool(
     environment: Mapping[str, Any],
     config_data: Mapping[str, Any],
     report: Callable[[str], None],
-    set_up: Callable[[], None],
+    set_up_worker: Callable[[], None],
 ) -> int:
     """Serve with a broker and its workers until told to end, or until a worker is lost; return the exit status.
 
     `environment` is our section of the config, `config_data` what verifiers makes of it, `report` takes the address,
-    `set_up` is called here and in every worker.
+    `set_up_worker` is called in every worker.
     """
     _arm_teardown()
-    set_up()
     own = environment["pool"]
     elastic = own["type"] == "elastic"
     pool = WatchedPool(
@@ -94,7 +93,7 @@ def serve_pool(
         {"config_data": config_data},
         own["max_workers"] if elastic else own["num_workers"],
         "tcp://127.0.0.1:0",
-        set_up,
+        set_up_worker,
         own.get("multiplex", 128),
         elastic,
     )

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -27,12 +28,19 @@ class MisbehavingData(vf.TaskData):
 class MisbehavingConfig(vf.TaskConfig):
     directory: str = "."
     """Where a task leaves what the test looks for."""
+    name: str = ""
+    """Of the environment, for its log."""
 
 
 class MisbehavingTask(vf.Task[MisbehavingData, vf.State, MisbehavingConfig]):
     @property
     def key(self) -> str:
         return self.data.fault
+
+    async def setup(self, trace: vf.Trace, runtime: vf.Runtime) -> None:
+        if self.data.fault == "holds":
+            logging.getLogger("misbehaving").info("holding %s in process %d", self.config.name, os.getpid())
+            await asyncio.sleep(3600)
 
     @vf.reward
     async def outcome(self, task: MisbehavingData, trace: vf.Trace, runtime: vf.Runtime) -> Any:
@@ -62,6 +70,16 @@ class MisbehavingTask(vf.Task[MisbehavingData, vf.State, MisbehavingConfig]):
     def unserialisable(self, trace: vf.Trace, runtime: vf.Runtime) -> None:
         trace.info["connection"] = object()
 
+    def partly(self, trace: vf.Trace, runtime: vf.Runtime) -> Any:
+        """Zero, one, an error and infinity, for the members of a group in the order in which they are scored."""
+        place = next(number for number in range(9) if self._first(str(number)))
+        if place == 2:
+            raise LookupError("planted")
+        return self.number((0.0, 1.0, 0.0, float("inf"))[place])
+
+    async def number(self, value: float) -> float:
+        return value
+
     def floods(self, trace: vf.Trace, runtime: vf.Runtime) -> None:
         for _ in range(200):
             print("flood " * 1000)
@@ -81,9 +99,9 @@ class MisbehavingTask(vf.Task[MisbehavingData, vf.State, MisbehavingConfig]):
             while True:
                 time.sleep(0.01)
 
-    def exits(self, trace: vf.Trace, runtime: vf.Runtime) -> None:
+    def dies(self, trace: vf.Trace, runtime: vf.Runtime) -> None:
         if self._first():
-            os._exit(7)
+            os.kill(os.getpid(), signal.SIGKILL)
 
     def leaves(self, trace: vf.Trace, runtime: vf.Runtime) -> None:
         if self._first():
@@ -93,10 +111,10 @@ class MisbehavingTask(vf.Task[MisbehavingData, vf.State, MisbehavingConfig]):
         if self._first():
             raise KeyboardInterrupt
 
-    def _first(self) -> bool:
-        """Whether this is the first time that the task is scored, in whatever process."""
+    def _first(self, what: str = "once") -> bool:
+        """Whether this is the first time that the task is scored so, in whatever process."""
         try:
-            self._path(f"{self.data.fault}.once").touch(exist_ok=False)
+            self._path(f"{self.data.fault}.{what}").touch(exist_ok=False)
         except FileExistsError:
             return False
         return True

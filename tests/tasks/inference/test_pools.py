@@ -1,0 +1,153 @@
+"""Pools of environment workers: how many there are, where they log, and what happens when one is killed or told to end.
+
+The servers are started as a run starts them, and every rollout is held at its setup: no model is called.
+"""
+
+import asyncio
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from configs.run import RunConfig
+from configs.sections import ElasticPool, EnvironmentConfig, StaticPool
+from flows.environment_room import EnvironmentRoom
+from flows.processes.ownership import identity, owned, start_time
+from flows.processes.services import ServiceFailed, Supervisor
+from tasks.inference import environments
+from tests.tasks.inference.conftest import PLUGINS
+
+pytestmark = pytest.mark.engine
+
+PATIENCE = 120.0
+STARTED = re.compile(r"started worker (\d+), process (\d+)")
+HOLDING = re.compile(r"holding (\w+) in process (\d+)")
+
+
+def holding(name: str, **settings: Any) -> EnvironmentConfig:
+    """An environment whose rollouts wait for ever, and say so in the log."""
+    return EnvironmentConfig(
+        name=name, taskset={"id": "misbehaving_taskset", "faults": ["holds"], "task": {"name": name}}, **settings
+    )
+
+
+STATIC = holding("fixed", pool=StaticPool(num_workers=2), max_restarts=0)
+ELASTIC = holding("growing", pool=ElasticPool(max_workers=2, multiplex=1))
+
+
+class Pools:
+    """Both servers of this module, with their logs."""
+
+    def __init__(self, supervisor: Supervisor) -> None:
+        self.supervisor = supervisor
+        self.room = EnvironmentRoom(supervisor, RunConfig(environments=(STATIC, ELASTIC)), "key")
+        self.addresses = self.room.addresses()
+
+    def log(self, name: str) -> str:
+        return (self.supervisor.directory / f"environment-{name}.log").read_text()
+
+    def workers(self, name: str) -> list[int]:
+        """Process ids of the workers that were started, in their order."""
+        return [int(process) for _, process in STARTED.findall(self.log(name))]
+
+    def holders(self, name: str) -> list[int]:
+        """Process ids of those that hold a rollout."""
+        return [int(process) for _, process in HOLDING.findall(self.log(name))]
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for something that is certain to come."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come"
+        time.sleep(0.1)
+
+
+@contextmanager
+def rollouts(address: str, count: int) -> Iterator[None]:
+    """So many rollouts under way until the block ends."""
+    from verifiers.v1.configs.client import EvalClientConfig
+    from verifiers.v1.serve.client import EnvClient
+    from verifiers.v1.types import SamplingConfig
+
+    loop = asyncio.new_event_loop()
+    client = EnvClient(address)
+    task = {"fault": "holds", "prompt": "x", "idx": 0}
+    asked = [
+        loop.create_task(client.run(EvalClientConfig(base_url="http://127.0.0.1:9/v1"), "m", SamplingConfig(), task))
+        for _ in range(count)
+    ]
+    loop.run_until_complete(asyncio.wait(asked, timeout=0.5))
+    yield
+    for each in asked:
+        each.cancel()
+    loop.run_until_complete(asyncio.gather(*asked, return_exceptions=True))
+    loop.run_until_complete(client.close())
+    loop.close()
+
+
+@pytest.fixture(scope="module")
+def pools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pools]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(PLUGINS)
+        patch.setenv("PYTHONPATH", str(PLUGINS))
+        with Supervisor("run", tmp_path_factory.mktemp("pools")) as supervisor:
+            yield Pools(supervisor)
+
+
+def test_a_static_pool_starts_its_workers_at_once_and_shares_the_rollouts(pools: Pools) -> None:
+    assert len(pools.workers("fixed")) == 2
+    with rollouts(pools.addresses["fixed"], 4):
+        until(lambda: len(pools.holders("fixed")) == 4)
+    assert sorted(pools.holders("fixed")) == sorted(pools.workers("fixed") * 2)
+
+
+def test_an_elastic_pool_grows_with_load_to_its_bound(pools: Pools) -> None:
+    assert len(pools.workers("growing")) == 1
+    with rollouts(pools.addresses["growing"], 3):
+        until(lambda: len(pools.holders("growing")) == 3)
+    assert len(pools.workers("growing")) == 2, "one for each rollout, and two at most"
+
+
+def test_what_an_environment_logs_in_a_worker_is_in_its_own_log(pools: Pools) -> None:
+    for own, other in (("fixed", "growing"), ("growing", "fixed")):
+        assert f"misbehaving: holding {own} in process" in pools.log(own)
+        assert f"holding {other}" not in pools.log(own)
+
+
+def test_a_client_that_leaves_before_its_answer_does_not_end_the_server(pools: Pools) -> None:
+    for _ in range(5):
+        environments.answers(pools.addresses["growing"], seconds=0.0)
+    assert environments.answers(pools.addresses["growing"], seconds=PATIENCE)
+    assert not STARTED.findall(pools.log("growing").partition("generation 2")[2])
+
+
+def test_a_killed_worker_is_named_and_the_server_ends_for_another_to_be_started(pools: Pools) -> None:
+    former, handle = pools.workers("fixed"), pools.room._handles["fixed"]
+    os.kill(former[1], signal.SIGKILL)
+    with handle._changed:
+        assert handle._changed.wait_for(lambda: handle._failure, PATIENCE)
+    assert f"worker 1, process {former[1]}, was killed by signal 9: the server ends" in pools.log("fixed")
+    assert [start_time(process) for process in former] == [None, None]
+    with pytest.raises(
+        ServiceFailed, match=r"'environment fixed' ended with status 4 in generation 1: no restart of 0"
+    ):
+        pools.room.addresses()
+
+
+def test_servers_that_are_told_to_end_leave_nothing_behind(pools: Pools) -> None:
+    directory = re.findall(r"address=ipc://(\S+)/\d", pools.log("growing"))[0]
+    with rollouts(pools.addresses["growing"], 1):
+        pools.supervisor.close()
+    assert owned(identity()) == []
+    for name in ("fixed", "growing"):
+        assert pools.log(name).rstrip().endswith("EnvServerPool down"), pools.log(name)
+        assert not re.search("Traceback|KeyboardInterrupt|leaked", pools.log(name))
+    assert not os.path.exists(directory)
+    assert not list(Path(pools.supervisor.directory).glob("*.runtimes"))
