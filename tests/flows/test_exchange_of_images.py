@@ -23,7 +23,7 @@ URL = f"data:image/png;base64,{base64.b64encode(DATA).decode()}"
 
 def pictured(line: dict[str, Any]) -> dict[str, Any]:
     """The line with a picture in every message that asks something, beside its text."""
-    for trace in line["traces"] if "traces" in line else [line]:
+    for trace in line.get("traces", [line]):
         for node in trace["nodes"]:
             if node["message"]["role"] == "user":
                 text = {"type": "text", "text": node["message"]["content"]}
