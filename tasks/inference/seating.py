@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 SEED_STRIDE = 7_919
 """Between the seeds of the runs of one episode; the first has the request's own."""
+NUM_SEEDS = 2**63
+"""Engines take seeds of 63 bits."""
 
 
 def seat_players() -> None:
@@ -89,6 +91,6 @@ def _seeded(params_of: Any, runs: Iterator[int], *arguments: Any, **others: Any)
     seed = getattr(sampling, "seed", None)
     if number == 0 or seed is None:
         return params
-    sampling = sampling.model_copy(update={"seed": seed + number * SEED_STRIDE})
+    sampling = sampling.model_copy(update={"seed": (seed + number * SEED_STRIDE) % NUM_SEEDS})
     config = params["agent_config"].model_copy(update={"sampling": sampling})
     return params | {"ctx": replace(params["ctx"], sampling=sampling), "agent_config": config}

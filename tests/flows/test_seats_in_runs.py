@@ -1,0 +1,111 @@
+"""A run whose episodes are debates: three rollouts each, of which the judge's is never trained, and only the learner's
+where the config says so."""
+
+import json
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from configs.run import View
+from storage.store import Store
+from tasks.seats import LearnerSeatMissing
+from tasks.stage import Policy, Tables
+from tests.crash import fixed
+from tests.flows import rehearsal
+from tests.flows.rehearsal import rehearse
+
+pytestmark = pytest.mark.engine
+
+SEATS = ("for", "against", "judge")
+ENVIRONMENT: dict[str, Any] = {"name": fixed.ENVIRONMENT, "taskset": {"id": fixed.ENVIRONMENT}}
+
+
+def debated(tables: Tables, config: View, *, step: int, policy: Policy) -> Tables:
+    """Stand in for sampling: every rollout is an episode of two debaters, who share out one point, and a judge."""
+    made = rehearsal.sampled(tables, config, step=step, policy=policy)
+    traces, messages = [], []
+    for number, row in enumerate(made["traces"].to_pylist()):
+        for seat, reward in zip(SEATS, (row["reward"], 1 - row["reward"], 0.0), strict=True):
+            name = f"{row['trace_id']}-{seat}"
+            own = {"trace_id": name, "episode_id": row["trace_id"], "agent": seat, "reward": reward}
+            traces.append(row | own | {"info": json.dumps({"learner_seat": SEATS[number % 2]})})
+            messages += [
+                each | {"trace_id": name}
+                for each in made["messages"].to_pylist()
+                if each["trace_id"] == row["trace_id"]
+            ]
+    found = {"traces": traces, "messages": messages}
+    return {name: pa.Table.from_pylist(rows, made[name].schema) for name, rows in found.items()}
+
+
+@pytest.fixture(autouse=True)
+def debates(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = rehearsal.STAND_INS["rollout"]
+    monkeypatch.setitem(rehearsal.STAND_INS, "rollout", replace(stage, function=debated))
+
+
+MAKERS = {"traces": "rollout", "verdicts": "filtering", "estimator_states": "advantage", "batches": "packing"}
+
+
+def table(store: Store, name: str, columns: list[str]) -> list[dict[str, Any]]:
+    """Return the rows of a table that a store's runs made, those that several runs use once."""
+    entries = {each.key: each for each in store.ledger.entries(stage=MAKERS[name])}
+    return [row for each in entries.values() for row in store.read(each.slices(name), columns).to_pylist()]
+
+
+def run(root: Path, name: str, **environment: Any) -> Store:
+    return rehearse(root, name, environments=(ENVIRONMENT | environment,), algorithm={"type": "rae"})
+
+
+def reasons(store: Store) -> Counter[tuple[str, str | None]]:
+    agents = {row["trace_id"]: row["agent"] for row in table(store, "traces", ["trace_id", "agent"])}
+    return Counter((agents[row["trace_id"]], row["reason"]) for row in table(store, "verdicts", ["trace_id", "reason"]))
+
+
+def packed(store: Store) -> Counter[str]:
+    return Counter(sample for row in table(store, "batches", ["sample_ids"]) for sample in row["sample_ids"] if sample)
+
+
+def test_debaters_are_trained_and_the_judge_is_not(tmp_path: Path) -> None:
+    store = run(tmp_path / "store", "debate")
+    assert reasons(store) == {("for", None): 24, ("against", None): 24, ("judge", "judge"): 24}
+    assert set(packed(store).values()) == {1} and len(packed(store)) == 48
+    assert not any("judge" in sample for sample in packed(store))
+    states = table(store, "estimator_states", ["agent"])
+    assert {row["agent"] for row in states} == {"for", "against"}, "no baseline ever saw a judge"
+
+
+def test_only_the_learner_of_each_episode_is_trained(tmp_path: Path) -> None:
+    store = run(tmp_path / "store", "learner", learner_seat=True)
+    found = reasons(store)
+    assert found == {
+        ("for", None): 12,
+        ("for", "other_seat"): 12,
+        ("against", None): 12,
+        ("against", "other_seat"): 12,
+        ("judge", "judge"): 24,
+    }
+    assert len(packed(store)) == 24
+
+
+def test_another_rule_is_other_work_and_the_same_rollouts(tmp_path: Path) -> None:
+    store = run(tmp_path / "store", "debate")
+    run(tmp_path / "store", "learner", learner_seat=True)
+    keys = {
+        name: {entry.key for entry in store.ledger.entries(run=name, stage="filtering")}
+        for name in ("debate", "learner")
+    }
+    assert not keys["debate"] & keys["learner"]
+    first = {name: store.ledger.entries(run=name, stage="rollout")[0].key for name in ("debate", "learner")}
+    assert first["debate"] == first["learner"]
+
+
+def test_a_run_whose_rollouts_do_not_name_the_learner_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = replace(rehearsal.STAND_INS["rollout"], function=rehearsal.sampled)
+    monkeypatch.setitem(rehearsal.STAND_INS, "rollout", stage)
+    with pytest.raises(LearnerSeatMissing, match="has no 'learner_seat'"):
+        run(tmp_path / "store", "nameless", learner_seat=True)
