@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 
 from configs.run import View, of
 from tasks.columns import texts
+from tasks.inference.attempts import OF_POLICY
 from tasks.inference.rollouts import ServiceLost, Terms, sample
 from tasks.inference.scoring import Served
 from tasks.inference.seats import frozen_players
@@ -147,6 +148,8 @@ def _frozen(missing: pa.Table, config: View, teachers: TeacherRoom) -> dict[str,
     """Return where those are served that sample environments in place of the policy, or play single seats there."""
     names = dict.fromkeys(texts(missing["environment"]))
     samplers = {name: teachers.at(teacher) for name in names if (teacher := of(config.teachers, name)) is not None}
+    if config.external:  # in place of the policy, which keeps the name that has no environment's
+        samplers[OF_POLICY] = Served(config.external.url, "", config.external.model, chat=config.external)
     return samplers | frozen_players([each for each in config.environments if each.name in names], teachers.at)
 
 

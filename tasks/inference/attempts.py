@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tasks.inference.failures import Failure, from_error
 from tasks.inference.liveness import Watch
-from tasks.inference.requests import client_config, sampling_config
+from tasks.inference.requests import chat_client_config, chat_sampling_config, client_config, sampling_config
 from tasks.inference.rows import Attempted, Row, of_failure, of_trace_record
 from tasks.inference.scoring import Served
 from tasks.inference.seats import Asked, Seats
@@ -49,7 +49,9 @@ class Attempts:
         self.environments = {environment.name: environment for environment in config.environments}
         # A teacher without a key is not to be sent the one that environment servers have for the policy's engine.
         self.client_configs = {
-            name: client_config(each.url, each.api_key or (NO_KEY if name else ""), config)
+            name: chat_client_config(each.chat)
+            if each.chat
+            else client_config(each.url, each.api_key or (NO_KEY if name else ""), config)
             for name, each in served.items()
         }
         self.seats = {each.name: Seats.of(each, served, self.client_configs) for each in config.environments}
@@ -121,8 +123,10 @@ class Attempts:
         return name if name in self.served else OF_POLICY
 
     def _sampling(self, attempted: Attempted, seed: int) -> "SamplingConfig":
-        salt = self.served[self._sampler(attempted)].salt
-        return sampling_config(self.config, attempted.temperature, seed, salt)
+        served = self.served[self._sampler(attempted)]
+        if served.chat:
+            return chat_sampling_config(served.chat, self.config, attempted.temperature, seed)
+        return sampling_config(self.config, attempted.temperature, seed, served.salt)
 
 
 def episode_rows(

@@ -5,10 +5,14 @@ from typing import TYPE_CHECKING
 from tasks.inference import model_info
 from tasks.inference.engine import Engine
 
+SEEDS = 2**31
+"""Chat APIs take smaller seeds than ours are."""
+
 if TYPE_CHECKING:
-    from verifiers.v1.configs.client import TrainClientConfig
+    from verifiers.v1.configs.client import EvalClientConfig, TrainClientConfig
     from verifiers.v1.types import SamplingConfig
 
+    from configs.evaluation import ExternalModelConfig
     from configs.run import View
 
 
@@ -28,6 +32,26 @@ def client_config(engine_url: str, api_key: str, config: "View") -> "TrainClient
         renderer=model_info.renderer_config(config.model.renderer, tokenizer, config.model.renderer_settings),
         renderer_model_name=tokenizer,
     )
+
+
+def chat_client_config(external: "ExternalModelConfig") -> "EvalClientConfig":
+    """Return where and how an environment server calls a chat API of someone else: messages in, messages out.
+
+    The key is read where the server runs, from the variable that is named: it travels with no request.
+    """
+    from verifiers.v1.configs.client import EvalClientConfig
+
+    return EvalClientConfig(base_url=external.url, api_key_var=external.api_key_variable)
+
+
+def chat_sampling_config(
+    external: "ExternalModelConfig", config: "View", temperature: float, seed: int
+) -> "SamplingConfig":
+    """Return how a chat API is asked to sample; `external.settings` go before what the run says."""
+    from verifiers.v1.types import SamplingConfig
+
+    ours = {"temperature": temperature, "top_p": config.rollout.top_p, "max_tokens": config.rollout.max_tokens}
+    return SamplingConfig.model_validate({**ours, "seed": seed % SEEDS, **external.settings})
 
 
 def sampling_config(config: "View", temperature: float, seed: int, salt: str) -> "SamplingConfig":

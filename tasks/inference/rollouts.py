@@ -97,7 +97,7 @@ class Sampling:
         self.addresses = addresses
         own = {OF_POLICY: Served(engine_url, api_key, model, policy["key"])} if engine_url else {}
         served = {**own, **teachers}
-        self.watch = Watch(tuple(served.values()), addresses)
+        self.watch = Watch(tuple(each for each in served.values() if not each.chat), addresses)
         self.clients: dict[str, EnvClient] = {}
         self.attempts = Attempts(served, self.clients, self.watch, policy, step, config)
         self.terms = terms

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from storage.schemas import MESSAGES, TRACES
-from tasks.inference.failures import Failure, of_trace
+from tasks.inference.failures import Failure, chat_alone, of_trace
 from tasks.inference.images import put_aside
 
 if TYPE_CHECKING:
@@ -96,8 +96,7 @@ def _trace_row(trace: "WireTrace", record: Row, attempted: Attempted, episode_id
         "is_truncated": trace.is_truncated,
         "num_turns": trace.num_turns,
         "num_branches": trace.num_branches,
-        "num_input_tokens": sum(node["mask"].count(False) for node in record["nodes"]),
-        "num_output_tokens": sum(node["mask"].count(True) for node in record["nodes"]),
+        **_token_counts(trace, record),
         **error_columns(failure),
         "started_at": _moment(timing.start),
         "setup_seconds": timing.boot.duration + timing.setup.duration,
@@ -113,6 +112,20 @@ def _temperature(trace: "WireTrace", attempted: Attempted) -> float:
     sampling = trace.agent.config.sampling
     own = None if sampling is None else sampling.temperature
     return attempted.temperature if own is None else own
+
+
+def _token_counts(trace: "WireTrace", record: Row) -> dict[str, int]:
+    """Tokens fed in, each once, and sampled; as the provider reports them where a chat API showed none."""
+    if chat_alone(record):
+        usage = trace.usage
+        return {
+            "num_input_tokens": trace.num_input_tokens,
+            "num_output_tokens": usage.completion_tokens if usage else 0,
+        }
+    return {
+        "num_input_tokens": sum(node["mask"].count(False) for node in record["nodes"]),
+        "num_output_tokens": sum(node["mask"].count(True) for node in record["nodes"]),
+    }
 
 
 def _rest(record: Row) -> Row:

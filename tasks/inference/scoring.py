@@ -4,8 +4,12 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import closing
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from tasks.inference.engine import MODEL, Engine
+
+if TYPE_CHECKING:
+    from configs.evaluation import ExternalModelConfig
 
 SCORE_SECONDS = 600.0
 """Longest wait for one sequence: those before it in the engine's queue are waited for too."""
@@ -25,6 +29,8 @@ class Served:
     """The name under which it is served."""
     salt: str = ""
     """What its weights are known by: a prefix cache shares states only within one salt."""
+    chat: "ExternalModelConfig | None" = None
+    """Where someone else serves it with a chat API alone: it gives text and no tokens, and is only ever evaluated."""
 
 
 def score(served: Served, sequences: Sequence[Sequence[int]], max_in_flight: int) -> Iterator[tuple[int, list[float]]]:

@@ -1,0 +1,142 @@
+"""Evaluations of whole runs: which policies on which examples, beside the next step, made again, compared, found."""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.foretell import foretell
+from flows.scores import recorded_evaluations
+from flows.views.show import describe
+from flows.walks import walk_train
+from storage.store import open_store
+from tests.flows.evaluations import HELD_OUT, Sampler, evaluate, played, train
+from tests.flows.rehearsal import SOURCE, session_for
+
+pytestmark = pytest.mark.engine  # whole runs: about a second each
+TRIED = {"num_examples": 4, "attempts": 2, "every": 1}
+
+
+def averages(outcome: dict[str, Any]) -> list[tuple[str, int, float]]:
+    return [
+        (each["set"], each["version"], round(score["average"], 3))
+        for each in outcome["evaluations"]
+        for score in each["scores"]
+    ]
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_every_policy_is_evaluated_in_order_beside_the_next_step(tmp_path: Path, lag: int) -> None:
+    sampler = Sampler()
+    settings = {"evaluation": TRIED, "steps": 3, "rollout": {"max_off_policy_steps": lag}}
+    session, outcome = train(tmp_path / "store", "run", sampler, **settings)
+    assert sampler.evaluated == [0, 1, 2, 3] and sampler.threads == {"evaluation"}
+    assert [each["version"] for each in outcome["evaluations"]] == [0, 1, 2, 3]
+    (found,) = [each for each in outcome["comparisons"] if each["figure"] == "avg"]
+    assert found["versions"] == [0, 3] and found["num_examples"] == 4 and found["difference"] == pytest.approx(0.3)
+    assert not any(piece.computed for piece in foretell(session.place, SOURCE))
+
+
+def test_a_run_goes_on_while_a_policy_is_evaluated(tmp_path: Path) -> None:
+    sampler = Sampler()
+    sampler.gate = threading.Event()
+
+    class Opens:
+        """Lets evaluations end as soon as the run has drawn its last step, which it could not, did it wait for them."""
+
+        def __call__(self, event: str, facts: Any) -> None:
+            if event == "step" and facts["step"] == 1:
+                sampler.gate.set()
+
+    session = session_for(tmp_path / "store", "run", evaluation=TRIED)
+    session.watchers = (Opens(),)
+    with played(sampler):
+        assert len(walk_train(session)["evaluations"]) == 3
+
+
+def test_without_overlap_a_policy_is_evaluated_where_it_was_made(tmp_path: Path) -> None:
+    sampler = Sampler()
+    train(tmp_path / "store", "run", sampler, evaluation=TRIED | {"overlap": False})
+    assert sampler.evaluated == [0, 1, 2] and sampler.threads == {threading.current_thread().name}
+
+
+def test_an_evaluation_that_fails_fails_the_run_and_its_steps_are_safe(tmp_path: Path) -> None:
+    class Broken(Sampler):
+        def _trace(self, row: Any, policy: Any) -> Any:
+            if policy.version == 1:
+                raise ValueError("the evaluation is broken")
+            return super()._trace(row, policy)
+
+    with pytest.raises(ValueError, match="the evaluation is broken") as caught:
+        train(tmp_path / "store", "run", Broken(), evaluation=TRIED)
+    assert "stage rollout" in "".join(caught.value.__notes__)
+    store = open_store(tmp_path / "store")
+    assert store.runs.events("run")[-1].event == "failed"
+    assert store.ledger.entries(run="run", stage="training"), "the step under way was finished"
+    sampler = Sampler()
+    _, outcome = train(tmp_path / "store", "run", sampler, evaluation=TRIED)
+    assert 0 not in sampler.evaluated and [each["version"] for each in outcome["evaluations"]] == [0, 1, 2]
+
+
+def test_sets_have_examples_intervals_and_starts_of_their_own(tmp_path: Path) -> None:
+    sets = (
+        {"name": "hard", "where": {"tier": [2]}, "num_examples": 2, "attempts": 1, "every": 2},
+        {"name": "all", "every": 1, "at_start": False},
+    )
+    _, outcome = train(tmp_path / "store", "run", Sampler(), evaluation=TRIED | {"sets": sets})
+    assert averages(outcome)[0] == ("hard", 0, 0.135), "the two of tier 2 are held-2 and held-5"
+    assert [(name, version) for name, version, _ in averages(outcome)] == [
+        ("hard", 0),
+        ("all", 1),
+        ("hard", 2),
+        ("all", 2),
+    ]
+
+
+def test_a_set_is_the_same_work_in_any_run_whatever_it_is_called(tmp_path: Path) -> None:
+    root, own = tmp_path / "store", {"num_examples": 2, "attempts": 1, "where": {"tier": [0]}}
+    evaluate(root, "one", Sampler(), evaluation={"sets": ({"name": "a", **own}, {"name": "b", "num_examples": 3})})
+    sampler = Sampler()
+    session, outcome = evaluate(root, "two", sampler, evaluation=own | {"pass_at": (1,)})
+    assert sampler.evaluated == [] and session.num_computed == 0
+    assert outcome["sets"][0]["scores"][0]["num_examples"] == 2
+
+
+def test_errors_are_made_again_once_and_the_replacement_counts(tmp_path: Path) -> None:
+    root, name = tmp_path / "store", "eval-reverse_text-1/0"
+    settings = {"num_examples": 3, "attempts": 2, "pass_at": (1, 2)}
+    _, first = evaluate(root, "run", Sampler(frozenset({name})), evaluation=settings)
+    (score,) = first["scores"]
+    assert score["errors"] == {"infrastructure": 1} and score["num_attempts"] == 6
+    assert [each["num_examples"] for each in score["pass_at"]] == [3, 2], "its sibling counts without it"
+    sampler = Sampler()
+    session, again = evaluate(root, "run", sampler, evaluation=settings | {"retry_errors": 1})
+    (score,) = again["scores"]
+    assert sampler.evaluated == [0] and score["errors"] == {} and score["num_attempts"] == 6
+    store, entries = session.place.store, session.place.store.ledger.entries(run="run", stage="rollout")
+    rows = [store.read(each.slices("traces"), ["assignment_id", "trace_id"]) for each in entries if not each.part]
+    assert sorted(each.num_rows for each in rows) == [1, 6], "the first ones are kept"
+    assert len({row for each in rows for row in each["trace_id"].to_pylist()}) == 7, "with another seed"
+    once_more, found = evaluate(root, "run", Sampler(), evaluation=settings | {"retry_errors": 1})
+    assert once_more.num_computed == 0 and found["scores"] == again["scores"]
+    assert not any(piece.computed for piece in foretell(once_more.place, SOURCE))
+    (shown,) = describe(store, "run", once_more.config)["evaluations"]
+    assert shown["scores"] == again["scores"]
+
+
+def test_errors_that_stay_are_made_again_as_often_as_asked_and_no_more(tmp_path: Path) -> None:
+    root, failing = tmp_path / "store", frozenset({"eval-reverse_text-0/0", "eval-reverse_text-2/0"})
+    settings = {"num_examples": 3, "retry_errors": 2}
+    sampler = Sampler(failing)
+    session, outcome = evaluate(root, "run", sampler, evaluation=settings)
+    assert len(sampler.evaluated) == 3 and outcome["scores"][0]["errors"] == {"infrastructure": 2}
+    (found,) = recorded_evaluations(session.place.store, "run", session.config)
+    assert [each.outputs[0].rows for each in found.rounds] == [3, 2, 2]
+
+
+def test_a_run_shows_its_evaluations_and_how_the_last_policy_differs(tmp_path: Path) -> None:
+    session, outcome = train(tmp_path / "store", "run", Sampler(), evaluation=TRIED | {"num_examples": HELD_OUT})
+    shown = describe(session.place.store, "run", session.config)
+    assert shown["evaluations"] == outcome["evaluations"] and shown["comparisons"] == outcome["comparisons"]
+    assert len(shown["comparisons"]) == 2 and shown["comparisons"][0]["num_examples"] == HELD_OUT
