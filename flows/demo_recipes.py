@@ -58,5 +58,17 @@ RECIPES: Mapping[str, Recipe] = {
         ("alphabet_sort --count 4800 --min-words 1 --max-words 2 --num-names 26",),
         (NO_THOUGHTS, *SHORT),
     ),
+    "kuhn_poker": Recipe(
+        "The model played both seats of a small poker game, whose chips add up to zero",
+        ("kuhn_poker --count 4800",),
+        (NO_THOUGHTS, *SHORT),
+        try_next="algorithm.decay=0.95",
+    ),
+    "proposer_solver": Recipe(
+        "The model learnt to set sums and to solve them",
+        ("proposer_solver --count 4800",),
+        (NO_THOUGHTS, *SHORT),
+        try_next="training.learning_rate=1e-4",
+    ),
 }
 """By the name of the preset."""

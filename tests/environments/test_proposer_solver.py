@@ -183,6 +183,6 @@ def test_the_command_writes_rows_and_words(tmp_path: Path, monkeypatch: pytest.M
         "sys.argv", ["proposer-solver-demonstrations", str(rows), "--count", "9", "--words", str(texts)]
     )
     main()
-    expected = list(demonstrations(9, seed=1, largest=20))
+    expected = list(demonstrations(9, seed=1, largest=9))
     assert [json.loads(line) for line in rows.read_text().splitlines()] == expected
-    assert json.loads(texts.read_text()) == words(20)
+    assert json.loads(texts.read_text()) == words(9)

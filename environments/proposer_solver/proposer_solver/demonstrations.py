@@ -56,7 +56,7 @@ def main() -> None:
     parser.add_argument("--words", type=Path, help="JSON file to write: what a small tokenizer shall keep whole")
     parser.add_argument("--count", type=int, default=4096, help="rows")
     parser.add_argument("--seed", type=int, default=1, help="another seed, other problems")
-    parser.add_argument("--largest", type=int, default=20, help="the largest number in a problem, as in the run")
+    parser.add_argument("--largest", type=int, default=9, help="the largest number in a problem, as in the run")
     parser.add_argument("--operators", default=OPERATORS, help="+, - or both, as in the run")
     parser.add_argument("--right", type=float, default=0.5, help="share of right answers")
     parser.add_argument("--invalid", type=float, default=0.1, help="share of proposals that are none")

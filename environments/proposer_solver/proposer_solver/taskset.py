@@ -57,7 +57,7 @@ class ProposerSolverConfig(vf.TasksetConfig):
     """Runs of the solver on one problem."""
     operators: str = Field(OPERATORS, pattern=r"^(\+|-|\+-|-\+)$")
     """What is asked for: sums, differences or both."""
-    largest: int = Field(20, ge=1)
+    largest: int = Field(9, ge=1)
     """The largest number in a problem."""
     explain_rules: bool = False
     """Whether system prompts say what to reply, for a model that was not warmed up."""
