@@ -94,6 +94,9 @@ class EnvironmentConfig(Section):
     """Address of an environment server that someone else runs (tcp://host:port); empty starts one here."""
     pool: PoolConfig = operational(StaticPool())
     """Worker processes of the environment server."""
+    sandbox_labels: tuple[str, ...] = operational(())
+    """Labels of every sandbox that the server makes, beside those of the runtime's own settings, where the runtime has
+    labels (`prime`): to find all that a run left running."""
     hang_seconds: float = operational(120.0, gt=0)
     """A server that leaves a health request unanswered for so long hangs, and is started again. Longer than the longest
     step of the environment that does not let others run: a reward computed without `await`, say."""

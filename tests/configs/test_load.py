@@ -12,7 +12,7 @@ from configs.draft import presets
 from configs.errors import ConfigError
 from configs.load import dump, from_json, load
 from configs.run import RunConfig
-from configs.sections import ElasticPool
+from configs.sections import ElasticPool, StaticPool
 
 
 def problems(*overrides: str, files: tuple[str | Path, ...] = ("demo",)) -> tuple[str, ...]:
@@ -156,6 +156,11 @@ def test_num_workers_of_old_configs_becomes_a_pool_with_a_warning() -> None:
     with pytest.warns(FutureWarning, match="num_workers"):
         config = load(["demo"], ['environments.0.pool={type="elastic", multiplex=4}', "environments.0.num_workers=3"])
     assert config.environments[0].pool == ElasticPool(multiplex=4)
+
+
+def test_a_bare_number_of_workers_is_a_static_pool() -> None:
+    with pytest.warns(FutureWarning, match=r"write environments\.0\.pool = {'type': 'static', 'num_workers': 3}"):
+        assert load(["demo"], ["environments.0.num_workers=3"]).environments[0].pool == StaticPool(num_workers=3)
 
 
 def test_presets_hold_no_deprecated_keys(recwarn: pytest.WarningsRecorder) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from configs.sections import EnvironmentConfig
 from storage.schemas import EXAMPLES
 from tasks.inference import environments
-from tasks.inference.environment_host import example_id, rows, split_of
+from tasks.inference.environment_examples import example_id, rows, split_of
 from tasks.inference.environments import EnvironmentUnavailable, examples, package_version
 
 pytestmark = pytest.mark.engine

@@ -13,11 +13,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from configs.run import RunConfig
 from configs.sections import ElasticPool, EnvironmentConfig, StaticPool
 from flows.environment_room import EnvironmentRoom
+from flows.processes import service
 from flows.processes.ownership import identity, owned, start_time
 from flows.processes.services import ServiceFailed, Supervisor
 from tasks.inference import environments
@@ -126,6 +128,29 @@ def test_a_client_that_leaves_before_its_answer_does_not_end_the_server(pools: P
         environments.answers(pools.addresses["growing"], seconds=0.0)
     assert environments.answers(pools.addresses["growing"], seconds=PATIENCE)
     assert not STARTED.findall(pools.log("growing").partition("generation 2")[2])
+
+
+def test_a_model_call_of_no_rollout_is_refused(pools: Pools) -> None:
+    (url, *_) = re.findall(r"interception up: url=(\S+)", pools.log("growing"))
+    body = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
+    for headers in ({}, {"Authorization": "Bearer key"}):
+        assert httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers, trust_env=False).status_code == 401
+
+
+def test_a_server_that_someone_else_runs_is_used_and_left_alone(
+    pools: Pools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = pools.addresses["growing"]
+    with Supervisor("another", tmp_path) as supervisor:
+        room = EnvironmentRoom(supervisor, RunConfig(environments=(holding("theirs", address=address),)), "key")
+        room.reach()
+        assert room.addresses() == {"theirs": address}
+    assert environments.answers(address, PATIENCE) and os.listdir(tmp_path) == []
+    monkeypatch.setattr(service, "EXTERNAL_SECONDS", 0.2)
+    with Supervisor("another", tmp_path) as supervisor:
+        gone = holding("theirs", address="tcp://127.0.0.1:9")
+        with pytest.raises(ServiceFailed, match=r"'environment theirs' at tcp://127.0.0.1:9 is not ready after 0.2 s"):
+            EnvironmentRoom(supervisor, RunConfig(environments=(gone,)), "key").reach()
 
 
 def test_a_killed_worker_is_named_and_the_server_ends_for_another_to_be_started(pools: Pools) -> None:
