@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
-ASK_SECONDS = 1.0
+ASK_SECONDS = 5.0
 
 
 class Ended(Protocol):

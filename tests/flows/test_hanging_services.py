@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from flows.processes import hanging
 from flows.processes.ownership import identity, owned
 from flows.processes.services import Handle, ServiceFailed, ServiceSpec, Supervisor
 
@@ -18,7 +19,8 @@ PATIENCE = 60.0
 
 
 @pytest.fixture
-def supervisor(tmp_path: Path) -> Iterator[Supervisor]:
+def supervisor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Supervisor]:
+    monkeypatch.setattr(hanging, "ASK_SECONDS", 0.1)
     with Supervisor("run", tmp_path / "services") as supervisor:
         yield supervisor
     assert owned(identity()) == []
