@@ -38,7 +38,7 @@ def _conversation(
     card: str, player: int, game: History, draw: random.Random, unreadable: float
 ) -> list[dict[str, str]]:
     """What the player of that place in the order of acting is asked and says."""
-    messages = []
+    messages: list[dict[str, str]] = []
     for number in range(player, len(game), 2):
         asked = request(game[:number], "" if messages else card)
         said = card if draw.random() < unreadable else game[number]

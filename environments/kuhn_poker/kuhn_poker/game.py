@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import verifiers.v1 as vf
 from arena.scores import EpisodeScore, MemberScore, complete, errored, record
+from arena.seats import flag_unreadable
 from arena.seeds import shift_seed
 from verifiers.v1.agent import Interaction
 from verifiers.v1.errors import RolloutError
@@ -49,8 +50,7 @@ class Seat:
             return self._failed()
         move = move_of(said.last_reply, history)
         if move is None:
-            last = max(number for number, node in enumerate(self.trace.nodes) if node.sampled)
-            self.trace.info.setdefault("parse_errors", []).append(last)
+            flag_unreadable(self.trace)
         played.append(move or passive(history))
         return played[-1]
 

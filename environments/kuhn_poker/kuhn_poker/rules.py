@@ -22,7 +22,7 @@ class IllegalMove(ValueError):
 
 def deals() -> Iterator[Cards]:
     """Yield the six ways to deal two of the cards."""
-    yield from permutations(CARDS, 2)  # type: ignore[misc]
+    yield from permutations(CARDS, 2)
 
 
 def faces_bet(history: Sequence[str]) -> bool:

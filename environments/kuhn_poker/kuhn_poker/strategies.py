@@ -54,8 +54,8 @@ def equilibrium(bluff: Fraction) -> tuple[Strategy, Strategy]:
 
     The second player's strategy is the same in all of them. Source: Kuhn 1950.
     """
-    first = {("J", ()): bluff, ("Q", ()): 0, ("K", ()): 3 * bluff}
+    first: dict[tuple[str, History], Any] = {("J", ()): bluff, ("Q", ()): 0, ("K", ()): 3 * bluff}
     first |= {("J", TURNS[0][1]): 0, ("Q", TURNS[0][1]): bluff + Fraction(1, 3), ("K", TURNS[0][1]): 1}
-    second = {("J", (CHECK,)): Fraction(1, 3), ("Q", (CHECK,)): 0, ("K", (CHECK,)): 1}
+    second: dict[tuple[str, History], Any] = {("J", (CHECK,)): Fraction(1, 3), ("Q", (CHECK,)): 0, ("K", (CHECK,)): 1}
     second |= {("J", (BET,)): 0, ("Q", (BET,)): Fraction(1, 3), ("K", (BET,)): 1}
     return first, second
