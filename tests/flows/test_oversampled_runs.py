@@ -1,0 +1,94 @@
+"""Oversampling in whole runs: as many groups are trained as without it, and every rollout is accounted for."""
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from configs.check import problems
+from configs.load import load
+from configs.run import RunConfig, View
+from flows import pipeline
+from flows.outcome import finish_step
+from flows.session import recorded
+from tasks import assignment, rollout
+from tasks.inference.stopping import straggler
+from tasks.oversampling import enough
+from tasks.stage import Policy, Tables
+from tests.flows import rehearsal
+from tests.flows.rehearsal import SMALL, SOURCE, Rehearsal, session_for
+
+FILTERS = [{"type": "errored"}, {"type": "zero_advantage"}, {"type": "incomplete_group"}]
+OVERSAMPLED: dict[str, Any] = {
+    "assignment": SMALL["assignment"] | {"oversampling": 1.5},
+    "filtering": {"filters": FILTERS},
+}
+
+
+def sampled(tables: Tables, config: View, *, step: int, policy: Policy) -> Tables:
+    """Stand in for sampling: of each group beyond those that are enough, the first two members are stopped."""
+    made = rehearsal.sampled(tables, config, step=step, policy=policy)
+    groups = list(dict.fromkeys(made["traces"]["group_id"].to_pylist()))
+    stopped = set(groups[enough(len(groups), config.oversampling) :])
+    rows = [_stopped(row) if row["group_id"] in stopped else row for row in made["traces"].to_pylist()]
+    return {**made, "traces": pa.Table.from_pylist(rows, made["traces"].schema)}
+
+
+def _stopped(row: dict[str, Any]) -> dict[str, Any]:
+    if row["assignment_id"].endswith(("/2", "/3")):
+        return row
+    failure = straggler(row["environment"], 1.0)
+    error = {"error_class": failure.kind, "error_type": failure.type, "error_message": failure.message}
+    return row | error | {"reward": None}
+
+
+@pytest.fixture
+def steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """The finished steps of a run, as watchers are told of them."""
+    stage = replace(rehearsal.STAND_INS["rollout"], function=sampled)
+    monkeypatch.setattr(rehearsal, "STAND_INS", rehearsal.STAND_INS | {"rollout": stage})
+    session = session_for(tmp_path / "store", "oversampled", **OVERSAMPLED)
+    with recorded(session):
+        walk = pipeline.run_steps(Rehearsal(session), SOURCE, session.config)
+        return [finish_step(session, step, drawn, trained) for step, drawn, trained, _ in walk]
+
+
+def test_what_is_needed_is_trained_and_the_rest_accounted_for(steps: list[dict[str, Any]]) -> None:
+    assert len(steps) == 2
+    for step in steps:
+        # ceil(1.5 x 3) = 5 groups of 4: 3 are trained; of each of the other 2, two are stopped and two filtered.
+        found = Counter({(share["fate"], share["detail"]): share["num_traces"] for share in step["fates"]})
+        assert found == {("trained", ""): 12, ("filtered", "incomplete_group"): 4, ("stopped", ""): 4}
+        metrics = step["metrics"]
+        assert metrics["stragglers/all"] == 4 / 20 == metrics["stragglers/reverse_text"]
+        assert (metrics["rollouts/all"], metrics["errored_rollout/all"]) == (16, 0)
+        assert (metrics["accounting/stopped"], metrics["rollout/all/retokenised_turns"]) == (4, 0)
+        assert (step["num_traces"], step["num_errored"]) == (20, 0)
+
+
+def test_without_the_filter_it_is_refused_with_the_reason() -> None:
+    (line,) = problems(_with([{"type": "errored"}, {"type": "zero_advantage"}]))
+    assert line.startswith("assignment.oversampling: 1.5 begins more groups") and "short rollouts" in line
+    watching = [*FILTERS[:2], {"type": "incomplete_group", "enforce": False}]
+    assert problems(_with(FILTERS)) == [] and len(problems(_with(watching))) == 1
+
+
+def _with(filters: list[dict[str, Any]]) -> RunConfig:
+    content = load(["demo"], []).model_dump()
+    content["assignment"]["oversampling"] = 1.5
+    return RunConfig.model_validate(content | {"filtering": {"filters": filters}})
+
+
+def test_it_is_in_the_keys_of_training_and_not_of_evaluation() -> None:
+    plain, more = RunConfig(), RunConfig.model_validate({"assignment": {"oversampling": 1.5}})
+
+    def said(config: RunConfig, stage: Any) -> Any:
+        return View(config, stage.sections, stage.name).content()
+
+    for stage in (assignment.STAGE, rollout.STAGE):
+        assert said(plain, stage) != said(more, stage)
+    assert said(plain, rollout.EVALUATION_STAGE) == said(more, rollout.EVALUATION_STAGE) == said(plain, rollout.STAGE)
+    assert said(plain, assignment.EVALUATION_STAGE) == said(more, assignment.EVALUATION_STAGE)
