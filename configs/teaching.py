@@ -63,3 +63,6 @@ def _temperatures(config: RunConfig, where: str, algorithm: AlgorithmConfig) -> 
     for index, each in concerned.items():
         if each.temperature not in (None, 1.0):
             yield f"environments.{index}.temperature: {each.temperature:g}: {why}"
+        for name, seat in each.seats.items():
+            if seat.trainable and seat.model is None and seat.temperature not in (None, 1.0):
+                yield f"environments.{index}.seats.{name}.temperature: {seat.temperature:g}: {why}"

@@ -26,9 +26,12 @@ def resolved(environment: Mapping[str, Any]) -> "EnvConfig":
     own = dict(environment.get("env") or {})
     kind = env_config_type(environment["taskset"]["id"], own.get("id", ""))
     names = [name for name, field in kind.model_fields.items() if isinstance(field.default, AgentConfig)]
-    for name in environment.get("seats") or {}:
+    named = {f"seats.{name}": name for name in environment.get("seats") or {}}
+    if environment.get("evaluation_seat"):
+        named["evaluation_seat"] = environment["evaluation_seat"]
+    for key, name in named.items():
         if name not in names:
-            raise UnknownSeat(f"seats.{name}: the environment has no such seat; its seats are {', '.join(names)}")
+            raise UnknownSeat(f"{key}: the environment has no seat {name!r}; its seats are {', '.join(names)}")
     seats = {name: _seat(environment, name, own.get(name) or {}) for name in names}
     return resolve_env_config({**own, "taskset": environment["taskset"], **seats})
 

@@ -49,6 +49,14 @@ def test_what_is_compared_with_a_reference_is_sampled_at_temperature_1_and_whole
     assert problem.startswith("environments.0.temperature: 0.5: ")
 
 
+def test_a_trained_seat_beside_a_reference_is_sampled_at_temperature_1_too() -> None:
+    frozen = {"temperature": 0.2, "model": {"path": "/judge"}}
+    seats = {"a": {"temperature": 0.5}, "b": frozen, "c": {"temperature": 0.5, "trainable": False}}
+    own = {"name": "own", "taskset": {"id": "t"}, "seats": seats}
+    (problem,) = problems(config(OPD, environments=(own,)))
+    assert problem.startswith("environments.0.seats.a.temperature: 0.5: ")
+
+
 def test_temperatures_of_environments_without_a_reference_are_free() -> None:
     warm = {"name": "warm", "taskset": {"id": "t"}, "temperature": 0.5}
     drawn = {"name": "drawn", "taskset": {"id": "t"}, "temperature": 1.0, "algorithm": OPD}

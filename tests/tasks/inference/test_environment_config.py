@@ -66,6 +66,9 @@ def test_what_the_environment_does_not_know_is_refused(settings: dict[str, Any],
 def test_a_seat_that_is_not_there_is_refused_by_name() -> None:
     with pytest.raises(UnknownSeat, match=r"seats\.agent: .* its seats are assistant, user"):
         of(env={"id": "user-sim"}, seats={"agent": {"max_turns": 1}})
+    with pytest.raises(UnknownSeat, match="evaluation_seat: the environment has no seat 'A'; its seats are assistant"):
+        of(env={"id": "user-sim"}, evaluation_seat="A")
+    assert of(env={"id": "user-sim"}, evaluation_seat="assistant").env_id == "user-sim+reverse_text"
 
 
 def test_the_version_names_every_package_whose_code_runs() -> None:
