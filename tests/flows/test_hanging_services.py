@@ -59,7 +59,7 @@ def test_a_service_that_does_not_answer_is_started_again_and_its_log_says_why(
     handle = supervisor.start(spec(tmp_path, hangs=hangs))
     first = handle.wait()
     until_generation(handle, 2)
-    assert asked == [first, first], "it answered once"
+    assert asked[:2] == [first, first], "it answered once"
     assert handle.wait() != first
     head = "--- server, generation 2: the one before did not answer any more and was ended\n"
     assert head in (tmp_path / "server.log").read_text()
