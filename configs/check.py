@@ -80,7 +80,7 @@ def _is_local(path: str) -> bool:
 
 def _sampling(config: RunConfig) -> Iterator[str]:
     longest = config.engine.max_model_len
-    if config.rollout.max_tokens >= longest:
+    if config.rollout.max_tokens >= longest and not config.external:
         yield (
             f"rollout.max_tokens: {config.rollout.max_tokens} leaves no room for a prompt within "
             f"engine.max_model_len {longest}"

@@ -10,10 +10,12 @@ import logging
 import math
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from flows.views.curve import Point, curve_svg
+from flows.views.evaluations import HEADINGS, cells
 
 Steps = Sequence[Mapping[str, Any]]
 SHOWN_STEPS = 10
@@ -116,14 +118,22 @@ class RunArtifacts:
         self._told = False
 
     def publish(self, steps: Steps) -> bool:
-        """Update all artifacts; return whether that worked.
+        """Update all artifacts; return whether that worked."""
+        return self._tried(partial(self._publish, steps))
+
+    def publish_comparison(self, rows: Sequence[Mapping[str, Any]]) -> bool:
+        """Show how the first and last policies differ on held-out examples; return whether that worked."""
+        return self._tried(partial(self._publish_comparison, rows))
+
+    def _tried(self, publish: Callable[[], None]) -> bool:
+        """Return whether something could be published.
 
         The border at which a dead API is only told of, once: a run's data do not depend on it, so the run must not.
         """
         if not self._enabled or time.monotonic() < self._quiet_until:
             return False
         try:
-            self._publish(steps)
+            publish()
         except Exception as problem:
             self._quiet_until = time.monotonic() + RETRY_SECONDS  # each attempt may wait for the API
             if not self._told:
@@ -131,6 +141,13 @@ class RunArtifacts:
             self._told = True
             return False
         return True
+
+    def _publish_comparison(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        from prefect.artifacts import create_table_artifact
+
+        shown = [dict(zip(HEADINGS, cells(row), strict=True)) for row in rows]
+        key = artifact_key("evaluations", self.run_name)
+        create_table_artifact(shown, key=key, description="Held-out examples before and after training")
 
     def _publish(self, steps: Steps) -> None:
         from prefect.artifacts import (

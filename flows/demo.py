@@ -20,6 +20,7 @@ from flows.prepare import prepare
 from flows.processes.services import Supervisor
 from flows.rooms import EngineRoom
 from flows.session import log_directory
+from flows.views.evaluations import describe_difference
 from flows.watchers import describe_scores
 from storage.store import open_store
 from tasks.stage import Place
@@ -72,6 +73,7 @@ def summary(outcome: dict[str, Any], config: RunConfig, recipe: Recipe, seconds:
     for found in outcome["evaluations"]:
         scores = "; ".join(describe_scores(each) for each in found["scores"])
         lines.append(f"Held-out examples, policy {found['version']}: {scores}")
+    lines += [describe_difference(row).capitalize() for row in outcome.get("comparisons", ()) if row["figure"] == "avg"]
     done = f"{outcome['num_computed']} pieces of work were computed, {outcome['num_found']} were in the ledger"
     store = "" if config.store == RunConfig().store else f" --store {config.store}"
     place = config.store if "://" in config.store else Path(config.store).resolve()

@@ -22,6 +22,9 @@ def evaluate(
     policy: str = "",
     presets: Sequence[str] = (),
     model: str = "",
+    url: str = "",
+    url_model: str = "",
+    retry_errors: int = 0,
     seed: int | None = None,
     overrides: Sequence[str] = (),
     store: str = "",
@@ -33,6 +36,9 @@ def evaluate(
         policy: a run's name for its last policy, run:version for an earlier one, `latest` for the newest of the store.
         presets: presets (demo, qwen3_gpu) or TOML files on the worker, later ones over earlier ones.
         model: weights to score where no policy is named: a directory or hub id.
+        url: address of a chat API of someone else (https://host/v1), evaluated in place of a policy.
+        url_model: name of the model at that address.
+        retry_errors: times that rollouts which ended with an error are made again; the first ones are kept.
         seed: seed of the sampling: the same seed samples nothing twice; None draws one.
         overrides: dotted settings such as evaluation.num_examples=200.
         store: root of the store: a directory on the worker, or s3://bucket/prefix.
@@ -42,6 +48,8 @@ def evaluate(
         if not policy:
             return _nothing_yet()
     given = {"name": name, "store": store, "seed": seed, "evaluation.policy": policy, "model.path": model}
+    given |= {"evaluation.external.url": url, "evaluation.external.model": url_model}
+    given |= {"evaluation.retry_errors": retry_errors or None}
     with session_for("evaluate", presets, overrides, **given) as session:
         return walk_evaluate(session)
 

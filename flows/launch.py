@@ -16,7 +16,9 @@ from flows.replay_outcome import summary, trains_again
 from flows.replay_request import Asked
 from flows.rooms import EngineRoom
 from flows.session import Session, Watcher, log_directory, open_session, recorded
+from flows.views.evaluations import before_after
 from flows.views.panel import Panel
+from flows.views.printing import console
 from flows.walks import WALKS
 from flows.watchers import PanelWatcher
 from storage.store import open_store
@@ -32,7 +34,7 @@ def start(
 ) -> int:
     """Resolve a config, run the flow of `kind` and show it, in plain lines if asked; return the exit status."""
     config = prepare(kind, files, overrides, name=name, store=store)
-    watch(config, plain=plain)
+    _tell(watch(config, plain=plain))
     print(
         f"run {config.name} is in {config.store}; look at it with: stagecoach show {config.name} --store {config.store}"
     )
@@ -63,8 +65,14 @@ def resume(name: str, overrides: Sequence[str] = (), store: str = "", plain: boo
         kind = runs.events(chosen)[-1].kind
     if kind == "replay":
         return replay(Asked(run="", overrides=overrides, name=chosen, store=root), plain=plain)
-    watch(prepare(kind, (), overrides, name=chosen, store=root), plain=plain)
+    _tell(watch(prepare(kind, (), overrides, name=chosen, store=root), plain=plain))
     return 0
+
+
+def _tell(outcome: dict[str, Any]) -> None:
+    """Print how the last policy differs from the first on held-out examples, where both were tried on them."""
+    if outcome.get("comparisons"):
+        console().print(before_after(outcome["comparisons"]))
 
 
 def watch(

@@ -32,7 +32,7 @@ class Do(Protocol):
         ...
 
     def num_errored(self, ref: Ref) -> int:
-        """Return how many assignments of finished rollouts ended with an error; none where they are still to be made."""
+        """Return how many assignments of rollouts ended with an error; none where they are still to be made."""
         ...
 
     def done(self, task: StageTask, step: int, refs: Sequence[Ref], policy: Policy) -> bool:

@@ -5,7 +5,7 @@ from typing import Any
 
 from flows.artifacts import RunArtifacts
 from flows.monitor import Monitor
-from flows.views.evaluations import describe_difference, named, with_interval
+from flows.views.evaluations import named, with_interval
 from flows.views.panel import Panel
 
 PUBLISHED_TIMES = 20
@@ -48,13 +48,8 @@ class PanelWatcher:
 
     def _evaluation(self, version: int, scores: list[dict[str, Any]], **facts: Any) -> None:
         for each in scores:
-            where = named(facts["set"], each["environment"])
+            where = named(facts.get("set", ""), each["environment"])
             self._panel.note(f"evaluation of policy {version} on {where}: {describe_scores(each)}")
-
-    def _comparison(self, rows: list[dict[str, Any]]) -> None:
-        for each in rows:
-            if each["figure"] == "avg":
-                self._panel.note(describe_difference(each))
 
 
 class ArtifactWatcher:
@@ -71,6 +66,8 @@ class ArtifactWatcher:
         """Collect finished steps; publish them once in a while and at the end, while there is a Prefect API."""
         if event == "prefect":
             self._prefect = True
+        if event == "comparison" and self._prefect and facts["rows"]:
+            self._artifacts.publish_comparison(facts["rows"])
         if event == "step":
             self._steps.append(facts)
             last = len(self._steps) == self._num_steps
@@ -91,7 +88,7 @@ class MonitorWatcher:
         if event == "evaluation":
             for each in facts["scores"]:
                 if each["average"] is not None:
-                    where = "/".join(filter(None, (facts["set"], each["environment"])))
+                    where = "/".join(filter(None, (facts.get("set"), each["environment"])))
                     self._monitor.log(facts["version"], {f"evaluation/{where}/average": each["average"]})
 
 

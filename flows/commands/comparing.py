@@ -1,4 +1,4 @@
-"""Commands that compare runs and algorithms, and answer for runs: diff, algorithms, curves, gate."""
+"""Commands that compare runs and algorithms, and answer for runs: diff, algorithms, curves, evals, gate."""
 
 import argparse
 
@@ -28,6 +28,13 @@ def add(commands: Commands) -> None:
     curves = add_command(commands, "curves", _curves, "the rewards of several runs by step, side by side")
     curves.add_argument("runs", nargs="+", metavar="RUN")
     curves.add_argument("--output", default="", metavar="FILE", help="write a page in markdown, and its picture")
+    evals = add_command(commands, "evals", _evals, "the evaluations of runs, and how far each is from the first")
+    evals.add_argument("runs", nargs="*", default=["latest"], metavar="RUN")
+    evals.add_argument(
+        "--by", default="", metavar="FIELD", help="tell the values of a field of the examples' tasks apart"
+    )
+    evals.add_argument("--output", default="", metavar="FILE", help="write them as Parquet, one row for each figure")
+    evals.add_argument("--json", action="store_true", help="for programs")
     gate = add_command(commands, "gate", _gate, "decisions at a run's gates; with --approve or --refuse, answer it")
     gate.add_argument("run", nargs="?", default="latest", metavar="RUN")
     answers = gate.add_mutually_exclusive_group()
@@ -63,6 +70,13 @@ def _curves(arguments: argparse.Namespace) -> int | None:
     from flows.views.curves import main as curves
 
     return curves(arguments.runs, store=arguments.store, output=arguments.output)
+
+
+def _evals(arguments: argparse.Namespace) -> int | None:
+    from flows.views.evals import main as evals
+
+    given = {"by": arguments.by, "output": arguments.output, "as_json": arguments.json}
+    return evals(arguments.runs, store=arguments.store, **given)
 
 
 def _gate(arguments: argparse.Namespace) -> int | None:

@@ -15,6 +15,10 @@ def add(commands: Commands) -> None:
     sft = add_run_command(commands, "sft", _sft, "supervised training on demonstrations")
     evaluate = add_run_command(commands, "eval", _eval, "score a policy on held-out examples")
     evaluate.add_argument("--policy", default="", help="RUN or RUN:VERSION; without it, the weights of model.path")
+    evaluate.add_argument("--url", default="", help="a chat API of someone else (https://host/v1) in place of a policy")
+    evaluate.add_argument("--model", default="", help="the model's name there")
+    evaluate.add_argument("--retry-errors", type=int, default=0, metavar="N", help="make rollouts that ended with an "
+                          "error again, up to N times")  # fmt: skip
     resume = add_run_command(commands, "resume", _resume, "go on with a run of the store", "[RUN] [OVERRIDES]")
     for command in (demo, run, sft, evaluate, resume):
         command.add_argument("--plain", action="store_true", help="plain lines instead of a live panel")
@@ -49,8 +53,12 @@ def _sft(arguments: argparse.Namespace) -> int | None:
 
 
 def _eval(arguments: argparse.Namespace) -> int | None:
-    if arguments.policy:
-        arguments.overrides = [*arguments.overrides, f'evaluation.policy="{arguments.policy}"']
+    from flows.prepare import assignments
+
+    given = {"policy": arguments.policy, "external.url": arguments.url, "external.model": arguments.model}
+    given |= {"retry_errors": arguments.retry_errors}
+    chosen = assignments({f"evaluation.{name}": value for name, value in given.items() if value})
+    arguments.overrides = [*arguments.overrides, *chosen]
     return _start("evaluate", arguments)
 
 

@@ -75,7 +75,7 @@ def work_of(store: Store, run: str) -> Work:
     for entry in store.ledger.entries(run=run):
         if entry.stage == "gate":
             found.setdefault(entry.step, {})["gate"] = entry
-        if "evaluation_assignment" in entry.inputs and not entry.part:
+        if entry.stage == "rollout" and "evaluation_assignment" in entry.inputs and not entry.part:
             found.setdefault(entry.step, {})["evaluation"] = entry
     return found
 

@@ -1,16 +1,20 @@
 """Evaluations of whole runs: which policies on which examples, beside the next step, made again, compared, found."""
 
+import json
 import threading
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from flows.foretell import foretell
 from flows.scores import recorded_evaluations
+from flows.views import evals
 from flows.views.show import describe
 from flows.walks import walk_train
 from storage.store import open_store
+from tasks.example_fields import FieldMissing
 from tests.flows.evaluations import HELD_OUT, Sampler, evaluate, played, train
 from tests.flows.rehearsal import SOURCE, session_for
 
@@ -140,3 +144,31 @@ def test_a_run_shows_its_evaluations_and_how_the_last_policy_differs(tmp_path: P
     shown = describe(session.place.store, "run", session.config)
     assert shown["evaluations"] == outcome["evaluations"] and shown["comparisons"] == outcome["comparisons"]
     assert len(shown["comparisons"]) == 2 and shown["comparisons"][0]["num_examples"] == HELD_OUT
+
+
+def test_evaluations_of_runs_stand_side_by_side_in_all_and_by_tier(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root, settings = str(tmp_path / "store"), TRIED | {"num_examples": HELD_OUT, "pass_at": (1, 2)}
+    train(tmp_path / "store", "one", Sampler(), evaluation=settings)
+    evaluate(tmp_path / "store", "two", Sampler(frozenset({"eval-reverse_text-0/0"})), seed=8, evaluation=settings)
+    assert evals.main(["one", "two"], as_json=True, store=root) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [(row["run"], row["version"]) for row in rows if row["figure"] == "avg"] == [
+        *(("one", 0), ("one", 1), ("one", 2), ("two", 0)),
+    ]
+    first, later, *_, other = [row for row in rows if row["figure"] == "avg"]
+    assert first["difference"] is None and first["value"] == pytest.approx(0.13) and first["low"] < 0.13 < first["high"]
+    assert later["difference"] == pytest.approx(0.1) and later["num_paired"] == HELD_OUT
+    assert other["num_errors"] == 1 and other["floor"] < other["value"]
+    target = tmp_path / "probe.parquet"
+    assert evals.main(["one"], by="tier", output=str(target), store=root) == 0
+    written = pq.read_table(target)
+    assert written.schema.equals(evals.SCHEMA) and written.num_rows == 3 * 3 * 3, "versions, tiers, figures"
+    buckets = {(row["bucket"], row["figure"]): row for row in written.to_pylist() if row["version"] == 0}
+    assert {bucket for bucket, _ in buckets} == {"0", "1", "2"}
+    assert buckets["2", "avg"]["value"] == pytest.approx(0.14) and buckets["2", "pass@2"]["num_examples"] == 2
+    evals.main(["one"], by="tier", store=root)
+    assert "to the first" in capsys.readouterr().out
+    with pytest.raises(FieldMissing, match=r"no field 'level'.*whose task has the fields tier"):
+        evals.main(["one"], by="level", store=root)

@@ -1,0 +1,180 @@
+"""Evals: evaluations of runs side by side, in all or by a field of the examples, and how far each is from the first.
+
+The rows are in long form, one for each figure, so that any tool can turn them.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from configs.errors import ConfigError
+from configs.run import RunConfig
+from flows.prepare import recorded_run
+from flows.scores import Evaluated, RecordedEvaluation, recorded_evaluations
+from flows.views.evaluations import interval_text, named, with_interval
+from flows.views.printing import console, grid
+from storage.errors import border
+from storage.frames import existing_store
+from storage.store import Store
+from tasks.columns import texts
+from tasks.example_fields import values_of
+from tasks.paired import Difference, differences
+
+Row = dict[str, Any]
+SCHEMA = pa.schema(
+    {
+        **{"run": pa.string(), "version": pa.int64(), "policy_key": pa.string(), "set": pa.string()},
+        **{"environment": pa.string(), "bucket": pa.string(), "figure": pa.string()},
+        **{"value": pa.float64(), "low": pa.float64(), "high": pa.float64(), "floor": pa.float64()},
+        **{"num_examples": pa.int64(), "num_attempts": pa.int64(), "num_errors": pa.int64()},
+        **{"difference": pa.float64(), "difference_low": pa.float64(), "difference_high": pa.float64()},
+        "num_paired": pa.int64(),
+    }
+)
+"""One figure of one evaluation; `bucket` is the field's value as JSON, `difference` to the first row of its like."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """The rollouts of one evaluation in one environment, of one bucket of its examples."""
+
+    run: str
+    recorded: RecordedEvaluation
+    environment: str
+    bucket: str | None
+    evaluated: Evaluated
+    traces: pa.Table
+
+    @property
+    def like(self) -> tuple[str, str, str | None]:
+        """What is compared with each other."""
+        return self.recorded.set_name, self.environment, self.bucket
+
+
+def main(runs: Sequence[str], by: str = "", output: str = "", as_json: bool = False, store: str = "") -> int:
+    """Print the evaluations of runs, or write them as Parquet; return the exit status.
+
+    `by` is a field of the examples' tasks whose values are told apart. Raises ConfigError for an unknown run or one
+    without evaluations, FieldMissing for a field that examples lack.
+    """
+    root = existing_store(store or RunConfig().store)
+    named_runs = [recorded_run(root, name) for name in runs]
+    parts = [part for name, config in named_runs for part in parts_of(root, name, config, by)]
+    if not parts:
+        tried = ", ".join(name for name, _ in named_runs)
+        raise ConfigError([f"{tried}: no policy was evaluated; do so with stagecoach eval"])
+    found = list(rows_of(parts))
+    if output:
+        with border("writing the evaluations", output):
+            pq.write_table(pa.Table.from_pylist(found, schema=SCHEMA), output)
+        print(f"{len(found)} figures written to {Path(output)}")
+    elif as_json:
+        print(json.dumps(found, sort_keys=True))
+    else:
+        console().print(_table(found, bool(by)))
+    return 0
+
+
+def parts_of(store: Store, run: str, config: RunConfig, by: str = "") -> Iterator[Part]:
+    """Yield the evaluations of a run by environment and, with `by`, by the values of that field of the examples."""
+    for recorded in recorded_evaluations(store, run, config):
+        evaluated = recorded.scored(store, config)
+        for environment in sorted(set(texts(evaluated.traces["environment"]))):
+            own = evaluated.traces.filter(pc.field("environment") == environment)
+            for bucket, examples in _buckets(store, recorded, environment, by).items():
+                chosen = own if examples is None else own.filter(pc.is_in(own["example_id"], value_set=examples))
+                if chosen.num_rows:
+                    yield Part(run, recorded, environment, bucket, evaluated, chosen)
+
+
+def rows_of(parts: Sequence[Part]) -> Iterator[Row]:
+    """Yield the figures of evaluations, each with its difference to the first evaluation of the same set."""
+    first: dict[tuple[str, str, str | None], Part] = {}
+    for part in parts:
+        base = first.setdefault(part.like, part)
+        changes = differences(base.traces, part.traces, part.evaluated.pass_at) if base is not part else []
+        paired = {each.figure: each for each in changes}
+        (score,) = part.evaluated.of(part.traces)
+        yield _row(part, score, "avg", score["average"], score["average_floor"], score, paired.get("avg"))
+        for each in score["pass_at"]:
+            figure = f"pass@{each['k']}"
+            yield _row(part, score, figure, each["estimate"], each["floor"], each, paired.get(figure))
+
+
+def _row(
+    part: Part,
+    score: Mapping[str, Any],
+    figure: str,
+    value: float | None,
+    floor: float | None,
+    of: Mapping[str, Any],
+    paired: Difference | None,
+) -> Row:
+    interval, change = of["interval"] or {}, paired.interval if paired else None
+    return {
+        "run": part.run,
+        "version": part.recorded.version,
+        "policy_key": part.recorded.policy_key,
+        "set": part.recorded.set_name,
+        "environment": part.environment,
+        "bucket": part.bucket,
+        "figure": figure,
+        "value": value,
+        "low": interval.get("low"),
+        "high": interval.get("high"),
+        "floor": floor,
+        "num_examples": of["num_examples"],
+        "num_attempts": score["num_attempts"],
+        "num_errors": sum(score["errors"].values()),
+        "difference": paired.difference if paired else None,
+        "difference_low": change.low if change else None,
+        "difference_high": change.high if change else None,
+        "num_paired": paired.num_examples if paired else None,
+    }
+
+
+def _buckets(store: Store, recorded: RecordedEvaluation, environment: str, by: str) -> dict[str | None, Any]:
+    """Return the examples of an environment by the JSON of a field of theirs; None for all without a field."""
+    if not by:
+        return {None: None}
+    found = store.ledger.find(recorded.assigned.inputs["examples"]) if recorded.assigned else None
+    if found is None or recorded.assigned is None:
+        raise ConfigError([f"the examples of policy {recorded.version} are not in the store; leave --by out"])
+    tried = store.read(recorded.assigned.slices("assignments"), ["environment", "example_id"])
+    chosen = tried.filter(pc.field("environment") == environment)["example_id"]
+    rows = store.read(found.slices("examples"))
+    rows = rows.filter((pc.field("environment") == environment) & pc.field("example_id").isin(chosen.combine_chunks()))
+    values = [json.dumps(value, sort_keys=True) for value in values_of(rows, environment, by)]
+    names = texts(rows["example_id"])
+    return {
+        bucket: pa.array([name for name, value in zip(names, values, strict=True) if value == bucket], pa.string())
+        for bucket in sorted(set(values))
+    }
+
+
+def _table(rows: Sequence[Row], buckets: bool) -> Any:
+    headings = ["run", "policy", "held-out", *(["bucket"] if buckets else []), "figure", "value", "examples"]
+    headings += ["errors", "to the first", "95% interval"]
+    left = range(headings.index("value"))
+    return grid(headings, [_cells(row, buckets) for row in rows], left=left)
+
+
+def _cells(row: Row, buckets: bool) -> list[str]:
+    interval = None if row["low"] is None else {"low": row["low"], "high": row["high"]}
+    change = None if row["difference_low"] is None else {"low": row["difference_low"], "high": row["difference_high"]}
+    cells = [
+        row["run"],
+        str(row["version"]) if row["policy_key"] else "external",
+        named(row["set"], row["environment"]),
+    ]
+    cells += [row["bucket"]] if buckets else []
+    cells += [row["figure"], with_interval(row["value"], {"interval": interval}), str(row["num_examples"])]
+    errors = f"{row['num_errors']} of {row['num_attempts']}" if row["num_errors"] else "0"
+    difference = "-" if row["difference"] is None else f"{row['difference']:+.3f}"
+    return [*cells, errors, difference, interval_text(change, "+")]
