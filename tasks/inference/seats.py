@@ -67,6 +67,8 @@ class Seats:
     players: Mapping[str, Player]
     untrained: frozenset[str] = frozenset()
     """Seats that the policy plays and is not trained on."""
+    unserved: frozenset[str] = frozenset()
+    """Frozen seats whose model nobody served: fine where the environment is not sampled."""
 
     @classmethod
     def of(
@@ -77,10 +79,11 @@ class Seats:
         places = {name: served_as(environment.name, name) for name in names}
         players = {name: Player(clients[place], served[place]) for name, place in places.items() if place in served}
         untrained = frozenset(name for name, seat in environment.seats.items() if not seat.trainable)
-        return cls(environment.name, players, untrained)
+        return cls(environment.name, players, untrained, frozenset(names) - players.keys())
 
     def told(self, client: "ClientConfig") -> "ClientConfig":
         """Return the client of a request with word of who plays which seat."""
+        assert not self.unserved, f"seats {sorted(self.unserved)} of {self.environment!r} would fall to the policy"
         if not self.players:
             return client
         seats = {

@@ -59,3 +59,13 @@ def test_frozen_players_are_found_by_environment_and_seat() -> None:
         served_as("z", "a"): "http://two",
     }
     assert served_as("x", "y/a") != served_as("x/y", "a")
+
+
+def test_a_frozen_seat_without_its_model_never_falls_to_the_policy() -> None:
+    seats = {"a": {"model": {"url": "http://one"}}}
+    environment = EnvironmentConfig.model_validate({"name": "x", "taskset": {"id": "t"}, "seats": seats})
+    client: Any = SimpleNamespace(headers={}, base_url="http://policy/v1")
+    with pytest.raises(AssertionError, match=r"seats \['a'\] of 'x' would fall to the policy"):
+        Seats.of(environment, {}, {}).told(client)
+    plain = Seats.of(EnvironmentConfig(name="y", taskset={"id": "t"}), {}, {})
+    assert plain.told(client) is client, "a request without frozen seats is as it was"
