@@ -361,7 +361,7 @@ def environment_of(name: str, **env: Any) -> EnvironmentConfig:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_qwen3(tmp_path_factory.mktemp("model") / "m", hidden=48, layers=2, heads=2, kv_heads=2, seed=1)
+    return tiny_qwen3(tmp_path_factory.mktemp("model") / "m", hidden=64, layers=2, heads=2, kv_heads=2, seed=1)
 
 
 @pytest.fixture(scope="module")

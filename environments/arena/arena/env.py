@@ -17,7 +17,7 @@ from arena.folding import fold
 from arena.kernel import State, failed
 from arena.play import Play
 from arena.prompts import PromptPack
-from arena.schedule import Program, Schedule, Slot, require_same
+from arena.schedule import Program, Slot, require_same
 from arena.scores import JUDGE, EpisodeScore, complete, errored, record
 
 
@@ -118,7 +118,7 @@ class ArenaEnv(vf.Env[ConfigT], Generic[ConfigT]):
         record(score.model_copy(update={"metrics": {**total, **score.metrics}}), traces)
 
     async def _speak(self, task: vf.Task, talk: Interaction, state: State, slot: Slot, member: str) -> Utterance:
-        segment = await talk.turn(self._reading(task, state, slot, member))
+        segment = await talk.turn(self._reading(task, state, member))
         if segment.terminated:
             raise seats.unfinished(member, talk.trace)
         utterance = self._channels.utterance(member, slot.phase, seats.reply_of(segment))
@@ -130,13 +130,6 @@ class ArenaEnv(vf.Env[ConfigT], Generic[ConfigT]):
         template = self._prompts.system.get(member)
         return None if template is None else self._prompts.rendered(template, self.values(task, member))
 
-    def _reading(self, task: vf.Task, state: State, slot: Slot, member: str) -> vf.Messages:
-        """What a member reads now: only what it has not read before, so that its prompts extend each other."""
-        fixed, number = self.values(task, member), state.round_of(member)
-        own = self._program.num_rounds(member) if isinstance(self._program, Schedule) else 0
-        texts = [self._prompts.rendered(self._prompts.heard, vars(each)) for each in state.heard(member)]
-        if number == 0 and (question := self._prompts.question.get(member)):
-            texts.insert(0, self._prompts.rendered(question, fixed))
-        turn = {**fixed, "round": number + 1, "num_rounds": own, "phase": slot.phase}
-        texts.append(self._prompts.rendered(self._prompts.turns[member, slot.phase], turn))
+    def _reading(self, task: vf.Task, state: State, member: str) -> vf.Messages:
+        texts = self._prompts.reading(self._program, state, member, self.values(task, member))
         return fold([vf.UserMessage(content=text) for text in texts if text] or [vf.UserMessage(content="")])

@@ -8,6 +8,7 @@ from jinja2.sandbox import SandboxedEnvironment
 from jinja2.visitor import NodeVisitor
 
 from arena.errors import ArenaError
+from arena.kernel import State
 from arena.schedule import Program, Schedule
 
 TURN_NAMES = frozenset({"round", "num_rounds", "phase"})
@@ -57,6 +58,19 @@ class PromptPack:
     def rendered(self, template: str, values: Mapping[str, object]) -> str:
         """Return a template of this pack, filled in."""
         return LANGUAGE.from_string(template).render(values)
+
+    def reading(self, program: Program, state: State, member: str, values: Mapping[str, object]) -> list[str]:
+        """Return what a member of the open slot reads now: its question once, what it has not heard, what it is asked.
+
+        Nothing that it read before is among it, so that its prompts extend each other. `values` are those of the task.
+        """
+        assert state.slot is not None, "someone is asked in an open slot"
+        number, phase = state.round_of(member), state.slot.phase
+        opening = [self.rendered(self.question[member], values)] if number == 0 and member in self.question else []
+        heard = [self.rendered(self.heard, vars(each)) for each in state.heard(member)]
+        own = program.num_rounds(member) if isinstance(program, Schedule) else 0
+        turn = {**values, "round": number + 1, "num_rounds": own, "phase": phase}
+        return [*opening, *heard, self.rendered(self.turns[member, phase], turn)]
 
 
 def require_plain(template: str, where: str, known: frozenset[str], varying: frozenset[str] = frozenset()) -> None:

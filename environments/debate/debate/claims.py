@@ -1,4 +1,4 @@
-"""The claims, what debaters and judge read of them, and what a statement is worth: plain functions."""
+"""The claims, who is right about them, and what statements cite: plain functions."""
 
 import random
 import re
@@ -6,20 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 DIGITS = "0123456789"
-AFFIRMATIVE, NEGATIVE, JUDGE = "affirmative", "negative", "judge"
-MEMBERS = (AFFIRMATIVE, NEGATIVE, JUDGE)
-VERDICTS = {"<yes>": AFFIRMATIVE, "<no>": NEGATIVE}
-"""The judge's tokens, and who wins by each."""
+AFFIRMATIVE, NEGATIVE = "affirmative", "negative"
 CITE = "see"
 """The word that opens a citation of the list."""
 CITATION = re.compile(rf"\b{CITE} ((?:[0-9] )*[0-9])(?! ?[0-9])")
-SPEAK, DECIDE = "speak", "decide"
-"""The phases: a debater's statement, the judge's verdict."""
-QUESTION = {AFFIRMATIVE: "yes: {{ digit }} in {{ numbers }}", NEGATIVE: "no: {{ digit }} in {{ numbers }}"}
-"""What a debater reads first: its side, and the claim with the list that the judge does not see."""
-ASKED = {AFFIRMATIVE: "say {{ round }}", NEGATIVE: "say {{ round }}", JUDGE: "{{ digit }}?"}
-"""What a member is asked at each of its turns."""
-HEARD = "{{ member }}: {{ public }}"
 
 
 @dataclass(frozen=True)

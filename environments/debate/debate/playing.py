@@ -1,31 +1,18 @@
 """One episode: statements by turns or at once, then the judge's verdict; what one wins the other loses."""
 
+from collections.abc import Mapping
 from typing import Literal
 
 import verifiers.v1 as vf
 from arena.env import ArenaConfig, ArenaEnv
 from arena.kernel import State
 from arena.prompts import PromptPack
-from arena.schedule import Schedule, Slot, rounds
-from arena.scores import EpisodeScore, MemberScore, zero_sum_reward
-from arena.verdicts import Verdicts
+from arena.schedule import Schedule
+from arena.scores import JUDGE, EpisodeScore, MemberScore, zero_sum_reward
 from pydantic import Field
 
-from debate.claims import (
-    AFFIRMATIVE,
-    ASKED,
-    DECIDE,
-    HEARD,
-    JUDGE,
-    MEMBERS,
-    NEGATIVE,
-    QUESTION,
-    SPEAK,
-    VERDICTS,
-    num_true_citations,
-)
-
-READ = Verdicts(VERDICTS)
+from debate.claims import num_true_citations
+from debate.rules import MEMBERS, PROMPTS, VERDICTS, program, shown
 
 
 class DebateEnvConfig(ArenaConfig):
@@ -53,19 +40,15 @@ class DebateEnv(ArenaEnv[DebateEnvConfig], vf.Env[DebateEnvConfig]):
 
     def program(self) -> Schedule:
         """Return the rounds of statements, and the verdict."""
-        at_once = self.config.schedule == "simultaneous"
-        spoken = rounds(SPEAK, (AFFIRMATIVE, NEGATIVE), self.config.num_rounds, simultaneous=at_once)
-        return Schedule((*spoken, Slot(DECIDE, (JUDGE,))))
+        return program(self.config.num_rounds, at_once=self.config.schedule == "simultaneous")
 
     def prompts(self) -> PromptPack:
-        """Return what members are told: debaters their side and the list, the judge the claim alone."""
-        turns = {(member, DECIDE if member == JUDGE else SPEAK): text for member, text in ASKED.items()}
-        return PromptPack(turns, question=QUESTION, heard=HEARD, names=frozenset({"digit", "numbers"}))
+        """Return what members are told."""
+        return PROMPTS
 
-    def values(self, task: vf.Task, member: str) -> dict[str, object]:
+    def values(self, task: vf.Task, member: str) -> Mapping[str, object]:
         """Return the claim, and to debaters the list."""
-        shown = {"digit": task.data.digit}
-        return shown if member == JUDGE else {**shown, "numbers": task.data.numbers}
+        return shown(task.data, member)
 
     def score(self, task: vf.Task, state: State) -> EpisodeScore:
         """Return +1 for whom the judge names, -1 for the other, 0 for the judge; a verdict that names nobody is a tie.
@@ -74,7 +57,7 @@ class DebateEnv(ArenaEnv[DebateEnvConfig], vf.Env[DebateEnvConfig]):
         the list as it is.
         """
         verdict = state.of(JUDGE)
-        winner = READ.winner(verdict[-1].public) if verdict else None
+        winner = VERDICTS.winner(verdict[-1].public) if verdict else None
         rewards = zero_sum_reward(MEMBERS, winner)
         metrics = {"verdict_given": float(winner is not None), "verdict_true": float(winner == task.data.truth)}
         members = [

@@ -1,0 +1,101 @@
+"""Noisy demonstrations for a supervised warm start: debates of members that know the forms and little else."""
+
+import argparse
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+from arena.channels import Channels
+from arena.folding import SEPARATOR
+from arena.kernel import State, advance, begin, submit
+from arena.scores import JUDGE
+
+from debate.claims import CITE, DIGITS, Claim, cited, claims
+from debate.rules import DEBATERS, MEMBERS, NO, PROMPTS, YES, program, shown
+from debate.taskset import data_of
+
+Row = dict[str, list[dict[str, str]]]
+IDLE = "hm"
+"""A statement that says nothing."""
+
+
+def demonstrations(
+    count: int, *, seed: int, length: int = 3, cite: float = 0.3, misquote: float = 0.3, num_rounds: int = 2
+) -> Iterator[Row]:
+    """Yield `count` conversations, each one member's of a debate; the members of a debate follow one another.
+
+    Debaters cite the list with probability `cite`, another one with `misquote`, and otherwise say nothing of use,
+    whatever their side. The judge goes by the lists that were cited where they agree about the digit, and by a coin
+    where they do not or there are none. Debates have up to `num_rounds` rounds. Raises ValueError where the two
+    shares are negative or exceed 1 together.
+    """
+    if min(cite, misquote) < 0 or cite + misquote > 1:
+        raise ValueError(f"cite {cite} and misquote {misquote}: shares from 0 to 1 that sum to at most 1")
+    draw = random.Random(f"debates {seed}")
+    pool = list(claims(min(-(-count // 3), 10 * 10**length // 4), length, seed))
+    made = 0
+    while made < count:
+        claim = draw.choice(pool)
+        for row in _debate(claim, draw, (cite, misquote), draw.randint(1, num_rounds))[: count - made]:
+            yield row
+            made += 1
+
+
+def _debate(claim: Claim, draw: random.Random, shares: tuple[float, float], num_rounds: int) -> list[Row]:
+    """One debate by turns, as the conversation of each member."""
+    schedule, data = program(num_rounds, at_once=False), data_of(claim)
+    rows: dict[str, Row] = {member: {"messages": []} for member in MEMBERS}
+    state = begin(MEMBERS, schedule)
+    while state.slot is not None:
+        (member,) = state.slot.members
+        read = SEPARATOR.join(PROMPTS.reading(schedule, state, member, shown(data, member)))
+        said = _verdict(claim, state, draw) if member == JUDGE else _statement(claim, draw, *shares)
+        rows[member]["messages"] += [{"role": "user", "content": read}, {"role": "assistant", "content": said}]
+        state = advance(submit(state, Channels().utterance(member, state.slot.phase, said)), schedule)
+    return list(rows.values())
+
+
+def _statement(claim: Claim, draw: random.Random, cite: float, misquote: float) -> str:
+    kind = draw.random()
+    if kind < cite:
+        return f"{CITE} {claim.listed}"
+    other = " ".join(draw.choice(DIGITS) for _ in claim.numbers)
+    return f"{CITE} {other}" if kind < cite + misquote else IDLE
+
+
+def _verdict(claim: Claim, state: State, draw: random.Random) -> str:
+    """What the judge makes of the statements: the list itself it has not seen."""
+    lists = [cited(each.public) for member in DEBATERS for each in state.of(member)]
+    found = {claim.digit in listed.split() for listed in lists if listed is not None}
+    holds = found.pop() if len(found) == 1 else draw.random() < 0.5
+    return YES if holds else NO
+
+
+def words() -> list[str]:
+    """What a small byte-level tokenizer shall keep whole, so that a debate is a few dozen tokens."""
+    told = [f"{member}: " for member in DEBATERS]
+    return [*told, "yes: ", "no: ", " in ", "say ", f"{CITE} ", IDLE, YES, NO, "user", "assistant", SEPARATOR]
+
+
+def main() -> None:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("path", type=Path, help="JSONL file to write")
+    parser.add_argument("--words", type=Path, help="JSON file to write: what a small tokenizer shall keep whole")
+    parser.add_argument("--count", type=int, default=4800, help="rows, one for each member of a debate")
+    parser.add_argument("--seed", type=int, default=1, help="another seed, other debates")
+    parser.add_argument("--length", type=int, default=3, help="digits in a list")
+    parser.add_argument("--cite", type=float, default=0.3, help="share of statements that cite the list")
+    parser.add_argument("--misquote", type=float, default=0.3, help="share that cite another list")
+    parser.add_argument("--num-rounds", type=int, default=2, help="most rounds of a debate")
+    choices = vars(parser.parse_args())
+    path, wanted, count = (choices.pop(name) for name in ("path", "words", "count"))
+    rows = demonstrations(count, **choices)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    if wanted:
+        wanted.write_text(json.dumps(words()), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
