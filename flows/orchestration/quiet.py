@@ -18,6 +18,7 @@ def route_prefect_logs(log: Path) -> None:
     log.parent.mkdir(parents=True, exist_ok=True)
     file = logging.FileHandler(log, encoding="utf-8", delay=True)
     file.setFormatter(logging.Formatter(FORMAT))
+    logging.getLogger("stagecoach").setLevel(logging.INFO)  # how sampling went, say; the root keeps to warnings
     loggers = [logging.getLogger(name) for name in logging.root.manager.loggerDict]
     for logger in [logging.root, *loggers]:
         consoles = [handler for handler in logger.handlers if isinstance(handler, PrefectConsoleHandler)]
