@@ -1,6 +1,7 @@
 """Whole episodes of an environment with the framework's own agents, in which a function stands in for the model."""
 
 import asyncio
+import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,8 +13,8 @@ from verifiers.v1.types import SamplingConfig
 from verifiers.v1.utils.loaders import environment_class, resolve_env_config
 
 Body = dict[str, Any]
-Reply = Callable[[Body], str | int]
-"""What the model says to a request, or the status with which it refuses."""
+Reply = Callable[[Body], str | int | Body]
+"""What the model says to a request: a text, a message with tool calls, or the status with which it refuses."""
 SEED = 41
 
 
@@ -23,12 +24,20 @@ def played(
     reply: Reply,
     tasks: Callable[[vf.Task], int] = lambda task: 1,
     limits: dict[str, Any] | None = None,
+    together: bool = False,
 ) -> tuple[list[vf.Episode], list[Body]]:
     """Play each task of a taskset as often as `tasks` says; return the episodes, and all requests in their order.
 
-    The model of a seat has the seat's name; `limits` are settings of every seat.
+    The model of a seat has the seat's name; `limits` are settings of every seat. The episodes are played one after the
+    other, or all `together`.
     """
-    return asyncio.run(_played(settings, seats, reply, tasks, limits or {}))
+    return asyncio.run(_played(settings, seats, reply, tasks, limits or {}, together))
+
+
+def calling(tool: str, **arguments: Any) -> Body:
+    """A message that calls a tool."""
+    call = {"id": "call", "type": "function", "function": {"name": tool, "arguments": json.dumps(arguments)}}
+    return {"role": "assistant", "content": "", "tool_calls": [call]}
 
 
 async def _played(
@@ -37,6 +46,7 @@ async def _played(
     reply: Reply,
     tasks: Callable[[vf.Task], int],
     limits: dict[str, Any],
+    together: bool,
 ) -> tuple[list[vf.Episode], list[Body]]:
     bodies: list[Body] = []
 
@@ -45,7 +55,7 @@ async def _played(
         said = reply(bodies[-1])
         if isinstance(said, int):
             return web.json_response({"error": {"message": "as told"}}, status=said)
-        message = {"role": "assistant", "content": said}
+        message = {"role": "assistant", "content": said} if isinstance(said, str) else said
         choice = {"index": 0, "finish_reason": "stop", "message": message}
         about = {"id": "1", "object": "chat.completion", "created": 1, "model": "m"}
         return web.json_response({**about, "choices": [choice]})
@@ -63,6 +73,8 @@ async def _played(
     try:
         async with env.serving():
             plan = [task for task in env.taskset.load() for _ in range(tasks(task))]
+            if together:
+                return await asyncio.gather(*(env.run_episode(task, context) for task in plan)), bodies
             return [await env.run_episode(task, context) for task in plan], bodies
     finally:
         await runner.cleanup()

@@ -1,0 +1,94 @@
+"""From a row to a task: which columns hold what, and what must be true of them."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from own_data.errors import DataUnusable
+
+Row = Mapping[str, Any]
+ROLES = frozenset({"system", "user", "assistant"})
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Which columns of a row hold what."""
+
+    prompt: str
+    answer: str
+    id: str = ""
+
+
+@dataclass(frozen=True)
+class Example:
+    """What a row says."""
+
+    place: str
+    """Where the row stands, for messages."""
+    key: str
+    """The row's id, and a digest of what is in the row: another answer under the same id is another example."""
+    prompt: str | list[dict[str, str]]
+    """The user's text, or chat messages."""
+    answer: str
+    """What the reply is compared with."""
+    row: Row
+    """All columns, as JSON values, for scoring functions."""
+
+
+def examples(rows: Iterable[tuple[str, Row]], columns: Columns) -> Iterator[Example]:
+    """Yield the examples of `rows`.
+
+    Raises DataUnusable naming place and column: of a missing or empty column, of messages in another form, of an id
+    that comes twice, or where there is no row at all.
+    """
+    places: dict[str, str] = {}
+    place = ""
+    for place, row in rows:
+        name = _text(f"{place}, column {columns.id!r}", _value(place, row, columns.id)) if columns.id else ""
+        if name and name in places:
+            raise DataUnusable(f"{place}, column {columns.id!r}: id {name!r} was in {places[name]} already")
+        places[name] = place
+        yield _example(place, name, row, columns)
+    if not place:
+        raise DataUnusable("the data holds no rows")
+
+
+def _example(place: str, name: str, row: Row, columns: Columns) -> Example:
+    asked = _value(place, row, columns.prompt)
+    prompt = asked if isinstance(asked, str) else _messages(f"{place}, column {columns.prompt!r}", asked)
+    answer = _text(f"{place}, column {columns.answer!r}", _value(place, row, columns.answer))
+    content = json.dumps(row, sort_keys=True, default=str)  # dates and the like become text
+    digest = hashlib.sha256(content.encode()).hexdigest()[:16]
+    return Example(place, "-".join(filter(None, (name, digest))), prompt, answer, json.loads(content))
+
+
+def _value(place: str, row: Row, column: str) -> Any:
+    if column not in row:
+        raise DataUnusable(f"{place}: there is no column {column!r}; it has {', '.join(sorted(row)) or 'none'}")
+    if row[column] is None or row[column] == "":
+        raise DataUnusable(f"{place}: column {column!r} is empty")
+    return row[column]
+
+
+def _text(where: str, value: Any) -> str:
+    if not isinstance(value, str | int | float) or isinstance(value, bool):
+        raise DataUnusable(f"{where}: a text or a number is wanted, this is {type(value).__name__}")
+    return str(value)
+
+
+def _messages(where: str, value: Any) -> list[dict[str, str]]:
+    if not isinstance(value, list):
+        raise DataUnusable(f"{where}: a text or a list of messages is wanted, this is {type(value).__name__}")
+    messages = []
+    for number, message in enumerate(value):
+        role, content = (message.get("role"), message.get("content")) if isinstance(message, Mapping) else (None, None)
+        if role not in ROLES or not isinstance(content, str):
+            raise DataUnusable(
+                f"{where}, message {number}: want a role, one of {', '.join(sorted(ROLES))}, and a text as content"
+            )
+        messages.append({"role": role, "content": content})
+    if not messages or messages[-1]["role"] != "user":
+        raise DataUnusable(f"{where}: the last message must be the user's, for the model to answer")
+    return messages

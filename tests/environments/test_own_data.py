@@ -1,0 +1,242 @@
+"""Data of your own: files of both kinds, what is refused and in which words, the three scores, and whole rollouts."""
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from own_data.errors import DataUnusable
+from own_data.rows import Columns, examples
+from own_data.scoring import contains, exact, last_number, number, scoring
+from own_data.sources import from_file
+from own_data.taskset import OwnDataConfig, OwnDataTask, OwnDataTaskset
+
+from configs.sections import EnvironmentConfig
+from tasks.inference import environments
+from tests.environments.scripted import played
+
+pytestmark = pytest.mark.engine
+
+ROWS = [{"prompt": "2+2?", "answer": "4"}, {"prompt": "3+3?", "answer": "6"}]
+Row = dict[str, Any]
+
+
+def written(path: Path, rows: list[Row]) -> str:
+    """A file of those rows, of the kind that its name says."""
+    if path.suffix == ".parquet":
+        pl.DataFrame(rows).write_parquet(path)
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(path)
+
+
+def tasks(**settings: Any) -> list[OwnDataTask]:
+    """The tasks of a taskset with those settings."""
+    return list(OwnDataTaskset(OwnDataConfig(id="own_data", **settings)))
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet"])
+def test_rows_of_a_file_become_tasks(tmp_path: Path, name: str) -> None:
+    rows = [{"q": "2+2?", "a": 4, "n": "x"}, {"q": "3+3?", "a": 6, "n": "y"}]
+    settings = {"path": written(tmp_path / name, rows), "prompt_column": "q", "answer_column": "a"}
+    first, second = tasks(**settings, id_column="n", system="Be short.")
+    assert (first.data.prompt, first.data.answer, first.data.system_prompt) == ("2+2?", "4", "Be short.")
+    assert (second.data.idx, second.data.row) == (1, rows[1])
+    assert first.key.startswith("x-") and second.key.startswith("y-")
+    assert first.data.system_prompt and tasks(**settings)[0].data.system_prompt is None
+
+
+def test_both_kinds_of_file_give_the_same_keys(tmp_path: Path) -> None:
+    keys = [[task.key for task in tasks(path=written(tmp_path / f"rows{end}", ROWS))] for end in (".jsonl", ".parquet")]
+    assert keys[0] == keys[1] and len(set(keys[0])) == 2
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet"])
+def test_a_prompt_may_be_messages(tmp_path: Path, name: str) -> None:
+    messages = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "2+2?"}]
+    (task,) = tasks(path=written(tmp_path / name, [{"prompt": messages, "answer": "4"}]))
+    assert [(message.role, message.content) for message in task.data.prompt or []] == [  # type: ignore[union-attr]
+        ("system", "Be short."),
+        ("user", "2+2?"),
+    ]
+
+
+def test_another_answer_is_another_example(tmp_path: Path) -> None:
+    keys = []
+    for answer in ("4", "5"):
+        path = written(tmp_path / "rows.jsonl", [{"prompt": "2+2?", "answer": answer, "id": "one"}])
+        keys += [task.key for task in tasks(path=path, id_column="id")]
+    assert len(set(keys)) == 2 and all(key.startswith("one-") for key in keys)
+
+
+def test_empty_lines_are_passed_over_and_lines_count_from_one(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text('\n{"a": 1}\n\n{"a": 2}\n')
+    assert list(from_file(str(file))) == [(f"{file}, line 2", {"a": 1}), (f"{file}, line 4", {"a": 2})]
+
+
+GOOD = '{"prompt": "2+2?", "answer": "4"}\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "holds no rows"),
+        (GOOD + "{nonsense\n", "line 2: not JSON"),
+        (GOOD + "[1]\n", "line 2: a JSON object is wanted, this is list"),
+        (GOOD + '{"prompt": "2"}\n', "line 2: there is no column 'answer'; it has prompt"),
+        (GOOD + '{"prompt": "", "answer": "4"}\n', "line 2: column 'prompt' is empty"),
+        (GOOD + '{"prompt": "2", "answer": null}\n', "line 2: column 'answer' is empty"),
+        (GOOD + '{"prompt": "2", "answer": ["4"]}\n', "line 2, column 'answer': a text or a number is wanted"),
+        (GOOD + '{"prompt": 5, "answer": "4"}\n', "line 2, column 'prompt': a text or a list of messages"),
+        (GOOD + '{"prompt": [{"role": "x"}], "answer": "4"}\n', "line 2, column 'prompt', message 0: want a role"),
+        (
+            '{"prompt": [{"role": "assistant", "content": "a"}], "answer": "4"}\n',
+            "line 1, column 'prompt': the last message must be the user's",
+        ),
+    ],
+)
+def test_bad_rows_are_named_by_file_line_and_column(tmp_path: Path, text: str, told: str) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text(text)
+    with pytest.raises(DataUnusable) as caught:
+        tasks(path=str(file))
+    assert told in str(caught.value)
+    assert not text or str(file) in str(caught.value)
+
+
+def test_a_bad_row_of_parquet_is_named_by_its_number(tmp_path: Path) -> None:
+    path = written(tmp_path / "rows.parquet", [*ROWS, {"prompt": None, "answer": "1"}])
+    with pytest.raises(DataUnusable, match=r"rows\.parquet, row 2: column 'prompt' is empty"):
+        tasks(path=path)
+
+
+def test_an_id_that_comes_twice_is_named_with_both_places(tmp_path: Path) -> None:
+    path = written(tmp_path / "rows.jsonl", [{**row, "id": 7} for row in ROWS])
+    with pytest.raises(DataUnusable, match=r"line 2, column 'id': id '7' was in .*line 1 already"):
+        tasks(path=path, id_column="id")
+
+
+def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    (tmp_path / "rows.parquet").write_text("no parquet")
+    (tmp_path / "latin.jsonl").write_bytes('{"prompt": "é"}'.encode("latin-1"))
+    for name, told in (("rows.csv", "ends in"), ("rows.jsonl", "no such file"), ("rows.parquet", "as Parquet")):
+        with pytest.raises(DataUnusable, match=told):
+            list(from_file(str(tmp_path / name)))
+    with pytest.raises(DataUnusable, match=r"latin\.jsonl: not UTF-8"):
+        list(from_file(str(tmp_path / "latin.jsonl")))
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({}, "either `path`, a local file, or `hub`"),
+        ({"path": "a.jsonl", "hub": "b"}, "either `path`"),
+        ({"path": "a.jsonl", "task": {"scoring": "fuzzy"}}, "scoring 'fuzzy': want exact, contains, number"),
+        ({"path": "a.jsonl", "task": {"scoring": "no_such_module:f"}}, "cannot be imported"),
+        ({"path": "a.jsonl", "task": {"scoring": "math:no_such_function"}}, "cannot be imported"),
+        ({"path": "a.jsonl", "task": {"scoring": "math:pi"}}, "no function but float"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(settings: Row, told: str) -> None:
+    with pytest.raises(DataUnusable, match=told):
+        tasks(**settings)
+
+
+def test_rows_that_do_not_fit_the_settings_are_refused(tmp_path: Path) -> None:
+    path = written(tmp_path / "rows.jsonl", [*ROWS, {"prompt": "?", "answer": "many"}])
+    assert len(tasks(path=path)) == 3
+    with pytest.raises(DataUnusable, match="line 3, column 'answer': scoring is `number`, and 'many' holds none"):
+        tasks(path=path, task={"scoring": "number"})
+    own = [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]
+    path = written(tmp_path / "own.jsonl", [{"prompt": own, "answer": "4"}])
+    with pytest.raises(DataUnusable, match="line 1, column 'prompt': the messages begin with a system message"):
+        tasks(path=path, system="Be short.")
+
+
+def test_dates_and_the_like_are_text_in_a_row() -> None:
+    from datetime import date
+
+    (example,) = examples(
+        [("here", {"prompt": "a", "answer": 1.5, "day": date(2026, 1, 2)})], Columns("prompt", "answer")
+    )
+    assert example.row == {"prompt": "a", "answer": 1.5, "day": "2026-01-02"} and example.answer == "1.5"
+
+
+@pytest.mark.parametrize(
+    ("reply", "answer", "same", "within", "same_number"),
+    [
+        (" 42\n", "42", 1.0, 1.0, 1.0),
+        ("It is 42.", "42", 0.0, 1.0, 1.0),
+        ("41, no, 42", "42.0", 0.0, 0.0, 1.0),
+        ("42, no, 41", "42", 0.0, 1.0, 0.0),
+        ("1,000", "1000", 0.0, 0.0, 1.0),
+        ("-.5", "-0.50", 0.0, 0.0, 1.0),
+        ("PARIS it is", "Paris", 0.0, 1.0, 0.0),
+        ("", "42", 0.0, 0.0, 0.0),
+        ("none", "none", 1.0, 1.0, 0.0),
+    ],
+)
+def test_the_scores_by_hand(reply: str, answer: str, same: float, within: float, same_number: float) -> None:
+    assert (exact(reply, answer), contains(reply, answer), number(reply, answer)) == (same, within, same_number)
+
+
+def test_numbers_in_texts() -> None:
+    assert [last_number(text) for text in ("a 1 b 2.5", "1,234,567.8", "no", "5-3", "-7")] == [
+        2.5,
+        1234567.8,
+        None,
+        -3,
+        -7,
+    ]
+    assert scoring("math:isclose")(1.0, 1.0) is True
+
+
+def test_a_hub_dataset_without_the_library_says_what_to_install(tmp_path: Path) -> None:
+    if importlib.util.find_spec("datasets"):
+        pytest.skip("the library is installed")
+    with pytest.raises(DataUnusable, match=r"hub a/b: .* needs the package `datasets`.*pip install datasets"):
+        tasks(hub="a/b")
+
+
+def test_a_directory_is_read_as_a_hub_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("datasets", reason="the library for datasets of the hub is not installed")
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    data = tmp_path / "data"
+    data.mkdir()
+    written(data / "train.jsonl", ROWS)
+    written(data / "test.jsonl", ROWS[:1])
+    assert [task.data.answer for task in tasks(hub=str(data))] == ["4", "6"]
+    assert [task.data.answer for task in tasks(hub=str(data), split="test")] == ["4"]
+    with pytest.raises(DataUnusable, match="split nowhere"):
+        tasks(hub=str(data), split="nowhere")
+
+
+def answers(row_scoring: str, path: str, reply: str) -> list[float | None]:
+    """The rewards of a reply to every row of a file; None for a rollout that failed."""
+    settings = {"id": "own_data", "path": path, "task": {"scoring": row_scoring}}
+    episodes, _ = played(settings, ["agent"], lambda body: reply)
+    return [None if trace.errors else trace.reward for (trace,) in (each.traces for each in episodes)]
+
+
+def test_replies_are_scored_as_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = written(tmp_path / "rows.jsonl", ROWS)
+    (tmp_path / "my_scores.py").write_text(
+        "def half(reply, answer, row):\n"
+        "    return 0.5 * (reply == answer) + 0.25 * (row['prompt'] == '3+3?')\n"
+        "async def broken(reply, answer, row):\n"
+        "    return float('nan')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert answers("exact", path, "6") == [0.0, 1.0]
+    assert answers("my_scores:half", path, "6") == [0.0, 0.75]
+    assert answers("my_scores:broken", path, "6") == [None, None]
+
+
+def test_a_run_says_what_is_wrong_before_it_starts(tmp_path: Path) -> None:
+    path = written(tmp_path / "rows.jsonl", [*ROWS, {"prompt": "2"}])
+    environment = EnvironmentConfig(name="mine", taskset={"id": "own_data", "path": path})
+    with pytest.raises(environments.EnvironmentUnavailable, match="line 3: there is no column 'answer'"):
+        environments.examples(environment)

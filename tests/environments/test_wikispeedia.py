@@ -1,0 +1,212 @@
+"""Walks through the graph: its shape, distances against a slow reference, the rules of moving, and two at once."""
+
+import json
+from itertools import product
+from math import inf
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from wikispeedia import demonstrations as module
+from wikispeedia.demonstrations import demonstrations
+from wikispeedia.graph import (
+    Graph,
+    Trip,
+    distances,
+    every_link,
+    graph,
+    is_connected,
+    page,
+    prompt,
+    shortest,
+    trips,
+)
+from wikispeedia.walk import BACK, CLICK, Walk, efficiency
+from wikispeedia.words import SCHEMAS, words
+
+from tests.environments.scripted import Body, calling, played
+
+pytestmark = pytest.mark.engine
+
+# From A straight to B and C; from there on round to A.
+LINKS: Graph = {"A": ("B", "C"), "B": ("C",), "C": ("D",), "D": ("A",)}
+SIZES = st.integers(6, 46)
+
+
+def all_distances(links: Graph) -> dict[tuple[str, str], float]:
+    """The fewest clicks between all pairs, by Floyd and Warshall."""
+    found: dict[tuple[str, str], float] = {pair: inf for pair in product(links, links)}
+    found |= {(topic, other): 1.0 for topic, linked in links.items() for other in linked}
+    found |= {(topic, topic): 0.0 for topic in links}
+    for middle, start, target in product(links, links, links):
+        found[start, target] = min(found[start, target], found[start, middle] + found[middle, target])
+    return found
+
+
+def test_the_shipped_graph_is_whole() -> None:
+    links = every_link()
+    assert len(links) == 46
+    for topic, linked in links.items():
+        assert (
+            len(linked) >= 2 and len(set(linked)) == len(linked) and topic not in linked and set(linked) <= set(links)
+        )
+        assert topic.isalpha() and topic.istitle()
+    assert max(all_distances(links).values()) < inf
+
+
+@given(SIZES, st.integers(0, 50))
+def test_a_part_of_the_graph_is_connected_and_has_no_links_of_its_own(num_topics: int, seed: int) -> None:
+    links = graph(num_topics, seed)
+    assert len(links) == num_topics and links == graph(num_topics, seed)
+    assert all(set(linked) == set(every_link()[topic]) & set(links) for topic, linked in links.items())
+    assert all(len(distances(links, topic)) == num_topics for topic in links)
+
+
+def test_what_is_connected() -> None:
+    assert is_connected(LINKS)
+    assert not is_connected({"A": ("B",), "B": ()}) and not is_connected({"A": (), "B": ("A",)})
+
+
+def test_a_graph_too_small_to_hold_together_is_an_error() -> None:
+    alone = [seed for seed in range(20) if not made(2, seed)]
+    assert alone, "no seed leaves topics that only hold together in a larger graph"
+    with pytest.raises(ValueError, match=f"num_topics 2: with graph_seed {alone[0]} it can be [3-9] to 46"):
+        graph(2, alone[0])
+    with pytest.raises(ValueError, match="num_topics 47"):
+        graph(47, 0)
+
+
+def made(num_topics: int, seed: int) -> bool:
+    """Whether there is such a graph."""
+    try:
+        return bool(graph(num_topics, seed))
+    except ValueError:
+        return False
+
+
+def test_distances_are_those_of_a_slow_reference() -> None:
+    links = graph(20, 1)
+    slow = all_distances(links)
+    assert {(a, b): d for a in links for b, d in distances(links, a).items()} == slow
+    found = list(trips(None, links, 2, 3, seed=0))
+    assert {(trip.start, trip.target): trip.distance for trip in found} == {
+        pair: distance for pair, distance in slow.items() if 2 <= distance <= 3
+    }
+    for trip in found:
+        way = shortest(links, trip)
+        assert len(way) == trip.distance and way[-1] == trip.target
+        assert all(step in links[before] for before, step in zip([trip.start, *way], way, strict=False))
+
+
+def test_trips_are_seeded_and_stable_as_they_grow() -> None:
+    first = list(trips(10, LINKS, 1, 3, seed=0))
+    assert len(set(first)) == 10 and list(trips(None, LINKS, 1, 3, seed=0))[:10] == first
+    assert first != list(trips(10, LINKS, 1, 3, seed=1))
+    with pytest.raises(ValueError, match="13 trips of 1 to 3 clicks between 4 topics: there are 12"):
+        next(trips(13, LINKS, 1, 3, seed=0))
+    with pytest.raises(ValueError, match="all trips of 4 to 9 clicks between 4 topics: there are 0"):
+        next(trips(None, LINKS, 4, 9, seed=0))
+
+
+def test_a_walk_by_hand() -> None:
+    walk = Walk()
+    walk.begin("A")
+    assert walk.back(LINKS) == "nothing to go back to; A: B C"
+    assert walk.click(LINKS, "D") == "no link 'D'; A: B C"
+    assert walk.trail == ["A"], "what is refused is no move"
+    assert walk.click(LINKS, "B") == "B: C" == page(LINKS, "B")
+    assert walk.back(LINKS) == "A: B C"
+    assert walk.click(LINKS, "C") == "C: D" and walk.click(LINKS, "D") == "D: A"
+    assert walk.path == ["A", "C", "D"] and walk.trail == ["A", "B", "A", "C", "D"]
+    # Two clicks would have done, and four moves were made.
+    assert efficiency(walk.trail, "D", 2) == 0.5
+    assert efficiency(walk.trail, "A", 2) == 0.0 == efficiency([], "A", 2)
+    assert efficiency(["A", "C", "D"], "D", 2) == 1.0
+
+
+def test_demonstrations_are_walks_by_the_rules() -> None:
+    links = graph(12, 0)
+    rows = list(demonstrations(600, links, seed=7))
+    assert rows == list(demonstrations(600, links, seed=7)) != list(demonstrations(600, links, seed=8))
+    num_back = num_shortest = num_there = 0
+    for row in rows:
+        asked, *talk = row["messages"]
+        start, target = asked["content"].splitlines()[0].removeprefix("Go from ").split(" to ")
+        trip = Trip(start, target, distances(links, start)[target])
+        assert asked["content"] == prompt(links, trip) and json.loads(row["tools"]) == SCHEMAS
+        walk = Walk()
+        walk.begin(start)
+        for number, message in enumerate(talk):
+            if message["role"] == "assistant":
+                (call,) = message["tool_calls"]
+                arguments = json.loads(call["function"]["arguments"])
+                is_back = call["function"]["name"] == BACK
+                told = walk.back(links) if is_back else walk.click(links, arguments["page"])
+                num_back += is_back
+            else:
+                assert message["content"] == told == page(links, walk.path[-1]), number
+                assert walk.path[-1] != target, "a walk ends where it was to go"
+        num_there += walk.path[-1] == target
+        num_shortest += efficiency(walk.trail, target, trip.distance) == 1.0
+        assert len(walk.trail) <= 5 and talk[-1]["role"] == "assistant"
+    assert num_back > 20 and 0.2 <= num_shortest / 600 < 0.6 and num_shortest < num_there < 600
+    with pytest.raises(ValueError, match="shares from 0 to 1"):
+        next(demonstrations(1, links, seed=0, right=2))
+
+
+def test_all_demonstrations_may_go_the_shortest_way() -> None:
+    for row in demonstrations(50, LINKS, seed=0, right=1.0):
+        start, target = row["messages"][0]["content"].splitlines()[0].removeprefix("Go from ").split(" to ")
+        assert sum(m["role"] == "assistant" for m in row["messages"]) == distances(LINKS, start)[target]
+
+
+def test_the_command_writes_rows_and_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, texts = tmp_path / "rows.jsonl", tmp_path / "words.json"
+    argv = ["it", str(rows), "--count", "9", "--words", str(texts), "--num-topics", "12", "--max-moves", "3"]
+    monkeypatch.setattr("sys.argv", argv)
+    module.main()
+    made = [json.loads(line) for line in rows.read_text().splitlines()]
+    assert made == list(demonstrations(9, graph(12, 0), seed=1, max_moves=3))
+    assert json.loads(texts.read_text()) == words(graph(12, 0))
+
+
+def test_walks_that_share_a_server_stay_apart() -> None:
+    links = graph(12, 0)
+
+    def reply(body: Body) -> str | Body:
+        assert body["tools"] == SCHEMAS, "the server offers what demonstrations show"
+        request, first = body["messages"][0]["content"].splitlines()
+        start, target = request.removeprefix("Go from ").split(" to ")
+        told = [message["content"] for message in body["messages"] if message["role"] == "tool"]
+        here = (told[-1] if told else first).split(": ")[-2].split("; ")[-1]
+        assert told or here == start
+        if not told:  # one step to the side and back, so that every walk leaves its start for longer than a call
+            return calling(CLICK, page=links[start][-1])
+        if len(told) == 1 and links[start][-1] != target:
+            return calling(BACK)
+        return calling(CLICK, page=shortest(links, Trip(here, target, 0))[0])
+
+    settings = {"id": "wikispeedia", "num_topics": 12, "min_distance": 2, "max_distance": 3, "num_examples": 12}
+    episodes, _ = played(settings, ["agent"], reply, together=True)
+    for (trace,) in (episode.traces for episode in episodes):
+        task = trace.task.data
+        way = shortest(links, Trip(task.start, task.target, task.distance))
+        assert not trace.errors and trace.stop_condition == "arrived" and not trace.is_truncated
+        assert trace.info["trail"] == [task.start, links[task.start][-1], task.start, *way]
+        assert trace.rewards["success"].score == 1.0
+        assert trace.rewards["efficiency"].score == pytest.approx(task.distance / (task.distance + 2))
+        assert trace.reward == pytest.approx(0.5 + 0.5 * task.distance / (task.distance + 2))
+        assert trace.metrics["num_moves"] == task.distance + 2 == trace.num_turns
+    assert len(episodes) == 12 == len({trace.task.key for (trace,) in (each.traces for each in episodes)})
+
+
+def test_walks_that_do_not_arrive_earn_nothing() -> None:
+    replies = iter([calling(CLICK, page="Nowhere"), calling(BACK), "I give up"])
+    settings = {"id": "wikispeedia", "num_topics": 12, "min_distance": 2, "num_examples": 1}
+    ((episode,), bodies) = played(settings, ["agent"], lambda body: next(replies))
+    (trace,) = episode.traces
+    told = [message["content"] for message in bodies[-1]["messages"] if message["role"] == "tool"]
+    start = page(graph(12, 0), trace.task.data.start)
+    assert told == [f"no link 'Nowhere'; {start}", f"nothing to go back to; {start}"]
+    assert trace.reward == 0.0 and trace.metrics["num_moves"] == 0.0 and trace.info["trail"] == [trace.task.data.start]
