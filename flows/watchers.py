@@ -80,16 +80,22 @@ class MonitorWatcher:
 
     def __init__(self, monitor: Monitor) -> None:
         self._monitor = monitor
+        self._last = 0
+        """The last step that was logged."""
 
     def __call__(self, event: str, facts: Mapping[str, Any]) -> None:
         """Log a step that was computed now; found ones were logged by the run that computed them."""
         if event == "step" and facts["computed"]:
+            self._last = max(self._last, facts["step"])
             self._monitor.log(facts["step"], facts["metrics"])
         if event == "evaluation":
+            # It may come after the steps that it went on beside, and what is older than the last is not taken there.
+            at = max(self._last, facts["version"])
             for each in facts["scores"]:
                 if each["average"] is not None:
                     where = "/".join(filter(None, (facts.get("set"), each["environment"])))
-                    self._monitor.log(facts["version"], {f"evaluation/{where}/average": each["average"]})
+                    figures = {f"evaluation/{where}/average": each["average"], "evaluation/version": facts["version"]}
+                    self._monitor.log(at, figures)
 
 
 def describe_scores(scores: Mapping[str, Any]) -> str:

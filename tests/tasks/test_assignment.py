@@ -1,5 +1,6 @@
 """Assignment: a pure function of examples, seed and step, whose epochs miss and repeat nothing."""
 
+import json
 from collections import Counter
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from storage.checks import Place, check_rows
 from storage.schemas import ASSIGNMENTS, DIFFICULTIES
 from tasks.assignment import EVALUATION_STAGE, STAGE, TooFewExamples, assignment, evaluation_assignment
+from tasks.example_fields import FieldMissing
 from tests.builders import example, table, trace, view
 
 
@@ -184,3 +186,55 @@ def test_difficulties_are_made_where_traces_came_in_and_handed_on_within_a_step(
 def test_the_standard_sampler_keeps_nothing():
     tables = examples(reverse=6) | {"traces": table("traces", [trace("t")])}
     assert set(assignment(tables, view(STAGE, environments=environments(reverse=1.0)), step=1)) == {"assignments"}
+
+
+def tiered(count):
+    """Held-out examples of tiers 0 to 3 in turn."""
+    rows = [
+        example(f"e{i}", split="eval") | {"task": json.dumps({"info": {"tier": i % 4}, "known": True})}
+        for i in range(count)
+    ]
+    return {"examples": table("examples", [*rows, example("train")])}
+
+
+def test_a_filter_chooses_by_fields_of_the_task_in_the_same_order():
+    everyone = groups(evaluated(tiered(40), num_examples=40))
+    hard = groups(evaluated(tiered(40), num_examples=20, where={"info.tier": [2, 3]}))
+    assert hard == [name for name in everyone if int(name[1:]) % 4 >= 2]
+    assert groups(evaluated(tiered(40), num_examples=10, where={"info.tier": [3], "known": [True]})) == [
+        name for name in everyone if int(name[1:]) % 4 == 3
+    ]
+
+
+def test_a_filter_by_a_field_that_examples_lack_is_an_error_and_tries_nothing():
+    with pytest.raises(FieldMissing, match=r"40 of 40 examples have no field 'tier', first e0.*fields info, known"):
+        evaluated(tiered(40), num_examples=4, where={"tier": [3]})
+
+
+def test_true_is_not_one():
+    with pytest.raises(TooFewExamples, match="has 0 examples of split 'eval'"):
+        evaluated(tiered(8), num_examples=1, where={"known": [1]})
+
+
+def test_an_evaluation_may_name_its_environments():
+    tables = {"examples": table("examples", [example(name, name, "eval") for name in ("reverse", "sums")])}
+    config = view(
+        EVALUATION_STAGE,
+        environments=environments(reverse=1.0, sums=1.0),
+        evaluation={"num_examples": 1, "environments": ["sums"]},
+    )
+    assert groups(evaluation_assignment(tables, config)["assignments"]) == ["sums"]
+
+
+def test_what_ended_with_an_error_is_assigned_again_with_another_seed():
+    first = evaluated(held_out(6), num_examples=3, attempts=2)
+    names = first["assignment_id"].to_pylist()
+    rows = [trace(name, assignment_id=name, error_class="timeout" if name in names[1:3] else None) for name in names]
+    tables = held_out(6) | {"assignments": first, "traces": table("traces", rows)}
+    again = evaluated(tables, num_examples=3, attempts=2)
+    check_rows(again, ASSIGNMENTS, Place("assignments"))
+    assert again["assignment_id"].to_pylist() == names[1:3]
+    assert again.drop_columns("seed").equals(first.slice(1, 2).drop_columns("seed"))
+    third = evaluated(tables | {"assignments": again}, num_examples=3, attempts=2)
+    seeds = [set(each["seed"].to_pylist()) for each in (first, again, third)]
+    assert len(set.union(*seeds)) == 6 + 2 + 2
