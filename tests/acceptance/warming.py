@@ -1,6 +1,6 @@
 """A small model that knows how conversations with a tool look, made in seconds in place of a warm-up's minutes."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +18,27 @@ IGNORED = -100
 
 def warmed(directory: Path, settings: dict[str, Any], *, num_updates: int = 60, batch: int = 16) -> Path:
     """Write a model that calls the tool or answers in tags, each where it belongs, and reads hardly a name right."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
     tiny_qwen3(directory, hidden=96, layers=2, heads=3, kv_heads=3, words=(*words(), *WORDS))
-    render = renderer(directory, "qwen3", settings)
     count = num_updates * batch // 2
     lookups = demonstrations(count, seed=1, right=0.6, reminded=0.3)
     texts = reversals.demonstrations(count, seed=1, right=0.3, untagged=0.1, max_length=5)
-    samples = [
-        _sample(render(*conversation))
+    rows = [
+        each
         for row, text in zip(lookups, texts, strict=True)
-        for conversation in ((row["messages"], row["tools"]), (_asked_and_said(**text),))
+        for each in ((row["messages"], row["tools"]), (_asked_and_said(**text),))
     ]
+    return taught(directory, settings, rows, batch=batch)
+
+
+def taught(
+    directory: Path, settings: dict[str, Any], conversations: Iterable[Sequence[Any]], *, batch: int = 16
+) -> Path:
+    """Train the model in `directory` once on each conversation, of messages and where there are any tools."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    render = renderer(directory, "qwen3", settings)
+    samples = [_sample(render(*conversation)) for conversation in conversations]
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     for first in range(0, len(samples), batch):
