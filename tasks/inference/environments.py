@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -21,6 +22,11 @@ if TYPE_CHECKING:
 EXAMPLES_SECONDS = 600.0
 AGAIN_SECONDS = 5.0
 HOST = "tasks.inference.environment_host"
+OLDER = re.compile(r"^AttributeError: (taskset module .* defines no `__all__`|module 'verifiers' has no attribute)")
+OLDER_HINT = (
+    "A package with `load_environment` is of an interface that verifiers no longer has, and nothing bridges it: install "
+    "a version of the package that exports a Taskset, or write one around its data and rewards (docs/traces.md)"
+)
 
 
 class EnvironmentUnavailable(ValueError):
@@ -102,7 +108,8 @@ def _reason(environment: "EnvironmentConfig", report: Path, log: str) -> str:
     told: dict[str, Any] = json.loads(report.read_text(encoding="utf-8"))
     if told["missing"]:
         return f"{about} does not import: module {told['missing']!r} is missing. Install the package that has it"
-    return f"{about} cannot be loaded: {told['error']}: {told['message']}"
+    hint = f". {OLDER_HINT}" if OLDER.search(f"{told['error']}: {told['message']}") else ""
+    return f"{about} cannot be loaded: {told['error']}: {told['message']}{hint}"
 
 
 def package_version(environment: "EnvironmentConfig") -> str:
