@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tasks.inference.advice import advised
+
 INFRASTRUCTURE = frozenset({"SandboxError", "TunnelError", "InterceptionError", "ServerError"})
 RETRIED = frozenset({"infrastructure", "model", "timeout"})
 STRAGGLER = "straggler"
@@ -45,7 +47,7 @@ def kind_of(error: Mapping[str, Any]) -> str:
 
 def from_error(error: Mapping[str, Any]) -> Failure:
     """The failure that verifiers recorded as type, message, status_code and traceback."""
-    return Failure(kind_of(error), error["type"], error["message"], error.get("traceback"))
+    return Failure(kind_of(error), error["type"], advised(error["message"]), error.get("traceback"))
 
 
 def of_trace(trace: Mapping[str, Any]) -> Failure | None:
@@ -63,9 +65,23 @@ def of_trace(trace: Mapping[str, Any]) -> Failure | None:
     sampled = [node for node in trace["nodes"] if node["sampled"]]
     if not sampled:
         return Failure("incomplete", "NothingSampled", f"no model call was made: {trace['stop_condition']}")
-    if not any(any(node["mask"]) for node in sampled):
+    if not any(map(_says_something if chat_alone(trace) else _has_tokens, sampled)):
         return Failure("model", "EmptyResponse", "the model's responses hold no tokens")
     return of_rewards(trace["rewards"])
+
+
+def chat_alone(trace: Mapping[str, Any]) -> bool:
+    """Tell whether a trace was sampled through a chat API, which shows text and no tokens; by its recorded client."""
+    config = (trace.get("agent") or {}).get("config") or {}
+    return (config.get("client") or {}).get("type") == "eval"
+
+
+def _has_tokens(node: Mapping[str, Any]) -> bool:
+    return any(node["mask"])
+
+
+def _says_something(node: Mapping[str, Any]) -> bool:
+    return bool(node["message"].get("content") or node["message"].get("tool_calls"))
 
 
 def of_rewards(rewards: Mapping[str, Any]) -> Failure | None:
