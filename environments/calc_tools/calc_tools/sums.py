@@ -9,6 +9,8 @@ OPENING, CLOSING = "<ans>", "</ans>"
 ANSWER = re.compile(re.escape(OPENING) + "(.*?)" + re.escape(CLOSING), re.DOTALL)
 EXPRESSION = re.compile(r"\s*(\d{1,9})\s*([+*-])\s*(\d{1,9})\s*")
 TOOL = "calc"
+REFUSED = "error: want one operation, as in 7+5"
+"""What the tool answers to anything else."""
 LARGEST = 99
 """No number of a chain is larger, and none is below zero: a number is at most two digits to copy."""
 FIRST, OPERAND = (10, 99), (2, 9)
@@ -45,7 +47,7 @@ def calculated(expression: str) -> str:
     """What the tool answers: the value of one operation on two whole numbers, or what it wants to be asked."""
     found = EXPRESSION.fullmatch(expression)
     if found is None:
-        return "error: want one operation, as in 7+5"
+        return REFUSED
     return str(applied(int(found.group(1)), found.group(2), int(found.group(3))))
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from chat_loop.wording import call, description
 
-from calc_tools.sums import CLOSING, OPENING, TOOL
+from calc_tools.sums import CLOSING, OPENING, REFUSED, TOOL
 
 SCHEMA: dict[str, Any] = {
     "type": "function",
@@ -24,5 +24,5 @@ SCHEMA: dict[str, Any] = {
 
 def words() -> list[str]:
     """The fixed texts of these conversations under Qwen3's template, the description of the tool foremost."""
-    fixed = ["Work out ", OPENING, CLOSING, "user", "assistant", "\n\n"]
+    fixed = ["Work out ", REFUSED, OPENING, CLOSING, "user", "assistant", "\n\n"]
     return [description([SCHEMA]), *call(TOOL, "expression"), *fixed]
