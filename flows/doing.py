@@ -7,7 +7,7 @@ from typing import Any
 from flows.refills import missing_groups
 from flows.session import Session
 from storage.refs import Entry
-from tasks.evaluation import errored
+from tasks.rounds import errored
 from tasks.stage import Place, Policy, Ref, StageTask, inputs_of, ref_of
 
 

@@ -14,8 +14,8 @@ from flows.refills import missing_groups
 from flows.replaying import quarantined_in, replay_steps
 from flows.steps import Source
 from storage.refs import Entry
-from tasks.evaluation import errored
 from tasks.place import Keys
+from tasks.rounds import errored
 from tasks.stage import Place, Policy, Ref, StageTask, inputs_of, ref_of
 
 Find = Callable[[str], Entry | None]

@@ -11,8 +11,9 @@ from configs.sections import EnvironmentConfig
 from storage.keys import canonical
 from storage.refs import Entry
 from storage.store import Store
-from tasks.evaluation import COLUMNS, estimates, replaced
+from tasks.evaluation import COLUMNS, estimates
 from tasks.paired import differences
+from tasks.rounds import replaced
 from tasks.seats import COLUMNS as OF_SEATS
 from tasks.seats import evaluated
 

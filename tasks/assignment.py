@@ -15,9 +15,9 @@ from configs.run import View
 from configs.sections import EnvironmentConfig
 from storage.schemas import ASSIGNMENTS
 from tasks.columns import texts
-from tasks.evaluation import errored
 from tasks.example_fields import having
 from tasks.oversampling import begun, stretched
+from tasks.rounds import errored
 from tasks.samplers import SAMPLERS, Asked, difficulties
 from tasks.stage import Stage, Tables, as_task
 from tasks.walk import digest, shares, turns

@@ -11,9 +11,7 @@ from math import comb
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from tasks.columns import texts
 from tasks.confidence import Interval, of_mean
 
 UNSCORED = "unscored"
@@ -119,24 +117,6 @@ def example_passes(rewards: Rewards, k: int, pass_reward: float = 1.0) -> dict[s
         if len(scored) >= k:
             found[example] = pass_at_k(len(scored), sum(value >= pass_reward for value in scored), k)
     return found
-
-
-def replaced(rounds: Sequence[pa.Table]) -> pa.Table:
-    """Return traces in which those of an assignment that was made again take the place of its earlier ones.
-
-    `rounds` are in order of time, each with the column `assignment_id`.
-    """
-    kept = list(rounds[:1])
-    for later in rounds[1:]:
-        again = later["assignment_id"].combine_chunks()
-        kept = [each.filter(pc.invert(pc.is_in(each["assignment_id"], value_set=again))) for each in kept]
-        kept.append(later)
-    return pa.concat_tables(kept)
-
-
-def errored(traces: pa.Table) -> list[str]:
-    """Return the assignments of which any trace ended with an error, in order."""
-    return sorted(set(texts(traces.filter(pc.is_valid(traces["error_class"]))["assignment_id"])))
 
 
 def _attempts(traces: pa.Table) -> list[dict[str, Any]]:

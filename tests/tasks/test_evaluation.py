@@ -6,7 +6,8 @@ from itertools import combinations
 import pytest
 
 from tasks.confidence import of_mean
-from tasks.evaluation import PassAt, errored, estimates, pass_at_k, replaced
+from tasks.evaluation import PassAt, estimates, pass_at_k
+from tasks.rounds import errored, replaced
 from tests.builders import failed, table, trace
 
 
