@@ -121,6 +121,8 @@ def test_moves_that_the_rules_do_not_allow() -> None:
     for state, member, error in ((opened, "c", WrongMember), (one, "b", SpokenAlready), (one, "x", WrongMember)):
         with pytest.raises(error):
             submit(state, said(member))
+    # A slot that was under way when the episode ended never was.
+    assert failed(one, "gone").said == overflowed(one, "a").said == () and one.said != ()
     committed = submit(one, said("a"))
     for state in (committed, failed(one, "gone"), overflowed(one, "a")):
         with pytest.raises(PlayFinished):
@@ -297,6 +299,16 @@ def test_of_two_failures_at_once_the_graver_decides(kinds: Sequence[type[PlayErr
         return await Play(("a", "b"), Schedule((Slot("talk", ("a", "b")),)), speak).finish()
 
     assert asyncio.run(run()).stop == "error"
+
+
+def test_a_program_that_asks_for_a_stranger_leaves_what_was_said() -> None:
+    async def speak(state: State, slot: Slot, member: str) -> Utterance:
+        return said(member, "x")
+
+    play = Play(("a", "b"), Echo(), speak)
+    with pytest.raises(WrongMember):
+        asyncio.run(play.finish())
+    assert play.state.turns == ((said("a", "x"),),) and play.state.slot is None
 
 
 @pytest.mark.parametrize("error", [PlayError("no"), KeyError("bug")])

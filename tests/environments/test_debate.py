@@ -25,7 +25,9 @@ from verifiers.v1.utils.loaders import load_environment, resolve_env_config
 from configs.run import RunConfig, View
 from configs.sections import EngineConfig, EnvironmentConfig, ModelConfig, RolloutConfig
 from tasks.inference import environments, rollouts
-from tasks.inference.engine import Engine
+from tasks.inference.engine import MODEL, Engine
+from tasks.inference.requests import client_config, sampling_config
+from tasks.inference.rows import Attempted, of_trace_record
 from tasks.learner.tiny import tiny_qwen3
 from tasks.parse_errors import unreadable
 from tests.tasks.inference.hosts import KEY, assigned, engine_of, served
@@ -354,9 +356,8 @@ def test_settings_that_cannot_be_played_are_refused(settings: dict[str, str], to
 
 # With a real engine
 
-
-def environment_of(name: str, **env: Any) -> EnvironmentConfig:
-    return EnvironmentConfig(name=name, taskset={"id": "debate", "num_examples": 8}, env=env)
+LIMITS = EngineConfig(max_model_len=256, memory_gib=0.25)
+Rows = tuple[list[dict[str, Any]], list[dict[str, Any]]]
 
 
 @pytest.fixture(scope="module")
@@ -366,76 +367,126 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def engine(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    report = tmp_path_factory.mktemp("engine") / "report.json"
-    with engine_of(model, report, EngineConfig(max_model_len=256, memory_gib=0.25)) as client:
+    with engine_of(model, tmp_path_factory.mktemp("engine") / "report.json", LIMITS) as client:
+        client.serve("policy", model)
         yield client
 
 
-def rows(
-    engine: Engine, model: Path, environment: EnvironmentConfig, directory: Path, num_examples: int = 2
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The traces and messages of two rollouts for each of some examples, through a real environment server."""
+def view_of(model: Path, *environment: EnvironmentConfig) -> View:
     config = RunConfig(
         model=ModelConfig(path=str(model), renderer="qwen3", renderer_settings={"enable_thinking": False}),
-        environments=(environment,),
+        environments=environment or RunConfig().environments,
         rollout=RolloutConfig(max_tokens=8, max_attempts=1),
-        engine=EngineConfig(max_model_len=256, memory_gib=0.25),
+        engine=LIMITS,
     )
+    return View(config, ("rollout", "environments", "engine", "model"), "rollout")
+
+
+def sampled(engine: Engine, model: Path, directory: Path, **env: Any) -> Rows:
+    """The rows of two rollouts for each of two claims, through a real environment server."""
+    environment = EnvironmentConfig(name="debate", taskset={"id": "debate", "num_examples": 8}, env=env)
     examples = environments.examples(environment)
-    ids = examples["example_id"].to_pylist()[:num_examples]
     groups: list[dict[str, pa.Table]] = []
-    engine.serve("policy", model)
     with served(environment, directory) as told:
         rollouts.sample(
-            assigned(environment.name, ids, 2),
+            assigned("debate", examples["example_id"].to_pylist()[:2], 2),
             examples,
             engine_url=engine.url,
             api_key=KEY,
-            addresses={environment.name: told["address"]},
+            addresses={"debate": told["address"]},
             policy={"key": "policy", "version": 0},
             step=0,
-            config=View(config, ("rollout", "environments", "engine", "model"), "rollout"),
+            config=view_of(model, environment),
             on_group=lambda _, tables: groups.append(tables),
         )
-    return tuple([row for tables in groups for row in tables[name].to_pylist()] for name in ("traces", "messages"))  # type: ignore[return-value]
+    traces, messages = (
+        [row for tables in groups for row in tables[name].to_pylist()] for name in ("traces", "messages")
+    )
+    return traces, messages
 
 
-@pytest.mark.parametrize("schedule", ["sequential", "simultaneous"])
-def test_each_member_has_a_trace_whose_tokens_extend_from_turn_to_turn(
-    engine: Engine, model: Path, tmp_path: Path, schedule: str
-) -> None:
-    environment = environment_of("debate", num_rounds=2, schedule=schedule, learner_seat="alternate")
-    traces, messages = rows(engine, model, environment, tmp_path)
-    episodes: dict[str, dict[str, dict[str, Any]]] = {}
+def sampled_here(engine: Engine, model: Path, num_episodes: int, **settings: Any) -> Rows:
+    """The rows of episodes about one claim that are played in this process, for want of time to start servers."""
+    environment, view = load_environment(config_of(**settings)), view_of(model)
+    own = dict.fromkeys(("assignment_id", "group_id", "environment", "example_id"), "x")
+
+    async def go() -> list[vf.Episode]:
+        async with environment.serving():
+            task = DebateTask(data_of(CLAIM), environment.taskset.config.task)
+            contexts = [
+                ModelContext(
+                    client=client_config(engine.url, KEY, view),
+                    model=MODEL,
+                    sampling=sampling_config(view, 1.0, seed, "salt"),
+                )
+                for seed in range(num_episodes)
+            ]
+            return await asyncio.gather(*(environment.run_episode(task, context) for context in contexts))
+
+    traces, messages = [], []
+    for episode in asyncio.run(go()):
+        for trace in episode.traces:
+            row, nodes = of_trace_record(trace, Attempted(own, "policy", 0, 0, 1.0), episode.id)
+            traces.append(row)
+            messages += nodes
+    return traces, messages
+
+
+def episodes_of(traces: list[dict[str, Any]]) -> list[dict[str, dict[str, Any]]]:
+    """The rows of each episode by member, one of each."""
+    found: dict[str, dict[str, dict[str, Any]]] = {}
     for row in traces:
-        assert episodes.setdefault(row["episode_id"], {}).setdefault(row["agent"], row) is row
-    assert len(episodes) == 4 and all(sorted(each) == sorted(MEMBERS) for each in episodes.values())
-    for each in episodes.values():
-        assert [each[member]["error_message"] for member in MEMBERS] == [None] * 3
-        assert each["affirmative"]["reward"] + each["negative"]["reward"] == each["judge"]["reward"] == 0.0
-        assert [(each[member]["num_branches"], each[member]["num_turns"]) for member in MEMBERS] == [
-            (1, 2),
-            (1, 2),
-            (1, 1),
-        ]
-        assert len({json.loads(row["info"])["learner_seat"] for row in each.values()}) == 1
-        assert {json.loads(row["metrics"])["total_turns"] for row in each.values()} == {5.0}
-        # The judge reads what the debaters said in public.
-        assert [row["assignment_id"] for row in each.values()] == [each["judge"]["assignment_id"]] * 3
-    for row in traces:
+        assert found.setdefault(row["episode_id"], {}).setdefault(row["agent"], row) is row
+    assert all(sorted(each) == sorted(MEMBERS) for each in found.values())
+    return list(found.values())
+
+
+def check_whole(each: dict[str, dict[str, Any]], messages: list[dict[str, Any]]) -> None:
+    """An episode of two rounds: zero-sum, each conversation one branch whose tokens go on from turn to turn."""
+    rows = [each[member] for member in MEMBERS]
+    assert [row["error_message"] for row in rows] == [None] * 3
+    assert rows[0]["reward"] + rows[1]["reward"] == rows[2]["reward"] == 0.0
+    assert [(row["num_branches"], row["num_turns"]) for row in rows] == [(1, 2), (1, 2), (1, 1)]
+    assert {json.loads(row["metrics"])["total_turns"] for row in rows} == {5.0}
+    assert len({json.loads(row["info"])["learner_seat"] for row in rows}) == 1
+    for row in rows:
         own = [message for message in messages if message["trace_id"] == row["trace_id"]]
         assert [message["parent"] for message in own] == [None, *range(len(own) - 1)]
         assert [message["role"] for message in own] == ["user", "assistant"] * row["num_turns"]
         assert all(message["token_ids"] for message in own)
 
 
-def test_a_conversation_that_no_longer_fits_is_cut_and_no_error(engine: Engine, model: Path, tmp_path: Path) -> None:
-    traces, _ = rows(engine, model, environment_of("long", num_rounds=12, schedule="simultaneous"), tmp_path, 1)
-    assert len(traces) == 6 and {json.loads(row["info"])["stop"] for row in traces} == {"prompt_too_long"}
-    debaters = [row for row in traces if row["agent"] != "judge"]
-    assert [row["error_message"] for row in debaters] == [None] * 4 and any(row["is_truncated"] for row in debaters)
-    assert {row["reward"] for row in debaters} == {0.0}
+def test_by_turns_each_member_has_a_trace_whose_tokens_go_on_from_turn_to_turn(
+    engine: Engine, model: Path, tmp_path: Path
+) -> None:
+    traces, messages = sampled(engine, model, tmp_path, num_rounds=2, learner_seat="alternate")
+    found = episodes_of(traces)
+    assert len(found) == 4 and all(len({row["assignment_id"] for row in each.values()}) == 1 for each in found)
+    for each in found:
+        check_whole(each, messages)
+
+
+def test_so_they_do_at_once(engine: Engine, model: Path) -> None:
+    settings: dict[str, Any] = {"num_rounds": 2, "schedule": "simultaneous", "learner_seat": "negative"}
+    traces, messages = sampled_here(engine, model, 2, **settings)
+    for each in episodes_of(traces):
+        check_whole(each, messages)
+
+
+def test_a_conversation_that_no_longer_fits_is_cut_and_no_error(engine: Engine, model: Path) -> None:
+    (each,) = episodes_of(sampled_here(engine, model, 1, num_rounds=12, schedule="simultaneous")[0])
+    assert {json.loads(row["info"])["stop"] for row in each.values()} == {"prompt_too_long"}
+    debaters = [each["affirmative"], each["negative"]]
+    assert [(row["error_message"], row["reward"]) for row in debaters] == [(None, 0.0)] * 2
+    assert any(row["is_truncated"] for row in debaters)
     # It was never asked, which is no reward of zero.
-    assert [(row["error_class"], row["reward"]) for row in traces if row["agent"] == "judge"] == [
-        ("incomplete", None)
-    ] * 2
+    assert (each["judge"]["error_class"], each["judge"]["reward"]) == ("incomplete", None)
+
+
+def test_a_member_without_a_model_leaves_rows_with_errors_and_no_zeros(engine: Engine, model: Path) -> None:
+    nowhere = {"type": "eval", "base_url": "http://127.0.0.1:9/v1", "api_key_var": "NO_SUCH_KEY"}
+    (each,) = episodes_of(sampled_here(engine, model, 1, negative={"client": nowhere, "model": "gone"})[0])
+    assert [each[member]["error_class"] for member in MEMBERS] == ["incomplete", "infrastructure", "incomplete"]
+    assert [each[member]["reward"] for member in MEMBERS] == [None] * 3
+    assert [each[member]["num_turns"] for member in MEMBERS] == [1, 0, 0]
+    assert each["affirmative"]["error_type"] == "NotScored"

@@ -19,6 +19,7 @@ from arena.play import Play
 from arena.prompts import PromptPack
 from arena.schedule import Program, Slot, require_same
 from arena.scores import JUDGE, EpisodeScore, complete, errored, record
+from arena.seeds import shift_seed
 
 
 class ArenaConfig(vf.EnvConfig):
@@ -83,6 +84,8 @@ class ArenaEnv(vf.Env[ConfigT], Generic[ConfigT]):
     async def run(self, task: vf.Task, agents: vf.Agents) -> None:
         """Play one episode and score it; a failed one too, as far as it was."""
         seats.require_text(task.data)
+        for number, member in enumerate(self.members):  # with one seed for all they would draw alike
+            shift_seed(getattr(agents, member), number)
         seat = seats.learner(self.config.learner_seat, self._rivals, task.key)
         talks: dict[str, Interaction] = {}
         play = Play(

@@ -41,6 +41,7 @@ class Play:
             except PromptTooLong as error:
                 self.state = overflowed(self.state, error.member)
             else:
+                self.state = after
                 self.state = advance(after, self._program)
         return self.state
 
