@@ -70,5 +70,11 @@ RECIPES: Mapping[str, Recipe] = {
         (NO_THOUGHTS, *SHORT),
         try_next="training.learning_rate=1e-4",
     ),
+    "debate": Recipe(
+        "Two debaters learnt to convince a judge; what one wins the other loses",
+        ("debate",),
+        (NO_THOUGHTS, *SHORT),
+        try_next="algorithm.decay=0.8",
+    ),
 }
 """By the name of the preset."""
