@@ -184,5 +184,12 @@ def test_an_episode_that_failed_before_the_seat_was_seen_counts_as_one_failed_at
     assert counted(rows, evaluation_seat="against") == ["against-0", "early", "for-2", "against-3"]
 
 
+def test_an_episode_that_failed_before_it_named_its_learner_is_one_failed_attempt():
+    lost = [failed(f"{seat}-2", agent=seat, episode_id="episode-2") for seat in ("for", "against")]
+    half = [trace("for-3", agent="for", episode_id="episode-3", info=says("for")), failed("x", episode_id="episode-3")]
+    rows = [*debate(0, info=says("for")), *lost, *half]
+    assert counted(rows, learner_seat=True) == ["for-0", "for-2", "for-3"]
+
+
 def test_an_episode_in_which_the_seat_did_not_play_is_no_attempt_of_it():
     assert counted(debate(0)[:1], evaluation_seat="against") == []

@@ -67,5 +67,8 @@ def test_a_frozen_seat_without_its_model_never_falls_to_the_policy() -> None:
     client: Any = SimpleNamespace(headers={}, base_url="http://policy/v1")
     with pytest.raises(AssertionError, match=r"seats \['a'\] of 'x' would fall to the policy"):
         Seats.of(environment, {}, {}).told(client)
+    own = {"a": {"trainable": False}, "b": {"max_turns": 1}}
+    told = EnvironmentConfig.model_validate({"name": "x", "taskset": {"id": "t"}, "seats": own})
+    assert Seats.of(told, {}, {}).untrained == {"a"}
     plain = Seats.of(EnvironmentConfig(name="y", taskset={"id": "t"}), {}, {})
     assert plain.told(client) is client, "a request without frozen seats is as it was"
