@@ -73,7 +73,7 @@ def summary(outcome: dict[str, Any], config: RunConfig, recipe: Recipe, seconds:
     for found in outcome["evaluations"]:
         scores = "; ".join(describe_scores(each) for each in found["scores"])
         lines.append(f"Held-out examples, policy {found['version']}: {scores}")
-    lines += [describe_difference(row).capitalize() for row in outcome.get("comparisons", ()) if row["figure"] == "avg"]
+    lines += [describe_difference(row) for row in outcome.get("comparisons", ()) if row["figure"] == "avg"]
     done = f"{outcome['num_computed']} pieces of work were computed, {outcome['num_found']} were in the ledger"
     store = "" if config.store == RunConfig().store else f" --store {config.store}"
     place = config.store if "://" in config.store else Path(config.store).resolve()

@@ -13,6 +13,9 @@ from statistics import NormalDist, fmean, stdev
 LEVEL = 0.95
 """Share of such intervals that hold what is estimated."""
 
+ROUNDING = 1e-9
+"""Share of a value below which two are taken for the same."""
+
 
 @dataclass(frozen=True)
 class Interval:
@@ -32,7 +35,7 @@ def of_mean(values: Sequence[float]) -> Interval | None:
     if not values:
         return None
     unit = all(0 <= value <= 1 for value in values)
-    if all(value in (0, 1) for value in values) or (unit and len(set(values)) == 1):
+    if all(value in (0, 1) for value in values) or (unit and alike(values)):
         return of_share(fmean(values), len(values))
     found = students(values)
     if found is None or not unit:
@@ -42,10 +45,15 @@ def of_mean(values: Sequence[float]) -> Interval | None:
 
 def students(values: Sequence[float]) -> Interval | None:
     """Return Student's interval of a mean; None of fewer than two values, or of equal ones, which know no spread."""
-    if len(values) < 2 or len(set(values)) == 1:
+    if len(values) < 2 or alike(values):
         return None
     middle, half = fmean(values), t_quantile(len(values) - 1) * stdev(values) / sqrt(len(values))
     return Interval(middle - half, middle + half)
+
+
+def alike(values: Sequence[float]) -> bool:
+    """Tell whether values are the same but for what rounding makes of means and differences."""
+    return max(values) - min(values) <= ROUNDING * max(1.0, *map(abs, values))
 
 
 def of_share(share: float, count: int) -> Interval:

@@ -12,6 +12,7 @@ from configs.errors import ConfigError
 from configs.run import RunConfig, content
 from flows.prepare import flat, recorded_run
 from flows.recorded import recorded_by
+from flows.scores import recorded_evaluations
 from flows.views.recorded_rows import Made, made, together
 from flows.views.step_differences import between, detail
 from storage.refs import Entry
@@ -43,7 +44,7 @@ def compare(store: Store, a: str, b: str, step: int | None = None) -> dict[str, 
     Raises ConfigError for an unknown run, or a step that neither has.
     """
     runs, configs = zip(*(recorded_run(store, run) for run in (a, b)), strict=True)
-    works = [work_of(store, run) for run in runs]
+    works = [work_of(store, *each) for each in zip(runs, configs, strict=True)]
     pieces = compared_keys(*works)
     steps = sorted({step for work in works for step, stages in work.items() if _is_step(stages)})
     rows = made(store, [works[run].get(each, {}) for run, each in product((0, 1), steps)])
@@ -63,7 +64,7 @@ def compare(store: Store, a: str, b: str, step: int | None = None) -> dict[str, 
     return found if step is None else found | {"detail": detail(*_pair_of(step, pairs))}
 
 
-def work_of(store: Store, run: str) -> Work:
+def work_of(store: Store, run: str, config: RunConfig) -> Work:
     """Return a run's finished work by step and stage, as its last batch of each step was made."""
     recorded = recorded_by(store, run)
     found: Work = {step: dict(each.work) for step, each in recorded.steps.items()}
@@ -75,8 +76,8 @@ def work_of(store: Store, run: str) -> Work:
     for entry in store.ledger.entries(run=run):
         if entry.stage == "gate":
             found.setdefault(entry.step, {})["gate"] = entry
-        if entry.stage == "rollout" and "evaluation_assignment" in entry.inputs and not entry.part:
-            found.setdefault(entry.step, {})["evaluation"] = entry
+    for each in reversed(recorded_evaluations(store, run, config)):  # the first set stands for all
+        found.setdefault(each.version, {})["evaluation"] = each.rounds[0]
     return found
 
 

@@ -30,7 +30,7 @@ def interval_text(interval: Mapping[str, float] | None, sign: str = "") -> str:
 def describe_difference(row: Mapping[str, Any]) -> str:
     """Return in a line how a figure of two policies differs."""
     first, last = row["versions"]
-    begin = f"held-out {named(row['set'], row['environment'])}, policy {first} to {last}: {row['figure']}"
+    begin = f"Held-out {named(row['set'], row['environment'])}, policy {first} to {last}: {row['figure']}"
     if row["difference"] is None:
         return f"{begin} of no example in common"
     interval = f" {interval_text(row['interval'], '+')}" if row["interval"] else ""

@@ -11,6 +11,7 @@ import pytest
 from flows.foretell import foretell
 from flows.scores import recorded_evaluations
 from flows.views import evals
+from flows.views.differences import compare
 from flows.views.show import describe
 from flows.walks import walk_train
 from storage.store import open_store
@@ -172,3 +173,13 @@ def test_evaluations_of_runs_stand_side_by_side_in_all_and_by_tier(
     assert "to the first" in capsys.readouterr().out
     with pytest.raises(FieldMissing, match=r"no field 'level'.*whose task has the fields tier"):
         evals.main(["one"], by="level", store=root)
+
+
+def test_two_runs_are_compared_by_the_first_set_and_all_its_rollouts(tmp_path: Path) -> None:
+    sets = ({"name": "hard", "where": {"tier": [2]}, "num_examples": 2}, {"name": "all", "num_examples": HELD_OUT})
+    settings, failing = {"every": 2, "retry_errors": 1, "sets": sets}, frozenset({"eval-reverse_text-0/0"})
+    train(tmp_path / "store", "one", Sampler(), evaluation=settings)
+    session, _ = train(tmp_path / "store", "two", Sampler(failing), seed=8, evaluation=settings)
+    found = compare(session.place.store, "one", "two")["evaluations"]
+    assert [(each["version"], each["a"]) for each in found] == [(0, pytest.approx(0.135)), (2, pytest.approx(0.335))]
+    assert found[0]["b"] in (pytest.approx(0.12), pytest.approx(0.15)), "the one that did not fail the first time"

@@ -3,10 +3,14 @@
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from flows.leases import Lease
+from tasks.inference.scoring import Served
+from tasks.stage import Policy
+from tests.flows.rehearsal import session_for
 
 SECONDS = 20
 
@@ -73,3 +77,28 @@ def test_draws_ahead_and_evaluations_never_see_two_policies_and_all_end() -> Non
         for each in begun:
             each.result(SECONDS)
     assert not mixed and not +held
+
+
+def test_the_engine_room_hands_a_policy_out_only_to_those_who_hold_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = session_for(tmp_path / "store", "run").engine
+    brought: list[str] = []
+
+    def at(policy: Policy) -> Served:
+        brought.append(policy.key)
+        return Served("http://engine", "key", salt=policy.key)
+
+    monkeypatch.setattr(room, "at", at)
+
+    def other() -> str:
+        with room.holding(Policy("b", 1)) as served:
+            return served.salt
+
+    with ThreadPoolExecutor(1) as threads:
+        with room.holding(Policy("a", 0)) as one, room.holding(Policy("a", 0)) as same:
+            assert one == same
+            waiting = threads.submit(other)
+            assert brought == ["a", "a"], "the other is not even brought as long as this one is held"
+        assert waiting.result(SECONDS) == "b"
+    assert brought == ["a", "a", "b"]

@@ -39,6 +39,7 @@ def test_students_by_hand() -> None:
 def test_nothing_can_be_said_of_one_value_or_of_equal_ones() -> None:
     assert of_mean([]) is None and of_mean([2.5]) is None and of_mean([2.5, 2.5]) is None
     assert students([0.5]) is None and students([1.0, 1.0]) is None
+    assert students([0.3 - 0.1, 0.2, 0.5 - 0.3]) is None, "the same but for rounding"
 
 
 def test_shares_of_zero_and_one_are_not_certain() -> None:
