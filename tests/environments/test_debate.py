@@ -16,6 +16,7 @@ from arena.errors import ArenaError, PlayError
 from arena.scores import EpisodeScore
 from arena.seats import learner, require_text
 from debate.claims import Claim, cited, claims, num_true_citations
+from debate.demonstrations import demonstrations
 from debate.playing import DebateEnv
 from debate.taskset import DebateTask, data_of
 from verifiers.v1.clients import EvalClientConfig, ModelContext
@@ -224,6 +225,33 @@ def flagged(trace: vf.Trace) -> list[int]:
     import numpy as np
 
     return np.flatnonzero(unreadable(traces, messages, np.zeros(len(trace.nodes), np.int64))).tolist()
+
+
+def test_demonstrations_are_conversations_that_the_environment_has() -> None:
+    rows = list(demonstrations(90, seed=3))
+    first = next(n for n in range(0, 90, 3) if len(rows[n]["messages"]) == 4)
+    told = {member: rows[first + number]["messages"] for number, member in enumerate(MEMBERS)}
+    digit, numbers = re.fullmatch(r"yes: (\d) in ([\d ]+)\n\nsay 1", told["affirmative"][0]["content"]).groups()  # type: ignore[union-attr]
+    claim = Claim(digit, tuple(numbers.split()))
+    _, script = played(lambda member, number: told[member][2 * number + 1]["content"], claim=claim, num_rounds=2)
+    for member in MEMBERS:
+        assert users(script.asked[member][-1]) == users(told[member])
+
+
+def test_demonstrations_know_the_forms_and_a_judge_that_goes_by_what_is_cited() -> None:
+    rows = list(demonstrations(900, seed=1))
+    assert len(rows) == 900 and list(demonstrations(300, seed=2)) != rows[:300]
+    said = [row["messages"][-1]["content"] for row in rows]
+    statements = [text for number, text in enumerate(said) if number % 3 != 2]
+    assert 0.3 < statements.count("hm") / 600 < 0.5 and all(text == "hm" or cited(text) for text in statements)
+    verdicts = said[2::3]
+    assert set(verdicts) == {"<yes>", "<no>"}
+    for judged, verdict in zip(rows[2::3], verdicts, strict=True):
+        heard = judged["messages"][0]["content"]
+        found = {heard[-2] in text.split() for text in map(cited, heard.split("\n\n")) if text}
+        assert len(found) != 1 or found == {verdict == "<yes>"}
+    with pytest.raises(ValueError, match="sum to at most 1"):
+        next(demonstrations(1, seed=1, cite=0.8, misquote=0.3))
 
 
 # Failures

@@ -2,8 +2,9 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 
-from jinja2 import TemplateSyntaxError, nodes
+from jinja2 import Template, TemplateSyntaxError, nodes
 from jinja2.sandbox import SandboxedEnvironment
 from jinja2.visitor import NodeVisitor
 
@@ -57,7 +58,7 @@ class PromptPack:
 
     def rendered(self, template: str, values: Mapping[str, object]) -> str:
         """Return a template of this pack, filled in."""
-        return LANGUAGE.from_string(template).render(values)
+        return _compiled(template).render(values)
 
     def reading(self, program: Program, state: State, member: str, values: Mapping[str, object]) -> list[str]:
         """Return what a member of the open slot reads now: its question once, what it has not heard, what it is asked.
@@ -80,6 +81,11 @@ def require_plain(template: str, where: str, known: frozenset[str], varying: fro
     except TemplateSyntaxError as error:
         raise ArenaError(f"prompts, {where}: line {error.lineno}: {error.message}") from error
     _Plain(where, known, varying).visit(tree)
+
+
+@lru_cache(maxsize=1024)
+def _compiled(template: str) -> Template:
+    return LANGUAGE.from_string(template)
 
 
 class _Plain(NodeVisitor):
