@@ -153,5 +153,7 @@ def _parameters(config: RunConfig) -> dict[str, Any]:
         last = "" if replay.last_step is None else str(replay.last_step)
         steps = {"steps": f"{replay.first_step}:{last}", "regrade": replay.regrade, "policies": replay.policies}
         return {"run": replay.run, "from_stage": replay.from_stage, "until": replay.until, **steps}
+    if config.external:
+        return {"seed": config.seed, "url": config.external.url, "url_model": config.external.model}
     last_one = {"policy": config.evaluation.policy} if config.kind == "evaluate" else {"steps": config.steps}
     return {"seed": config.seed, **last_one}

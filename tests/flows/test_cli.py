@@ -16,6 +16,11 @@ from flows.processes.services import ServiceFailed
 from tasks.inference.engine import EngineError
 
 NONE = {"name": "", "store": "", "plain": False}
+OF_OTHERS = [
+    'evaluation.external.url="http://h/v1"',
+    'evaluation.external.model="m"',
+    "evaluation.retry_errors=2",
+]
 Calls = list[tuple[str, tuple[Any, ...], dict[str, Any]]]
 QUIET = {"dry_run": False, "as_json": False}
 MAINTAIN = {"store": "s", "retention_hours": 168.0, "retain": [], "force": False, **QUIET}
@@ -30,6 +35,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
         "demo": ["main"],
         "launch": ["start", "resume"],
         "views.show": ["main"],
+        "views.evals": ["main"],
         "housekeeping": ["main"],
         "gc": ["main"],
     }.items():
@@ -54,6 +60,14 @@ def test_run_takes_files_and_overrides_in_any_order_with_options_between(calls: 
         (
             ["eval", "demo", "--policy", "a:3"],
             ("launch.start", ("evaluate", ["demo"], ['evaluation.policy="a:3"']), NONE),
+        ),
+        (
+            ["eval", "--url", "http://h/v1", "--model", "m", "--retry-errors", "2"],
+            ("launch.start", ("evaluate", [], OF_OTHERS), NONE),
+        ),
+        (
+            ["evals", "a", "b", "--by", "tier", "--output", "x.parquet"],
+            ("evals.main", (["a", "b"],), {"store": "", "by": "tier", "output": "x.parquet", "as_json": False}),
         ),
         (["demo", "steps=2"], ("demo.main", (), NONE | {"overrides": ["steps=2"]})),
         (["demo", "--plain"], ("demo.main", (), NONE | {"overrides": [], "plain": True})),

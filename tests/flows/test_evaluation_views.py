@@ -1,0 +1,61 @@
+"""How evaluations are told: figures with intervals, differences in words and cells, and what there is none of."""
+
+from typing import Any
+
+from flows.monitor import Monitor
+from flows.views.evaluations import HEADINGS, cells, describe_difference, with_interval
+from flows.watchers import MonitorWatcher, describe_scores
+
+ROW: dict[str, Any] = {
+    **{"set": "hard", "versions": [0, 4], "environment": "sums", "figure": "avg", "num_examples": 6},
+    **{"before": 0.25, "after": 0.5, "difference": 0.25, "interval": {"low": -0.125, "high": 0.625}},
+}
+NONE = {"before": None, "after": None, "difference": None, "interval": None, "num_examples": 0}
+
+
+def test_a_difference_in_words() -> None:
+    assert describe_difference(ROW) == (
+        "Held-out hard/sums, policy 0 to 4: avg 0.250 to 0.500, +0.250 [-0.125, +0.625] over the same 6 examples"
+    )
+    assert describe_difference(ROW | NONE).endswith("policy 0 to 4: avg of no example in common")
+    assert describe_difference(ROW | {"interval": None, "set": ""}).startswith("Held-out sums, policy 0 to 4")
+
+
+def test_a_difference_in_cells() -> None:
+    told = dict(zip(HEADINGS, cells(ROW), strict=True))
+    assert told == {
+        **{"held-out": "hard/sums", "policies": "0 to 4", "figure": "avg", "before": "0.250", "after": "0.500"},
+        **{"difference": "+0.250", "95% interval": "[-0.125, +0.625]", "examples": "6"},
+    }
+    assert cells(ROW | NONE)[3:7] == ("-", "-", "-", "-")
+
+
+def test_scores_with_their_intervals() -> None:
+    interval = {"low": 0.1, "high": 0.9}
+    passed = {"k": 1, "estimate": 0.5, "interval": interval}
+    scores = {"average": 0.5, "interval": None, "pass_at": [passed], "errors": {"timeout": 1}, "num_attempts": 4}
+    assert describe_scores(scores) == "avg 0.500, pass@1 0.500 [0.100, 0.900], 1 of 4 failed"
+    assert with_interval(None, scores) == "-"
+    assert describe_scores(scores | {"average": None, "pass_at": []}) == "nothing was scored, 1 of 4 failed"
+
+
+class Logged(Monitor):
+    """A monitor that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[int, float | None]] = []
+
+    def log(self, step: int, metrics: Any) -> None:
+        self.told.append((step, metrics.get("evaluation/version")))
+
+
+def test_an_evaluation_that_comes_late_is_logged_where_it_is_still_taken() -> None:
+    logged = Logged()
+    watch = MonitorWatcher(logged)
+    scores = [{"environment": "sums", "average": 0.5}]
+    watch("evaluation", {"version": 0, "set": "", "scores": scores})
+    for step in range(3):
+        watch("step", {"step": step, "computed": True, "metrics": {}})
+    watch("evaluation", {"version": 1, "set": "", "scores": scores})
+    watch("evaluation", {"version": 3, "set": "", "scores": scores})
+    assert logged.told == [(0, 0), (0, None), (1, None), (2, None), (2, 1), (3, 3)]
