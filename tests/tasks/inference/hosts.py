@@ -60,9 +60,10 @@ def engine_of(
     config: EngineConfig = ENGINE,
     frozen: bool = False,
     lora: LoraConfig | None = None,
+    metrics: bool = False,
 ) -> Iterator[Engine]:
     """A real engine that was started with the weights in `directory`."""
-    argv, variables = engine.command(config, ModelConfig(), directory, report, lora, frozen=frozen)
+    argv, variables = engine.command(config, ModelConfig(), directory, report, lora, frozen=frozen, metrics=metrics)
     with running(argv, variables | {config.api_key_variable: KEY}, report) as told:
         client = Engine(told["url"], KEY)
         yield client

@@ -1,0 +1,91 @@
+"""A rollout that takes its environment server down every time: one row, and everybody else has theirs."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+import pyarrow as pa
+import pytest
+
+from configs.run import RunConfig, View
+from configs.sections import EnvironmentConfig
+from flows.environment_room import EnvironmentRoom
+from flows.processes.ownership import identity, owned
+from flows.processes.services import Supervisor
+from tasks.inference import environments
+from tasks.inference.engine import MODEL, Engine
+from tasks.inference.scoring import Served
+from tasks.rollout import STAGE, rollout
+from tasks.stage import Policy
+from tests.tasks.inference.conftest import PLUGINS
+from tests.tasks.inference.hosts import ENGINE, KEY, assigned
+
+pytestmark = pytest.mark.engine
+
+NAMES = ["fine 1", "dies 1", "fine b 1"]
+DEADLY = EnvironmentConfig(name="deadly", taskset={"id": "counted_taskset", "names": NAMES})
+
+
+class Room:
+    """The engine, which stays where it is."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+    @contextmanager
+    def holding(self, policy: Policy) -> Iterator[Served]:
+        yield Served(self.engine.url, KEY, MODEL, policy.key)
+
+
+class Kept:
+    """Parts in memory."""
+
+    def __init__(self) -> None:
+        self.traces: list[dict] = []
+
+    def put(self, tables: dict[str, pa.Table]) -> None:
+        self.traces += tables["traces"].to_pylist()
+
+    def done(self) -> set[str]:
+        return {row["group_id"] for row in self.traces}
+
+
+def test_a_killer_is_one_row_and_costs_the_others_nothing(
+    small_engine: Engine, models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(PLUGINS)
+    monkeypatch.setenv("PYTHONPATH", str(PLUGINS))
+    config = RunConfig.model_validate(
+        {
+            "environments": (DEADLY,),
+            "rollout": {"max_tokens": 4, "max_attempts": 2, "timeout_seconds": 240.0},
+            "engine": ENGINE,
+            "model": {"path": str(models["a"]), "renderer": "qwen3"},
+        }
+    )
+    rows = assigned("deadly", NAMES, 2)
+    rows = rows.filter(pa.array([name != "dies 1/1" for name in rows["assignment_id"].to_pylist()]))
+    kept = Kept()
+    with Supervisor("killers", tmp_path / "services") as supervisor:
+        rollout(
+            {"assignments": rows, "examples": environments.examples(DEADLY)},
+            View(config, STAGE.sections, "rollout"),
+            step=0,
+            policy=Policy("the policy", 0),
+            parts=kept,  # type: ignore[arg-type]
+            engine=Room(small_engine),  # type: ignore[arg-type]
+            environments=EnvironmentRoom(supervisor, config, KEY),
+            teachers=SimpleNamespace(at=None),  # type: ignore[arg-type]
+        )
+    assert {row["assignment_id"]: row["error_class"] for row in kept.traces} == {
+        "fine 1/0": None,
+        "fine 1/1": None,
+        "dies 1/0": "infrastructure",
+        "fine b 1/0": None,
+        "fine b 1/1": None,
+    }
+    (killer,) = (row for row in kept.traces if row["error_class"])
+    assert killer["error_type"] == "ServerLost"
+    assert "environment server 'deadly' died while this rollout alone was under way" in killer["error_message"]
+    assert owned(identity()) == []
