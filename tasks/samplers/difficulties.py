@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from storage.schemas import DIFFICULTIES
+from tasks.seats import trained
 from tasks.stage import Tables
 
 
@@ -35,8 +36,8 @@ def known(tables: Tables, step: int, batch: int) -> pa.Table:
 def updated(before: pa.Table, traces: pa.Table) -> pa.Table:
     """Return the difficulties after some traces, by environment and example.
 
-    A group counts by the mean reward of its trainable traces that did not fail and were scored; where an example has
-    several groups, the last in the order of their ids. What was not tried stays as it was.
+    A group counts by the mean reward of its trainable traces that did not fail and were scored, without a judge's;
+    where an example has several groups, the last in the order of their ids. What was not tried stays as it was.
     """
     rows = {(row["environment"], row["example_id"]): row for row in before.to_pylist()}
     for environment, example, reward in _groups(traces):
@@ -56,6 +57,7 @@ def by_environment(difficulties: pa.Table) -> Mapping[str, Mapping[str, float]]:
 
 def _groups(traces: pa.Table) -> Iterator[tuple[str, str, float]]:
     """Yield environment, example and mean reward of each group that was scored, in the order of the groups' ids."""
+    traces = trained(traces)  # a judge's reward is zero by construction and says nothing of the example
     scored = pc.and_(pc.is_valid(traces["reward"]), pc.is_null(traces["error_class"]))
     chosen = traces.filter(pc.and_(scored, traces["trainable"]))
     rows = chosen.select(["environment", "group_id", "example_id", "reward", "trace_id"]).to_pylist()

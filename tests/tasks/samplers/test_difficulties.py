@@ -49,6 +49,7 @@ def test_only_trainable_traces_that_did_not_fail_and_were_scored_count():
         failed("f", group_id="0-0", example_id="a", reward=0.0),
         trace("n", group_id="0-0", example_id="a", reward=None),
         trace("j", group_id="0-0", example_id="a", reward=0.0, trainable=False),
+        trace("k", group_id="0-0", example_id="a", reward=0.0, agent="judge"),
     ]
     assert after(EMPTY, tried("a", [1.0, 0.5], "0-0"), odd) == [row("a", 0.75)]
     assert after(EMPTY, odd) == []
