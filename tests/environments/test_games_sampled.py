@@ -29,14 +29,18 @@ Row = dict[str, Any]
 ROWS = 640
 """Conversations of each game that the model is taught."""
 GROUPS, SIZE, LARGEST = 3, 6, 9
-PRESETS = ("kuhn_poker", "proposer_solver")
+UNREAD = 'environments.0.taskset.unreadable="passive"'
+"""So that replies of poker that cannot be read are flagged."""
 
 
 def warmed(directory: Path) -> Path:
     """A model that knows what replies look like in both games."""
     words = list(dict.fromkeys([*poker.words(), *sums.words(LARGEST)]))
     tiny_qwen3(directory, hidden=96, layers=2, heads=3, kv_heads=3, words=words)
-    games, problems = poker.demonstrations(ROWS, seed=1), sums.demonstrations(ROWS, seed=1, largest=LARGEST)
+    games, problems = (
+        poker.demonstrations(ROWS, seed=1, unreadable=0.05),
+        sums.demonstrations(ROWS, seed=1, largest=LARGEST),
+    )
     rows = [(each["messages"],) for pair in zip(games, problems, strict=True) for each in pair]
     return taught(directory, {"enable_thinking": False}, rows)
 
@@ -64,9 +68,9 @@ class Played:
         return found
 
 
-def playing(preset: str, engine: Engine, weights: Path, directory: Path) -> Played:
+def playing(preset: str, engine: Engine, weights: Path, directory: Path, *settings: str) -> Played:
     """Sample one step as a preset says, in few groups, and do the stages up to packing."""
-    given = load([preset])
+    given = load([preset], settings)
     model = given.model.model_copy(update={"path": str(weights), "vocab_size": 512})
     config = given.model_copy(update={"engine": ENGINE, "model": model})
     (environment,) = config.environments
@@ -95,7 +99,7 @@ def playing(preset: str, engine: Engine, weights: Path, directory: Path) -> Play
 @pytest.fixture(scope="module")
 def poker_played(policy: tuple[Engine, Path], tmp_path_factory: pytest.TempPathFactory) -> Played:
     """Eighteen games of poker."""
-    return playing("kuhn_poker", *policy, tmp_path_factory.mktemp("poker"))
+    return playing("kuhn_poker", *policy, tmp_path_factory.mktemp("poker"), UNREAD)
 
 
 @pytest.fixture(scope="module")

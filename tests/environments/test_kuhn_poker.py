@@ -139,7 +139,7 @@ def test_chips_are_paid_once_to_both_seats_and_add_up_to_zero(games: Games) -> N
         assert traces[SEATS[first]].reward == won == -traces[SEATS[1 - first]].reward
         for number, name in enumerate(SEATS):
             trace = traces[name]
-            assert trace.info == {"moves": list(ending[(number != first) :: 2])}
+            assert trace.info == {"moves": list(ending[(number != first) :: 2]), "unreadable": []}
             assert trace.metrics["acts_first"] == (number == first) and trace.metrics["unreadable_moves"] == 0
             assert trace.metrics["num_moves"] == len(ending)
             assert trace.metrics["showdown"] == (ending[-1] != "fold")
@@ -178,13 +178,40 @@ def test_the_seats_of_a_game_do_not_sample_with_one_seed(games: Games) -> None:
 
 def test_what_cannot_be_read_is_flagged_and_played_as_the_passive_move() -> None:
     replies = cycle(["check", "bet", "what?"])
-    episodes, _ = played({"id": "kuhn_poker"}, SEATS, lambda body: next(replies), lambda task: task.key == "KJ-0")
+    settings = {"id": "kuhn_poker", "unreadable": "passive"}
+    episodes, _ = played(settings, SEATS, lambda body: next(replies), lambda task: task.key == "KJ-0")
     (zero, one) = sorted(episodes[0].traces, key=lambda trace: trace.agent.name)
-    assert zero.info == {"moves": ["check", "fold"], "parse_errors": [3]}
+    assert zero.info == {"moves": ["check", "fold"], "unreadable": [2], "parse_errors": [3]}
     assert zero.nodes[3].sampled and zero.nodes[3].message.content == "what?"
     assert (zero.reward, one.reward) == (-1, 1), "a fold, with the higher card"
     assert zero.metrics == {"unreadable_moves": 1, "acts_first": 1, "showdown": 0, "num_moves": 3}
     assert one.metrics["bets_with_j"] == 1 and one.metrics["unreadable_moves"] == 0
+
+
+@pytest.mark.parametrize(
+    ("said", "moves", "loser"),
+    [
+        (["what?", "check"], [["check"], ["check"]], 0),
+        (["what?", "bet", "call"], [["check", "call"], ["bet"]], 0),
+        (["bet", "check"], [["bet"], ["fold"]], 1),
+        (["check", "what?"], [["check"], ["check"]], 1),
+        (["check", "bet", "what?"], [["check", "fold"], ["bet"]], 0),
+        (["what?", "bet", "what?"], [["check", "fold"], ["bet"]], 0),
+        (["what?", "what?"], [["check"], ["check"]], 0),
+    ],
+)
+@pytest.mark.parametrize("deal", ["KJ-0", "JK-0"])
+def test_the_first_who_cannot_be_read_loses_a_chip_whatever_the_cards(
+    said: list[str], moves: list[list[str]], loser: int, deal: str
+) -> None:
+    replies = iter(said)
+    episodes, bodies = played({"id": "kuhn_poker"}, SEATS, lambda body: next(replies), lambda task: task.key == deal)
+    by_seat = {trace.agent.name: trace for trace in episodes[0].traces}
+    assert len(bodies) == len(said)
+    assert [by_seat[name].info["moves"] for name in SEATS] == moves
+    assert [by_seat[name].reward for name in SEATS] == ([-1, 1] if loser == 0 else [1, -1])
+    assert by_seat[SEATS[loser]].metrics["unreadable_moves"] >= 1
+    assert not any("parse_errors" in trace.info for trace in episodes[0].traces)
 
 
 def test_a_seat_that_failed_leaves_both_unscored() -> None:
@@ -209,9 +236,9 @@ def test_a_limit_too_small_for_the_game_is_an_error() -> None:
     assert not any(trace.rewards for trace in episodes[0].traces)
 
 
-def test_demonstrations_are_games_at_random() -> None:
-    rows = list(demonstrations(4000, seed=3, unreadable=0))
-    assert rows == list(demonstrations(4000, seed=3, unreadable=0)) != list(demonstrations(4000, seed=4, unreadable=0))
+def test_demonstrations_are_games_of_weak_players() -> None:
+    rows = list(demonstrations(6000, seed=3))
+    assert rows == list(demonstrations(6000, seed=3)) != list(demonstrations(6000, seed=4))
     said: dict[str, Counter[str]] = {}
     for row in rows:
         messages = row["messages"]
@@ -220,13 +247,20 @@ def test_demonstrations_are_games_at_random() -> None:
             said.setdefault(asked["content"], Counter())[reply["content"]] += 1
     possible = {request(h, c) for c in CARDS for h in ((), ("check",), ("bet",))} | {request(("check", "bet"))}
     assert set(said) == possible
-    for counts in said.values():
-        assert len(counts) == 2 and min(counts.values()) / counts.total() > 0.4
+    for card, chance in (("J", 0.35), ("Q", 0.5), ("K", 0.65)):
+        for history in ((), ("check",), ("bet",)):
+            counts = said[request(history, card)]
+            assert set(counts) == set(legal(history))
+            assert (counts["bet"] + counts["call"]) / counts.total() == pytest.approx(chance, abs=0.08)
+
+
+def test_demonstrations_may_hold_replies_that_name_no_move() -> None:
     mute = list(demonstrations(200, seed=3, unreadable=0.5))
     unread = sum(each["content"] in CARDS for row in mute for each in row["messages"])
     assert 80 < unread < 160
-    with pytest.raises(ValueError, match="below 1"):
-        next(demonstrations(1, seed=0, unreadable=1))
+    for shares in ({"unreadable": 1.0}, {"lean": 0.6}):
+        with pytest.raises(ValueError, match="from 0 to 1/2"):
+            next(demonstrations(1, seed=0, **shares))
 
 
 @given(st.lists(st.integers(0, 1), min_size=3, max_size=3))

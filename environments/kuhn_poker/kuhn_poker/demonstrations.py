@@ -1,4 +1,4 @@
-"""Demonstrations of random play for a supervised warm start: every allowed move is as likely as the other."""
+"""Demonstrations of weak play for a supervised warm start: every allowed move, hardly led by the card."""
 
 import argparse
 import json
@@ -6,31 +6,35 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
-from kuhn_poker.rules import BET, CALL, CARDS, CHECK, FOLD, History, after, deals, is_over, legal
+from kuhn_poker.rules import BET, CALL, CARDS, CHECK, FOLD, Cards, History, after, deals, faces_bet, is_over
 from kuhn_poker.talk import request
 
 Row = dict[str, list[dict[str, str]]]
 
 
-def demonstrations(count: int, *, seed: int, unreadable: float = 0.02) -> Iterator[Row]:
-    """Yield `count` conversations, each one seat's of a game in which both move at random.
+def demonstrations(count: int, *, seed: int, lean: float = 0.15, unreadable: float = 0.0) -> Iterator[Row]:
+    """Yield `count` conversations, each one seat's of a game of two weak players.
 
-    A share `unreadable` of the replies names no move, so that such replies happen and are seen to be handled.
-    Raises ValueError unless it is from 0 to below 1.
+    They bet and call half of the time with a Q, with a K by `lean` more often and with a J by as much less: a model
+    that has seen no use of its card takes long to find one. A share `unreadable` of the replies names no move. Raises
+    ValueError unless `lean` is from 0 to 1/2 and `unreadable` from 0 to below 1.
     """
-    if not 0 <= unreadable < 1:
-        raise ValueError(f"unreadable {unreadable}: a share from 0 to below 1")
+    if not (0 <= lean <= 0.5 and 0 <= unreadable < 1):
+        raise ValueError(f"lean {lean} and unreadable {unreadable}: from 0 to 1/2, and from 0 to below 1")
     draw = random.Random(f"play {seed}")
     cards = list(deals())
     for _ in range(count):
         held, player = draw.choice(cards), draw.randrange(2)
-        yield {"messages": _conversation(held[player], player, _game(draw), draw, unreadable)}
+        yield {"messages": _conversation(held[player], player, _game(held, draw, lean), draw, unreadable)}
 
 
-def _game(draw: random.Random) -> History:
+def _game(held: Cards, draw: random.Random, lean: float) -> History:
     history: History = ()
     while not is_over(history):
-        history = after(history, draw.choice(legal(history)))
+        card = held[len(history) % 2]
+        active, other = (CALL, FOLD) if faces_bet(history) else (BET, CHECK)
+        chance = 0.5 + lean * (CARDS.index(card) - 1)
+        history = after(history, active if draw.random() < chance else other)
     return history
 
 
@@ -60,9 +64,10 @@ def main() -> None:
     parser.add_argument("--words", type=Path, help="JSON file to write: what a small tokenizer shall keep whole")
     parser.add_argument("--count", type=int, default=4096, help="rows")
     parser.add_argument("--seed", type=int, default=1, help="another seed, other games")
-    parser.add_argument("--unreadable", type=float, default=0.02, help="share of replies that name no move")
+    parser.add_argument("--lean", type=float, default=0.15, help="how much the card tells, from 0 to 1/2")
+    parser.add_argument("--unreadable", type=float, default=0.0, help="share of replies that name no move")
     given = parser.parse_args()
-    rows = demonstrations(given.count, seed=given.seed, unreadable=given.unreadable)
+    rows = demonstrations(given.count, seed=given.seed, lean=given.lean, unreadable=given.unreadable)
     given.path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     if given.words:
         given.words.write_text(json.dumps(words()), encoding="utf-8")

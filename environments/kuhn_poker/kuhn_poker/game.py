@@ -31,17 +31,17 @@ class KuhnPokerEnvConfig(vf.EnvConfig):
 class Seat:
     """One player in the course of a game: its conversation, and what it has played."""
 
-    def __init__(self, card: str, conversation: Interaction) -> None:
+    def __init__(self, card: str, conversation: Interaction, forfeits: bool) -> None:
         self.card = card
+        self.forfeits = forfeits
+        """Whether a reply that cannot be read loses the game."""
         self.conversation = conversation
         self.trace = conversation.trace
-        self.trace.info["moves"] = []
+        self.trace.info.update(moves=[], unreadable=[])
 
     async def move(self, history: History) -> str | None:
         """Ask for a move and return it, or None where the model failed.
 
-        A reply that names no allowed move is played as the passive one. Its message is noted under `parse_errors`, so
-        that it is not trained on: the chips that the passive move wins or loses are no judgement of that reply.
         Raises Unfinished where a limit ended the conversation.
         """
         played: list[str] = self.trace.info["moves"]
@@ -49,10 +49,19 @@ class Seat:
         if said.terminated:
             return self._failed()
         move = move_of(said.last_reply, history)
-        if move is None:
-            flag_unreadable(self.trace)
-        played.append(move or passive(history))
+        played.append(move or self._unread(history))
         return played[-1]
+
+    def _unread(self, history: History) -> str:
+        """Note a reply that names no allowed move, by its place in the game; return what it is played as.
+
+        Where it does not forfeit the game it is flagged, so that it is not trained on: the chips that the passive move
+        wins or loses are no judgement of that reply.
+        """
+        self.trace.info["unreadable"].append(len(history))
+        if not self.forfeits:
+            flag_unreadable(self.trace)
+        return passive(history)
 
     def _failed(self) -> None:
         if not self.trace.errors and not self.trace.is_timeout:
@@ -66,13 +75,19 @@ class Seat:
 class KuhnPokerEnv(vf.Env[KuhnPokerEnvConfig]):
     """Two seats play a deal. A seat is told its own card and the public moves; rewards are the chips won."""
 
+    @property
+    def forfeits(self) -> bool:
+        """Whether a reply that cannot be read loses the game."""
+        return bool(self.taskset.config.unreadable == "forfeit")
+
     async def run(self, task: vf.Task, agents: vf.Agents) -> None:
         """Let the seats move in turn until the game is over or one of them fails."""
         # With the same seed both would draw alike between the same two words, and play would not be independent.
         shift_seed(agents.player_1)
         mine, theirs = (type(task)(task.data.seat(number), task.config) for number in range(len(SEATS)))
         async with agents.player_0.interaction(mine) as zero, agents.player_1.interaction(theirs) as one:
-            seats = [Seat(task.data.cards[name], each) for name, each in zip(SEATS, (zero, one), strict=True)]
+            talks = zip(SEATS, (zero, one), strict=True)
+            seats = [Seat(task.data.cards[name], each, self.forfeits) for name, each in talks]
             history: History = ()
             while not is_over(history):
                 move = await seats[actor(task.data, history)].move(history)
@@ -86,7 +101,7 @@ class KuhnPokerEnv(vf.Env[KuhnPokerEnvConfig]):
         if failed:
             record(errored(f"{failed[0]} failed before the game was over", SEATS), episode.traces)
             return
-        record(complete(score(task.data, episode.traces), SEATS), episode.traces)
+        record(complete(score(task.data, episode.traces, self.forfeits), SEATS), episode.traces)
 
 
 def actor(deal: DealData, history: History) -> int:
@@ -106,25 +121,27 @@ def replayed(deal: DealData, moves: Sequence[Sequence[str]]) -> list[tuple[int, 
     return game
 
 
-def score(deal: DealData, traces: Sequence[vf.Trace]) -> EpisodeScore:
-    """Chips won by each seat, with facts of its play; replies that could not be read count in `unreadable_moves` alone.
+def score(deal: DealData, traces: Sequence[vf.Trace], forfeits: bool) -> EpisodeScore:
+    """Chips won by each seat, which add up to zero, with facts of its play.
 
-    The chips of both add up to zero.
+    Where a reply that cannot be read `forfeits` the game, the first seat that gave one loses a chip to the other.
     """
     by_seat = {trace.agent.name: trace for trace in traces}
     info = [by_seat[name].info for name in SEATS]
     game = replayed(deal, [each["moves"] for each in info])
     history = after(*game[-1][1:])
-    held = deal.cards[SEATS[deal.first]], deal.cards[SEATS[1 - deal.first]]
-    won = chips(held, history)
+    won = chips((deal.cards[SEATS[deal.first]], deal.cards[SEATS[1 - deal.first]]), history)
+    unread = [number for each in info for number in each["unreadable"]]
+    if unread and forfeits:
+        won = -1 if min(unread) % 2 == 0 else 1
     members = []
     for number, name in enumerate(SEATS):
         own = [(before, move) for seat, before, move in game if seat == number]
-        unread = len(info[number].get("parse_errors", []))
         first = number == deal.first
-        metrics = {"unreadable_moves": float(unread), "acts_first": float(first)}
+        count = len(info[number]["unreadable"])
+        metrics = {"unreadable_moves": float(count), "acts_first": float(first)}
         # One reply that could not be read clouds the whole seat: which move it meant is not known.
-        metrics |= {} if unread else facts(deal.cards[name], own)
+        metrics |= {} if count else facts(deal.cards[name], own)
         members.append(MemberScore(member=name, reward=float(won if first else -won), metrics=metrics))
     shown = float(history[-1] != FOLD)
     return EpisodeScore(members=tuple(members), metrics={"showdown": shown, "num_moves": float(len(game))})

@@ -1,6 +1,7 @@
 """The taskset that verifiers loads under the id `kuhn_poker`: its tasks are deals."""
 
 from collections.abc import Iterator
+from typing import Literal
 
 import verifiers.v1 as vf
 from pydantic import Field
@@ -36,10 +37,14 @@ class DealTask(vf.Task[DealData]):
 
 
 class KuhnPokerConfig(vf.TasksetConfig):
-    """How much the seats are told."""
+    """How much the seats are told, and what becomes of a reply that names no allowed move."""
 
     explain_rules: bool = False
     """Whether a system prompt has the rules, for a model that was not warmed up on games."""
+    unreadable: Literal["forfeit", "passive"] = "forfeit"
+    """A reply that names no allowed move is played as a check, or as a fold before a bet. With `forfeit` the first seat
+    to do so then loses a chip to the other, whatever the cards, so that models learn to be read. With `passive` the
+    game counts as played, and the message is flagged as one that must not be trained on."""
 
 
 class KuhnPokerTaskset(vf.Taskset[DealTask, KuhnPokerConfig]):
