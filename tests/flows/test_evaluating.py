@@ -89,7 +89,10 @@ def test_sets_have_examples_intervals_and_starts_of_their_own(tmp_path: Path) ->
         {"name": "hard", "where": {"tier": [2]}, "num_examples": 2, "attempts": 1, "every": 2},
         {"name": "all", "every": 1, "at_start": False},
     )
-    _, outcome = train(tmp_path / "store", "run", Sampler(), evaluation=TRIED | {"sets": sets})
+    session, outcome = train(tmp_path / "store", "run", Sampler(), evaluation=TRIED | {"sets": sets})
+    shown = describe(session.place.store, "run", session.config)
+    assert shown["evaluations"] == outcome["evaluations"], "by the settings that the ledger has of each"
+    assert [each["set"] for each in shown["comparisons"] if each["figure"] == "avg"] == ["hard", "all"]
     assert averages(outcome)[0] == ("hard", 0, 0.135), "the two of tier 2 are held-2 and held-5"
     assert [(name, version) for name, version, _ in averages(outcome)] == [
         ("hard", 0),
