@@ -1,0 +1,54 @@
+"""Rollouts of an environment by the small engine, through a real server: the rows that sampling hands over."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from configs.run import View
+from configs.sections import EnvironmentConfig
+from tasks.inference import environments, rollouts
+from tasks.inference.engine import Engine
+from tests.tasks.inference.hosts import KEY, assigned, served
+
+Rows = list[dict[str, Any]]
+
+
+def sampled(
+    engine: Engine,
+    environment: EnvironmentConfig,
+    view: Callable[..., View],
+    directory: Path,
+    num_examples: int = 1,
+    group_size: int = 2,
+    **rollout: Any,
+) -> tuple[Rows, Rows]:
+    """The traces and messages of groups of the first examples, served from `directory`."""
+    groups: list[dict[str, pa.Table]] = []
+    examples = environments.examples(environment)
+    ids = examples["example_id"].to_pylist()[:num_examples]
+    with served(environment, directory) as told:
+        assert "address" in told, told
+        rollouts.sample(
+            assigned(environment.name, ids, group_size),
+            examples,
+            engine_url=engine.url,
+            api_key=KEY,
+            addresses={environment.name: told["address"]},
+            policy={"key": "policy", "version": 0},
+            step=0,
+            config=view(environment, **rollout),
+            on_group=lambda _, tables: groups.append(tables),
+        )
+    return tuple([row for one in groups for row in one[name].to_pylist()] for name in ("traces", "messages"))  # type: ignore[return-value]
+
+
+def own(trace: dict[str, Any], messages: Rows) -> Rows:
+    """The messages of a trace."""
+    return [row for row in messages if row["trace_id"] == trace["trace_id"]]
+
+
+def failures(traces: Rows) -> list[Any]:
+    """What went wrong, to be read where nothing should have."""
+    return [(row["agent"], row["error_type"], row["error_message"]) for row in traces if row["error_class"]]
