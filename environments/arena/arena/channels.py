@@ -66,7 +66,7 @@ class Channels:
             if tag is not None:
                 split.tag(*tag)
         split.close()
-        return Utterance(member, phase, raw, split.public.strip(), split.private.strip(), split.broken)
+        return Utterance(member, phase, raw, split.public.strip(), split.private, split.broken)
 
 
 class _Split:
