@@ -11,8 +11,8 @@ from flows.processes.services import Handle, ServiceSpec, Supervisor
 from tasks.inference import environments as environment_service
 
 STARTUP_SECONDS = 180.0
-GRACE_SECONDS = 20.0
-"""A server ends the rollouts under way and its workers, which clear up what they have elsewhere."""
+GRACE_SECONDS = 30.0
+"""A server ends the rollouts under way, which clear up what they have elsewhere, and waits 10 s for each worker."""
 
 
 class EnvironmentRoom:

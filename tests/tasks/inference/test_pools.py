@@ -39,7 +39,7 @@ def holding(name: str, **settings: Any) -> EnvironmentConfig:
     )
 
 
-STATIC = holding("fixed", pool=StaticPool(num_workers=2), max_restarts=0)
+STATIC = holding("fixed", pool=StaticPool(num_workers=2), max_restarts=0, hang_seconds=10.0)
 ELASTIC = holding("growing", pool=ElasticPool(max_workers=2, multiplex=1))
 
 
@@ -124,10 +124,22 @@ def test_what_an_environment_logs_in_a_worker_is_in_its_own_log(pools: Pools) ->
 
 
 def test_a_client_that_leaves_before_its_answer_does_not_end_the_server(pools: Pools) -> None:
-    for _ in range(5):
-        environments.answers(pools.addresses["growing"], seconds=0.0)
+    from verifiers.v1.serve.client import EnvClient
+
+    handle = pools.room._handles["growing"]
+    assert handle.pid is not None
+
+    async def leave(broker: int) -> None:
+        client = EnvClient(pools.addresses["growing"])
+        assert await client.health(PATIENCE)
+        os.kill(broker, signal.SIGSTOP)
+        assert not await client.health(0.3), "the request is on its way, and nobody answers"
+        await client.close()
+        os.kill(broker, signal.SIGCONT)
+
+    asyncio.run(leave(handle.pid))
     assert environments.answers(pools.addresses["growing"], seconds=PATIENCE)
-    assert not STARTED.findall(pools.log("growing").partition("generation 2")[2])
+    assert handle.generation == 1 and "Host unreachable" not in pools.log("growing")
 
 
 def test_a_model_call_of_no_rollout_is_refused(pools: Pools) -> None:
@@ -153,16 +165,15 @@ def test_a_server_that_someone_else_runs_is_used_and_left_alone(
             EnvironmentRoom(supervisor, RunConfig(environments=(gone,)), "key").reach()
 
 
-def test_a_killed_worker_is_named_and_the_server_ends_for_another_to_be_started(pools: Pools) -> None:
-    former, handle = pools.workers("fixed"), pools.room._handles["fixed"]
-    os.kill(former[1], signal.SIGKILL)
+def test_a_worker_that_hangs_is_killed_and_named_and_the_server_ends_for_another_to_be_started(pools: Pools) -> None:
+    workers, handle = pools.workers("fixed"), pools.room._handles["fixed"]
+    os.kill(workers[1], signal.SIGSTOP)
     with handle._changed:
         assert handle._changed.wait_for(lambda: handle._failure, PATIENCE)
-    assert f"worker 1, process {former[1]}, was killed by signal 9: the server ends" in pools.log("fixed")
-    assert [start_time(process) for process in former] == [None, None]
-    with pytest.raises(
-        ServiceFailed, match=r"'environment fixed' ended with status 4 in generation 1: no restart of 0"
-    ):
+    assert "worker 1 does not answer for 10 s: killed" in pools.log("fixed")
+    assert f"worker 1, process {workers[1]}, was killed by signal 9: the server ends" in pools.log("fixed")
+    assert [start_time(process) for process in workers] == [None, None]
+    with pytest.raises(ServiceFailed, match=r"'environment fixed' .* in generation 1: no restart of 0 is left"):
         pools.room.addresses()
 
 

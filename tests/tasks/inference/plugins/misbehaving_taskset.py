@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -99,17 +98,9 @@ class MisbehavingTask(vf.Task[MisbehavingData, vf.State, MisbehavingConfig]):
             while True:
                 time.sleep(0.01)
 
-    def dies(self, trace: vf.Trace, runtime: vf.Runtime) -> None:
-        if self._first():
-            os.kill(os.getpid(), signal.SIGKILL)
-
     def leaves(self, trace: vf.Trace, runtime: vf.Runtime) -> None:
         if self._first():
             sys.exit("planted")
-
-    def interrupts(self, trace: vf.Trace, runtime: vf.Runtime) -> None:
-        if self._first():
-            raise KeyboardInterrupt
 
     def _first(self, what: str = "once") -> bool:
         """Whether this is the first time that the task is scored so, in whatever process."""

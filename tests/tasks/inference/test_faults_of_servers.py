@@ -1,0 +1,106 @@
+"""Environments that take their server down: it is started again, and every rollout is accounted for.
+
+Real servers below a real supervisor, the small engine, and the rollout stage as a run has it.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from configs.algorithms import TeacherConfig
+from configs.run import RunConfig, View
+from flows.environment_room import EnvironmentRoom
+from flows.processes.ownership import identity, owned
+from flows.processes.services import Supervisor
+from tasks.inference import environments
+from tasks.inference.engine import MODEL, Engine
+from tasks.inference.scoring import Served
+from tasks.rollout import STAGE, rollout
+from tasks.stage import Policy
+from tests.tasks.inference.conftest import PLUGINS
+from tests.tasks.inference.hosts import KEY, assigned
+
+pytestmark = pytest.mark.engine
+
+
+class Handed:
+    """The groups that were handed over, in memory."""
+
+    def __init__(self) -> None:
+        self.traces: dict[str, list[dict[str, Any]]] = {}
+
+    def done(self) -> set[str]:
+        return set(self.traces)
+
+    def put(self, tables: dict[str, pa.Table]) -> None:
+        rows = tables["traces"].to_pylist()
+        assert rows[0]["group_id"] not in self.traces, "a group is handed over once"
+        self.traces[rows[0]["group_id"]] = rows
+
+
+class OneEngine:
+    """The room of an engine that somebody else keeps at its policy."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.served = Served(engine.url, KEY, MODEL)
+
+    def at(self, policy: Policy) -> Served:
+        return self.served
+
+    @contextmanager
+    def holding(self, policy: Policy) -> Iterator[Served]:
+        yield self.served
+
+
+class NoTeachers:
+    """The room of teachers of a run that has none."""
+
+    def at(self, teacher: TeacherConfig) -> Served:
+        raise AssertionError("nobody is taught")
+
+
+def test_rollouts_of_a_lost_server_are_sampled_again(
+    small_engine: Engine, models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One rollout blocks the server's event loop, one calls `sys.exit`, each the first time that it is scored."""
+    faults = ("blocks", "leaves")
+    monkeypatch.syspath_prepend(PLUGINS)
+    monkeypatch.setenv("PYTHONPATH", str(PLUGINS))
+    names = ["fine", *faults]
+    taskset = {"id": "misbehaving_taskset", "faults": names, "task": {"directory": str(tmp_path)}}
+    config = RunConfig.model_validate(
+        {
+            "model": {"path": str(models["a"]), "renderer": "qwen3"},
+            "environments": [{"name": "bad", "taskset": taskset, "hang_seconds": 15.0}],
+            "rollout": {"max_tokens": 4, "max_attempts": 1},
+        }
+    )
+    handed: Any = Handed()
+    with Supervisor("run", tmp_path / "services") as supervisor:
+        room = EnvironmentRoom(supervisor, config, KEY)
+        tables = {"assignments": assigned("bad", names, 2), "examples": environments.examples(config.environments[0])}
+        rollout(
+            tables,
+            View(config, STAGE.sections, "rollout"),
+            step=1,
+            policy=Policy("policy-of-losses", 0),
+            parts=handed,
+            engine=OneEngine(small_engine),
+            environments=room,
+            teachers=NoTeachers(),
+        )
+        generation = room._handles["bad"].generation
+    assert owned(identity()) == []
+    rows = [row for group in handed.traces.values() for row in group]
+    assert sorted(row["assignment_id"] for row in rows) == sorted(
+        f"{name}/{member}" for name in names for member in (0, 1)
+    )
+    assert {(row["error_class"], row["reward"]) for row in rows} == {(None, 0.5)}
+    log = (tmp_path / "services" / "environment-bad.log").read_text()
+    assert all((tmp_path / f"{fault}.once").exists() for fault in faults)
+    assert "the one before did not answer any more and was ended" in log
+    assert generation == 2 or "the one before ended with status 1" in log
