@@ -1,4 +1,4 @@
-"""A NeMo Gym resource server as small as one can be: it seeds sessions, has one tool, and verifies."""
+"""A NeMo Gym resource server as small as one can be: it seeds sessions and verifies."""
 
 import json
 import threading
@@ -8,12 +8,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-TOOL = {"type": "function", "name": "add", "description": "Adds.", "parameters": {"type": "object", "properties": {}}}
 REWARD = 0.625
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers the three requests of a session, and keeps what it was asked to verify."""
+    """Answers the requests of a session, and keeps what it was asked to verify."""
 
     verified: list[dict[str, Any]]
 
@@ -22,13 +21,13 @@ class Handler(BaseHTTPRequestHandler):
         self._answer({})
 
     def do_POST(self) -> None:
-        """Seed a session, call the tool, or verify a response."""
+        """Seed a session, or verify a response."""
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if self.path.endswith("/verify"):
             self.verified.append(asked)
             self._answer({**asked, "reward": REWARD, "length": len(asked["response"]["output"])})
         else:
-            self._answer({"result": 3} if self.path.endswith("/add") else {})
+            self._answer({})
 
     def log_message(self, format: str, *args: Any) -> None:
         """Say nothing."""
@@ -60,6 +59,6 @@ def resource_server() -> Iterator[tuple[str, list[dict[str, Any]]]]:
 def dataset(path: Path) -> Path:
     """Write the rows of a dataset in the form of NeMo Gym; return the path."""
     asked = [{"role": "user", "content": "1 + 2"}]
-    rows = [{"responses_create_params": {"input": asked, "tools": [TOOL]}, "answer": 3, "extra": {"kept": [1.5, None]}}]
+    rows = [{"responses_create_params": {"input": asked, "tools": []}, "answer": 3, "extra": {"kept": [1.5, None]}}]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path

@@ -122,6 +122,12 @@ def test_every_way_to_branch_makes_one() -> None:
     assert sum(len(branch.token_ids) for branch in traces[0].branches) > tokens, "some of them share messages"
 
 
+def test_notes_that_json_has_no_form_for_are_written_all_the_same() -> None:
+    _, episode = play([FORKED[:1]], [{"info": {"text": b"ok", "bytes": b"\xff\x00", "keys": {1: [None, (2.5,)]}}}])
+    (row,) = rows_of(episode)["traces"].to_pylist()
+    assert json.loads(row["info"]) == {"text": "ok", "bytes": "/wA=", "keys": {"1": [None, [2.5]]}}
+
+
 def sizes(num_turns: int) -> tuple[int, int, int, int]:
     """Nodes, tokens and characters of the rows of a trace of `num_turns`, and tokens of all its whole prompts."""
     trace = blank()
