@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from configs.environments import SeatRule
 from configs.errors import ConfigError
 from configs.replay import ORDER, StageName, needs_weights, redone
 from configs.run import RunConfig, View
@@ -25,7 +26,7 @@ SERVICES = {"learner": "training", "gate": "training", "engine": "rollout"}
 ANYWAY = ("prefect", "wandb")
 REGRADED = ("taskset", "harness", "runtime")
 """What of an environment its reward functions may see."""
-SAMPLED = ("harness", "runtime", "max_turns", "temperature", "address", "pool")
+SAMPLED = ("env", "seats", "harness", "runtime", "max_turns", "temperature", "address", "pool")
 """What of an environment may change while its examples and assignments are the recorded ones."""
 
 
@@ -157,6 +158,8 @@ def _unread(key: str, again: Sequence[StageName], regrade: bool, scored: bool) -
     field = rest.partition(".")[2].partition(".")[0]
     if section == "environments" and field == "algorithm":
         section = "algorithm"  # read by whoever reads the run's
+    if section == "environments" and field in SeatRule.model_fields:
+        section = "filtering"  # which says whose rollouts are left out; later stages go by that
     if key.endswith(".version"):
         return f"{key}: versions are those of what is installed here"
     if section in ANYWAY or SERVICES.get(section) in again or (section == "model" and rest in ("path", "tokenizer")):

@@ -10,13 +10,16 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from configs.run import View
+from configs.errors import ConfigError
+from configs.run import RunConfig, View
+from flows.replay_request import refuse_unread
 from storage.store import Store
 from tasks.seats import LearnerSeatMissing
 from tasks.stage import Policy, Tables
 from tests.crash import fixed
 from tests.flows import rehearsal
 from tests.flows.rehearsal import rehearse
+from tests.flows.replays import ask, walk
 
 pytestmark = pytest.mark.engine
 
@@ -109,3 +112,31 @@ def test_a_run_whose_rollouts_do_not_name_the_learner_stops(tmp_path: Path, monk
     monkeypatch.setitem(rehearsal.STAND_INS, "rollout", stage)
     with pytest.raises(LearnerSeatMissing, match="has no 'learner_seat'"):
         run(tmp_path / "store", "nameless", learner_seat=True)
+
+
+def test_recorded_episodes_are_replayed_with_other_seats_trained(tmp_path: Path) -> None:
+    store = run(tmp_path / "store", "base")
+    config = ask(tmp_path / "store", overrides=["environments.0.learner_seat=true"])
+    assert config.replay.from_stage == "filtering"
+    walk(config)
+    (again,) = {entry.run for entry in store.ledger.entries(stage="packing")} - {"base"}
+    made = [each.slices("batches") for each in store.ledger.entries(run=again, stage="packing")]
+    rows = [row for each in made for row in store.read(each, ["sample_ids"]).to_pylist()]
+    assert len({sample for row in rows for sample in row["sample_ids"]}) == 24, "of 48 in the run itself"
+
+
+@pytest.mark.parametrize(
+    ("begin", "setting", "said"),
+    [
+        ("filtering", "drop_judge=false", ""),
+        ("advantage", "drop_judge=false", "drop_judge: belongs to stage filtering.* use --from filtering"),
+        ("rollout", "seats.for.temperature=0.5", ""),
+        ("filtering", "seats.for.temperature=0.5", "seats.for.temperature: the examples are the recorded ones"),
+    ],
+)
+def test_a_replay_reads_settings_of_seats_where_they_are_used(begin: str, setting: str, said: str) -> None:
+    config = RunConfig.model_validate({"kind": "replay", "replay": {"run": "base", "from_stage": begin}})
+    if not said:
+        return refuse_unread(config, [f"environments.0.{setting}"], supervised=False)
+    with pytest.raises(ConfigError, match=said):
+        refuse_unread(config, [f"environments.0.{setting}"], supervised=False)
