@@ -14,6 +14,7 @@ from configs.evaluation_checks import evaluation_problems
 from configs.filters import TAKEN, CustomFilter, filter_name
 from configs.lora import lora_problems
 from configs.losses import loss_problems
+from configs.replay import redone
 from configs.run import RunConfig
 from configs.sections import TrainingConfig
 from configs.teaching import teaching_problems
@@ -26,6 +27,8 @@ def problems(config: RunConfig) -> list[str]:
     checks += [drawing_problems(config, algorithms(config))]
     if config.kind in ("train", "evaluate"):
         checks += [environment_problems(config), _sampling(config), evaluation_problems(config)]
+    elif config.kind == "replay" and "rollout" in redone(config.replay):
+        checks.append(environment_problems(config))
     checks += {"train": [_reinforcement(config)], "sft": [_supervised(config)], "evaluate": [], "replay": []}[
         config.kind
     ]

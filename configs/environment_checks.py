@@ -21,7 +21,7 @@ def environment_problems(config: RunConfig) -> Iterator[str]:
             yield f"{where}.taskset.id: say which installed verifiers taskset it is"
         yield from _env(where, environment)
         for name, seat in environment.seats.items():
-            yield from _seat(f"{where}.seats.{name}", environment, seat, trains=config.kind == "train")
+            yield from _seat(f"{where}.seats.{name}", environment, seat, trains=config.kind != "evaluate")
         yield from _evaluation_seat(where, environment)
 
 
@@ -52,5 +52,10 @@ def _evaluation_seat(where: str, environment: EnvironmentConfig) -> Iterator[str
     seat = environment.seats.get(name)
     if seat is not None and seat.model is not None:
         yield f"{where}.evaluation_seat: {name!r} is played by a frozen model; name a seat that the policy plays"
+    elif seat is not None and not seat.trainable:
+        yield (
+            f"{where}.evaluation_seat: {name!r} has trainable = false, and evaluations count no such seat: none of its "
+            "rollouts would be in any figure; name one that is trained"
+        )
     if name == "judge" and environment.drop_judge:
         yield f"{where}.evaluation_seat: the judge is left out by drop_judge; name a player's seat"

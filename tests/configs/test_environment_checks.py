@@ -54,5 +54,23 @@ def test_an_evaluation_counts_no_frozen_seat():
     assert line.startswith("environments.0.evaluation_seat: 'rival' is played by a frozen model")
 
 
+def test_an_evaluation_counts_no_seat_that_is_not_trained():
+    (line,) = found("seats={rival={trainable=false}}", "evaluation_seat='rival'")
+    assert line.startswith("environments.0.evaluation_seat: 'rival' has trainable = false")
+
+
+def test_a_replay_that_samples_is_held_to_the_same():
+    for begin, count in (("rollout", 1), ("filtering", 0)):
+        base = load(("demo",), ["seed=7"]).model_dump(mode="json")
+        base |= {"kind": "replay", "replay": {"run": "base", "from_stage": begin}}
+        base["environments"][0]["seats"] = {"rival": {"model": {}}}
+        try:
+            load((), (), base=base)
+            lines = []
+        except ConfigError as error:
+            lines = error.problems
+        assert [each.startswith(f"{SEAT}.model: give the path") for each in lines] == [True] * count, lines
+
+
 def test_a_judge_that_is_trained_may_be_evaluated():
     assert found("evaluation_seat='judge'", "drop_judge=false") == []
