@@ -47,6 +47,12 @@ class Evaluations:
         self._waiting: list[Future[list[Evaluated]]] = []
         self._threads = threads
 
+    def choose(self) -> None:
+        """Say which examples will be tried, before the first step: a set that cannot be made stops the run at once."""
+        for place in evaluation_places(self._session.place).values():
+            if any(map(place.config.evaluation.due, range(place.config.steps + 1))):
+                pipeline.held_out(Worker(self._session, place))
+
     def begin(self, policy: Policy) -> None:
         """Evaluate a policy on the sets that are due; raises what an earlier evaluation raised."""
         self._collect(lambda each: each.done())

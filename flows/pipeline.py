@@ -78,14 +78,19 @@ def train(do: Do, step: int, drawn: Drawn, policy: Policy) -> tuple[Ref, Policy]
     return trained, Policy(trained.key, step + 1)
 
 
+def held_out(do: Do) -> tuple[Ref, Ref]:
+    """List the examples and say which held-out ones are tried; no policy is needed to know."""
+    found = do(examples.task, 0)
+    return found, do(assignment.evaluation_task, 0, (found,))
+
+
 def attempts(do: Do, policy: Policy | None, retries: int = 0) -> tuple[Ref, ...]:
     """Try the held-out examples with `policy`, None for someone else's: the same examples and seeds for every policy.
 
     What ended with an error is tried up to `retries` times more, in work of its own: the rollouts of each round.
     """
-    found = do(examples.task, 0)
+    found, assigned = held_out(do)
     version = policy.version if policy else 0
-    assigned = do(assignment.evaluation_task, 0, (found,))
     made = [do(rollout.evaluation_task, version, (assigned, found), policy)]
     while len(made) <= retries and do.num_errored(made[-1]):
         assigned = do(assignment.evaluation_task, 0, (found, assigned, made[-1]))

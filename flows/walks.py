@@ -29,6 +29,7 @@ def walk_train(session: Session) -> dict[str, Any]:
         unfinished.callback(beside.shutdown, wait=False, cancel_futures=True)
         evaluations = Evaluations(session, beside)
         if config.evaluation.evaluates_training:
+            evaluations.choose()
             evaluations.begin(pipeline.first_policy(do, session.source))
         check = check_of(session)
         for step, drawn, trained, policy in pipeline.run_steps(do, session.source, config, in_thread(threads), check):

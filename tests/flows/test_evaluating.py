@@ -16,6 +16,7 @@ from flows.views.show import describe
 from flows.walks import walk_train
 from storage.store import open_store
 from tasks.example_fields import FieldMissing
+from tests.flows import evaluations
 from tests.flows.evaluations import HELD_OUT, Sampler, evaluate, played, train
 from tests.flows.rehearsal import SOURCE, session_for
 
@@ -186,3 +187,29 @@ def test_two_runs_are_compared_by_the_first_set_and_all_its_rollouts(tmp_path: P
     found = compare(session.place.store, "one", "two")["evaluations"]
     assert [(each["version"], each["a"]) for each in found] == [(0, pytest.approx(0.135)), (2, pytest.approx(0.335))]
     assert found[0]["b"] in (pytest.approx(0.12), pytest.approx(0.15)), "the one that did not fail the first time"
+
+
+def test_a_set_that_cannot_be_made_stops_a_run_before_its_first_step(tmp_path: Path) -> None:
+    late = TRIED | {"every": 2, "at_start": False, "where": {"level": (1,)}}
+    with pytest.raises(FieldMissing, match=r"no field 'level'"):
+        train(tmp_path / "store", "run", Sampler(), evaluation=late)
+    store = open_store(tmp_path / "store")
+    assert not store.ledger.entries(run="run", stage="rollout") and not store.ledger.entries(stage="training")
+    session, _ = train(tmp_path / "store", "other", Sampler(), evaluation=late | {"every": 3})
+    assert not any(piece.computed for piece in foretell(session.place, SOURCE)), "one that is never due is not made"
+    assert not session.place.store.ledger.entries(run="other", stage="evaluation_assignment")
+
+
+def test_the_first_evaluation_and_the_first_step_list_the_examples_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed, listing = [], evaluations.examples
+
+    def slow(*given: Any) -> Any:
+        listed.append(threading.current_thread().name)
+        threading.Event().wait(0.1)
+        return listing(*given)
+
+    monkeypatch.setattr(evaluations, "examples", slow)
+    train(tmp_path / "store", "run", Sampler(), evaluation=TRIED)
+    assert len(listed) == 1
