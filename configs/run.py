@@ -105,6 +105,13 @@ class RunConfig(Section):
         return {each.name: each.seat_rule for each in self.environments if each.seat_rule != SeatRule()}
 
     @property
+    def drawn_by_learners(self) -> dict[str, SeatRule]:
+        """Environments of which only the learner's reward says how hard an example was, where the sampler asks that."""
+        rule = SeatRule(learner_seat=True)
+        own = self.assignment.sampler.stateful
+        return {each.name: rule for each in self.environments if own and each.learner_seat}
+
+    @property
     def oversampling(self) -> float | None:
         """How many times the groups that a step needs are begun; None where no more are."""
         return self.assignment.oversampling if self.assignment.oversampling > 1 else None

@@ -45,7 +45,7 @@ def assignment(
     if settings.oversampling > 1:
         slots = _oversampled(slots, settings.oversampling)
     examples = {each.name: _examples(tables["examples"], each.name, "train", wanted=1) for each in environments}
-    state = difficulties.known(tables, step, batch) if settings.sampler.stateful else None
+    state = difficulties.known(tables, step, batch, config.drawn_by_learners) if settings.sampler.stateful else None
     taken = _taken(tables["assignments"]) if batch and "assignments" in tables else {}
     rewards = {} if state is None else difficulties.by_environment(state)
     chosen: dict[str, Iterator[str]] = {}
@@ -179,7 +179,7 @@ STAGE = Stage(
     version=1,
     reads=("examples",),
     writes=("assignments", "difficulties"),
-    sections=("seed", "assignment", "environments"),
+    sections=("seed", "assignment", "environments", "drawn_by_learners"),
     function=assignment,
     needs=("step", "batch", "groups"),
     optional=("assignments", "traces", "difficulties"),

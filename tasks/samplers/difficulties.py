@@ -7,8 +7,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from configs.environments import SeatRule
 from storage.schemas import DIFFICULTIES
-from tasks.seats import trained
+from tasks.seats import NO_RULES, trained
 from tasks.stage import Tables
 
 
@@ -16,8 +17,8 @@ class DifficultiesMissing(ValueError):
     """A sampler goes by how hard examples were, and what was known after the step before is not there."""
 
 
-def known(tables: Tables, step: int, batch: int) -> pa.Table:
-    """Return what is known after the traces that came in; nothing at the first batch of a run.
+def known(tables: Tables, step: int, batch: int, rules: Mapping[str, SeatRule] = NO_RULES) -> pa.Table:
+    """Return what is known after the traces that came in; nothing at the first batch of a run. `rules` as in `updated`.
 
     Raises DifficultiesMissing where something must be known and is not.
     """
@@ -30,17 +31,20 @@ def known(tables: Tables, step: int, batch: int) -> pa.Table:
             "curriculum. All that was sampled is safe. Begin at step 0 (a run under a new name; replay: without "
             "--steps), or choose assignment.sampler.type=standard."
         )
-    return updated(tables["difficulties"], tables["traces"]) if "traces" in tables else tables["difficulties"]
+    if "traces" not in tables:
+        return tables["difficulties"]
+    return updated(tables["difficulties"], tables["traces"], rules)
 
 
-def updated(before: pa.Table, traces: pa.Table) -> pa.Table:
+def updated(before: pa.Table, traces: pa.Table, rules: Mapping[str, SeatRule] = NO_RULES) -> pa.Table:
     """Return the difficulties after some traces, by environment and example.
 
     A group counts by the mean reward of its trainable traces that did not fail and were scored, without a judge's;
-    where an example has several groups, the last in the order of their ids. What was not tried stays as it was.
+    where an example has several groups, the last in the order of their ids. What was not tried stays as it was. `rules`
+    say of which environments the learner's rewards alone count: what its opponent wins it has lost.
     """
     rows = {(row["environment"], row["example_id"]): row for row in before.to_pylist()}
-    for environment, example, reward in _groups(traces):
+    for environment, example, reward in _groups(traces, rules):
         had = rows.get((environment, example), {"num_groups": 0})["num_groups"]
         values = (environment, example, reward, had + 1)
         rows[environment, example] = dict(zip(DIFFICULTIES.arrow.names, values, strict=True))
@@ -55,9 +59,9 @@ def by_environment(difficulties: pa.Table) -> Mapping[str, Mapping[str, float]]:
     return found
 
 
-def _groups(traces: pa.Table) -> Iterator[tuple[str, str, float]]:
+def _groups(traces: pa.Table, rules: Mapping[str, SeatRule]) -> Iterator[tuple[str, str, float]]:
     """Yield environment, example and mean reward of each group that was scored, in the order of the groups' ids."""
-    traces = trained(traces)  # a judge's reward is zero by construction and says nothing of the example
+    traces = trained(traces, rules)  # a judge's reward is zero by construction and says nothing of the example
     scored = pc.and_(pc.is_valid(traces["reward"]), pc.is_null(traces["error_class"]))
     chosen = traces.filter(pc.and_(scored, traces["trainable"]))
     rows = chosen.select(["environment", "group_id", "example_id", "reward", "trace_id"]).to_pylist()

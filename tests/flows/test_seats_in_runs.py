@@ -14,8 +14,10 @@ from configs.errors import ConfigError
 from configs.run import RunConfig, View
 from flows.replay_request import refuse_unread
 from storage.store import Store
+from tasks import assignment
 from tasks.seats import LearnerSeatMissing
 from tasks.stage import Policy, Tables
+from tests.builders import view
 from tests.crash import fixed
 from tests.flows import rehearsal
 from tests.flows.rehearsal import rehearse
@@ -51,7 +53,13 @@ def debates(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(rehearsal.STAND_INS, "rollout", replace(stage, function=debated))
 
 
-MAKERS = {"traces": "rollout", "verdicts": "filtering", "estimator_states": "advantage", "batches": "packing"}
+MAKERS = {
+    "difficulties": "assignment",
+    "traces": "rollout",
+    "verdicts": "filtering",
+    "estimator_states": "advantage",
+    "batches": "packing",
+}
 
 
 def table(store: Store, name: str, columns: list[str]) -> list[dict[str, Any]]:
@@ -93,6 +101,29 @@ def test_only_the_learner_of_each_episode_is_trained(tmp_path: Path) -> None:
         ("judge", "judge"): 24,
     }
     assert len(packed(store)) == 24
+
+
+def test_examples_are_as_hard_as_they_are_for_the_learner(tmp_path: Path) -> None:
+    """What one debater earns the other loses: over both, every example would be as hard as any."""
+    pools = {"assignment": rehearsal.SMALL["assignment"] | {"sampler": {"type": "difficulty_pools"}}}
+    both, learner = (
+        rehearse(tmp_path / name, name, environments=(ENVIRONMENT | own,), algorithm={"type": "rae"}, **pools)
+        for name, own in (("both", {}), ("learner", {"learner_seat": True}))
+    )
+    assert {row["reward"] for row in table(both, "difficulties", ["reward"])} == {0.5}
+    assert {row["reward"] for row in table(learner, "difficulties", ["reward"])} - {0.5}
+
+
+def test_what_samplers_know_of_seats_is_in_keys_only_where_they_ask() -> None:
+    pools = {"assignment": {"sampler": {"type": "difficulty_pools"}}}
+    for own, sections, known in (
+        ({"learner_seat": True}, {}, False),
+        ({"drop_judge": False}, pools, False),
+        ({}, pools, False),
+        ({"learner_seat": True}, pools, True),
+    ):
+        content = view(assignment.STAGE, environments=[ENVIRONMENT | own], **sections).content()
+        assert ("drawn_by_learners" in content) == known
 
 
 def test_another_rule_is_other_work_and_the_same_rollouts(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from configs.environments import SeatRule
 from storage.checks import Place, check_rows
 from storage.schemas import DIFFICULTIES
 from tasks.samplers import difficulties
@@ -53,6 +54,17 @@ def test_only_trainable_traces_that_did_not_fail_and_were_scored_count():
     ]
     assert after(EMPTY, tried("a", [1.0, 0.5], "0-0"), odd) == [row("a", 0.75)]
     assert after(EMPTY, odd) == []
+
+
+def test_where_one_seat_learns_its_reward_alone_says_how_hard_an_example_was():
+    info = '{"learner_seat": "for"}'
+    rows = [
+        *tried("a", [1.0, -1.0, 1.0], "0-0", agent="for", info=info),
+        *(trace(f"x{n}", group_id="0-0", example_id="a", reward=-1.0, agent="against", info=info) for n in range(3)),
+    ]
+    rules = {"reverse": SeatRule(learner_seat=True)}
+    assert difficulties.updated(EMPTY, table("traces", rows), rules).to_pylist() == [row("a", 1 / 3)]
+    assert after(EMPTY, rows) == [row("a", -1 / 3)], "of all seats, where all are trained"
 
 
 def test_environments_do_not_share_an_example():
