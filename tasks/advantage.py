@@ -53,7 +53,9 @@ def advantage(tables: Tables, config: View, *, step: int = 0) -> Tables:
         )
     environments = dict.fromkeys(texts(tables["traces"]["environment"]))
     algorithms = {name: config.algorithms.get(name, config.algorithm) for name in environments}
-    require_agents(trained(tables["traces"], config.seat_rules), algorithms, step)
+    rules = config.seat_rules
+    one_learner = [name for name, rule in rules.items() if rule.learner_seat]
+    require_agents(trained(tables["traces"], rules), algorithms, step, one_learner)
     credit = silenced(kept, by_environment(kept, algorithms.__getitem__, _credited), mute)
     check_sampled(kept, credit)
     if config.admission is not None:

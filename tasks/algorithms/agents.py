@@ -3,7 +3,7 @@
 No config says how many agents an environment has; its traces do.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 import pyarrow as pa
@@ -14,24 +14,28 @@ from tasks.algorithms.credit import AdvantageBreach
 from tasks.columns import texts
 
 
-def require_agents(traces: pa.Table, algorithms: Mapping[str, AlgorithmConfig], step: int) -> None:
+def require_agents(
+    traces: pa.Table, algorithms: Mapping[str, AlgorithmConfig], step: int, one_learner: Collection[str] = ()
+) -> None:
     """Raise AdvantageBreach where an environment has more or fewer trainable agents than its algorithm can credit.
 
     `traces` are all of a step whose seats are trained (`tasks.seats`), kept or not, and `algorithms` those of their
     environments. An algorithm that keeps no agents apart would average rewards of different seats. One that has a
     baseline for each agent is refused for an environment with a single one, and environments of both kinds are refused
     in one run; of these two only the first step is judged, since later on a seat may be missing only because all its
-    rollouts failed.
+    rollouts failed. Neither is judged of environments in which each episode has `one_learner`: who that is may change
+    from example to example, and a step may happen to hold examples of one of them only.
     """
     ours = _played(traces)
     for environment, settings in algorithms.items():
         own = ours.filter(pc.field("environment") == environment)
         if not settings.per_agent:
             _refuse_several(own, environment, settings.type)
-        if not settings.single_agent and step == 0:
+        if not settings.single_agent and step == 0 and environment not in one_learner:
             _refuse_single(own, environment, settings.type)
     if step == 0:
-        _refuse_both_kinds(ours)
+        chosen = pa.array(list(one_learner), pa.string())
+        _refuse_both_kinds(ours.filter(pc.invert(pc.is_in(ours["environment"], value_set=chosen))))
 
 
 def _played(traces: pa.Table) -> pa.Table:

@@ -127,11 +127,9 @@ def credited(traces, environments=(), algorithm="grpo"):
 
 
 def test_one_learner_beside_a_judge_is_a_single_agent():
-    """An algorithm without a baseline per agent takes it, and one that has such a baseline refuses it."""
+    """An algorithm without a baseline per agent takes it, where it refuses the two debaters."""
     rows = [*debate(0, (1.0, -1.0), info=says("for")), *debate(1, (0.0, 0.0), info=says("for"))]
     assert credited(rows, [LEARNER]) == {"for-0": 0.5, "for-1": -0.5}
-    with pytest.raises(AdvantageBreach, match="has one trainable agent, 'for'"):
-        credited(rows, [LEARNER], "rae")
     with pytest.raises(AdvantageBreach, match="holds trainable agents 'for' and 'against'"):
         credited(rows)
 
@@ -139,6 +137,17 @@ def test_one_learner_beside_a_judge_is_a_single_agent():
 def test_learners_that_alternate_keep_baselines_of_their_own():
     rows = [*debate(0, (1.0, -1.0), info=says("for")), *debate(1, (0.5, -0.5), info=says("against"))]
     assert credited(rows, [LEARNER], "rae") == {"for-0": pytest.approx(0.9), "against-1": pytest.approx(-0.45)}
+
+
+def test_examples_of_one_learner_are_no_environment_of_one_agent():
+    """Who learns may be drawn by example, and a step of few examples hold one seat alone: no reason to stop a run."""
+    rows = [*debate(0, (1.0, -1.0), info=says("for")), *debate(1, (0.0, 0.0), info=says("for"))]
+    assert credited(rows, [LEARNER], "rae") == {"for-0": pytest.approx(0.9), "for-1": pytest.approx(-0.09)}
+    single = [trace(f"s{n}", environment="sums", group_id="s", reward=float(n)) for n in range(2)]
+    own = LEARNER | {"algorithm": {"type": "rae"}}
+    turns = [*rows, *debate(2, (0.5, -0.5), group="g1", info=says("against"))]
+    for each in (rows, turns):
+        assert {"s0", "s1"} < set(credited([*each, *single], [own]))
 
 
 def test_an_errored_trace_of_an_unknown_learner_is_no_second_agent():
