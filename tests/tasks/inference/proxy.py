@@ -51,6 +51,10 @@ class Proxy:
     faults: Mapping[int, Sequence[int | str]] = field(default_factory=dict)
     """By seed: a status, EMPTY, MALFORMED or HELD (never answered) for the first calls; later ones go through."""
     calls: list[Call] = field(default_factory=list)
+    together: int = 0
+    """Calls wait until calls with so many different seeds have come."""
+    came: set[int] = field(default_factory=set)
+    """Seeds of calls that have come, answered or not."""
     held: set[int] = field(default_factory=set)
     """Seeds of calls that are being held."""
     after_held: set[int] = field(default_factory=set)
@@ -73,6 +77,9 @@ class Proxy:
         if not request.path.endswith(GENERATE):
             return await self._through(request, data)
         body, session = json.loads(data), request.headers.get("X-Session-ID")
+        self.came.add(body["sampling_params"]["seed"])
+        while len(self.came) < self.together:
+            await asyncio.sleep(0.02)
         while body["sampling_params"]["seed"] in self.after_held and not self.held:
             await asyncio.sleep(0.02)
         fault = self._fault(body["sampling_params"]["seed"])
