@@ -3,7 +3,9 @@
 Every metric of rollouts exists for all of them, in the scope `all`, and by environment: `reward/all/mean`,
 `reward/reverse-text/mean`. Means are over all rollouts, also those that the filters leave out of training; a rollout
 that was not scored is in no mean of rewards, for that is not a reward of zero. Those that were stopped because enough
-others had ended (oversampling) have a share of their own, `stragglers/all`, and are in no other number.
+others had ended (oversampling) have a share of their own, `stragglers/all`, and are in no other number. Where several
+agents of an environment were scored, each has a mean of its own, `reward/debate/affirmative/mean`: that of all of them
+is 0 in every game in which one wins what the other loses.
 """
 
 import json
@@ -19,6 +21,7 @@ from tasks.inference.failures import STRAGGLER
 _TRACE_COLUMNS = (
     "trace_id",
     "environment",
+    "agent",
     "trainable",
     "staleness",
     "reward",
@@ -67,6 +70,8 @@ def step_metrics(
         metrics |= _stragglers(scope, members)
         ended = [row for row in members if row["error_class"] != STRAGGLER]
         metrics |= _rollout_metrics(scope, ended) | _filter_metrics(scope, ended, names)
+        if scope != "all":
+            metrics |= _agents_rewards(scope, ended)
         if retokenised is not None:
             again = sum(retokenised.get(row["trace_id"], 0) for row in ended)
             metrics[f"rollout/{scope}/retokenised_turns"] = float(again)
@@ -109,6 +114,16 @@ def _rollout_metrics(scope: str, rows: Sequence[Mapping[str, Any]]) -> dict[str,
     metrics[f"errored_rollout/{scope}"] = errors.total() / len(rows)
     metrics |= {f"errored_rollout/{scope}/{kind}": count / len(rows) for kind, count in sorted(errors.items())}
     return metrics | _named_metrics(scope, rows)
+
+
+def _agents_rewards(environment: str, rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """Return the mean reward of each agent of an environment; nothing where there is only one."""
+    rewards: dict[str, list[float]] = {}
+    for row in rows:
+        if row["reward"] is not None:
+            rewards.setdefault(row["agent"], []).append(row["reward"])
+    several = sorted(rewards.items()) if len(rewards) > 1 else []
+    return {f"reward/{environment}/{agent}/mean": mean(own) for agent, own in several}
 
 
 def _named_metrics(scope: str, rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:

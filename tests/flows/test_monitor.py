@@ -96,6 +96,25 @@ def test_metrics_of_a_step_for_all_and_by_environment() -> None:
     assert all(type(value) is float for value in found.values())
 
 
+def test_agents_of_one_environment_have_rewards_of_their_own() -> None:
+    won = {"environment": "duel", "trainable": True}
+    rows = [
+        {"trace_id": f"{agent}{number}", "agent": agent, "reward": reward, **won}
+        for agent, rewards in (("first", (1.0, -0.5)), ("second", (-1.0, 0.5)))
+        for number, reward in enumerate(rewards)
+    ]
+    lost = {"trace_id": "lost", "environment": "duel", "agent": "agent", "error_class": "timeout"}
+    alone = {"trace_id": "alone", "environment": "one", "agent": "agent", "reward": 1.0}
+    found = step_metrics(traces(*rows, lost, alone), verdicts(), None, {}, {})
+    assert {name: value for name, value in found.items() if name.startswith("reward/") and name.endswith("/mean")} == {
+        "reward/all/mean": 0.2,
+        "reward/duel/mean": 0.0,
+        "reward/duel/first/mean": 0.25,
+        "reward/duel/second/mean": -0.25,
+        "reward/one/mean": 1.0,
+    }
+
+
 def test_scopes_are_symmetric() -> None:
     found = step_metrics(*TABLES, None, {}, {}, ["repetition"])
     for name in [name for name in found if name.startswith("filters/")]:
