@@ -1,10 +1,14 @@
 """What must hold of environments and of who plays their seats, whatever the machine."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from configs.environments import EnvironmentConfig, SeatConfig
 from configs.run import RunConfig
+
+OF_OUR_SERVERS = ("pool", "sandbox_labels", "hang_seconds", "max_restarts")
+"""What is said about a server that the run starts, and means nothing to one that is there."""
 
 
 def environment_problems(config: RunConfig) -> Iterator[str]:
@@ -23,6 +27,31 @@ def environment_problems(config: RunConfig) -> Iterator[str]:
         for name, seat in environment.seats.items():
             yield from _seat(f"{where}.seats.{name}", environment, seat, trains=config.kind != "evaluate")
         yield from _evaluation_seat(where, environment)
+        yield from _server(where, environment)
+
+
+def _server(where: str, environment: EnvironmentConfig) -> Iterator[str]:
+    fields = EnvironmentConfig.model_fields
+    for name in OF_OUR_SERVERS if environment.address else ():
+        if getattr(environment, name) != fields[name].get_default(call_default_factory=True):
+            yield (
+                f"{where}.{name}: the environment server at {environment.address} is someone else's, and is neither "
+                "started nor watched here; leave this out, or leave address empty"
+            )
+    places = [environment.taskset, environment.env, environment.harness, environment.runtime]
+    places += [place for seat in environment.seats.values() for place in (seat.harness, seat.runtime)]
+    if environment.sandbox_labels and not any(map(_has_labels, places)):
+        yield (
+            f"{where}.sandbox_labels: nothing here runs in a sandbox that takes labels, and they would be on nothing; "
+            'leave them out, or use the runtime { type = "prime" }'
+        )
+
+
+def _has_labels(settings: Any) -> bool:
+    """Whether a runtime with labels is named anywhere among settings: those of tool servers are deeper down."""
+    if isinstance(settings, Mapping):
+        return settings.get("type") == "prime" or any(map(_has_labels, settings.values()))
+    return isinstance(settings, list | tuple) and any(map(_has_labels, settings))
 
 
 def _env(where: str, environment: EnvironmentConfig) -> Iterator[str]:

@@ -15,6 +15,7 @@ FAULTS = [
     ("seats={rival={model={}}}", f"{SEAT}.model: give the path of its weights, or the url"),
     ("seats={rival={model={path='a', url='http://b'}}}", f"{SEAT}.model: give the path .* both are set"),
     ("evaluation_seat='judge'", "environments.0.evaluation_seat: the judge is left out by drop_judge"),
+    ("sandbox_labels=['run-7']", "environments.0.sandbox_labels: nothing here runs in a sandbox that takes labels"),
 ]
 FINE = [
     "seats={rival={temperature=0.0, trainable=false}}",
@@ -22,7 +23,10 @@ FINE = [
     "seats={rival={model={url='http://b'}, max_turns=2}}",
     "env={id='best-of-n', n=3}",
     "evaluation_seat='rival'",
+    "address='tcp://127.0.0.1:9'",
+    "pool={type='elastic', max_workers=4}",
 ]
+LABELS = "sandbox_labels=['run-7']"
 
 
 def found(*settings):
@@ -74,3 +78,24 @@ def test_a_replay_that_samples_is_held_to_the_same():
 
 def test_a_judge_that_is_trained_may_be_evaluated():
     assert found("evaluation_seat='judge'", "drop_judge=false") == []
+
+
+@pytest.mark.parametrize("setting", ["pool={num_workers=2, type='static'}", "hang_seconds=3.0", "max_restarts=0"])
+def test_what_is_said_about_a_server_is_refused_for_one_of_others(setting):
+    assert found(setting) == []
+    (line,) = found(setting, "address='tcp://127.0.0.1:9'")
+    name = setting.partition("=")[0]
+    assert line.startswith(f"environments.0.{name}: the environment server at tcp://127.0.0.1:9 is someone else's")
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "runtime={type='prime'}",
+        "seats={rival={runtime={type='prime'}}}",
+        "taskset={id='lookup', task={tools=[{runtime={type='prime'}}]}}",
+    ],
+)
+def test_labels_are_let_through_wherever_a_sandbox_takes_them(place):
+    assert found(LABELS, place) == []
+    assert len(found(LABELS, place.replace("prime", "docker"))) == 1
