@@ -24,8 +24,8 @@ AGAIN_SECONDS = 5.0
 HOST = "tasks.inference.environment_host"
 OLDER = re.compile(r"^AttributeError: (taskset module .* defines no `__all__`|module 'verifiers' has no attribute)")
 OLDER_HINT = (
-    "A package with `load_environment` is of an interface that verifiers no longer has, and nothing bridges it: install "
-    "a version of the package that exports a Taskset, or write one around its data and rewards (docs/traces.md)"
+    "A package with `load_environment` is of an interface that verifiers no longer has, and nothing bridges it: "
+    "install a version of the package that exports a Taskset, or write one around its data and rewards (docs/traces.md)"
 )
 
 
@@ -120,13 +120,17 @@ def package_version(environment: "EnvironmentConfig") -> str:
     plugins = [("taskset", environment.taskset, "tasksets"), ("harness", environment.harness, "harnesses")]
     if environment.env.get("id"):
         plugins.append(("env", environment.env, "envs"))
-    plugins += [(f"seats.{name}.harness", seat.harness, "harnesses") for name, seat in environment.seats.items()]
-    parts = [
-        _distribution(environment, kind, str(plugin.get("id", "")), group)
-        for kind, plugin, group in plugins
-        if plugin or not kind.startswith("seats")
-    ]
+    own = {f"seats.{name}.harness": seat.harness for name, seat in environment.seats.items()}
+    own |= {f"env.{name}.harness": _harness(each) for name, each in environment.env.items()}
+    plugins += [(kind, harness, "harnesses") for kind, harness in own.items() if harness]
+    parts = [_distribution(environment, kind, str(plugin.get("id", "")), group) for kind, plugin, group in plugins]
     return ", ".join(dict.fromkeys([*parts, f"verifiers {version('verifiers')}"]))
+
+
+def _harness(settings: Any) -> dict[str, Any]:
+    """Return the harness that an environment's own settings name for a seat; empty where they name none."""
+    harness = settings.get("harness") if isinstance(settings, dict) else None
+    return harness if isinstance(harness, dict) and "id" in harness else {}
 
 
 def _distribution(environment: "EnvironmentConfig", kind: str, plugin: str, group: str) -> str:

@@ -78,6 +78,7 @@ def test_the_version_names_every_package_whose_code_runs() -> None:
     own = package_version(section(env={"id": "lookup"}))
     assert own != plain and "lookup" in own
     assert "lookup" in package_version(section(seats={"agent": {"harness": {"id": "lookup"}}}))
+    assert "lookup" in package_version(section(env={"agent": {"harness": {"id": "lookup"}, "max_turns": 2}}))
 
 
 @pytest.mark.parametrize(
