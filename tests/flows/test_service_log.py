@@ -67,3 +67,17 @@ def test_a_flood_is_copied_no_further_than_twice_its_bound(tmp_path: Path) -> No
     log.write_bytes(b"x" * (service_log.BLOCK_BYTES * 3))
     service_log._copy(log, aside, 0, service_log.BLOCK_BYTES)
     assert aside.stat().st_size == service_log.BLOCK_BYTES
+
+
+def test_a_writer_that_does_not_append_leaves_a_hole_that_counts_for_nothing(tmp_path: Path) -> None:
+    log, aside, most = tmp_path / "a.log", tmp_path / "a.log.1", 40_000
+    with log.open("wb", buffering=0) as program:
+        program.write(b"first\n" * 20_000)
+        assert keep_newest(log, most)
+        program.write(b"then\n")
+        assert log.stat().st_size > 100_000, "it went on where it was"
+        assert not keep_newest(log, most)
+        assert aside.read_bytes() == (b"first\n" * 20_000)[-most:], "what was kept is kept"
+        program.write(b"last!\n" * 7_000)
+        assert keep_newest(log, most)
+    assert aside.read_bytes() == (b"last!\n" * 7_000)[-most:]
