@@ -210,3 +210,12 @@ def test_last_lines_of_a_log(tmp_path: Path) -> None:
     log.write_text("".join(f"line {number} {SECRET}\n" for number in range(50)))
     assert last_lines(log, {"HF_TOKEN": SECRET}, 2) == ["line 48 ***", "line 49 ***"]
     assert last_lines(log, {"PORT": SECRET}, 1) == [f"line 49 {SECRET}"]
+
+
+def test_a_line_as_long_as_a_log_is_shown_without_its_middle_and_without_a_cut_secret(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("x" * 1000 + SECRET + "y" * (64 * 1024 - 4))  # the last four characters of the secret are read
+    (line,) = last_lines(log, {"HF_TOKEN": SECRET})
+    assert set(line.replace(" characters", "")) <= set("y []0123456789") and 500 < len(line) < 530
+    log.write_text("z" * 501)
+    assert last_lines(log, {}) == ["z" * 250 + " [1 characters] " + "z" * 250]
