@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,23 @@ def test_another_answer_is_another_example(tmp_path: Path) -> None:
     assert len(set(keys)) == 2 and all(key.startswith("one-") for key in keys)
 
 
+def test_files_of_other_editors_are_read_like_any(tmp_path: Path) -> None:
+    text = "".join(json.dumps({**row, "more": {"of": [1, None, "\U0001f600"]}}) + "\r\n\r\n" for row in ROWS)
+    (tmp_path / "theirs.jsonl").write_bytes(b"\xef\xbb\xbf" + text.encode())
+    (tmp_path / "ours.jsonl").write_text(text.replace("\r\n\r\n", "\n"), newline="")
+    theirs, ours = ([task.data for task in tasks(path=str(tmp_path / name))] for name in ("theirs.jsonl", "ours.jsonl"))
+    assert theirs == ours and ours[1].row["more"] == {"of": [1, None, "\U0001f600"]}
+
+
+def test_columns_of_parquet_that_json_does_not_have(tmp_path: Path) -> None:
+    row = {"prompt": "a", "answer": Decimal("1.50"), "raw": b"\xff", "n": {"b": None}, "number": None}
+    pl.DataFrame([row, {**row, "answer": Decimal("2.00"), "number": 2**60}]).write_parquet(tmp_path / "rows.parquet")
+    first, second = tasks(path=str(tmp_path / "rows.parquet"), task={"scoring": "number"})
+    assert (first.data.answer, second.data.answer) == ("1.50", "2.00")
+    assert first.data.row == {"prompt": "a", "answer": "1.50", "raw": "b'\\xff'", "n": {"b": None}, "number": None}
+    assert second.data.row["number"] == 2**60
+
+
 def test_empty_lines_are_passed_over_and_lines_count_from_one(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text('\n{"a": 1}\n\n{"a": 2}\n')
@@ -89,6 +107,18 @@ GOOD = '{"prompt": "2+2?", "answer": "4"}\n'
         (GOOD + '{"prompt": "2"}\n', "line 2: there is no column 'answer'; it has prompt"),
         (GOOD + '{"prompt": "", "answer": "4"}\n', "line 2: column 'prompt' is empty"),
         (GOOD + '{"prompt": "2", "answer": null}\n', "line 2: column 'answer' is empty"),
+        (GOOD + '{"prompt": "2", "answer": " \\n"}\n', "line 2: column 'answer' is empty"),
+        (
+            GOOD + '{"prompt": "2", "answer": NaN}\n',
+            "line 2, column 'answer': a text or a number is wanted, this is nan",
+        ),
+        (GOOD + '{"prompt": "2", "answer": ' + "1" * 5000 + "}\n", "line 2: not JSON: Exceeds the limit"),
+        (GOOD + '{"prompt": ' + "[" * 100_000 + "}\n", "line 2: not JSON: maximum recursion depth"),
+        (GOOD + '{"prompt": "2", "answer": "\\ud800"}\n', "line 2: half a character, '\\ud800', is no text"),
+        (
+            '{"prompt": [{"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]}], "answer": "4"}\n',
+            "line 1, column 'prompt', message 0: it calls tools",
+        ),
         (GOOD + '{"prompt": "2", "answer": ["4"]}\n', "line 2, column 'answer': a text or a number is wanted"),
         (GOOD + '{"prompt": 5, "answer": "4"}\n', "line 2, column 'prompt': a text or a list of messages"),
         (GOOD + '{"prompt": [{"role": "x"}], "answer": "4"}\n', "line 2, column 'prompt', message 0: want a role"),
@@ -176,6 +206,14 @@ def test_dates_and_the_like_are_text_in_a_row() -> None:
         ("-.5", "-0.50", 0.0, 0.0, 1.0),
         ("PARIS it is", "Paris", 0.0, 1.0, 0.0),
         ("", "42", 0.0, 0.0, 0.0),
+        # Whole numbers are exact, however long; of others the last digits are rounding.
+        ("10000000001", "10000000000", 0.0, 0.0, 0.0),
+        ("1" * 400, "2" * 400, 0.0, 0.0, 0.0),
+        ("1" * 5000 + ".0", "1" * 5000, 0.0, 1.0, 1.0),
+        ("0.3", "0.30000000000000004", 0.0, 0.0, 1.0),
+        ("0.3", "0.3001", 0.0, 0.0, 0.0),
+        ("1e-13", "2e-13", 0.0, 0.0, 0.0),
+        ("1e400", "1e999999999", 0.0, 0.0, 0.0),
         ("none", "none", 1.0, 1.0, 0.0),
     ],
 )
@@ -185,12 +223,14 @@ def test_the_scores_by_hand(reply: str, answer: str, same: float, within: float,
 
 def test_numbers_in_texts() -> None:
     assert [last_number(text) for text in ("a 1 b 2.5", "1,234,567.8", "no", "5-3", "-7")] == [
-        2.5,
-        1234567.8,
+        Decimal("2.5"),
+        Decimal("1234567.8"),
         None,
-        -3,
+        3,
         -7,
     ]
+    found = [last_number(text) for text in ("1e-07", "1e+22", "\u22125", "COVID-19", "x=-5", "a -2", "3em", "2e5")]
+    assert found == [Decimal("1e-7"), Decimal("1e22"), -5, 19, -5, -2, 3, 200_000]
     assert scoring("math:isclose")(1.0, 1.0) is True
 
 
@@ -226,12 +266,16 @@ def test_replies_are_scored_as_asked(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "my_scores.py").write_text(
         "def half(reply, answer, row):\n"
         "    return 0.5 * (reply == answer) + 0.25 * (row['prompt'] == '3+3?')\n"
+        "def counted(reply, answer, row):\n"
+        "    import numpy\n"
+        "    return numpy.int64(reply == answer)\n"
         "async def broken(reply, answer, row):\n"
         "    return float('nan')\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     assert answers("exact", path, "6") == [0.0, 1.0]
     assert answers("my_scores:half", path, "6") == [0.0, 0.75]
+    assert answers("my_scores:counted", path, "6") == [0.0, 1.0]
     assert answers("my_scores:broken", path, "6") == [None, None]
 
 

@@ -2,8 +2,10 @@
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 from own_data.errors import DataUnusable
@@ -60,6 +62,7 @@ def _example(place: str, name: str, row: Row, columns: Columns) -> Example:
     prompt = asked if isinstance(asked, str) else _messages(f"{place}, column {columns.prompt!r}", asked)
     answer = _text(f"{place}, column {columns.answer!r}", _value(place, row, columns.answer))
     content = json.dumps(row, sort_keys=True, default=str)  # dates and the like become text
+    _require_characters(place, content)
     digest = hashlib.sha256(content.encode()).hexdigest()[:16]
     return Example(place, "-".join(filter(None, (name, digest))), prompt, answer, json.loads(content))
 
@@ -67,15 +70,27 @@ def _example(place: str, name: str, row: Row, columns: Columns) -> Example:
 def _value(place: str, row: Row, column: str) -> Any:
     if column not in row:
         raise DataUnusable(f"{place}: there is no column {column!r}; it has {', '.join(sorted(row)) or 'none'}")
-    if row[column] is None or row[column] == "":
+    if row[column] is None or (isinstance(row[column], str) and not row[column].strip()):
         raise DataUnusable(f"{place}: column {column!r} is empty")
     return row[column]
 
 
 def _text(where: str, value: Any) -> str:
-    if not isinstance(value, str | int | float) or isinstance(value, bool):
+    if not isinstance(value, str | int | float | Decimal) or isinstance(value, bool):
         raise DataUnusable(f"{where}: a text or a number is wanted, this is {type(value).__name__}")
+    if not isinstance(value, str) and not math.isfinite(value):
+        raise DataUnusable(f"{where}: a text or a number is wanted, this is {value}")
     return str(value)
+
+
+def _require_characters(place: str, content: str) -> None:
+    """Refuse half a character, which JSON can write and nothing can send; `content` is JSON in ASCII."""
+    if "\\ud" not in content:
+        return
+    try:
+        json.dumps(json.loads(content), ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise DataUnusable(f"{place}: half a character, {error.object[error.start]!a}, is no text") from error
 
 
 def _messages(where: str, value: Any) -> list[dict[str, str]]:
@@ -88,6 +103,8 @@ def _messages(where: str, value: Any) -> list[dict[str, str]]:
             raise DataUnusable(
                 f"{where}, message {number}: want a role, one of {', '.join(sorted(ROLES))}, and a text as content"
             )
+        if message.get("tool_calls"):
+            raise DataUnusable(f"{where}, message {number}: it calls tools, and there are none here")
         messages.append({"role": role, "content": content})
     if not messages or messages[-1]["role"] != "user":
         raise DataUnusable(f"{where}: the last message must be the user's, for the model to answer")

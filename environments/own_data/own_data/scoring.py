@@ -4,11 +4,15 @@ import importlib
 import math
 import re
 from collections.abc import Awaitable, Callable, Mapping
+from decimal import Decimal
 from typing import Any
 
 from own_data.errors import DataUnusable
 
-NUMBER = re.compile(r"-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|-?\.\d+")
+MINUS = "\N{MINUS SIGN}"
+NUMBER = re.compile(rf"(?:(?<!\w)[-{MINUS}])?(?:(?:\d{{1,3}}(?:,\d{{3}})+|\d+)(?:\.\d+)?|\.\d+)(?:[eE][+-]?\d{{1,9}})?")
+CLOSE = 1e-9
+"""Numbers with a fraction may differ by so much, relative to the larger one: the same value is written in many ways."""
 Score = Callable[..., float | Awaitable[float]]
 
 
@@ -25,13 +29,20 @@ def contains(reply: str, answer: str, row: Mapping[str, Any] | None = None) -> f
 def number(reply: str, answer: str, row: Mapping[str, Any] | None = None) -> float:
     """1 where the last number of the reply is that of the answer: 1,000 is 1000, and 0.5 is .50."""
     said, wanted = last_number(reply), last_number(answer)
-    return float(said is not None and wanted is not None and math.isclose(said, wanted, rel_tol=1e-9, abs_tol=1e-12))
+    return float(said is not None and wanted is not None and is_same(said, wanted))
 
 
-def last_number(text: str) -> float | None:
-    """The last number of a text, None where it has none."""
+def is_same(first: Decimal, second: Decimal) -> bool:
+    """Whether two numbers are one: whole ones exactly, however long, others up to rounding."""
+    if first == second or all(each == each.to_integral_value() for each in (first, second)):
+        return first == second
+    return math.isfinite(float(first)) and math.isclose(float(first), float(second), rel_tol=CLOSE)
+
+
+def last_number(text: str) -> Decimal | None:
+    """The last number of a text, None where it has none. A hyphen after a letter or a digit is no sign."""
     found = NUMBER.findall(text)
-    return float(found[-1].replace(",", "")) if found else None
+    return Decimal(found[-1].replace(",", "").replace(MINUS, "-")) if found else None
 
 
 SCORES: Mapping[str, Score] = {"exact": exact, "contains": contains, "number": number}

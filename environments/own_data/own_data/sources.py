@@ -14,7 +14,7 @@ SUFFIXES = (".jsonl", ".parquet")
 def from_file(path: str) -> Iterator[tuple[str, Row]]:
     """Yield the rows of a JSONL or Parquet file, each with its place for messages: `FILE, line 3` or `FILE, row 2`.
 
-    Lines count from 1, empty ones are passed over; rows of Parquet count from 0. Raises DataUnusable where the file
+    Lines count from 1, empty ones are passed over, and so is the mark that some editors put first; rows of Parquet count from 0. Raises DataUnusable where the file
     is missing, of another kind or damaged, naming the line.
     """
     file = Path(path).expanduser()
@@ -26,14 +26,14 @@ def from_file(path: str) -> Iterator[tuple[str, Row]]:
 
 
 def _json_lines(file: Path) -> Iterator[tuple[str, Row]]:
-    with file.open(encoding="utf-8") as lines:
+    with file.open(encoding="utf-8-sig") as lines:
         for number, line in enumerate(_decoded(file, lines), start=1):
             place = f"{file}, line {number}"
             if not line.strip():
                 continue
             try:
                 row = json.loads(line)
-            except json.JSONDecodeError as error:
+            except (ValueError, RecursionError) as error:  # numbers and nesting beyond all measure among them
                 raise DataUnusable(f"{place}: not JSON: {error}. One JSON object in each line is wanted") from error
             if not isinstance(row, dict):
                 raise DataUnusable(f"{place}: a JSON object is wanted, this is {type(row).__name__}")

@@ -3,6 +3,7 @@
 import inspect
 import math
 from collections.abc import Iterator
+from numbers import Real
 from typing import Any
 
 import verifiers.v1 as vf
@@ -46,7 +47,7 @@ class OwnDataTask(vf.Task[OwnDataData, vf.State, OwnDataTaskConfig]):
         """What the scoring says of the last reply. Raises DataUnusable where that is no finite number."""
         found = scoring(self.config.scoring)(trace.last_reply, task.answer, task.row)
         value = await found if inspect.isawaitable(found) else found
-        if not isinstance(value, int | float) or not math.isfinite(value):
+        if not isinstance(value, Real) or not math.isfinite(value):
             raise DataUnusable(f"scoring {self.config.scoring!r} returned {value!r} for row {task.key}; want a number")
         return float(value)
 
