@@ -2,9 +2,7 @@
 
 import itertools
 import json
-import os
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +12,7 @@ from typing import Any
 
 from flows.logs import last_lines, secrets
 from flows.processes import guardian
+from flows.processes.guarded import guarded
 from flows.processes.hanging import HangWatch
 from flows.processes.lifeline import Lifeline
 from flows.processes.ownership import OWNER, SERVICE, identity, kill_owned
@@ -171,30 +170,20 @@ class Handle:
             assert not any(secret in word for word in self.spec.argv), f"{self.spec.name}: a secret in the command line"
 
     def _launch(self) -> None:
-        """Start the next generation behind a guardian, with a fresh report; returns at once."""
+        """Start the next generation behind a guardian, with a fresh report; returns at once.
+
+        Raises OSError where the system refuses: a full disk, no process or memory left.
+        """
         spec = self.spec
         for path in (spec.log, *([spec.report] if spec.report else [])):
             path.parent.mkdir(parents=True, exist_ok=True)
         if spec.report:
             spec.report.unlink(missing_ok=True)
         marks = {OWNER: identity(), SERVICE: self.mark, "SPT_NOENV": "1"}  # process titles must not overwrite marks
-        lifeline = Lifeline()
-        command = [sys.executable, "-I", "-S", guardian.__file__, str(lifeline.read), str(spec.grace_seconds)]
-        with spec.log.open("ab") as log:
-            since = f": the one before {self._ended}" if self._ended else ""
-            log.write(f"--- {spec.name}, generation {self.generation + 1}{since}\n".encode())
-            log.flush()
-            self._process = subprocess.Popen(
-                [*command, *spec.argv],
-                env={**os.environ, **spec.env, **marks},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                pass_fds=[lifeline.read],
-                start_new_session=True,
-            )
-        os.close(lifeline.read)
-        self._lifeline = lifeline
+        since = f": the one before {self._ended}" if self._ended else ""
+        heading = f"--- {spec.name}, generation {self.generation + 1}{since}"
+        started = guarded(spec.argv, {**spec.env, **marks}, spec.log, heading, spec.grace_seconds)
+        self._process, self._lifeline = started
         self._ended = ""
         self.generation += 1
 
@@ -211,12 +200,19 @@ class Handle:
                     return
                 kill_owned(identity(), self.mark)  # when it was the guardian that was killed
                 self._ended = self._ended or _how(status)
-                self._failure = self._why_no_restart(status)
-                if not self._failure:
-                    self._launch()
+                self._failure = self._why_no_restart(status) or self._start_again()
                 self._changed.notify_all()
                 if self._failure:
                     return
+
+    def _start_again(self) -> str:
+        """Start the next generation; return the message of failure, or nothing where it was started."""
+        try:
+            self._launch()
+        except OSError as problem:
+            what = f"service {self.spec.name!r} {self._ended} and cannot be started again: {problem}"
+            return self._describe(what, "see to what the system lacks, then resume the run")
+        return ""
 
     def _why_no_restart(self, status: int) -> str:
         """Return the message of failure, or nothing when the service may start again.

@@ -1,5 +1,6 @@
 """Services that live and do not answer, and those that flood their log: real processes below a real supervisor."""
 
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -82,6 +83,22 @@ def test_a_service_is_not_asked_before_it_was_ready(supervisor: Supervisor, tmp_
     assert handle.ready_report() == (1, report)
     handle.restart("was told to", generation=2)  # which is not the present one
     assert handle.alive and handle.generation == 1
+
+
+def test_one_that_cannot_be_started_again_fails_at_once_and_says_what_the_system_said(
+    supervisor: Supervisor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle = supervisor.start(spec(tmp_path))
+    handle.wait()
+    descriptors = len(os.listdir("/proc/self/fd"))
+    monkeypatch.setenv("TOO_LONG", "x" * 200_000)  # for the system, which refuses to start anything with it
+    handle.restart("was told to end")
+    with handle._changed:
+        assert handle._changed.wait_for(lambda: handle._failure, PATIENCE)
+    with pytest.raises(ServiceFailed, match=r"'server' was told to end and cannot be started again: .* too long"):
+        handle.wait()
+    assert (handle.alive, handle.generation) == (False, 1)
+    assert len(os.listdir("/proc/self/fd")) < descriptors
 
 
 def test_a_flood_fills_no_more_than_its_share_of_the_disk(supervisor: Supervisor, tmp_path: Path) -> None:
