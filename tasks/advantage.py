@@ -19,6 +19,7 @@ from tasks.algorithms.combining import by_environment
 from tasks.branches import Branches, find_branches, owners
 from tasks.columns import codes, texts
 from tasks.ragged import Ragged, places
+from tasks.rejected import without_rejected
 from tasks.seats import trained
 from tasks.stage import Stage, Tables, as_task
 
@@ -125,7 +126,7 @@ def _kept(tables: Tables) -> Kept:
         raise _breach("verdicts", "keep", f"errored trace {errored['trace_id'][0]} is kept and would enter a baseline")
     if not np.isfinite(chosen["reward"].drop_null().to_numpy()).all():
         raise _breach("traces", "reward", "a kept trace has a reward that is not finite")
-    own = messages.filter(pc.is_in(messages["trace_id"], value_set=keep))
+    own = without_rejected(chosen, messages.filter(pc.is_in(messages["trace_id"], value_set=keep)))
     owner = owners(own, chosen, "messages")
     empty = np.setdiff1d(np.arange(chosen.num_rows), owner)
     if len(empty):

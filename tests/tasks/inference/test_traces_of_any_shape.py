@@ -115,6 +115,36 @@ def test_every_sampled_token_is_trained_once(first: list[Any], second: list[Any]
         assert sum(w != 0 for w in weights) == sum(sum(node.mask) for node in trace.nodes)
 
 
+def test_attempts_that_verifiers_does_not_train_are_not_trained() -> None:
+    from verifiers.v1.semantic import ParentLink
+
+    trace = blank()
+    player = Player(trace)
+
+    def forget() -> None:
+        player.history = player.history[:3]
+
+    def link() -> None:
+        turn, thrown_away, summary, after = (call.node for call in trace.calls)
+        for child, parent, kind in ((thrown_away, turn, "compaction_attempt"), (summary, turn, "compaction_attempt"),
+                                    (after, summary, "compaction")):  # fmt: skip
+            trace.nodes[child].semantic_parents.append(ParentLink(node=parent, type=kind))
+
+    turn, sums, again, on = (
+        partial(player.move, kind, text, REPLY)
+        for kind, text in (("asks", "what?"), ("asks", "Sum it up."), ("asks", "Once more."), ("compacts", "on"))
+    )
+    made = rows_of(asyncio.run(sent([trace], [turn, sums, forget, again, on, link])))
+    (row,), messages = made["traces"].to_pylist(), made["messages"].to_pylist()
+    trained = [branch.token_ids for branch in trace.branches if branch.trainable]
+    assert len(trained) == 2 < len(trace.branches)
+    others = [row | {"trace_id": "other", "reward": 0.0}], [one | {"trace_id": "other"} for one in messages]
+    credits = credited([row | {"reward": 1.0}, *others[0]], [*messages, *others[1]])
+    paths = [each["path"] for each in credits if each["trace_id"] == trace.id]
+    assert [[token for n in path for token in messages[n]["token_ids"]] for path in paths] == trained
+    assert same(rebuilt(stored(made))[0], wire_record(trace)), "the record has the attempt and its links"
+
+
 def test_every_way_to_branch_makes_one() -> None:
     traces, _ = play([FORKED], [{}])
     tokens = sum(len(node.token_ids) for node in traces[0].nodes)
