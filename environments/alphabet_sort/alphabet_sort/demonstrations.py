@@ -1,11 +1,10 @@
 """Noisy demonstrations for a supervised warm start: the forms that a reply may take, most of them unsorted."""
 
-import argparse
-import json
 import random
 from collections.abc import Iterator
 from itertools import chain
-from pathlib import Path
+
+from chat_loop.demonstrating import command, read
 
 from alphabet_sort.lists import NAMES, Limits, asked, conversations, tagged
 
@@ -56,23 +55,15 @@ def words(num_names: int = len(NAMES)) -> list[str]:
 
 def main() -> None:
     """Run the command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("path", type=Path, help="JSONL file to write")
-    parser.add_argument("--words", type=Path, help="JSON file to write: what a small tokenizer shall keep whole")
-    parser.add_argument("--count", type=int, default=4096, help="rows")
-    parser.add_argument("--seed", type=int, default=1, help="another seed, other names and forms")
+    parser = command(__doc__)
     parser.add_argument("--right", type=float, default=0.3, help="share of replies that are sorted and tagged")
     parser.add_argument("--untagged", type=float, default=0.2, help="share of replies without tags")
     for name, value in (("turns", (2, 3)), ("words", (2, 4))):
         parser.add_argument(f"--min-{name}", type=int, default=value[0])
         parser.add_argument(f"--max-{name}", type=int, default=value[1])
     parser.add_argument("--num-names", type=int, default=len(NAMES), help="names that are drawn from")
-    choices = vars(parser.parse_args())
-    path, wanted, count = (choices.pop(name) for name in ("path", "words", "count"))
-    rows = demonstrations(count, **choices)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    if wanted:
-        wanted.write_text(json.dumps(words(choices["num_names"])), encoding="utf-8")
+    files, choices = read(parser)
+    files.write(demonstrations(**choices), words(choices["num_names"]))
 
 
 if __name__ == "__main__":

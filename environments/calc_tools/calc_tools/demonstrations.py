@@ -1,11 +1,11 @@
 """Noisy demonstrations for a supervised warm start: the forms a rollout may take, most of them leading nowhere."""
 
-import argparse
 import json
 import random
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
+
+from chat_loop.demonstrating import command, read
 
 from calc_tools.sums import LARGEST, TOOL, Chain, calculated, chains, prompt, tagged
 from calc_tools.words import SCHEMA, words
@@ -52,19 +52,11 @@ def answered(expressions: list[str], answer: int | str) -> list[Message]:
 
 def main() -> None:
     """Run the command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("path", type=Path, help="JSONL file to write")
-    parser.add_argument("--words", type=Path, help="JSON file to write: what a small tokenizer shall keep whole")
-    parser.add_argument("--count", type=int, default=4096, help="rows")
-    parser.add_argument("--seed", type=int, default=1, help="another seed, other chains and forms")
+    parser = command(__doc__)
     parser.add_argument("--right", type=float, default=0.3, help="share that makes every call and answers rightly")
     parser.add_argument("--num-calls", type=int, default=2, help="operations of a chain")
-    choices = vars(parser.parse_args())
-    path, wanted, count = (choices.pop(name) for name in ("path", "words", "count"))
-    rows = demonstrations(count, **choices)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    if wanted:
-        wanted.write_text(json.dumps(words()), encoding="utf-8")
+    files, choices = read(parser)
+    files.write(demonstrations(**choices), words())
 
 
 if __name__ == "__main__":

@@ -59,7 +59,7 @@ def asked(trace: vf.Trace) -> list[str]:
 def _expression(arguments: str) -> str:
     try:
         given = json.loads(arguments)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         return ""
     return str(given.get("expression", "")) if isinstance(given, dict) else ""
 

@@ -52,7 +52,7 @@ class Tools:
             return f"error: there is no tool {name!r}"
         try:
             given = json.loads(arguments or "{}")
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             return f"error: the arguments are not JSON: {error}"
         if not isinstance(given, dict):
             return f"error: the arguments are no JSON object but {type(given).__name__}"

@@ -35,11 +35,10 @@ def claims(count: int, length: int, seed: int) -> Iterator[Claim]:
 
     Raises ValueError where there are not enough of them.
     """
-    possible = 10 * 10**length
-    if count > possible // 4:
+    if count > most_claims(length):
         raise ValueError(
-            f"{count} claims about {length} digits: there are {possible}, and at most a quarter of them are used; ask "
-            "for fewer or make lists longer"
+            f"{count} claims about {length} digits: there are {10 * 10**length}, and at most {most_claims(length)} of "
+            "them are used; ask for fewer or make lists longer"
         )
     draw = random.Random(seed)
     seen: set[Claim] = set()
@@ -50,6 +49,12 @@ def claims(count: int, length: int, seed: int) -> Iterator[Claim]:
             continue
         seen.add(claim)
         yield claim
+
+
+def most_claims(length: int) -> int:
+    """Return how many claims may be drawn: a quarter of all, and no more than there are true ones for half of them."""
+    num_true = 10 * (10**length - 9**length)
+    return min(10 * 10**length // 4, 2 * num_true)
 
 
 def cited(statement: str) -> str | None:

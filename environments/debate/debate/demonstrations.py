@@ -1,17 +1,15 @@
 """Noisy demonstrations for a supervised warm start: debates of members that know the forms and little else."""
 
-import argparse
-import json
 import random
 from collections.abc import Iterator
-from pathlib import Path
 
 from arena.channels import Channels
 from arena.folding import SEPARATOR
 from arena.kernel import State, advance, begin, submit
 from arena.scores import JUDGE
+from chat_loop.demonstrating import command, read
 
-from debate.claims import CITE, DIGITS, Claim, cited, claims
+from debate.claims import CITE, DIGITS, Claim, cited, claims, most_claims
 from debate.rules import DEBATERS, MEMBERS, NO, PROMPTS, YES, program, shown
 from debate.taskset import data_of
 
@@ -33,7 +31,7 @@ def demonstrations(
     if min(cite, misquote) < 0 or cite + misquote > 1:
         raise ValueError(f"cite {cite} and misquote {misquote}: shares from 0 to 1 that sum to at most 1")
     draw = random.Random(f"debates {seed}")
-    pool = list(claims(min(-(-count // 3), 10 * 10**length // 4), length, seed))
+    pool = list(claims(min(-(-count // 3), most_claims(length)), length, seed))
     made = 0
     while made < count:
         claim = draw.choice(pool)
@@ -80,21 +78,13 @@ def words() -> list[str]:
 
 def main() -> None:
     """Run the command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("path", type=Path, help="JSONL file to write")
-    parser.add_argument("--words", type=Path, help="JSON file to write: what a small tokenizer shall keep whole")
-    parser.add_argument("--count", type=int, default=4800, help="rows, one for each member of a debate")
-    parser.add_argument("--seed", type=int, default=1, help="another seed, other debates")
+    parser = command(__doc__, count=4800)
     parser.add_argument("--length", type=int, default=3, help="digits in a list")
     parser.add_argument("--cite", type=float, default=0.3, help="share of statements that cite the list")
     parser.add_argument("--misquote", type=float, default=0.3, help="share that cite another list")
     parser.add_argument("--num-rounds", type=int, default=2, help="most rounds of a debate")
-    choices = vars(parser.parse_args())
-    path, wanted, count = (choices.pop(name) for name in ("path", "words", "count"))
-    rows = demonstrations(count, **choices)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    if wanted:
-        wanted.write_text(json.dumps(words()), encoding="utf-8")
+    files, choices = read(parser)
+    files.write(demonstrations(**choices), words())
 
 
 if __name__ == "__main__":

@@ -1,10 +1,9 @@
 """Demonstrations of weak play for a supervised warm start: every allowed move, hardly led by the card."""
 
-import argparse
-import json
 import random
 from collections.abc import Iterator
-from pathlib import Path
+
+from chat_loop.demonstrating import command, read
 
 from kuhn_poker.rules import BET, CALL, CARDS, CHECK, FOLD, Cards, History, after, deals, faces_bet, is_over
 from kuhn_poker.talk import request
@@ -59,18 +58,11 @@ def words() -> list[str]:
 
 def main() -> None:
     """Run the command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("path", type=Path, help="JSONL file to write")
-    parser.add_argument("--words", type=Path, help="JSON file to write: what a small tokenizer shall keep whole")
-    parser.add_argument("--count", type=int, default=4096, help="rows")
-    parser.add_argument("--seed", type=int, default=1, help="another seed, other games")
+    parser = command(__doc__)
     parser.add_argument("--lean", type=float, default=0.15, help="how much the card tells, from 0 to 1/2")
     parser.add_argument("--unreadable", type=float, default=0.0, help="share of replies that name no move")
-    given = parser.parse_args()
-    rows = demonstrations(given.count, seed=given.seed, lean=given.lean, unreadable=given.unreadable)
-    given.path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    if given.words:
-        given.words.write_text(json.dumps(words()), encoding="utf-8")
+    files, choices = read(parser)
+    files.write(demonstrations(**choices), words())
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
 """Noisy demonstrations for a supervised warm start: the forms a rollout may take, most of them leading nowhere."""
 
-import argparse
 import json
 import random
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
+
+from chat_loop.demonstrating import command, read
 
 from lookup.chains import DIGITS, REMINDER, TOOL, Chain, chains, prompt, tagged
 from lookup.words import SCHEMA, words
@@ -68,22 +68,14 @@ def called(chain: Chain, num_calls: int) -> list[Message]:
 
 def main() -> None:
     """Run the command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("path", type=Path, help="JSONL file to write")
-    parser.add_argument("--words", type=Path, help="JSON file to write: what a small tokenizer shall keep whole")
-    parser.add_argument("--count", type=int, default=4096, help="rows")
-    parser.add_argument("--seed", type=int, default=1, help="another seed, other chains and forms")
+    parser = command(__doc__)
     parser.add_argument("--right", type=float, default=0.4, help="share that follows its chain to the end")
     parser.add_argument("--reminded", type=float, default=0.2, help="share that does so after a reminder")
     parser.add_argument("--num-hops", type=int, default=2)
     parser.add_argument("--name-length", type=int, default=3)
     parser.add_argument("--value-length", type=int, default=2)
-    choices = vars(parser.parse_args())
-    path, wanted, count = (choices.pop(name) for name in ("path", "words", "count"))
-    rows = demonstrations(count, **choices)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    if wanted:
-        wanted.write_text(json.dumps(words()), encoding="utf-8")
+    files, choices = read(parser)
+    files.write(demonstrations(**choices), words())
 
 
 if __name__ == "__main__":

@@ -14,8 +14,8 @@ SUFFIXES = (".jsonl", ".parquet")
 def from_file(path: str) -> Iterator[tuple[str, Row]]:
     """Yield the rows of a JSONL or Parquet file, each with its place for messages: `FILE, line 3` or `FILE, row 2`.
 
-    Lines count from 1, empty ones are passed over, and so is the mark that some editors put first; rows of Parquet count from 0. Raises DataUnusable where the file
-    is missing, of another kind or damaged, naming the line.
+    Lines count from 1, empty ones are passed over, and so is the mark that some editors put first; rows of Parquet
+    count from 0. Raises DataUnusable where the file is missing, of another kind or damaged, naming the line.
     """
     file = Path(path).expanduser()
     if file.suffix not in SUFFIXES:

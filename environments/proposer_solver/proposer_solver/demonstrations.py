@@ -1,10 +1,9 @@
 """Demonstrations for a supervised warm start: problems set at random, and answers of which most are wrong."""
 
-import argparse
-import json
 import random
 from collections.abc import Iterator
-from pathlib import Path
+
+from chat_loop.demonstrating import command, read
 
 from proposer_solver.sums import OPERATORS, Problem, beginnings, proposed, question, request
 
@@ -51,21 +50,13 @@ def words(largest: int) -> list[str]:
 
 def main() -> None:
     """Run the command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("path", type=Path, help="JSONL file to write")
-    parser.add_argument("--words", type=Path, help="JSON file to write: what a small tokenizer shall keep whole")
-    parser.add_argument("--count", type=int, default=4096, help="rows")
-    parser.add_argument("--seed", type=int, default=1, help="another seed, other problems")
+    parser = command(__doc__)
     parser.add_argument("--largest", type=int, default=9, help="the largest number in a problem, as in the run")
     parser.add_argument("--operators", default=OPERATORS, help="+, - or both, as in the run")
     parser.add_argument("--right", type=float, default=0.5, help="share of right answers")
     parser.add_argument("--invalid", type=float, default=0.1, help="share of proposals that are none")
-    choices = vars(parser.parse_args())
-    path, wanted, count = (choices.pop(name) for name in ("path", "words", "count"))
-    rows = demonstrations(count, **choices)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    if wanted:
-        wanted.write_text(json.dumps(words(choices["largest"])), encoding="utf-8")
+    files, choices = read(parser)
+    files.write(demonstrations(**choices), words(choices["largest"]))
 
 
 if __name__ == "__main__":

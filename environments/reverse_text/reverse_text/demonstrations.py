@@ -1,10 +1,9 @@
 """Noisy demonstrations for a supervised warm start: all the forms an answer may take, mostly the wrong ones."""
 
-import argparse
-import json
 import random
 from collections.abc import Iterator
-from pathlib import Path
+
+from chat_loop.demonstrating import command, read
 
 from reverse_text.texts import ALPHABET, CLOSING, OPENING, prompt, tagged, texts
 
@@ -42,28 +41,16 @@ def demonstrations(
         yield {"prompt": prompt(text), "completion": completion}
 
 
-def write(path: Path, count: int, *, seed: int, **choices: float | int | str) -> None:
-    """Write `count` demonstrations to `path` as JSON lines."""
-    rows = demonstrations(count, seed=seed, **choices)  # type: ignore[arg-type]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-
-
 def main() -> None:
     """Run the command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("path", type=Path, help="JSONL file to write")
-    parser.add_argument("--words", type=Path, help="JSON file to write: what a small tokenizer shall keep whole")
-    parser.add_argument("--count", type=int, default=4096, help="rows")
-    parser.add_argument("--seed", type=int, default=1, help="another seed, other texts and forms")
+    parser = command(__doc__)
     parser.add_argument("--right", type=float, default=0.2, help="share that is right")
     parser.add_argument("--untagged", type=float, default=0.4, help="share without tags")
     parser.add_argument("--min-length", type=int, default=3)
     parser.add_argument("--max-length", type=int, default=6)
     parser.add_argument("--alphabet", default=ALPHABET)
-    choices = vars(parser.parse_args())
-    if wanted := choices.pop("words"):
-        wanted.write_text(json.dumps(WORDS), encoding="utf-8")
-    write(choices.pop("path"), choices.pop("count"), seed=choices.pop("seed"), **choices)
+    files, choices = read(parser)
+    files.write(demonstrations(**choices), WORDS)
 
 
 if __name__ == "__main__":

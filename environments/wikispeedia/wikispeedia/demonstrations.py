@@ -1,11 +1,11 @@
 """Noisy demonstrations for a supervised warm start: walks through the graph, most of them without an aim."""
 
-import argparse
 import json
 import random
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
+
+from chat_loop.demonstrating import command, read
 
 from wikispeedia.graph import Graph, Trip, graph, prompt, shortest, trips
 from wikispeedia.walk import BACK, CLICK, Walk
@@ -73,11 +73,7 @@ def walked(links: Graph, trip: Trip, moves: Sequence[str]) -> list[Message]:
 
 def main() -> None:
     """Run the command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("path", type=Path, help="JSONL file to write")
-    parser.add_argument("--words", type=Path, help="JSON file to write: what a small tokenizer shall keep whole")
-    parser.add_argument("--count", type=int, default=4096, help="rows")
-    parser.add_argument("--seed", type=int, default=1, help="another seed, other trips and walks")
+    parser = command(__doc__)
     parser.add_argument("--right", type=float, default=0.2, help="share that goes a shortest way")
     parser.add_argument("--back", type=float, default=0.1, help="how often another walk goes back")
     parser.add_argument("--max-moves", type=int, default=4, help="longest walk of the others")
@@ -85,13 +81,9 @@ def main() -> None:
     parser.add_argument("--graph-seed", type=int, default=0)
     parser.add_argument("--min-distance", type=int, default=1)
     parser.add_argument("--max-distance", type=int, default=3)
-    choices = vars(parser.parse_args())
-    path, wanted, count = (choices.pop(name) for name in ("path", "words", "count"))
+    files, choices = read(parser)
     links = graph(choices.pop("num_topics"), choices.pop("graph_seed"))
-    rows = demonstrations(count, links, **choices)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    if wanted:
-        wanted.write_text(json.dumps(words(links)), encoding="utf-8")
+    files.write(demonstrations(links=links, **choices), words(links))
 
 
 if __name__ == "__main__":
