@@ -1,12 +1,15 @@
 """The room of the environment servers: one for each environment of a run, started early, watched, and started again."""
 
+import itertools
 import threading
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
 import pyarrow as pa
 
 from configs.run import RunConfig
 from configs.sections import EnvironmentConfig
+from flows.leases import Lease
 from flows.processes.services import Handle, ServiceSpec, Supervisor
 from tasks.inference import environments as environment_service
 
@@ -23,6 +26,8 @@ class EnvironmentRoom:
         self._environments = config.environments
         self._engine_key = {config.engine.api_key_variable: engine_key}
         self._lock = threading.Lock()
+        self._lease = Lease()
+        self._turns = itertools.count(1)
         self._handles: dict[str, Handle] = {}
         self._examples: pa.Table | None = None
 
@@ -41,6 +46,13 @@ class EnvironmentRoom:
         """Return the address of every environment's server, all of them answering."""
         self.begin()
         return {name: handle.wait()["address"] for name, handle in self._handles.items()}
+
+    def sharing(self, alone: bool) -> AbstractContextManager[None]:
+        """Use the servers within the block beside all others of the run who do, or `alone`; waits for that if need be.
+
+        Whoever looks for the rollout that takes a server down must be sure that it is none of another step's.
+        """
+        return self._lease.of(f"alone {next(self._turns)}" if alone else "shared")
 
     def examples(self) -> pa.Table:
         """Return the examples of all environments, loaded once, in processes of their own."""

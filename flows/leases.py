@@ -1,4 +1,4 @@
-"""Leases: who may use the engine, which holds one policy at a time."""
+"""Leases: who may use what is one thing at a time: the engine, which holds one policy, or servers of environments."""
 
 import threading
 from collections.abc import Iterator

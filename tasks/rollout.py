@@ -5,7 +5,7 @@ Reads assignments and examples; writes traces and messages, and images where the
 
 from collections import Counter
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Protocol
 
@@ -30,6 +30,10 @@ class EnvironmentRoom(Protocol):
 
     def addresses(self) -> dict[str, str]:
         """Return the address of every environment's server, all of them answering."""
+        ...
+
+    def sharing(self, alone: bool) -> AbstractContextManager[None]:
+        """Use the servers within the block beside others, or `alone`; waits for that if need be."""
         ...
 
 
@@ -102,7 +106,7 @@ class _Rooms:
             try:
                 self._sample(chosen, tables["examples"], parts, Terms(wanted, one_at_a_time, suspects.untried(chosen)))
             except ServiceLost as lost:
-                if suspects.lost(lost.service, lost.under_way):
+                if suspects.lost(lost.service, lost.under_way, alone=one_at_a_time):
                     continue  # the restarts of its server are bounded by its own section
                 losses += 1  # at() and addresses() wait for a restart, but what never dies is not restarted
                 if losses > MOST_LOSSES:
@@ -112,7 +116,11 @@ class _Rooms:
         addresses = self._environments.addresses()  # first: it imports for seconds, and an engine may be starting
         frozen = _frozen(assignments, self._config, self._teachers)
         policy = self._policy
-        with self._engine.holding(policy) if policy else nullcontext(Served("", "")) as served:
+        # In this order everywhere: who has the servers may wait for the engine, and never the other way round.
+        with (
+            self._environments.sharing(alone=terms.one_at_a_time),
+            self._engine.holding(policy) if policy else nullcontext(Served("", "")) as served,
+        ):
             sample(
                 assignments,
                 examples,

@@ -29,11 +29,14 @@ class Suspects:
         self.condemned: dict[str, Failure] = {}
         """Why an assignment is not tried again, by its id."""
 
-    def lost(self, service: str, under_way: Sequence[UnderWay]) -> bool:
-        """Count a loss of a server; `under_way` are the rollouts that it had. Tell whether one is condemned for it."""
+    def lost(self, service: str, under_way: Sequence[UnderWay], alone: bool = True) -> bool:
+        """Count a loss of a server; `under_way` are the rollouts that it had. Tell whether one is condemned for it.
+
+        `alone` says that nobody else sampled there: another step or an evaluation may have had rollouts under way too.
+        """
         groups = {each.group_id for each in under_way}
         self._losses.update(groups)
-        if len(under_way) != 1 or self._losses[under_way[0].group_id] < SUSPECT_AFTER:
+        if not alone or len(under_way) != 1 or self._losses[under_way[0].group_id] < SUSPECT_AFTER:
             return False
         (only,) = under_way
         self._alone[only.group_id] += 1

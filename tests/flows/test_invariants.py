@@ -5,6 +5,7 @@ engine's faults look like those of the stand-in here is shown in tests/tasks/inf
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -240,7 +241,7 @@ class LyingEngine:
 def engine(monkeypatch: pytest.MonkeyPatch) -> type[LyingEngine]:
     """An engine of others: it outlives the run, as one of our own would not."""
     monkeypatch.setattr("flows.rooms.Engine", LyingEngine)
-    monkeypatch.setattr("flows.rooms.engine_command", lambda *_: ([], {}))
+    monkeypatch.setattr("flows.rooms.engine_command", lambda *_, **__: ([], {}))
     monkeypatch.setattr(LyingEngine, "holds", "")
     return LyingEngine
 
@@ -262,8 +263,8 @@ def sample_with(engine: type[LyingEngine], root: Path) -> Step:
     with Supervisor("faulty", root / "logs") as supervisor:
         services = {
             "engine": EngineRoom(supervisor, step.place, root),
-            "environments": SimpleNamespace(addresses=lambda: {}),
-            "teachers": None,  # nobody asks for one
+            "environments": SimpleNamespace(addresses=lambda: {}, sharing=lambda alone: nullcontext()),
+            "teachers": SimpleNamespace(at=None),  # nobody asks for one
         }
         perform(ROLLOUT, step.place, STEP, (assigned, found), Policy(policy.key, 0), services)
     return step
