@@ -35,7 +35,7 @@ class SeatConfig(Section):
     max_turns: int | None = Field(None, ge=1)
     """Most model turns of this seat in one rollout; null takes the environment's."""
     temperature: float | None = Field(None, ge=0)
-    """Sampling temperature of this seat; null takes the environment's."""
+    """Sampling temperature of this seat, in evaluations too; null takes the environment's, or the evaluation's."""
     trainable: bool = True
     """Whether the seat's rollouts are trained on, where the environment says that they may be."""
     model: TeacherConfig | None = None

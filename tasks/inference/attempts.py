@@ -2,13 +2,14 @@
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tasks.inference.failures import Failure, from_error
 from tasks.inference.liveness import Watch
 from tasks.inference.requests import chat_client_config, chat_sampling_config, client_config, sampling_config
-from tasks.inference.rows import Attempted, Row, of_failure, of_trace_record
+from tasks.inference.rows import Attempted, Row, error_columns, of_failure, of_trace_record
 from tasks.inference.scoring import Served
 from tasks.inference.seats import Asked, Seats
 
@@ -132,28 +133,47 @@ class Attempts:
 def episode_rows(
     episode: "WireEpisode", attempted: Attempted, seats: Seats, asked: Asked
 ) -> tuple[tuple[list[Row], list[Row]] | None, Failure | None]:
-    """The rows of an episode and the first failure in it.
+    """The rows of an episode and what went wrong first in it.
 
     An agent's own error is its own row's: the others keep what they earned, since the environment went on to score
-    them. An error of the episode means that it did not, and counts for its faultless traces: what they earned so far
-    is in `rewards` and is no reward. Where an environment tries episodes again by itself, errors of its earlier tries
+    them. Not so where the failed agent is never trained (a user, an opponent, a judge) and its model or machine failed:
+    what the policy earned with part of its world gone is no reward. Nor where the episode has an error: what its traces
+    earned so far is in `rewards`. Where an environment tries episodes again by itself, errors of its earlier tries
     cannot be told from that and count as such, if a trace failed.
     """
-    traces, messages, failures = [], [], []
-    whole = from_error(episode.errors[-1].model_dump()) if episode.errors and not episode.ok else None
+    traces, messages = [], []
     for trace in episode.traces:
         row, own = of_trace_record(trace, attempted, episode.id)
-        row |= seats.columns(trace, asked, attempted)
-        if whole is not None and row["error_class"] is None:
-            row |= {"reward": None, "error_class": whole.kind, "error_type": whole.type}
-            row |= {"error_message": whole.message, "error_traceback": whole.traceback}
-        if row["error_class"] is not None:
-            failures.append(
-                Failure(row["error_class"], row["error_type"], row["error_message"], row["error_traceback"])
-            )
-        traces.append(row)
+        traces.append(row | seats.columns(trace, asked, attempted))
         messages += own
+    whole = from_error(episode.errors[-1].model_dump()) if episode.errors and not episode.ok else None
     if not traces:
         nothing = Failure("incomplete", "NoTrace", "the environment ran no agent and recorded no error")
         return None, whole or nothing
-    return (traces, messages), next(iter(failures), None)
+    cause = _cause([failure for row in traces if (failure := _failure(row))], whole)
+    spoilt = whole or _of_the_world(traces)
+    for row in traces:
+        if spoilt is not None and row["error_class"] is None and (whole or row["trainable"]):
+            row |= {"reward": None, **error_columns(spoilt)}
+    return (traces, messages), cause
+
+
+def _failure(row: Row) -> Failure | None:
+    if row["error_class"] is None:
+        return None
+    return Failure(row["error_class"], row["error_type"], row["error_message"], row["error_traceback"])
+
+
+def _cause(own: Sequence[Failure], whole: Failure | None) -> Failure | None:
+    """What the others follow from: an agent's own error, then the episode's; not to be scored comes of either."""
+    causes = [each for each in own if each.kind != "incomplete"]
+    return next(iter([*causes, *filter(None, [whole]), *own]), None)
+
+
+def _of_the_world(traces: Iterable[Row]) -> Failure | None:
+    """The first failure of a model or machine behind an agent that is never trained."""
+    for row in traces:
+        failure = None if row["trainable"] else _failure(row)
+        if failure is not None and failure.retryable:
+            return replace(failure, message=f"agent {row['agent']!r} of its episode failed: {failure.message}")
+    return None
