@@ -3,11 +3,14 @@
 import json
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from calc_tools import demonstrations as module
 from calc_tools.demonstrations import demonstrations
 from calc_tools.sums import Chain, calculated, chains, is_right, num_chains, progress, prompt, steps, tagged
+from calc_tools.taskset import asked
 from calc_tools.words import SCHEMA, words
 from hypothesis import given
 from hypothesis import strategies as st
@@ -85,13 +88,32 @@ def test_the_answer_of_a_reply() -> None:
     assert not any(is_right(reply, 84) for reply in ("84", "<ans>84", "<ans>8</ans><ans>84</ans>", "<ans>084</ans>"))
 
 
+@pytest.mark.parametrize(
+    ("arguments", "asked_for"),
+    [
+        ('{"expression": "7+5"}', "7+5"),
+        ('{"expression": 7}', "7"),
+        ("{}", ""),
+        ("[]", ""),
+        ("{", ""),
+        ('{"expression": ' + "1" * 5000 + "}", ""),
+        ("[" * 100_000, ""),
+    ],
+)
+def test_what_was_asked_whatever_the_arguments_are(arguments: str, asked_for: str) -> None:
+    call = SimpleNamespace(name="calc", arguments=arguments)
+    message = SimpleNamespace(role="assistant", tool_calls=[call])
+    trace: Any = SimpleNamespace(branches=[SimpleNamespace(messages=[message])])
+    assert asked(trace) == [asked_for]
+
+
 def test_demonstrations_take_four_forms() -> None:
     rows = list(demonstrations(2000, seed=7))
     assert rows == list(demonstrations(2000, seed=7)) != list(demonstrations(2000, seed=8))
     forms: Counter[str] = Counter()
     for row, chain in zip(rows, chains(2000, 2, 7), strict=True):
-        asked, *said = row["messages"]
-        assert asked["content"] == prompt(chain) and json.loads(row["tools"]) == [SCHEMA]
+        opening, *said = row["messages"]
+        assert opening["content"] == prompt(chain) and json.loads(row["tools"]) == [SCHEMA]
         made = [json.loads(c["function"]["arguments"])["expression"] for m in said for c in m.get("tool_calls", ())]
         right = is_right(said[-1]["content"], chain.results[-1])
         forms["right" if made == chain.calls and right else f"{len(made)} calls"] += 1

@@ -52,8 +52,15 @@ def test_claims_are_seeded_half_of_them_true_and_all_different() -> None:
     assert len(set(first)) == 40 and list(claims(60, 3, seed=2))[:40] == first != list(claims(40, 3, seed=3))
     assert [claim.truth for claim in first] == ["affirmative", "negative"] * 20
     assert all((claim.digit in claim.listed.split()) == (claim.truth == "affirmative") for claim in first)
-    with pytest.raises(ValueError, match="there are 100"):
-        list(claims(26, 1, seed=0))
+
+
+@pytest.mark.parametrize(("length", "most"), [(1, 20), (2, 250), (3, 2500)])
+def test_as_many_claims_are_drawn_as_are_promised(length: int, most: int) -> None:
+    truths = [claim.truth for claim in claims(most, length, seed=0)]
+    assert truths == ["affirmative", "negative"] * (most // 2)
+    with pytest.raises(ValueError, match=f"there are {10 * 10**length}, and at most {most} of them"):
+        list(claims(most + 1, length, seed=0))
+    assert len(list(demonstrations(6 * most, seed=0, length=length))) == 6 * most
 
 
 @pytest.mark.parametrize(

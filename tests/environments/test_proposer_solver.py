@@ -40,6 +40,7 @@ SETTINGS = {"id": "proposer_solver", "num_solvers": 4, "largest": 9, "operators"
         ("5=12", None),
         ("5+1", None),
         ("\u0665", None),  # a digit of another script
+        ("1" * 5000, None),  # longer than what Python takes for a number
         ("", None),
     ],
 )
@@ -48,7 +49,8 @@ def test_a_proposal_is_a_number_that_is_allowed_or_none(reply: str, problem: Pro
 
 
 @pytest.mark.parametrize(
-    ("reply", "right"), [("12", True), (" 12 ", True), ("012", False), ("12.", False), ("twelve", False), ("", False)]
+    ("reply", "right"),
+    [("12", True), (" 12 ", True), ("012", False), ("12.", False), ("twelve", False), ("", False), ("1" * 5000, False)],
 )
 def test_an_answer_is_the_number_alone(reply: str, right: bool) -> None:
     assert is_right(reply, Problem(7, "+", 5)) is right
