@@ -85,19 +85,21 @@ def trained(traces: pa.Table, rules: Mapping[str, SeatRule] = NO_RULES) -> pa.Ta
 def evaluated(traces: pa.Table, environments: Iterable[EnvironmentConfig]) -> pa.Table:
     """Return the traces that an evaluation counts, in order: one for each attempt at an example by one seat.
 
-    Those are the trainable ones that the seat rules leave and, where an environment has an `evaluation_seat`, of those
-    the ones of that agent only. An episode that failed before any trace of such a seat was made counts by its first
-    failed trace: leaving it out would make a policy look better than it is. Raises LearnerSeatMissing.
+    Those are the trainable ones that the seat rules leave; where an environment has an `evaluation_seat`, those of that
+    agent only, whichever seat would be trained in their episodes. An episode that failed before any trace of such a
+    seat was made counts by its first failed trace: leaving it out would make a policy look better than it is. Raises
+    LearnerSeatMissing.
     """
     settings = {each.name: each for each in environments}
     found = seating(traces, {name: each.seat_rule for name, each in settings.items()})
-    counts = traces["trainable"].to_numpy().astype(np.bool_) & ~found.dropped
+    counts = traces["trainable"].to_numpy().astype(np.bool_) & ~found.judge.hits
     named = np.ones(traces.num_rows, np.bool_)
     columns = (texts(traces[name]) for name in ("environment", "agent", "episode_id"))
     rows = list(zip(*columns, strict=True))
     for row, (environment, agent, _) in enumerate(rows):
         seat = settings[environment].evaluation_seat if environment in settings else ""
-        named[row] = not found.unknown[row] and (not seat or agent == seat)
+        counts[row] &= bool(seat) or not found.other.hits[row]
+        named[row] = agent == seat if seat else not found.unknown[row]
     failed = traces["error_class"].is_valid().to_numpy()
     seen = {rows[row][2] for row in np.flatnonzero(counts & named)}
     for row in np.flatnonzero(counts & ~named & failed):

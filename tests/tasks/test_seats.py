@@ -182,6 +182,8 @@ def test_an_evaluation_counts_the_one_seat_that_it_is_told():
     rows = [*debate(0, info=says("for")), *debate(1, info=says("against"))]
     assert counted(rows, evaluation_seat="against") == ["against-0", "against-1"]
     assert counted(rows, learner_seat=True) == ["for-0", "against-1"]
+    both = counted(rows, evaluation_seat="against", learner_seat=True)
+    assert both == ["against-0", "against-1"], "whoever would be trained: else half of the examples were never tried"
 
 
 def test_an_episode_that_failed_before_the_seat_was_seen_counts_as_one_failed_attempt():
