@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 from tasks.inference import model_info
 from tasks.inference.engine import Engine
 
-SEEDS = 2**31
-"""Chat APIs take smaller seeds than ours are."""
+SEEDS = 2**30
+"""Chat APIs take smaller seeds than ours are: of 31 bits, and the seats of an episode add to theirs."""
 
 if TYPE_CHECKING:
     from verifiers.v1.configs.client import EvalClientConfig, TrainClientConfig

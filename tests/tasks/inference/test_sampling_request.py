@@ -4,11 +4,14 @@ from typing import Any
 
 import pytest
 
+from configs.evaluation import ExternalModelConfig
 from configs.run import RunConfig, View
 from configs.sections import EnvironmentConfig
 from tasks.inference.attempts import Attempts
+from tasks.inference.requests import chat_sampling_config
 from tasks.inference.rollouts import Sampling
 from tasks.inference.scoring import Served
+from tasks.inference.seating import SEED_STRIDE
 
 pytestmark = pytest.mark.engine
 
@@ -49,6 +52,15 @@ def test_seed_and_length_are_those_of_the_assignment_and_the_config() -> None:
     made = sampling()
     request = made._sampling(made._attempted(ASSIGNMENT), 41).model_dump()
     assert (request["seed"], request["max_tokens"], request["top_p"]) == (41, 9, 1.0)
+
+
+@pytest.mark.parametrize("seed", [0, 41, 2**31 - 1, 2**62 + 2**30 - 1])
+def test_a_chat_api_is_sent_small_seeds_by_every_seat_of_an_episode(seed: int) -> None:
+    external = ExternalModelConfig(url="https://somewhere/v1", model="m")
+    made = sampling()
+    found = chat_sampling_config(external, made.config, 1.0, seed).model_dump()["seed"]
+    assert found == seed or seed > 41
+    assert found >= 0 and found + 1000 * SEED_STRIDE < 2**31
 
 
 def test_rows_say_which_policy_and_how_stale() -> None:
