@@ -1,12 +1,17 @@
 """Environments from the pipeline's side: how to start their servers and read their examples, without importing them."""
 
 import asyncio
+import hashlib
 import json
+import logging
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from storage.schemas import EXAMPLES
+from storage.scratches import Scratches
+from tasks.import_paths import NotImportable, code_version
 
 if TYPE_CHECKING:
     from configs.sections import EnvironmentConfig
@@ -63,9 +70,16 @@ def hangs(address: str, seconds: float) -> bool:
     """Whether an environment server leaves a health request unanswered for so long, and a second one for a while.
 
     The second is for a caller that did not run itself meanwhile. A server answers between two steps of its event loop:
-    it is asked whether that loop goes on, however slowly.
+    it is asked whether that loop goes on, however slowly. Where it cannot be asked, no descriptor being left here, or
+    answers that something is wrong, nothing is known of its loop, and it does not hang.
     """
-    return not answers(address, seconds) and not answers(address, min(seconds, AGAIN_SECONDS))
+    import zmq
+
+    try:
+        return not answers(address, seconds) and not answers(address, min(seconds, AGAIN_SECONDS))
+    except (OSError, RuntimeError, zmq.ZMQError):
+        logging.getLogger(__name__).warning("cannot tell whether the server at %s hangs", address, exc_info=True)
+        return False
 
 
 def _argv(environment: "EnvironmentConfig", report: Path) -> list[str]:
@@ -78,26 +92,48 @@ def examples(environment: "EnvironmentConfig") -> pa.Table:
     Raises EnvironmentUnavailable where the taskset cannot be loaded or holds nothing.
     """
     package_version(environment)
-    with tempfile.TemporaryDirectory(prefix="stagecoach-examples-") as directory:
-        target, report = Path(directory, "examples.arrow"), Path(directory, "report.json")
-        argv = [*_argv(environment, report), "--examples", str(target)]
-        variables = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": os.environ.get("HF_HUB_OFFLINE", "1")}
-        try:
-            done = subprocess.run(
-                argv, env=variables, capture_output=True, text=True, timeout=EXAMPLES_SECONDS, check=False
-            )
-        except subprocess.TimeoutExpired as error:
-            raise EnvironmentUnavailable(
-                f"environment {environment.name!r}: its taskset did not yield {environment.max_examples} examples in "
-                f"{EXAMPLES_SECONDS:.0f} s; lower max_examples"
-            ) from error
-        if done.returncode:
-            raise EnvironmentUnavailable(_reason(environment, report, done.stderr))
-        with pa.OSFile(str(target)) as source:
-            table: pa.Table = pa.ipc.open_file(source).read_all()
+    scratches = Scratches(Path(tempfile.gettempdir()) / f"stagecoach-{os.getuid()}")
+    directory = scratches.make("examples")
+    try:
+        return _examples(environment, directory)
+    finally:
+        scratches.discard(directory)
+
+
+def _examples(environment: "EnvironmentConfig", directory: Path) -> pa.Table:
+    target, report, log = (directory / name for name in ("examples.arrow", "report.json", "log"))
+    variables = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": os.environ.get("HF_HUB_OFFLINE", "1")}
+    try:
+        status = _run([*_argv(environment, report), "--examples", str(target)], variables, log)
+    except subprocess.TimeoutExpired as error:
+        raise EnvironmentUnavailable(
+            f"environment {environment.name!r}: its taskset did not yield {environment.max_examples} examples in "
+            f"{EXAMPLES_SECONDS:.0f} s; lower max_examples"
+        ) from error
+    if status:
+        raise EnvironmentUnavailable(_reason(environment, report, log.read_text(encoding="utf-8", errors="replace")))
+    with pa.OSFile(str(target)) as source:
+        table: pa.Table = pa.ipc.open_file(source).read_all()
     if not table.num_rows:
         raise EnvironmentUnavailable(f"environment {environment.name!r}: its taskset yields no examples")
     return table.cast(EXAMPLES.arrow)
+
+
+def _run(argv: list[str], variables: dict[str, str], log: Path) -> int:
+    """Run a process to its end and return its status; what it left running in its session ends with it.
+
+    Its output goes to a file: of a pipe, the end would come only when nobody who inherited it is left.
+    """
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            argv, env=os.environ | variables, stdout=output, stderr=output, start_new_session=True
+        )
+        try:
+            return process.wait(EXAMPLES_SECONDS)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 def _reason(environment: "EnvironmentConfig", report: Path, log: str) -> str:
@@ -113,9 +149,9 @@ def _reason(environment: "EnvironmentConfig", report: Path, log: str) -> str:
 
 
 def package_version(environment: "EnvironmentConfig") -> str:
-    """Names and versions of the packages whose code runs in the environment; nothing of theirs is imported.
+    """Names and versions of the packages whose code runs in the environment, and of what its taskset reads beside them.
 
-    Raises EnvironmentUnavailable where one is not installed.
+    Nothing of the packages is imported. Raises EnvironmentUnavailable where one is not installed.
     """
     plugins = [("taskset", environment.taskset, "tasksets"), ("harness", environment.harness, "harnesses")]
     if environment.env.get("id"):
@@ -124,7 +160,27 @@ def package_version(environment: "EnvironmentConfig") -> str:
     own |= {f"env.{name}.harness": _harness(each) for name, each in environment.env.items()}
     plugins += [(kind, harness, "harnesses") for kind, harness in own.items() if harness]
     parts = [_distribution(environment, kind, str(plugin.get("id", "")), group) for kind, plugin, group in plugins]
+    parts += read_by(environment.taskset)
     return ", ".join(dict.fromkeys([*parts, f"verifiers {version('verifiers')}"]))
+
+
+def read_by(taskset: Mapping[str, Any]) -> list[str]:
+    """Return what a taskset reads beside its package, each with what names its content.
+
+    That is the local file under the setting `path`, and the function whose import path is `task.scoring`: a row or a
+    line of either that is another one makes other rollouts. What is not there is left to the taskset to refuse.
+    """
+    found = []
+    file = Path(str(taskset.get("path") or "")).expanduser()
+    if file.is_file():
+        with file.open("rb") as content:
+            found.append(f"{file.name} sha256:{hashlib.file_digest(content, 'sha256').hexdigest()[:16]}")
+    task = taskset.get("task")
+    function = str(task.get("scoring", "")) if isinstance(task, Mapping) else ""
+    if ":" in function:
+        with suppress(NotImportable):
+            found.append(f"{function} {code_version(function)}")
+    return found
 
 
 def _harness(settings: Any) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Data of your own: files of both kinds, what is refused and in which words, the three scores, and whole rollouts."""
 
+import hashlib
 import importlib.util
 import json
 from decimal import Decimal
@@ -277,6 +278,28 @@ def test_replies_are_scored_as_asked(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert answers("my_scores:half", path, "6") == [0.0, 0.75]
     assert answers("my_scores:counted", path, "6") == [0.0, 1.0]
     assert answers("my_scores:broken", path, "6") == [None, None]
+
+
+def test_another_file_or_another_function_is_another_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(scoring: str, path: str) -> str:
+        taskset = {"id": "own_data", "path": path, "task": {"scoring": scoring}}
+        return environments.package_version(EnvironmentConfig(name="mine", taskset=taskset))
+
+    path = written(tmp_path / "rows.jsonl", ROWS)
+    (tmp_path / "own_scores.py").write_text("def half(reply, answer, row):\n    return 0.5\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    digest = hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16]
+    plain, own = version("exact", path), version("own_scores:half", path)
+    assert plain == f"own-data 0.1.0, chat-loop 0.1.0, rows.jsonl sha256:{digest}, verifiers 0.4.0"
+    code = hashlib.sha256((tmp_path / "own_scores.py").read_bytes()).hexdigest()
+    assert f"own_scores:half sha256:{code}" in own and digest in own
+    written(tmp_path / "rows.jsonl", [*ROWS, {"prompt": "?", "answer": "!"}])
+    assert version("exact", path) != plain
+    assert (
+        version("exact", "/no/such.jsonl")
+        == version("no_such:f", "")
+        == "own-data 0.1.0, chat-loop 0.1.0, verifiers 0.4.0"
+    )
 
 
 def test_a_run_says_what_is_wrong_before_it_starts(tmp_path: Path) -> None:
