@@ -131,7 +131,7 @@ def _run(argv: list[str], variables: dict[str, str], log: Path) -> int:
         try:
             return process.wait(EXAMPLES_SECONDS)
         finally:
-            with contextlib.suppress(ProcessLookupError):
+            with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 

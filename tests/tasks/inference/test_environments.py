@@ -1,6 +1,8 @@
 """Examples and packages of environments, and what is told when they are not there."""
 
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.sections import EnvironmentConfig
+from flows.processes.ownership import start_time
 from storage.schemas import EXAMPLES
 from tasks.inference import environments
 from tasks.inference.environment_examples import example_id, rows, split_of
@@ -26,6 +29,20 @@ def test_examples_have_the_schema_and_a_holdout() -> None:
     assert 15 <= held <= 45  # one in ten, by hash
     fewer = examples(REVERSE.model_copy(update={"max_examples": 7}))
     assert fewer.equals(table.slice(0, 7))
+
+
+@pytest.mark.usefixtures("plugins")
+def test_a_taskset_that_lets_a_child_go_holds_nothing_up_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(environments, "EXAMPLES_SECONDS", 120.0)
+    taskset = {"id": "misbehaving_taskset", "faults": ["lingers"], "task": {"directory": str(tmp_path)}}
+    assert examples(EnvironmentConfig(name="bad", taskset=taskset)).num_rows == 1
+    assert start_time(int((tmp_path / "lingers").read_text())) is None
+    assert [list(each.iterdir()) for each in (tmp_path / "temporary").iterdir()] == [[]]
 
 
 @given(st.dictionaries(st.text(max_size=4), st.text(max_size=4)), st.integers(0, 5))

@@ -119,6 +119,9 @@ class MisbehavingConfigOfSet(vf.TasksetConfig):
 class MisbehavingTaskset(vf.Taskset[MisbehavingTask, MisbehavingConfigOfSet]):
     def load(self) -> Iterator[MisbehavingTask]:
         for fault in self.config.faults:
+            if fault == "lingers":
+                child = subprocess.Popen(["sleep", "3600"])  # with the files that this process writes to
+                Path(self.config.task.directory, "lingers").write_text(str(child.pid))
             image = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": PIXEL}}]}
             prompt: Any = [image] if fault == "image" else "x" * 10
             extra = {"unknown": {"depth": [1, None]}} if fault == "extra" else {}
