@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any
 
+import pyarrow.compute as pc
+
 from configs.errors import ConfigError
 from configs.run import RunConfig, content
 from flows.prepare import flat, recorded_run
@@ -59,7 +61,7 @@ def compare(store: Store, a: str, b: str, step: int | None = None) -> dict[str, 
         "steps": by_step,
         "together": _together(works, pairs),
         "weights_part_at": next((each["step"] for each in by_step if each["between"]["weights_equal"] is False), None),
-        "evaluations": _evaluations(store, works),
+        "evaluations": _evaluations(*(_averages(store, *each) for each in zip(runs, configs, strict=True))),
     }
     return found if step is None else found | {"detail": detail(*_pair_of(step, pairs))}
 
@@ -151,13 +153,17 @@ def _together(works: Sequence[Work], pairs: Mapping[int, tuple[Made, Made]]) -> 
     return {"steps": both, **_both((a, b))}
 
 
-def _evaluations(store: Store, works: Sequence[Work]) -> list[dict[str, Any]]:
-    versions = sorted({step for work in works for step, stages in work.items() if "evaluation" in stages})
-    wanted = [works[run].get(version, {}) for run, version in product((0, 1), versions)]
-    rows = made(store, [{name: each[name] for name in each if name == "evaluation"} for each in wanted])
-    means = [each.figures().get("reward_mean") for each in rows]
-    pairs = zip(versions, means[: len(versions)], means[len(versions) :], strict=True)
-    return [{"version": version, "a": a, "b": b} for version, a, b in pairs]
+def _averages(store: Store, run: str, config: RunConfig) -> dict[int, float | None]:
+    """Return by policy version the mean reward of what an evaluation counts: no opponents, and no errors made again."""
+    found: dict[int, float | None] = {}
+    for each in reversed(recorded_evaluations(store, run, config)):  # the first set stands for all
+        traces = each.scored(store, config).traces
+        found[each.version] = pc.mean(traces.filter(pc.is_null(traces["error_class"]))["reward"]).as_py()
+    return found
+
+
+def _evaluations(a: Mapping[int, float | None], b: Mapping[int, float | None]) -> list[dict[str, Any]]:
+    return [{"version": version, "a": a.get(version), "b": b.get(version)} for version in sorted({*a, *b})]
 
 
 def _pair_of(step: int, pairs: Mapping[int, tuple[Made, Made]]) -> tuple[Made, Made]:

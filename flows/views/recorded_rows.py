@@ -41,7 +41,7 @@ COLUMNS = {
     "updates": ["version", "update", "weights_sha256", *MEASURES],
 }
 MAKERS = {
-    "traces": ("regrade", "rollout", "evaluation"),
+    "traces": ("regrade", "rollout"),
     "verdicts": ("filtering",),
     "credits": ("advantage",),
     "batches": ("packing",),

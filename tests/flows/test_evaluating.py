@@ -5,6 +5,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -213,3 +214,28 @@ def test_the_first_evaluation_and_the_first_step_list_the_examples_once(
     monkeypatch.setattr(evaluations, "examples", slow)
     train(tmp_path / "store", "run", Sampler(), evaluation=TRIED)
     assert len(listed) == 1
+
+
+def test_two_runs_are_compared_by_what_an_evaluation_counts_and_not_by_opponents(tmp_path: Path) -> None:
+    class Opposed(Sampler):
+        """Fails at first where it is told to, and has a frozen opponent who always earns 1 in every evaluation."""
+
+        def __call__(self, tables: Any, *given: Any, **named: Any) -> Any:
+            made = super().__call__(tables, *given, **named)
+            if not tables["assignments"]["group_id"][0].as_py().startswith("eval-"):
+                return made
+            self.failing.clear()
+            others = [
+                row | {"trace_id": f"{row['trace_id']}-other", "agent": "other", "trainable": False, "reward": 1.0}
+                for row in made["traces"].to_pylist()
+            ]
+            rows = [*made["traces"].to_pylist(), *others]
+            return made | {"traces": pa.Table.from_pylist(rows, made["traces"].schema)}
+
+    settings = TRIED | {"every": 2, "retry_errors": 1}
+    for name, failing in (("one", frozenset[str]()), ("two", frozenset({"eval-reverse_text-0/0"}))):
+        session, outcome = train(tmp_path / "store", name, Opposed(failing), seed=3 + len(failing), evaluation=settings)
+        (average, *_) = [score["average"] for each in outcome["evaluations"] for score in each["scores"]]
+        found = compare(session.place.store, "one", name)["evaluations"]
+        assert found[0]["b"] == pytest.approx(average), "the replacement counts, and no opponent"
+    assert found[0]["a"] < 0.2
