@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from configs.run import View
 from storage.schemas import REGRADES, TRACES
 from tasks.columns import texts
-from tasks.inference.images import put_back
+from tasks.inference.images import put_aside_again, put_back
 from tasks.stage import Stage, Tables, as_task
 
 SCORED = ("reward", "rewards", "metrics", "info")
@@ -49,7 +49,8 @@ def regrade(tables: Tables, config: View, *, graders: GraderRoom) -> Tables:
             f"table traces, column trace_id: {len(wanted)} traces can be scored, the graders answered {found.num_rows} "
             f"times, first {differing[0]}. Nothing of this regrading is in the store; what was recorded is as it was."
         )
-    return {"traces": _rescored(traces, scores), "regrades": _compared(traces, scores)}
+    rescored = put_aside_again(_rescored(whole["traces"], scores), tables.get("images"))
+    return {"traces": rescored, "regrades": _compared(traces, scores)}
 
 
 def _rescored(traces: pa.Table, scores: Mapping[str, Mapping[str, Any]]) -> pa.Table:

@@ -89,6 +89,22 @@ def put_aside(traces: pa.Table, messages: pa.Table) -> dict[str, pa.Table]:
     return tables
 
 
+def put_aside_again(traces: pa.Table, images: pa.Table | None) -> pa.Table:
+    """Return traces that were put back, and may have other notes since, with references to those of `images`.
+
+    An image that is not among them stays where it is: nothing would hold its bytes.
+    """
+    known = set() if images is None else set(texts(images["digest"]))
+
+    def change(trace_id: str, message: int | None, text: str) -> str:
+        if text.startswith(REFERENCE):
+            return LITERAL + text
+        image = image_of(text)
+        return text if image is None or image.digest not in known else f"{REFERENCE}sha256:{image.digest}"
+
+    return _changed_traces(traces, f"data:image/|{REFERENCE}", change)
+
+
 def put_back(traces: pa.Table, messages: pa.Table, images: pa.Table | None) -> dict[str, pa.Table]:
     """Return traces and messages as they were before `put_aside`. Raises MissingImage where an image is not there."""
     rows = [] if images is None else images.to_pylist()
@@ -112,9 +128,13 @@ def _changed(traces: pa.Table, messages: pa.Table, pattern: str, change: Change)
     # Messages first: the first use of an image is the message that introduced it, where one did.
     numbers = messages["message"].to_pylist()
     messages = _rewritten(messages, "body", numbers, pattern, change)
+    return {"traces": _changed_traces(traces, pattern, change), "messages": messages}
+
+
+def _changed_traces(traces: pa.Table, pattern: str, change: Change) -> pa.Table:
     for column in OF_TRACES:
         traces = _rewritten(traces, column, [None] * traces.num_rows, pattern, change)
-    return {"traces": traces, "messages": messages}
+    return traces
 
 
 def _rewritten(table: pa.Table, column: str, numbers: list[int | None], pattern: str, change: Change) -> pa.Table:

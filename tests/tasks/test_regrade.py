@@ -1,5 +1,7 @@
 """Regrade: traces with the scores of today, and a row that says what they were."""
 
+import base64
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 
 from storage.checks import Place, check_rows
 from storage.schemas import REGRADES, TABLES, TRACES
+from tasks.inference.images import put_aside, put_back
 from tasks.inference.regrading import SCORES
 from tasks.regrade import STAGE, GradingBreach, regrade
 from tests.builders import example, exchange, failed, table, trace, view
@@ -49,6 +52,20 @@ def regraded(traces, *scores):
     for name, contract in (("traces", TRACES), ("regrades", REGRADES)):
         check_rows(made[name], contract, Place(name))
     return made["traces"].to_pylist(), made["regrades"].to_pylist()
+
+
+def test_images_in_notes_of_today_are_kept_by_reference_where_they_were_recorded():
+    """And a note that looks like a reference is none: whoever reads the images back finds it as it was."""
+    seen, new = (f"data:image/png;base64,{base64.b64encode(data).decode()}" for data in (b"seen", b"new"))
+    note = json.dumps({"shown": seen, "drawn": new, "odd": "stagecoach-image:x"}, separators=(",", ":"))
+    record = json.dumps({"task": {"data": {"picture": seen}}}, separators=(",", ":"))
+    recorded = put_aside(table("traces", [trace("a", record=record)]), table("messages", exchange("a")))
+    tables = {"examples": table("examples", [example()]), **recorded}
+    found = regrade(tables, view(STAGE), graders=Graders(score("a", info=note)))["traces"]
+    assert seen not in found["info"][0].as_py() and new in found["info"][0].as_py()
+    assert found["record"].to_pylist() == recorded["traces"]["record"].to_pylist()
+    (whole,) = put_back(found, recorded["messages"], recorded["images"])["traces"].to_pylist()
+    assert (whole["info"], whole["record"]) == (note, record)
 
 
 def test_traces_have_the_scores_of_today_and_everything_else_as_it_was():
