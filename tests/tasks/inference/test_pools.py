@@ -7,10 +7,13 @@ import asyncio
 import os
 import re
 import signal
+import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -22,7 +25,7 @@ from flows.environment_room import EnvironmentRoom
 from flows.processes import service
 from flows.processes.ownership import identity, owned, start_time
 from flows.processes.services import ServiceFailed, Supervisor
-from tasks.inference import environments
+from tasks.inference import environment_pool, environments
 from tests.tasks.inference.conftest import PLUGINS
 
 pytestmark = pytest.mark.engine
@@ -41,14 +44,17 @@ def holding(name: str, **settings: Any) -> EnvironmentConfig:
 
 STATIC = holding("fixed", pool=StaticPool(num_workers=2), max_restarts=0, hang_seconds=10.0)
 ELASTIC = holding("growing", pool=ElasticPool(max_workers=2, multiplex=1))
+BROKEN = EnvironmentConfig(name="broken", taskset={"id": "unloadable"}, pool=ElasticPool(max_workers=2))
 
 
 class Pools:
-    """Both servers of this module, with their logs."""
+    """The servers of this module, started side by side, with their logs."""
 
     def __init__(self, supervisor: Supervisor) -> None:
         self.supervisor = supervisor
         self.room = EnvironmentRoom(supervisor, RunConfig(environments=(STATIC, ELASTIC)), "key")
+        self.broken = EnvironmentRoom(supervisor, RunConfig(environments=(BROKEN,)), "key")
+        self.broken.begin()
         self.addresses = self.room.addresses()
 
     def log(self, name: str) -> str:
@@ -123,6 +129,32 @@ def test_what_an_environment_logs_in_a_worker_is_in_its_own_log(pools: Pools) ->
         assert f"holding {other}" not in pools.log(own)
 
 
+def test_an_environment_that_no_worker_can_load_fails_before_anything_is_sampled(pools: Pools) -> None:
+    with pytest.raises(ServiceFailed, match=r"'environment broken' ended with status 4 before it was ready") as failure:
+        pools.broken.addresses()
+    assert "RuntimeError: the planted wrong setting" in str(failure.value)
+    assert pools.broken._handles["broken"].generation == 1
+
+
+def test_the_end_of_a_worker_is_noticed_though_what_it_started_lives_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child that inherits a worker's files keeps its sentinel open, by which multiprocessing tells the end."""
+    worker = subprocess.Popen(["sh", "-c", "exit 7"])
+    held = os.pipe()
+    pool = environment_pool.WatchedPool.__new__(environment_pool.WatchedPool)
+    pool.ending, pool.lost = threading.Event(), ""
+    told: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "kill", lambda *told_of: told.append(told_of))
+    process = SimpleNamespace(pid=worker.pid, exitcode=7, sentinel=held[0])
+    watch = threading.Thread(target=pool._wait_for_its_end, args=(3, process), daemon=True)
+    watch.start()
+    watch.join(PATIENCE)
+    assert told == [(os.getpid(), signal.SIGTERM)]
+    assert pool.lost == f"worker 3, process {worker.pid}, ended with status 7"
+    assert worker.wait() == 7, "who started it is told, too"
+    for each in held:
+        os.close(each)
+
+
 def test_a_client_that_leaves_before_its_answer_does_not_end_the_server(pools: Pools) -> None:
     from verifiers.v1.serve.client import EnvClient
 
@@ -179,6 +211,7 @@ def test_a_worker_that_hangs_is_killed_and_named_and_the_server_ends_for_another
 
 def test_servers_that_are_told_to_end_leave_nothing_behind(pools: Pools) -> None:
     directory = re.findall(r"address=ipc://(\S+)/\d", pools.log("growing"))[0]
+    assert Path(directory).parent == pools.supervisor._temporary, "it goes also where the broker is killed"
     with rollouts(pools.addresses["growing"], 1):
         pools.supervisor.close()
     assert owned(identity()) == []
