@@ -1,6 +1,7 @@
 """Examples and packages of environments, and what is told when they are not there."""
 
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,11 @@ def test_a_taskset_that_lets_a_child_go_holds_nothing_up_and_leaves_nothing(
     monkeypatch.setattr(environments, "EXAMPLES_SECONDS", 120.0)
     taskset = {"id": "misbehaving_taskset", "faults": ["lingers"], "task": {"directory": str(tmp_path)}}
     assert examples(EnvironmentConfig(name="bad", taskset=taskset)).num_rows == 1
-    assert start_time(int((tmp_path / "lingers").read_text())) is None
+    child = int((tmp_path / "lingers").read_text())
+    deadline = time.monotonic() + 60
+    while start_time(child) is not None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert start_time(child) is None
     assert [list(each.iterdir()) for each in (tmp_path / "temporary").iterdir()] == [[]]
 
 
