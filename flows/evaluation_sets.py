@@ -12,22 +12,31 @@ from tasks.stage import Place
 
 def evaluation_places(place: Place) -> dict[str, Place]:
     """Return where each set of a run is evaluated, by its name; "" is the one without a name."""
-    return {name: sampling_for_evaluation(place, each) for name, each in place.config.evaluation.of_sets().items()}
+    return {name: _with(place, each) for name, each in evaluation_configs(place.config).items()}
 
 
-def sampling_for_evaluation(place: Place, chosen: EvaluationConfig | None = None) -> Place:
-    """Return the same place with the sampling settings of an evaluation; no teacher samples there.
+def evaluation_configs(config: RunConfig) -> dict[str, RunConfig]:
+    """Return what a run's config comes to in the evaluation of each set, by its name; "" is the one without a name."""
+    return {name: _evaluating(config, each) for name, each in config.evaluation.of_sets().items()}
 
-    `chosen` is one set of examples; without it, the one that `evaluation` itself is.
-    """
-    config = place.config
-    evaluation = chosen or config.evaluation.model_copy(update={"sets": ()})
+
+def sampling_for_evaluation(place: Place) -> Place:
+    """Return the same place with the sampling settings of the set that `evaluation` itself is."""
+    return _with(place, _evaluating(place.config, place.config.evaluation.model_copy(update={"sets": ()})))
+
+
+def _with(place: Place, config: RunConfig) -> Place:
+    return Place(place.store, place.run, config, place.versions)
+
+
+def _evaluating(config: RunConfig, evaluation: EvaluationConfig) -> RunConfig:
+    """Return a config with the sampling settings of an evaluation; no teacher samples there."""
     own = {"temperature": None, "algorithm": None}
     environments = tuple(each.model_copy(update=own) for each in config.environments)
     rollout = config.rollout.model_copy(update={"temperature": evaluation.temperature})
     changed: dict[str, Any] = {"rollout": rollout, "environments": environments, "algorithm": GrpoConfig()}
     changed |= {"evaluation": evaluation} | _without_engine(config)
-    return Place(place.store, place.run, config.model_copy(update=changed), place.versions)
+    return config.model_copy(update=changed)
 
 
 def _without_engine(config: RunConfig) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from configs.load import dump, load
 from configs.resolve import resolve
 from configs.run import RunConfig, View
 from flows import pipeline
+from flows.evaluation_sets import evaluation_configs
 from flows.facts import directory_digest, facts
 from flows.foretell import Foreteller
 from flows.preflight import require_gate
@@ -58,8 +59,8 @@ def walk(config: RunConfig, source: Source) -> list[tuple[StageTask, Ref]]:
     """Return the stages of the first step, as the pipeline itself calls them, with the keys they would have."""
     keys = Foreteller(config, lambda key: None)  # without a store, nothing is found
     if config.kind == "evaluate":
-        sets = list(config.evaluation.of_sets().values())
-        keys = Foreteller(config.model_copy(update={"evaluation": sets[0]}), lambda key: None)
+        first = next(iter(evaluation_configs(config).values()))  # policy and examples are the same for all sets
+        keys = Foreteller(first, lambda key: None)
         pipeline.attempts(keys, None if config.external else pipeline.first_policy(keys, source))
     else:
         found, policy = pipeline.start(keys, source)
@@ -100,8 +101,8 @@ def sizes(config: RunConfig) -> Iterator[str]:
         yield f"{config.steps} steps of {samples} samples, each of at most {config.data.max_length} tokens"
     for name, each in config.evaluation.of_sets().items():
         if config.kind == "evaluate" or each.every:
-            count = each.num_examples * each.attempts
-            yield f"evaluation{name and f' {name}'}: {each.num_examples} examples, {count} rollouts"
+            count = each.num_examples * len(each.environments or config.environments)
+            yield f"evaluation{name and f' {name}'}: {count} examples, {count * each.attempts} rollouts"
     if config.kind != "evaluate":
         yield f"rows of {config.packing.tokens_per_row} tokens for {config.packing.data_parallel} rank(s)"
 

@@ -7,8 +7,11 @@ import pytest
 
 from configs.errors import ConfigError
 from configs.load import from_json, load
+from configs.run import RunConfig
 from flows import cli
+from flows.foretell import foretell
 from flows.views import plan
+from tests.flows.rehearsal import SOURCE, session_for
 
 
 @pytest.fixture
@@ -81,3 +84,23 @@ def test_missing_files_are_refused_and_nothing_is_created(tmp_path: Path, monkey
         plan.main(["demo"], ["model.path=./none"])
     assert cli.main(["check", "demo"]) == 0
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_plan_of_an_evaluation_has_the_keys_that_it_will_have(tmp_path: Path) -> None:
+    session = session_for(tmp_path / "store", "a", kind="evaluate", evaluation={"temperature": 0.25})
+    planned = [ref.key for _, ref in plan.walk(session.config, SOURCE)]
+    assert planned == [piece.key for piece in foretell(session.place, SOURCE)] and len(planned) == 4
+
+
+def test_the_size_of_an_evaluation_is_that_of_all_its_environments() -> None:
+    sets = [{"name": "one", "environments": ["second"], "attempts": 3, "pass_at": [3]}, {"name": "all"}]
+    config = RunConfig.model_validate(
+        {
+            **{"kind": "evaluate", "evaluation": {"num_examples": 5, "sets": sets}},
+            "environments": ({"name": name, "taskset": {"id": "t"}} for name in ("first", "second")),
+        }
+    )
+    assert list(plan.sizes(config)) == [
+        "evaluation one: 5 examples, 15 rollouts",
+        "evaluation all: 10 examples, 10 rollouts",
+    ]
