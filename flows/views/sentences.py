@@ -43,6 +43,8 @@ def _trained(found: Found, use: Found) -> str:
     return f"Run {use['run']} trained on it at step {use['step']}: {samples}. That made policy {use['policy']}."
 
 
+ENDED = {"errored": "failed", "stopped": "stopped"}
+"""Words for rollouts of a group that earned nothing, by what they are counted under."""
 SEATS = {
     "untrainable": "its tokens are not the policy's, for it belongs to another seat of the environment",
     "judge": "the judge's seat is not trained (drop_judge), for its reward is zero by construction",
@@ -149,8 +151,8 @@ def _group(use: Found) -> str:
         if group["num_rewarded"]
         else "no rewards"
     )
-    failed = f", {group['num_errored']} failed" if group["num_errored"] else ""
-    return f"Its group {group['group_id']} has {group['num_rollouts']} rollouts{failed}: {scored}."
+    ended = "".join(f", {group[f'num_{name}']} {word}" for name, word in ENDED.items() if group[f"num_{name}"])
+    return f"Its group {group['group_id']} has {group['num_rollouts']} rollouts{ended}: {scored}."
 
 
 def _value(value: Any) -> str:

@@ -14,6 +14,7 @@ from storage.frames import Frames, existing_store
 from storage.lineage import Work
 from tasks.accounting import NO_WEIGHT
 from tasks.fates import EVALUATED, Chain, chains, outcome, ruled
+from tasks.inference.failures import STRAGGLER
 
 TRACE = (
     "trace_id",
@@ -147,11 +148,13 @@ def _group(frames: Frames, work: Work, trace: Mapping[str, Any]) -> dict[str, An
     rows = frames.of([work], "traces").filter(pl.col("group_id") == trace["group_id"])
     rewards = rows.select("reward", "error_class").collect()
     reward = rewards["reward"].drop_nulls()
+    stopped = int((rewards["error_class"] == STRAGGLER).sum())
     return {
         "group_id": trace["group_id"],
         "num_rollouts": len(rewards),
         "num_rewarded": len(reward),
-        "num_errored": len(rewards) - rewards["error_class"].null_count(),
+        "num_errored": len(rewards) - rewards["error_class"].null_count() - stopped,
+        "num_stopped": stopped,
         "lowest": reward.min(),
         "mean": reward.mean(),
         "highest": reward.max(),

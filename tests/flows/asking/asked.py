@@ -2,7 +2,8 @@
 
 `base` trains two steps and scores its policies; `branch` shares its first rollouts and gives other advantages; `gated`
 is refused at its first step; `regraded` scores the first rollouts again and leaves one out that is in quarantine;
-`begun` has the first rollouts and nothing after them. Ids of rollouts are the same in all of them.
+`begun` has the first rollouts and nothing after them; `hurried` begins four groups for three, and stops all but one
+rollout of the last. Ids of rollouts are the same in all of them.
 """
 
 from contextlib import suppress
@@ -17,6 +18,7 @@ from flows.pipeline import GateRefused
 from flows.session import Session, recorded
 from tasks import assignment, filtering, packing, policy_import, rollout, training
 from tasks import examples as listing
+from tasks.inference.stopping import straggler
 from tasks.learner.rows import batches_from_table
 from tasks.stage import Policy, Ref, Stage, StageTask, Tables
 from tests.builders import example, exchange, failed, message, table
@@ -46,7 +48,7 @@ def listed(tables: Tables, config: View) -> Tables:
 def sampled(tables: Tables, config: View, *, step: int, policy: Policy) -> Tables:
     """Stand in for sampling: in every group one is cut short, one branches and one fails; in one of them all earn 1.
 
-    The first of the third group is not scored.
+    The first of the third group is not scored. A fourth group was begun beyond what was needed, and was stopped.
     """
     traces, messages = [], []
     for number, members in enumerate(fixed.groups(tables["assignments"]).values()):
@@ -58,6 +60,12 @@ def sampled(tables: Tables, config: View, *, step: int, policy: Policy) -> Table
             if member == 3:
                 broken = failed(row["trace_id"])
                 changes = {name: broken[name] for name in ("reward", "error_class", "error_type", "error_message")}
+            if number == 3 and member:
+                stopped = straggler(row["environment"], 1.5)
+                changes = {"reward": None, "error_type": stopped.type, "error_message": stopped.message}
+                changes |= {"error_class": stopped.kind, "num_input_tokens": 0, "num_output_tokens": 0}
+                traces.append(row | changes)
+                continue
             traces.append(row | changes)
             messages += exchange(row["trace_id"], completion=range(20, 24 + number))
             if member == 2:
@@ -125,6 +133,7 @@ def everything(root: Path) -> None:
         run(root, "gated", gate={"type": "rule", "rule": "reward_mean < 0"})
     regrade(root)
     begin(root)
+    run(root, "hurried", assignment=SETTINGS["assignment"] | {"oversampling": 1.2})
 
 
 def run(root: Path, name: str, **changes: Any) -> Session:

@@ -11,7 +11,7 @@ from tasks.accounting import TRAINED, account
 from tasks.fates import DERIVED, EVALUATED, FATES, PENDING, REFUSED, accounting, chains, fates
 from tests.flows.asking.asked import UNFIT
 
-RUNS = ("base", "branch", "gated", "regraded", "begun")
+RUNS = ("base", "branch", "gated", "regraded", "begun", "hurried")
 Figures = dict[tuple[str, str], tuple[int, int, int]]
 
 
@@ -39,7 +39,9 @@ def of_table(frames: Frames, run: str, step: int) -> Figures:
     }
 
 
-@pytest.mark.parametrize(("run", "step"), [("base", 0), ("base", 1), ("branch", 0), ("branch", 1), ("regraded", 0)])
+@pytest.mark.parametrize(
+    ("run", "step"), [("base", 0), ("base", 1), ("branch", 0), ("branch", 1), ("regraded", 0), ("hurried", 0)]
+)
 def test_the_table_agrees_with_the_account_of_the_step(frames: Frames, run: str, step: int) -> None:
     assert of_table(frames, run, step) == of_account(frames, run, step)
     assert len(of_table(frames, run, step)) >= 4
@@ -64,6 +66,7 @@ def test_every_kind_of_fate_is_there(frames: Frames) -> None:
         ("errored", "timeout"),
         ("no weight", ""),
         ("quarantined", ""),
+        ("stopped", ""),
         ("evaluated", ""),
         ("evaluated", "timeout"),
         ("refused", ""),
@@ -96,6 +99,7 @@ def test_one_row_for_each_rollout_of_a_run(frames: Frames) -> None:
         "gated": "refused",
         "regraded": "quarantined",
         "begun": "pending",
+        "hurried": "trained",
     }
 
 

@@ -23,7 +23,7 @@ def sql(root: Path, *arguments: str) -> int:
 
 def test_formats_say_the_same(root: Path, frames: Frames, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     expected = dict(frames.fates.group_by("run").len().sort("run").collect().iter_rows())
-    assert len(expected) == 5
+    assert len(expected) == 6
     assert sql(root, BY_RUN, "--format", "json") == 0
     assert {row["run"]: row["num"] for row in json.loads(capsys.readouterr().out)} == expected
     assert sql(root, BY_RUN, "--format", "csv") == 0
@@ -35,7 +35,7 @@ def test_formats_say_the_same(root: Path, frames: Frames, tmp_path: Path, capsys
     ]
     for name in ("answer.parquet", "answer.json", "answer.csv"):
         assert sql(root, BY_RUN, "--output", str(tmp_path / name)) == 0
-        assert capsys.readouterr().out == f"5 rows in {tmp_path / name}\n"
+        assert capsys.readouterr().out == f"6 rows in {tmp_path / name}\n"
     assert dict(pl.read_parquet(tmp_path / "answer.parquet").iter_rows()) == expected
     assert json.loads((tmp_path / "answer.json").read_text()) == pq.read_table(tmp_path / "answer.parquet").to_pylist()
 

@@ -61,6 +61,12 @@ def test_a_rollout_with_two_branches_has_two_samples(frames: Frames) -> None:
             "begun",
             "Run begun has not trained on it: of step 0 nothing is done after rollout. The run's last event is: fini",
         ),
+        (
+            "trace-0-3-1",
+            "hurried",
+            "it was stopped after 1.5 s: enough groups of environment 'reverse_text' had ended (",
+        ),
+        ("trace-0-3-1", "hurried", "Its group 0-3 has 6 rollouts, 5 stopped: rewards from "),
         ("trace-0-0-4", "gated", "the rule gate held back the whole batch. Decided by rule: reward_mean < 0 does not"),
     ],
 )
