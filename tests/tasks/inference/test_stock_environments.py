@@ -23,7 +23,7 @@ ViewOf = Callable[..., View]
 def check_tokens(traces: Rows, messages: Rows) -> None:
     """What each call was given and gave is its path of the graph; lists are of one length, sampled tokens as counted.
 
-    A reply that was cut off may come back in other tokens: then a branch begins, which is counted.
+    A reply whose text has other tokens may come back in these: then a branch begins, which is counted.
     """
     for row in traces:
         mine = own(row, messages)
