@@ -46,7 +46,7 @@ def _trained(found: Found, use: Found) -> str:
 ENDED = {"errored": "failed", "stopped": "stopped"}
 """Words for rollouts of a group that earned nothing, by what they are counted under."""
 SEATS = {
-    "untrainable": "its tokens are not the policy's, for it belongs to another seat of the environment",
+    "untrainable": "its seat is not trained: another model plays it, or the environment or its config says so",
     "judge": "the judge's seat is not trained (drop_judge), for its reward is zero by construction",
     "other_seat": "another seat learned in its episode (learner_seat)",
 }
