@@ -34,7 +34,7 @@ class Worker:
             self._session.count(computed=False)
             return ref_of(place.adopt(entry, step), computed=False)
         self._session.stop_if_cancelled(step, task.stage.name)
-        self._session.tell("stage", stage=task.stage.name, step=step)
+        self._session.tell("stage", stage=task.stage.name, step=step, evaluating=place is not self._session.place)
         with place.openly() if task.waits else nullcontext():  # what took long is not held back for a moment
             ref = task(place, step, refs, policy, {**self._session.services, **(services or {})}, extra_inputs)
         self._session.count(computed=True)

@@ -28,7 +28,7 @@ def _evaluate(session: Session, name: str, place: Place, policy: Policy | None) 
     tables = [place.table("traces", (each,)) for each in rounds]
     pass_at = place.config.evaluation.pass_at
     found = scored(name, policy.version if policy else 0, tables, place.config.environments, pass_at)
-    session.tell("evaluation", **found.described)
+    session.tell("evaluation", computed=any(each.computed for each in rounds), **found.described)
     return found
 
 

@@ -38,8 +38,9 @@ class PanelWatcher:
     def _note(self, text: str) -> None:
         self._panel.note(text)
 
-    def _stage(self, stage: str, step: int) -> None:
-        self._panel.stage(step, stage)
+    def _stage(self, stage: str, step: int, evaluating: bool) -> None:
+        # An evaluation goes on beside the steps, and has the version of its policy for a step.
+        self._panel.stage(None if evaluating else step, f"evaluation: {stage}" if evaluating else stage)
 
     def _step(self, step: int, tokens: int, seconds: Mapping[str, float], **measured: Any) -> None:
         values = measured if self._panel.measure == "reward" else measured["update"] or {}
@@ -76,7 +77,7 @@ class ArtifactWatcher:
 
 
 class MonitorWatcher:
-    """Sends the metrics of computed steps to Weights & Biases, where it was asked for."""
+    """Sends the metrics of computed steps and evaluations to Weights & Biases, where it was asked for."""
 
     def __init__(self, monitor: Monitor) -> None:
         self._monitor = monitor
@@ -84,11 +85,11 @@ class MonitorWatcher:
         """The last step that was logged."""
 
     def __call__(self, event: str, facts: Mapping[str, Any]) -> None:
-        """Log a step that was computed now; found ones were logged by the run that computed them."""
+        """Log what was computed now; what was found was logged by the run that computed it."""
         if event == "step" and facts["computed"]:
             self._last = max(self._last, facts["step"])
             self._monitor.log(facts["step"], facts["metrics"])
-        if event == "evaluation":
+        if event == "evaluation" and facts["computed"]:
             # It may come after the steps that it went on beside, and what is older than the last is not taken there.
             at = max(self._last, facts["version"])
             for each in facts["scores"]:

@@ -75,10 +75,11 @@ class Panel:
     ) -> None:
         self.close()
 
-    def stage(self, step: int, stage: str) -> None:
-        """A stage begins."""
+    def stage(self, step: int | None, stage: str) -> None:
+        """A stage begins; None where it is of no step."""
         with self._lock:
-            self._now = (f"step {step + 1}/{self.num_steps}  " if self.num_steps else "") + printable(stage)
+            of_step = f"step {step + 1}/{self.num_steps}  " if self.num_steps and step is not None else ""
+            self._now = of_step + printable(stage)
 
     def step(self, step: int, value: float | None, tokens: int, seconds: float) -> None:
         """A step is done: its mean reward or what else is measured (None for nothing), tokens handled, wall-clock."""

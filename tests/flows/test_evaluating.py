@@ -1,5 +1,6 @@
 """Evaluations of whole runs: which policies on which examples, beside the next step, made again, compared, found."""
 
+import io
 import json
 import threading
 from pathlib import Path
@@ -11,10 +12,13 @@ import pytest
 
 from flows.foretell import foretell
 from flows.scores import recorded_evaluations
+from flows.session import recorded
 from flows.views import evals
 from flows.views.differences import compare
+from flows.views.panel import Panel
 from flows.views.show import describe
 from flows.walks import walk_train
+from flows.watchers import PanelWatcher
 from storage.store import open_store
 from tasks.example_fields import FieldMissing
 from tests.flows import evaluations
@@ -239,3 +243,24 @@ def test_two_runs_are_compared_by_what_an_evaluation_counts_and_not_by_opponents
         found = compare(session.place.store, "one", name)["evaluations"]
         assert found[0]["b"] == pytest.approx(average), "the replacement counts, and no opponent"
     assert found[0]["a"] < 0.2
+
+
+def test_a_run_that_is_resumed_shows_no_evaluation_as_a_step_and_logs_none_again(tmp_path: Path) -> None:
+    class Shown(Panel):
+        def stage(self, step: int | None, stage: str) -> None:
+            stages.append((step, stage))
+
+    stages, computed = list[tuple[int | None, str]](), list[bool]()
+
+    def note(event: str, facts: Any) -> None:
+        if event == "evaluation":
+            computed.append(facts["computed"])
+
+    for _ in range(2):
+        session = session_for(tmp_path / "store", "run", evaluation=TRIED | {"overlap": False})
+        with Shown("run", 2, plain=True, stream=io.StringIO()) as panel, played(Sampler()), recorded(session):
+            session.watchers = PanelWatcher(panel), note
+            walk_train(session)
+    assert computed == [True] * 3 + [False] * 3
+    assert {step for step, stage in stages if stage == "rollout"} == {0, 1}
+    assert stages.count((None, "evaluation: rollout")) == 3

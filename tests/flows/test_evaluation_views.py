@@ -53,9 +53,11 @@ def test_an_evaluation_that_comes_late_is_logged_where_it_is_still_taken() -> No
     logged = Logged()
     watch = MonitorWatcher(logged)
     scores = [{"environment": "sums", "average": 0.5}]
-    watch("evaluation", {"version": 0, "set": "", "scores": scores})
+    told = {"set": "", "scores": scores, "computed": True}
+    watch("evaluation", told | {"version": 0})
     for step in range(3):
         watch("step", {"step": step, "computed": True, "metrics": {}})
-    watch("evaluation", {"version": 1, "set": "", "scores": scores})
-    watch("evaluation", {"version": 3, "set": "", "scores": scores})
+    watch("evaluation", told | {"version": 1})
+    watch("evaluation", told | {"version": 3})
+    watch("evaluation", told | {"version": 3, "computed": False})  # a resumed run: whoever computed it logged it
     assert logged.told == [(0, 0), (0, None), (1, None), (2, None), (2, 1), (3, 3)]
