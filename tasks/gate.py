@@ -87,8 +87,12 @@ def by_rule(rule: str, figures: Figures) -> Answer:
 
 
 def shown_rollouts(traces: pa.Table, messages: pa.Table) -> tuple[Shown, ...]:
-    """Return the best, the median and the worst rollout by reward with their texts; fewer where fewer were scored."""
-    scored = traces.select(["trace_id", "reward"]).filter(pc.is_valid(traces["reward"])).to_pylist()
+    """Return the best, the median and the worst rollout by reward with their texts; fewer where fewer were scored.
+
+    Those of seats that are not the policy's are not asked about.
+    """
+    chosen_from = pc.and_(pc.is_valid(traces["reward"]), traces["trainable"])
+    scored = traces.select(["trace_id", "reward"]).filter(chosen_from).to_pylist()
     ranked = sorted(scored, key=lambda row: (row["reward"], row["trace_id"]))
     if not ranked:
         return ()

@@ -62,6 +62,11 @@ def test_rollouts_are_shown_with_their_texts_in_order() -> None:
     assert shown.messages == (("user", "hello"), ("assistant", "olleh"))
 
 
+def test_rollouts_of_a_frozen_opponent_are_not_shown() -> None:
+    rows = [trace("ours", reward=0.0), trace("theirs", reward=1.0, agent="rival", trainable=False)]
+    assert [each.trace_id for each in shown_rollouts(table("traces", rows), table("messages", []))] == ["ours"]
+
+
 @pytest.mark.parametrize(("num_scored", "labels"), [(0, []), (1, ["best"]), (2, ["best", "worst"])])
 def test_no_rollout_is_shown_twice(num_scored: int, labels: list[str]) -> None:
     traces = [trace(f"t{number}", reward=float(number)) for number in range(num_scored)] + [trace("x", reward=None)]
