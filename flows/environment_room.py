@@ -13,7 +13,6 @@ from flows.leases import Lease
 from flows.processes.services import Handle, ServiceSpec, Supervisor
 from tasks.inference import environments as environment_service
 
-STARTUP_SECONDS = 180.0
 GRACE_SECONDS = 30.0
 """A server ends the rollouts under way, which clear up what they have elsewhere, and waits 10 s for each worker."""
 
@@ -24,7 +23,8 @@ class EnvironmentRoom:
     def __init__(self, supervisor: Supervisor, config: RunConfig, engine_key: str) -> None:
         self._supervisor = supervisor
         self._environments = config.environments
-        self._engine_key = {config.engine.api_key_variable: engine_key}
+        # Where someone else's model is evaluated no engine is asked, and that variable may hold the key of theirs.
+        self._engine_key = {} if config.external else {config.engine.api_key_variable: engine_key}
         self._lock = threading.Lock()
         self._lease = Lease()
         self._turns = itertools.count(1)
@@ -79,7 +79,8 @@ class EnvironmentRoom:
             ready=lambda found: environment_service.answers(found["address"]),
             hangs=lambda found: environment_service.hangs(found["address"], environment.hang_seconds),
             max_restarts=environment.max_restarts,
-            startup_seconds=STARTUP_SECONDS + environment.hang_seconds,  # one that hangs is first to be found out
+            # A server that hangs is first to be found out.
+            startup_seconds=environment.startup_seconds + environment.hang_seconds,
             grace_seconds=GRACE_SECONDS,
             external=environment.address,
         )

@@ -97,7 +97,8 @@ class Sampling:
         self.addresses = addresses
         own = {OF_POLICY: Served(engine_url, api_key, model, policy["key"])} if engine_url else {}
         served = {**own, **teachers}
-        self.watch = Watch(tuple(each for each in served.values() if not each.chat), addresses)
+        engines = tuple(each for each in served.values() if not each.chat)
+        self.watch = Watch(engines, addresses)
         self.clients: dict[str, EnvClient] = {}
         self.attempts = Attempts(served, self.clients, self.watch, policy, step, config)
         self.terms = terms
@@ -105,7 +106,7 @@ class Sampling:
         self.under_way: set[UnderWay] = set()
         self.limit = Limiter(1 if terms.one_at_a_time else config.rollout.max_in_flight)
         adaptive = config.rollout.adaptive_in_flight and not terms.one_at_a_time
-        self.steering = Steering(self.limit, tuple(served.values())) if adaptive else None
+        self.steering = Steering(self.limit, engines) if adaptive else None
         self.lag = Lag()
         self.handing_over = asyncio.Lock()
 

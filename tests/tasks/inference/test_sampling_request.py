@@ -1,5 +1,6 @@
 """What a rollout asks of the engine: the policy's cache salt, the right temperature, the seed of its assignment."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,6 +8,8 @@ import pytest
 from configs.evaluation import ExternalModelConfig
 from configs.run import RunConfig, View
 from configs.sections import EnvironmentConfig
+from flows.environment_room import EnvironmentRoom
+from flows.processes.services import Handle, ServiceSpec, Supervisor
 from tasks.inference.attempts import Attempts
 from tasks.inference.requests import chat_sampling_config
 from tasks.inference.rollouts import Sampling
@@ -91,3 +94,32 @@ def test_a_teacher_of_another_environment_changes_nothing() -> None:
     attempted = made._attempted(ASSIGNMENT)
     assert (attempted.policy_key, made._sampler(attempted)) == ("the-policy", "")
     assert made._sampling(attempted, 41).model_dump()["cache_salt"] == "the-policy"
+
+
+class Started(Supervisor):
+    """Keeps what it is told to start."""
+
+    def start(self, spec: ServiceSpec) -> Handle:
+        self.specs = [*getattr(self, "specs", []), spec]
+        return None  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("external", [False, True])
+def test_the_key_of_somebody_elses_api_is_not_overwritten_by_one_of_ours(tmp_path: Path, external: bool) -> None:
+    """Both may be in one variable; the engine's is made anew for every run, and no engine is asked here."""
+    chat = {"url": "https://host/v1", "model": "m", "api_key_variable": "STAGECOACH_ENGINE_KEY"}
+    tree = {"kind": "evaluate", "environments": ({"name": "e", "taskset": {"id": "reverse_text"}},)}
+    config = RunConfig.model_validate(tree | ({"evaluation": {"external": chat}} if external else {}))
+    supervisor = Started("run", tmp_path)
+    EnvironmentRoom(supervisor, config, "ours").begin()
+    (spec,) = supervisor.specs
+    assert ("STAGECOACH_ENGINE_KEY" in spec.env) != external
+
+
+def test_somebody_elses_api_is_not_asked_for_metrics_of_an_engine() -> None:
+    chat = ExternalModelConfig(url="https://host/v1", model="m")
+    served = {"": Served(chat.url, "", chat.model, chat=chat)}
+    config = RunConfig.model_validate({"rollout": {"adaptive_in_flight": True}, "model": {"path": "somewhere"}})
+    view = View(config, ("rollout", "environments", "engine", "model"), "rollout")
+    made = Sampling("", "", {}, {"key": "", "version": 0}, 0, view, lambda group_id, tables: None, served)
+    assert made.steering is not None and made.steering._engines == []
