@@ -97,6 +97,8 @@ class EnvironmentConfig(Section):
     sandbox_labels: tuple[str, ...] = operational(())
     """Labels of every sandbox that the server makes, beside those of the runtime's own settings, where the runtime has
     labels (`prime`): to find all that a run left running."""
+    startup_seconds: float = operational(180.0, gt=0)
+    """Longest wait until the server takes requests: it loads the environment first. Comes on top of hang_seconds."""
     hang_seconds: float = operational(120.0, gt=0)
     """A server that leaves a health request unanswered for so long hangs, and is started again. Longer than the longest
     step of the environment that does not let others run: a reward computed without `await`, say."""

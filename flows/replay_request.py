@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from configs.environment_checks import OF_OUR_SERVERS
 from configs.environments import SeatRule
 from configs.errors import ConfigError
 from configs.replay import ORDER, StageName, needs_weights, redone
@@ -26,7 +27,7 @@ SERVICES = {"learner": "training", "gate": "training", "engine": "rollout"}
 ANYWAY = ("prefect", "wandb")
 REGRADED = ("taskset", "harness", "runtime")
 """What of an environment its reward functions may see."""
-SAMPLED = ("env", "seats", "harness", "runtime", "max_turns", "temperature", "address", "pool")
+SAMPLED = ("env", "seats", "harness", "runtime", "max_turns", "temperature", "address", *OF_OUR_SERVERS)
 """What of an environment may change while its examples and assignments are the recorded ones."""
 
 

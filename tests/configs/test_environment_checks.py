@@ -76,11 +76,18 @@ def test_a_replay_that_samples_is_held_to_the_same():
         assert [each.startswith(f"{SEAT}.model: give the path") for each in lines] == [True] * count, lines
 
 
+def test_an_evaluation_may_play_a_seat_at_temperature_zero():
+    seat = "environments.0.seats={rival={temperature=0.0}}"
+    assert load(("demo",), ["kind=evaluate", seat]).environments[0].seats["rival"].temperature == 0
+
+
 def test_a_judge_that_is_trained_may_be_evaluated():
     assert found("evaluation_seat='judge'", "drop_judge=false") == []
 
 
-@pytest.mark.parametrize("setting", ["pool={num_workers=2, type='static'}", "hang_seconds=3.0", "max_restarts=0"])
+@pytest.mark.parametrize(
+    "setting", ["pool={num_workers=2, type='static'}", "hang_seconds=3.0", "startup_seconds=3.0", "max_restarts=0"]
+)
 def test_what_is_said_about_a_server_is_refused_for_one_of_others(setting):
     assert found(setting) == []
     (line,) = found(setting, "address='tcp://127.0.0.1:9'")
