@@ -16,7 +16,7 @@ def talk(trace_id: str) -> list[dict[str, object]]:
 
 
 def test_each_rollout_is_found_with_its_own_turns() -> None:
-    flags = {"a": [2], "b": [], "c": [1, 2], "d": [1]}
+    flags = {"a": [2], "b": [], "c": [1, 2], "d": [1], "asked": [0]}
     traces = [trace(name, info=json.dumps({"parse_errors": numbers})) for name, numbers in flags.items()]
     rows = [talk(name) for name in flags]
     mixed = [each[number] for number in (1, 0, 2) for each in reversed(rows)]
@@ -28,4 +28,5 @@ def test_each_rollout_is_found_with_its_own_turns() -> None:
         None,
         {"messages": [1, 2], "tokens": 3},
         {"messages": [1], "tokens": 1},
+        None,  # what was asked is no turn of the policy
     ]
