@@ -23,6 +23,7 @@ from storage.errors import border
 from storage.frames import existing_store
 from storage.store import Store
 from tasks.columns import texts
+from tasks.evaluation import example_means, rewards_of
 from tasks.example_fields import values_of
 from tasks.paired import Difference, differences
 
@@ -37,7 +38,10 @@ SCHEMA = pa.schema(
         "num_paired": pa.int64(),
     }
 )
-"""One figure of one evaluation; `bucket` is the field's value as JSON, `difference` to the first row of its like."""
+"""One figure of one evaluation; `bucket` is the field's value as JSON, `difference` to the first row of its like.
+
+`num_examples` are those that the figure is a mean over, `num_paired` those that the difference is one over.
+"""
 
 
 @dataclass(frozen=True)
@@ -101,7 +105,8 @@ def rows_of(parts: Sequence[Part]) -> Iterator[Row]:
         changes = differences(base.traces, part.traces, part.evaluated.pass_at) if base is not part else []
         paired = {each.figure: each for each in changes}
         (score,) = part.evaluated.of(part.traces)
-        yield _row(part, score, "avg", score["average"], score["average_floor"], score, paired.get("avg"))
+        averaged = score | {"num_examples": len(example_means(rewards_of(part.traces)[part.environment]))}
+        yield _row(part, score, "avg", score["average"], score["average_floor"], averaged, paired.get("avg"))
         for each in score["pass_at"]:
             figure = f"pass@{each['k']}"
             yield _row(part, score, figure, each["estimate"], each["floor"], each, paired.get(figure))
@@ -176,5 +181,6 @@ def _cells(row: Row, buckets: bool) -> list[str]:
     cells += [row["bucket"]] if buckets else []
     cells += [row["figure"], with_interval(row["value"], {"interval": interval}), str(row["num_examples"])]
     errors = f"{row['num_errors']} of {row['num_attempts']}" if row["num_errors"] else "0"
-    difference = "-" if row["difference"] is None else f"{row['difference']:+.3f}"
+    fewer = f" (of {row['num_paired']})" if row["num_paired"] != row["num_examples"] else ""
+    difference = "-" if row["difference"] is None else f"{row['difference']:+.3f}{fewer}"
     return [*cells, errors, difference, interval_text(change, "+")]

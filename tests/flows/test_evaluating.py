@@ -264,3 +264,19 @@ def test_a_run_that_is_resumed_shows_no_evaluation_as_a_step_and_logs_none_again
     assert computed == [True] * 3 + [False] * 3
     assert {step for step, stage in stages if stage == "rollout"} == {0, 1}
     assert stages.count((None, "evaluation: rollout")) == 3
+
+
+def test_figures_and_differences_say_over_how_many_examples_they_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lost = frozenset({"eval-reverse_text-0/0", "eval-reverse_text-0/1", "eval-reverse_text-1/0"})
+    settings = TRIED | {"pass_at": (1, 2)}
+    evaluate(tmp_path / "store", "one", Sampler(lost), evaluation=settings)
+    evaluate(tmp_path / "store", "two", Sampler(), seed=8, evaluation=settings)
+    evals.main(["one", "two"], as_json=True, store=str(tmp_path / "store"))
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["num_examples"] for row in rows] == [3, 3, 2, 4, 4, 4], "those that the figure is of"
+    assert [row["num_paired"] for row in rows] == [None] * 3 + [3, 3, 2]
+    evals.main(["one", "two"], store=str(tmp_path / "store"))
+    *_, last = capsys.readouterr().out.splitlines()
+    assert "of 2" in last, "not over the four beside it"
