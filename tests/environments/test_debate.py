@@ -234,15 +234,27 @@ def flagged(trace: vf.Trace) -> list[int]:
     return np.flatnonzero(unreadable(traces, messages, np.zeros(len(trace.nodes), np.int64))).tolist()
 
 
-def test_demonstrations_are_conversations_that_the_environment_has() -> None:
-    rows = list(demonstrations(90, seed=3))
+@pytest.mark.parametrize(("at_once", "schedule"), [(0.0, "sequential"), (1.0, "simultaneous")])
+def test_demonstrations_are_conversations_that_the_environment_has(at_once: float, schedule: str) -> None:
+    rows = list(demonstrations(90, seed=3, at_once=at_once))
     first = next(n for n in range(0, 90, 3) if len(rows[n]["messages"]) == 4)
     told = {member: rows[first + number]["messages"] for number, member in enumerate(MEMBERS)}
     digit, numbers = re.fullmatch(r"yes: (\d) in ([\d ]+)\n\nsay 1", told["affirmative"][0]["content"]).groups()  # type: ignore[union-attr]
     claim = Claim(digit, tuple(numbers.split()))
-    _, script = played(lambda member, number: told[member][2 * number + 1]["content"], claim=claim, num_rounds=2)
+    _, script = played(
+        lambda member, number: told[member][2 * number + 1]["content"], claim=claim, num_rounds=2, schedule=schedule
+    )
     for member in MEMBERS:
         assert users(script.asked[member][-1]) == users(told[member])
+
+
+def test_half_of_the_demonstrated_debates_are_of_each_schedule() -> None:
+    # Whether the negative has heard the affirmative when it first speaks: the preset's debates are spoken at once.
+    openings = [row["messages"][0]["content"] for row in demonstrations(3000, seed=5)][1::3]
+    assert all(text.startswith("no: ") for text in openings)
+    assert 0.45 < sum("affirmative: " in text for text in openings) / 1000 < 0.55
+    with pytest.raises(ValueError, match=r"at_once 1\.5"):
+        next(demonstrations(1, seed=0, at_once=1.5))
 
 
 def test_demonstrations_know_the_forms_and_a_judge_that_goes_by_what_is_cited() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from arena.channels import Channels
 from arena.folding import SEPARATOR
 from arena.kernel import State, advance, begin, submit
+from arena.schedule import Schedule
 from arena.scores import JUDGE
 from chat_loop.demonstrating import command, read
 
@@ -19,38 +20,50 @@ IDLE = "hm"
 
 
 def demonstrations(
-    count: int, *, seed: int, length: int = 3, cite: float = 0.3, misquote: float = 0.3, num_rounds: int = 2
+    count: int,
+    *,
+    seed: int,
+    length: int = 3,
+    cite: float = 0.3,
+    misquote: float = 0.3,
+    num_rounds: int = 2,
+    at_once: float = 0.5,
 ) -> Iterator[Row]:
     """Yield `count` conversations, each one member's of a debate; the members of a debate follow one another.
 
     Debaters cite the list with probability `cite`, another one with `misquote`, and otherwise say nothing of use,
     whatever their side. The judge goes by the lists that were cited where they agree about the digit, and by a coin
-    where they do not or there are none. Debates have up to `num_rounds` rounds. Raises ValueError where the two
-    shares are negative or exceed 1 together.
+    where they do not or there are none. Debates have up to `num_rounds` rounds, a share `at_once` of them spoken at
+    once. Raises ValueError where shares are negative, or exceed 1 together or alone.
     """
     if min(cite, misquote) < 0 or cite + misquote > 1:
         raise ValueError(f"cite {cite} and misquote {misquote}: shares from 0 to 1 that sum to at most 1")
+    if not 0 <= at_once <= 1:
+        raise ValueError(f"at_once {at_once}: a share from 0 to 1")
     draw = random.Random(f"debates {seed}")
     pool = list(claims(min(-(-count // 3), most_claims(length)), length, seed))
     made = 0
     while made < count:
         claim = draw.choice(pool)
-        for row in _debate(claim, draw, (cite, misquote), draw.randint(1, num_rounds))[: count - made]:
+        schedule = program(draw.randint(1, num_rounds), at_once=draw.random() < at_once)
+        for row in _debate(claim, draw, (cite, misquote), schedule)[: count - made]:
             yield row
             made += 1
 
 
-def _debate(claim: Claim, draw: random.Random, shares: tuple[float, float], num_rounds: int) -> list[Row]:
-    """One debate by turns, as the conversation of each member."""
-    schedule, data = program(num_rounds, at_once=False), data_of(claim)
+def _debate(claim: Claim, draw: random.Random, shares: tuple[float, float], schedule: Schedule) -> list[Row]:
+    """One debate, as the conversation of each member."""
+    data = data_of(claim)
     rows: dict[str, Row] = {member: {"messages": []} for member in MEMBERS}
     state = begin(MEMBERS, schedule)
     while state.slot is not None:
-        (member,) = state.slot.members
-        read = SEPARATOR.join(PROMPTS.reading(schedule, state, member, shown(data, member)))
-        said = _verdict(claim, state, draw) if member == JUDGE else _statement(claim, draw, *shares)
-        rows[member]["messages"] += [{"role": "user", "content": read}, {"role": "assistant", "content": said}]
-        state = advance(submit(state, Channels().utterance(member, state.slot.phase, said)), schedule)
+        before, slot = state, state.slot
+        for member in slot.members:
+            read = SEPARATOR.join(PROMPTS.reading(schedule, before, member, shown(data, member)))
+            said = _verdict(claim, before, draw) if member == JUDGE else _statement(claim, draw, *shares)
+            rows[member]["messages"] += [{"role": "user", "content": read}, {"role": "assistant", "content": said}]
+            state = submit(state, Channels().utterance(member, slot.phase, said))
+        state = advance(state, schedule)
     return list(rows.values())
 
 
@@ -83,6 +96,7 @@ def main() -> None:
     parser.add_argument("--cite", type=float, default=0.3, help="share of statements that cite the list")
     parser.add_argument("--misquote", type=float, default=0.3, help="share that cite another list")
     parser.add_argument("--num-rounds", type=int, default=2, help="most rounds of a debate")
+    parser.add_argument("--at-once", type=float, default=0.5, help="share of debates in which both speak at once")
     files, choices = read(parser)
     files.write(demonstrations(**choices), words())
 
