@@ -218,5 +218,6 @@ def test_servers_that_are_told_to_end_leave_nothing_behind(pools: Pools) -> None
     for name in ("fixed", "growing"):
         assert pools.log(name).rstrip().endswith("EnvServerPool down"), pools.log(name)
         assert not re.search("Traceback|KeyboardInterrupt|leaked", pools.log(name))
+    assert "the server ends" not in pools.log("growing"), "its workers ended because they were told to"
     assert not os.path.exists(directory)
     assert not list(Path(pools.supervisor.directory).glob("*.runtimes"))
