@@ -27,10 +27,11 @@ def check_serving(engine: Engine, policy_row: Mapping[str, Any], config: "Engine
     """Compare the engine's log-probs on the policy's probe with the learner's; return the largest difference, in nats.
 
     `policy_row` has the columns of the policies table. Two paths are compared: through the prefix cache, as rollouts
-    go, and computed afresh. Raises EngineMismatch where either is off by more than `tolerance(config)`.
+    go, and computed afresh. Of the probe as much is taken as the engine's longest sequence holds: no rollout goes
+    further either. Raises EngineMismatch where either is off by more than `tolerance(config)`.
     """
-    key, tokens = policy_row["policy_key"], list(policy_row["probe_token_ids"])
-    expected = list(policy_row["probe_logprobs"])
+    key, fitting = policy_row["policy_key"], config.max_model_len - 1  # an answer has one token at least
+    tokens, expected = (list(policy_row[name])[:fitting] for name in ("probe_token_ids", "probe_logprobs"))
     assert len(tokens) == len(expected) >= 2, "a probe has at least two tokens, each with a log-prob"
     # The cached path first: computing afresh would put new blocks beside stale ones.
     cached = abs(engine.probe_cached(tokens, key) - expected[-1])

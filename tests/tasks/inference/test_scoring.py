@@ -8,6 +8,8 @@ import pytest
 from configs.sections import EngineConfig
 from tasks.inference.engine import Engine, EngineError, EngineLost
 from tasks.inference.scoring import Served, score
+from tasks.inference.serving_check import EngineMismatch, check_serving
+from tasks.policy import probe_token_ids
 from tests.tasks.inference.hosts import KEY, engine_of
 
 pytestmark = pytest.mark.engine
@@ -48,6 +50,18 @@ def test_every_token_has_the_log_prob_of_the_weights(teacher: Engine, models: di
 def test_what_the_teacher_says_it_serves_names_its_weights(teacher: Engine, models: dict[str, Path]) -> None:
     name, described = teacher.serves()
     assert name == "policy" and str(models["tied"]) in described and "vllm" in described
+
+
+def test_an_engine_is_held_to_as_much_of_the_probe_as_it_holds(teacher: Engine, models: dict[str, Path]) -> None:
+    # Its longest sequence is shorter than the probe of a policy.
+    probe = probe_token_ids(256)
+    row = {"policy_key": "short", "version": 0, "probe_token_ids": probe}
+    assert len(probe) > LONGEST
+    config = EngineConfig(max_model_len=LONGEST)
+    right = row | {"probe_logprobs": expected(models["tied"], probe)}
+    assert check_serving(teacher, right, config) < 1e-4
+    with pytest.raises(EngineMismatch):
+        check_serving(teacher, row | {"probe_logprobs": expected(models["tied_b"], probe)}, config)
 
 
 def test_a_sequence_that_is_too_long_and_a_token_that_is_not_in_the_vocabulary_are_refused(teacher: Engine) -> None:
