@@ -49,10 +49,12 @@ async def read(engine: Served) -> Reading | None:
     """Ask an engine; None where it has no such metrics. Raises ConnectionError where it gives no answer."""
     import httpx
 
-    headers = {"Authorization": f"Bearer {engine.api_key}"}
+    headers = {"Authorization": f"Bearer {engine.api_key}"} if engine.api_key else {}
     try:
         async with httpx.AsyncClient(timeout=SECONDS, trust_env=False) as client:
             answer = await client.get(f"{engine.url.rstrip('/')}/metrics", headers=headers)
     except httpx.TransportError as error:
         raise ConnectionError(f"no metrics from {engine.url}: {error or type(error).__name__}") from error
+    if answer.status_code >= 500:
+        raise ConnectionError(f"no metrics from {engine.url}: it answers {answer.status_code}")
     return parse(answer.text) if answer.status_code == 200 else None

@@ -69,7 +69,7 @@ class Watch:
 
         try:
             async with httpx.AsyncClient(timeout=CONNECT_SECONDS, trust_env=False) as client:
-                headers = {"Authorization": f"Bearer {api_key}"}
+                headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
                 answer = await client.get(f"{url}/health", headers=headers)
         except httpx.ConnectError as error:
             raise ServiceLost("the engine", url, str(error) or type(error).__name__) from error
