@@ -24,7 +24,7 @@ def drawing_problems(config: RunConfig, algorithms: Iterable[tuple[str, Algorith
         )
     if assignment.sampler.stateful and not assignment.shuffle:
         yield f"assignment.shuffle: {assignment.sampler.type} draws at random; dataset order needs sampler 'standard'"
-    if assignment.oversampling > 1 and config.kind == "train" and not _drops_incomplete(config):
+    if assignment.oversampling > 1 and _judges(config) and not _drops_incomplete(config):
         yield (
             f"assignment.oversampling: {assignment.oversampling:g} begins more groups than are trained on, and what "
             "has ended of a stopped group are its short rollouts: a baseline of those rewards being short. Add "
@@ -41,6 +41,10 @@ def drawing_problems(config: RunConfig, algorithms: Iterable[tuple[str, Algorith
 
 def _drops_incomplete(config: RunConfig) -> bool:
     return any(each.type == "incomplete_group" and each.enforce for each in config.filtering.filters)
+
+
+def _judges(config: RunConfig) -> bool:
+    return config.kind == "train" or (config.kind == "replay" and "filtering" in redone(config.replay))
 
 
 def _draws(config: RunConfig) -> bool:

@@ -76,10 +76,18 @@ def test_without_the_filter_it_is_refused_with_the_reason() -> None:
     assert problems(_with(FILTERS)) == [] and len(problems(_with(watching))) == 1
 
 
-def _with(filters: list[dict[str, Any]]) -> RunConfig:
+@pytest.mark.parametrize(("stage", "num_problems"), [("rollout", 1), ("filtering", 1), ("advantage", 0)])
+def test_a_replay_that_judges_rollouts_again_needs_the_filter_as_well(stage: str, num_problems: int) -> None:
+    replay = {"kind": "replay", "replay": {"run": "before", "from_stage": stage}}
+    found = [line for line in problems(_with(FILTERS[:2], **replay)) if "oversampling" in line]
+    assert len(found) == num_problems
+    assert [line for line in problems(_with(FILTERS, **replay)) if "oversampling" in line] == []
+
+
+def _with(filters: list[dict[str, Any]], **changes: Any) -> RunConfig:
     content = load(["demo"], []).model_dump()
     content["assignment"]["oversampling"] = 1.5
-    return RunConfig.model_validate(content | {"filtering": {"filters": filters}})
+    return RunConfig.model_validate(content | {"filtering": {"filters": filters}} | changes)
 
 
 def test_it_is_in_the_keys_of_training_and_not_of_evaluation() -> None:
