@@ -134,3 +134,8 @@ def test_a_failed_attempt_leaves_its_siblings():
     for k in (1, 2, 3):
         (alone,), (beside,) = estimated(three, pass_at=(k,)), estimated(four, pass_at=(k,))
         assert alone.pass_at[0].estimate == beside.pass_at[0].estimate == pass_at_k(3, 1, k)
+
+
+def test_an_error_never_passes_whatever_passes():
+    (found,) = estimated(attempts("a", -1.0, None), pass_reward=-1.0)
+    assert found.pass_at[0].estimate == 1.0 and found.pass_at[0].floor == 0.5
