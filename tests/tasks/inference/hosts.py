@@ -1,12 +1,9 @@
-"""Real small engines and environment servers for the tests of this room, each in a process group of its own."""
+"""Real small engines and environment servers for the tests of this room, each behind a guardian of its own."""
 
 import json
-import os
-import signal
-import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +12,7 @@ import pyarrow as pa
 from configs.lora import LoraConfig
 from configs.run import RunConfig, View
 from configs.sections import EngineConfig, EnvironmentConfig, ModelConfig, RolloutConfig
+from flows.processes.guarded import guarded
 from storage.schemas import ASSIGNMENTS
 from tasks.inference import engine, environments
 from tasks.inference.engine import Engine
@@ -27,30 +25,19 @@ SECTIONS = ("rollout", "environments", "engine", "model")
 
 @contextmanager
 def running(argv: list[str], variables: dict[str, str], report: Path) -> Iterator[dict[str, Any]]:
-    """Run a host process until the block ends; yield its report. Its whole process group is gone afterwards."""
-    with report.with_suffix(".log").open("ab") as log:
-        process = subprocess.Popen(
-            argv, env=os.environ | variables, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-        )
+    """Run a host process until the block ends; yield its report. Nothing of it is left then, nor when we are killed."""
+    log = report.with_suffix(".log")
+    process, lifeline = guarded(argv, variables, log, "--- host", grace_seconds=20.0)
     try:
         deadline = time.monotonic() + 240
         while not report.exists():
-            assert process.poll() is None, report.with_suffix(".log").read_text()[-4000:]
+            assert process.poll() is None, log.read_text()[-4000:]
             assert time.monotonic() < deadline, "the host did not report in time"
             time.sleep(0.1)
         yield json.loads(report.read_text())
     finally:
-        with_group(process.pid, signal.SIGTERM)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(20)
-        with_group(process.pid, signal.SIGKILL)
+        lifeline.close()
         process.wait()
-
-
-def with_group(pid: int, number: int) -> None:
-    """Send a signal to a process group that may be gone."""
-    with suppress(ProcessLookupError):
-        os.killpg(pid, number)
 
 
 @contextmanager

@@ -56,6 +56,8 @@ class Sampled:
         self.directory = directory
         self.supervisor = supervisor
         self.groups: dict[str, dict[str, pa.Table]] = {}
+        self.patience = 4.0
+        """How long the rollout that waits for ever was let run, in seconds."""
 
     def row(self, fault: str) -> dict[str, Any]:
         (row,) = self.groups[fault]["traces"].to_pylist()
@@ -99,7 +101,8 @@ def sampled(
         sound = [name for name in FAULTS if name != "program"]
         sample(pa.concat_tables([assigned("bad", sound, 1), assigned("bad", ["partly"], SIZE)]))
         while not (directory / "tree").exists():  # on a slow machine its time may end before it begins
-            sample(assigned("bad", ["program"], 1), timeout_seconds=15.0)
+            found.patience *= 2
+            sample(assigned("bad", ["program"], 1), timeout_seconds=found.patience)
         yield found
 
 
@@ -118,12 +121,12 @@ def test_every_fault_is_one_row_of_its_class(sampled: Sampled) -> None:
         ("memory", "TaskError", "MemoryError: planted"),
         ("unserialisable", "PydanticSerializationError", "must survive JSON"),
         ("image", "HarnessError", "the renderer of this model takes text alone"),
-        ("program", "TimeoutError", "timeout_seconds = 15"),
+        ("program", "TimeoutError", "timeout_seconds = {patience:g}"),
     ],
 )
 def test_its_message_says_what_went_wrong(sampled: Sampled, fault: str, kind: str, text: str) -> None:
     assert sampled.row(fault)["error_type"] == kind
-    assert text in sampled.row(fault)["error_message"]
+    assert text.format(patience=sampled.patience) in sampled.row(fault)["error_message"]
 
 
 def test_a_field_that_nobody_knows_comes_through(sampled: Sampled) -> None:
