@@ -6,6 +6,7 @@ from typing import Any
 from flows.views.identify import WORK, policy_names
 from storage.lineage import Graph, Work
 from tasks.hops import Node
+from tasks.inference.failures import STRAGGLER
 
 KEY = 8
 """Characters of a key that are shown; as many name it in a command."""
@@ -77,7 +78,8 @@ def _example(node: Node, facts: Facts, graph: Graph) -> str:
 
 
 def _trace(node: Node, facts: Facts, graph: Graph) -> str:
-    ended = f"failed, {facts['error_class']}" if facts["error_class"] else f"reward {number(facts['reward'])}"
+    failed = "stopped" if facts["error_class"] == STRAGGLER else f"failed, {facts['error_class']}"
+    ended = failed if facts["error_class"] else f"reward {number(facts['reward'])}"
     sampled = f", by {policy(facts['policy_key'], graph)}" if facts["policy_key"] else ""  # else it was demonstrated
     stale = f", {facts['staleness']} steps stale" if facts["staleness"] else ""
     return f"{ended}{sampled}{stale}"
