@@ -356,6 +356,20 @@ def test_a_hook_that_refuses_a_slot_fails_the_episode_as_it_was_before_the_slot(
     assert {trace.info["episode_error"] for trace in traces.values()} == {"PlayError: not that"}
 
 
+class Stumbling(Partial):
+    """Has a fault in its hook, which no rule of the arena knows."""
+
+    async def committed(self, task: vf.Task, state: Any) -> None:
+        raise KeyError("no such turn")
+
+
+def test_a_fault_of_the_program_is_raised_and_nothing_is_scored_for_it() -> None:
+    episode, _ = played(words, Stumbling(config_of()))  # type: ignore[arg-type]
+    assert not episode.ok and [error.type for error in episode.errors] == ["EnvError"]
+    assert "KeyError: 'no such turn'" in episode.errors[0].message
+    assert all(trace.rewards == {} and not trace.ok for trace in episode.traces)
+
+
 def test_a_failing_episode_leaves_those_beside_it_alone() -> None:
     env = load_environment(config_of())
     broken, _ = played(lambda member, number: 400, env)
