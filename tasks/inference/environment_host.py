@@ -21,8 +21,8 @@ from typing import Any
 from tasks.inference.engine_host import write_report
 from tasks.inference.environment_config import resolved
 from tasks.inference.environment_examples import write_examples
-from tasks.inference.hanging_up import end_calls_with_rollouts
 from tasks.inference.seating import seat_players
+from tasks.inference.shared_tools import watch_shared_tools
 
 WORK_VARIABLE = "STAGECOACH_RUNTIMES"
 LABELS_VARIABLE = "STAGECOACH_SANDBOX_LABELS"
@@ -56,8 +56,8 @@ def set_up_server() -> None:
     """Set up a process that serves, and load what its first rollout would otherwise wait for."""
     set_up_process()
     remember_signatures()
-    end_calls_with_rollouts()
     seat_players()
+    watch_shared_tools()
     threading.Thread(target=_load_renderers, name="load renderers", daemon=True).start()
 
 

@@ -1,0 +1,64 @@
+"""A shared tool server that is gone: its environment server is started again, and does not fail rollout by rollout."""
+
+import asyncio
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from configs.run import RunConfig
+from flows.environment_room import EnvironmentRoom
+from flows.processes.guardian import descendants
+from flows.processes.services import Supervisor
+from tasks.inference.environments import answers
+from tasks.inference.shared_tools import refuses
+
+pytestmark = pytest.mark.engine
+
+PATIENCE = 240.0
+
+
+def commands(pid: int) -> dict[int, str]:
+    """Return the command lines of the processes below one."""
+    found = {}
+    for each in descendants(pid):
+        try:
+            found[each] = Path(f"/proc/{each}/cmdline").read_text().replace("\0", " ")
+        except OSError:  # it has ended meanwhile
+            continue
+    return found
+
+
+def test_a_server_without_its_tools_is_started_again(tmp_path: Path) -> None:
+    environment = {"name": "calc", "taskset": {"id": "calc_tools", "num_examples": 4}}
+    config = RunConfig.model_validate({"environments": [environment]})
+    with Supervisor("tools", tmp_path) as supervisor:
+        room = EnvironmentRoom(supervisor, config, "")
+        room.addresses()
+        handle = room._handles["calc"]
+        before = handle.generation
+        assert handle.pid is not None
+        tools = [pid for pid, line in commands(handle.pid).items() if "calc_tools.server" in line]
+        assert tools, commands(handle.pid)
+        for pid in tools:
+            os.kill(pid, signal.SIGKILL)
+        deadline = time.monotonic() + PATIENCE
+        while handle.generation == before:
+            assert time.monotonic() < deadline, (tmp_path / "environment-calc.log").read_text()[-3000:]
+            time.sleep(0.2)
+        assert answers(room.addresses()["calc"], 30.0)
+    log = (tmp_path / "environment-calc.log").read_text()
+    assert "the shared tool server" in log and "is gone: the environment server ends" in log
+
+
+def test_only_a_refusal_is_one() -> None:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        port = listening.getsockname()[1]
+        assert asyncio.run(refuses("127.0.0.1", port)), "bound, and nobody listens"
+        listening.listen()
+        assert not asyncio.run(refuses("127.0.0.1", port)), "nobody accepts, but connections are taken"
+    assert asyncio.run(refuses("127.0.0.1", port)), "and none is left"
