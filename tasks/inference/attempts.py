@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 RETRY_SEED_STRIDE = 1_000_003
 RETRY_SECONDS = 0.25
 NO_KEY = "EMPTY"
+KNOWN = "episode_error"
+"""Field of a trace's info by which an environment says that it knew of a failure when it scored what was left."""
 OF_POLICY = ""
 """Under what name the policy's engine is kept beside those of teachers, which go by environment."""
 
@@ -137,9 +139,10 @@ def episode_rows(
 
     An agent's own error is its own row's: the others keep what they earned, since the environment went on to score
     them. Not so where the failed agent is never trained (a user, an opponent, a judge) and its model or machine failed:
-    what the policy earned with part of its world gone is no reward. Nor where the episode has an error: what its traces
-    earned so far is in `rewards`. Where an environment tries episodes again by itself, errors of its earlier tries
-    cannot be told from that and count as such, if a trace failed.
+    what the policy earned with part of its world gone is no reward, unless the environment scored it in that knowledge
+    (KNOWN). Nor where the episode has an error: what its traces earned so far is in `rewards`. Where an environment
+    tries episodes again by itself, errors of its earlier tries cannot be told from that and count as such, if a trace
+    failed.
     """
     traces, messages = [], []
     for trace in episode.traces:
@@ -152,8 +155,9 @@ def episode_rows(
         return None, whole or nothing
     cause = _cause([failure for row in traces if (failure := _failure(row))], whole)
     spoilt = whole or _of_the_world(traces)
-    for row in traces:
-        if spoilt is not None and row["error_class"] is None and (whole or row["trainable"]):
+    for row, trace in zip(traces, episode.traces, strict=True):
+        stands = whole is None and (not row["trainable"] or KNOWN in trace.info)
+        if spoilt is not None and row["error_class"] is None and not stands:
             row |= {"reward": None, **error_columns(spoilt)}
     return (traces, messages), cause
 

@@ -24,7 +24,7 @@ SCORED = (0.5, None)
 LOST = (None, "infrastructure")
 
 
-def played(members: dict[str, Any], wrong: tuple[str, int | None] | None = None) -> Any:
+def played(members: dict[str, Any], wrong: tuple[str, int | None] | None = None, **noted: Any) -> Any:
     """Return rows, as (reward, class) by agent, and the cause of an episode.
 
     `members` has what each earned, or its error, or None where it was not scored; who is in capitals is never trained.
@@ -37,6 +37,7 @@ def played(members: dict[str, Any], wrong: tuple[str, int | None] | None = None)
     def finish() -> None:
         for trace, (name, came) in zip(traces, members.items(), strict=True):
             trace.agent.trainable = name.islower()
+            trace.info.update(noted.get("info", {}))
             if isinstance(came, tuple):
                 trace.ok, trace.errors = False, [Error(type=came[0], message="gone", status_code=came[1])]
             elif came is None:
@@ -69,6 +70,13 @@ def test_what_was_earned_with_a_user_whose_model_was_gone_is_no_reward(order: tu
     came = {"assistant": 0.5, "USER": BUSY}
     rows, cause = played({name: came[name] for name in order})
     assert rows == {"assistant": LOST, "user": LOST} and kind(cause) == "infrastructure"
+
+
+def test_what_an_environment_scored_in_knowledge_of_the_failure_stands() -> None:
+    rows, cause = played({"first": 0.5, "SECOND": BUSY}, info={"episode_error": "second failed"})
+    assert rows == {"first": SCORED, "second": LOST} and kind(cause) == "infrastructure"
+    fallen, _ = played({"first": 0.5, "SECOND": BUSY}, ("EnvError", None), info={"episode_error": "second failed"})
+    assert fallen["first"] == (None, "environment"), "not where its program fell"
 
 
 def test_the_row_says_whose_failure_it_was() -> None:
