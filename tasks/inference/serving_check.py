@@ -31,7 +31,8 @@ def check_serving(engine: Engine, policy_row: Mapping[str, Any], config: "Engine
     further either. Raises EngineMismatch where either is off by more than `tolerance(config)`.
     """
     key, fitting = policy_row["policy_key"], config.max_model_len - 1  # an answer has one token at least
-    tokens, expected = (list(policy_row[name])[:fitting] for name in ("probe_token_ids", "probe_logprobs"))
+    tokens = list(policy_row["probe_token_ids"])[:fitting]
+    expected: list[float] = list(policy_row["probe_logprobs"])[:fitting]
     assert len(tokens) == len(expected) >= 2, "a probe has at least two tokens, each with a log-prob"
     # The cached path first: computing afresh would put new blocks beside stale ones.
     cached = abs(engine.probe_cached(tokens, key) - expected[-1])
