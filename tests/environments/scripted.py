@@ -5,12 +5,18 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import pyarrow as pa
 import verifiers.v1 as vf
 from aiohttp import web
 from verifiers.v1.clients import ModelContext
 from verifiers.v1.configs.client import EvalClientConfig
 from verifiers.v1.types import SamplingConfig
-from verifiers.v1.utils.loaders import environment_class, resolve_env_config
+from verifiers.v1.utils.loaders import environment_class, load_taskset, resolve_env_config
+
+from configs.sections import EnvironmentConfig
+from storage.schemas import EXAMPLES
+from tasks.inference.environment_config import resolved
+from tasks.inference.environment_examples import rows
 
 Body = dict[str, Any]
 Reply = Callable[[Body], str | int | Body]
@@ -32,6 +38,13 @@ def played(
     other, or all `together`.
     """
     return asyncio.run(_played(settings, seats, reply, tasks, limits or {}, together))
+
+
+def listed(environment: EnvironmentConfig) -> pa.Table:
+    """The examples of an environment, read in this process: one of their own takes seconds to start."""
+    settings = environment.model_dump(mode="json")
+    found = list(rows(settings, iter(load_taskset(resolved(settings).taskset))))
+    return pa.Table.from_pylist(found, schema=EXAMPLES.arrow)
 
 
 def calling(tool: str, **arguments: Any) -> Body:

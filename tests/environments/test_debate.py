@@ -25,12 +25,13 @@ from verifiers.v1.utils.loaders import load_environment, resolve_env_config
 
 from configs.run import RunConfig, View
 from configs.sections import EngineConfig, EnvironmentConfig, ModelConfig, RolloutConfig
-from tasks.inference import environments, rollouts
+from tasks.inference import rollouts
 from tasks.inference.engine import MODEL, Engine
 from tasks.inference.requests import client_config, sampling_config
 from tasks.inference.rows import Attempted, of_trace_record
 from tasks.learner.tiny import tiny_qwen3
 from tasks.parse_errors import unreadable
+from tests.environments.scripted import listed
 from tests.tasks.inference.hosts import KEY, assigned, engine_of, served
 
 pytestmark = pytest.mark.engine
@@ -446,7 +447,7 @@ def view_of(model: Path, *environment: EnvironmentConfig) -> View:
 def sampled(engine: Engine, model: Path, directory: Path, **env: Any) -> Rows:
     """The rows of two rollouts for each of two claims, through a real environment server."""
     environment = EnvironmentConfig(name="debate", taskset={"id": "debate", "num_examples": 8}, env=env)
-    examples = environments.examples(environment)
+    examples = listed(environment)
     groups: list[dict[str, pa.Table]] = []
     with served(environment, directory) as told:
         rollouts.sample(

@@ -17,10 +17,11 @@ from configs.load import load
 from configs.run import RunConfig, View
 from storage.schemas import CREDITS
 from tasks import advantage, filtering, packing, rollout
-from tasks.inference import environments, rollouts
+from tasks.inference import rollouts
 from tasks.inference.engine import Engine
 from tasks.learner.tiny import tiny_qwen3
 from tests.acceptance.warming import taught
+from tests.environments.scripted import listed
 from tests.tasks.inference.hosts import ENGINE, KEY, assigned, engine_of, served
 
 pytestmark = pytest.mark.engine
@@ -74,7 +75,7 @@ def playing(preset: str, engine: Engine, weights: Path, directory: Path, *settin
     model = given.model.model_copy(update={"path": str(weights), "vocab_size": 512})
     config = given.model_copy(update={"engine": ENGINE, "model": model})
     (environment,) = config.environments
-    examples = environments.examples(environment)
+    examples = listed(environment)
     chosen = assigned(environment.name, examples["example_id"].to_pylist()[:GROUPS], SIZE)
     made: list[dict[str, pa.Table]] = []
     with served(environment, directory) as told:

@@ -20,10 +20,11 @@ from wikispeedia.words import words as walk_words
 from configs.load import load
 from configs.run import View
 from tasks import rollout
-from tasks.inference import environments, rollouts
+from tasks.inference import rollouts
 from tasks.inference.engine import Engine
 from tasks.learner.tiny import tiny_qwen3
 from tests.acceptance.warming import taught
+from tests.environments.scripted import listed
 from tests.tasks.inference.hosts import ENGINE, KEY, assigned, engine_of, served
 
 pytestmark = pytest.mark.engine
@@ -66,7 +67,7 @@ def talks(preset: str, policy: tuple[Engine, Path], directory: Path) -> list[Tal
     model = given.model.model_copy(update={"path": str(weights), "vocab_size": 512})
     config = given.model_copy(update={"engine": ENGINE, "model": model})
     (environment,) = config.environments
-    examples = environments.examples(environment)
+    examples = listed(environment)
     chosen = assigned(environment.name, examples["example_id"].to_pylist()[:GROUPS], SIZE)
     made: list[dict[str, pa.Table]] = []
     with served(environment, directory) as told:
