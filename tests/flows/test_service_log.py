@@ -81,3 +81,11 @@ def test_a_writer_that_does_not_append_leaves_a_hole_that_counts_for_nothing(tmp
         program.write(b"last!\n" * 7_000)
         assert keep_newest(log, most)
     assert aside.read_bytes() == (b"last!\n" * 7_000)[-most:]
+
+
+def test_a_hole_alone_is_no_log(tmp_path: Path) -> None:
+    log = tmp_path / "a.log"
+    log.touch()
+    os.truncate(log, 2**20)
+    assert not keep_newest(log, 1000)
+    assert log.stat().st_size == 2**20
