@@ -2,11 +2,14 @@
 
 import io
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from flows import evaluating
+from flows.evaluation_sets import evaluation_configs
 from flows.foretell import foretell
 from flows.processes.services import ServiceFailed
 from flows.scores import recorded_evaluations
@@ -17,6 +20,7 @@ from flows.walks import walk_train
 from flows.watchers import PanelWatcher
 from storage.store import open_store
 from tasks.example_fields import FieldMissing
+from tasks.stage import Policy
 from tests.flows import evaluations
 from tests.flows.evaluations import HELD_OUT, Sampler, evaluate, played, train
 from tests.flows.rehearsal import SOURCE, session_for
@@ -224,6 +228,30 @@ def test_a_run_that_is_interrupted_ends_the_evaluation_under_way_and_is_resumed(
     session.watchers = (interrupt,)
     with pytest.raises(KeyboardInterrupt), played(UnderWay()), recorded(session):
         walk_train(session)
+    assert ended.is_set(), "or the evaluation would have been waited for as long as it takes"
     sampler = Sampler()
     _, outcome = train(tmp_path / "store", "run", sampler, **settings)
     assert sampler.evaluated == [0, 1, 2, 3] == [each["version"] for each in outcome["evaluations"]]
+
+
+def test_what_an_evaluation_raised_is_raised_when_the_next_one_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> Any:
+        raise ValueError("the evaluation is broken")
+
+    monkeypatch.setattr(evaluating, "evaluate_all", broken)
+    session = session_for(tmp_path / "store", "run", evaluation=TRIED)
+    with ThreadPoolExecutor(1) as threads:
+        evaluations = evaluating.Evaluations(session, threads)
+        evaluations.begin(Policy("first", 0))
+        threads.submit(int).result()  # the one thread is done with it
+        with pytest.raises(ValueError, match="the evaluation is broken"):
+            evaluations.begin(Policy("second", 1))
+
+
+def test_an_evaluation_has_its_own_temperature_in_every_environment(tmp_path: Path) -> None:
+    environments = [{"name": name, "taskset": {"id": "t"}, "temperature": 0.7} for name in ("a", "b")]
+    session = session_for(tmp_path / "store", "run", environments=environments, evaluation={"temperature": 0.25})
+    (config,) = evaluation_configs(session.config).values()
+    assert config.rollout.temperature == 0.25 and {each.temperature for each in config.environments} == {None}
