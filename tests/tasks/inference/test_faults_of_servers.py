@@ -75,7 +75,7 @@ def test_rollouts_of_a_lost_server_are_sampled_again(
     config = RunConfig.model_validate(
         {
             "model": {"path": str(models["a"]), "renderer": "qwen3"},
-            "environments": [{"name": "bad", "taskset": taskset, "hang_seconds": 15.0}],
+            "environments": [{"name": "bad", "taskset": taskset, "hang_seconds": 10.0}],
             "rollout": {"max_tokens": 4, "max_attempts": 1},
         }
     )
@@ -103,4 +103,5 @@ def test_rollouts_of_a_lost_server_are_sampled_again(
     log = (tmp_path / "services" / "environment-bad.log").read_text()
     assert all((tmp_path / f"{fault}.once").exists() for fault in faults)
     assert "the one before did not answer any more and was ended" in log
-    assert generation == 2 or "the one before ended with status 1" in log
+    # The exit is there as Python says it: taking a process apart may last until it counts as hanging.
+    assert generation == 2 or "\nplanted\n" in log
