@@ -1,6 +1,7 @@
 """Walks through the graph: its shape, distances against a slow reference, the rules of moving, and two at once."""
 
 import json
+from collections import Counter
 from itertools import product
 from math import inf
 from pathlib import Path
@@ -25,7 +26,8 @@ from wikispeedia.graph import (
 from wikispeedia.walk import BACK, CLICK, Walk, efficiency
 from wikispeedia.words import SCHEMAS, words
 
-from tests.environments.scripted import Body, calling, played
+from configs.load import load
+from tests.environments.scripted import Body, calling, listed, played
 
 pytestmark = pytest.mark.engine
 
@@ -210,3 +212,9 @@ def test_walks_that_do_not_arrive_earn_nothing() -> None:
     start = page(graph(12, 0), trace.task.data.start)
     assert told == [f"no link 'Nowhere'; {start}", f"nothing to go back to; {start}"]
     assert trace.reward == 0.0 and trace.metrics["num_moves"] == 0.0 and trace.info["trail"] == [trace.task.data.start]
+
+
+def test_the_preset_holds_out_as_many_trips_as_it_evaluates() -> None:
+    config = load(["wikispeedia"])
+    splits = Counter(listed(config.environments[0])["split"].to_pylist())
+    assert splits["eval"] >= config.evaluation.num_examples and splits["train"] > 100
