@@ -407,6 +407,16 @@ def test_images_are_refused() -> None:
         require_text(vf.TaskData.model_validate({"prompt": fine}))
 
 
+def test_an_episode_that_would_show_an_image_fails_before_anyone_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}
+    shown = vf.TaskData.model_validate({"prompt": [{"role": "user", "content": [picture]}]}).prompt
+    data = data_of(CLAIM).model_copy(update={"prompt": shown})
+    monkeypatch.setitem(played.__globals__, "data_of", lambda claim: data)
+    episode, script = played(words)
+    assert "an arena passes text alone" in episode.errors[0].message and not episode.traces
+    assert not any(script.asked.values())
+
+
 @pytest.mark.parametrize(
     ("settings", "told"),
     [({"learner_seat": "judge"}, "learner_seat = 'judge'"), ({"private_tag": "think"}, "private tag 'think'")],
