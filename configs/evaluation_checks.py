@@ -47,8 +47,8 @@ def _external_problems(config: RunConfig) -> Iterator[str]:
     for index, each in enumerate(config.environments):
         if any(seat.model for seat in each.seats.values()):
             yield (
-                f"environments.{index}.seats: frozen models of seats play beside policies of ours, whose tokenizer they "
-                "share; an evaluation of evaluation.external has no such model"
+                f"environments.{index}.seats: frozen models of seats play beside policies of ours, whose tokenizer "
+                "they share; an evaluation of evaluation.external has no such model"
             )
     if config.evaluation.policy:
         yield "evaluation.policy: evaluation.external is tried in place of a policy; name one of the two"

@@ -67,7 +67,7 @@ def summary(outcome: dict[str, Any], config: RunConfig, recipe: Recipe, seconds:
     last = rewards[-3:]
     lines = [
         "",
-        f"{recipe.learnt}: mean reward {rewards[0]:.2f} in the first step, "
+        f"{recipe.about}: mean reward {rewards[0]:.2f} in the first step, "
         f"{sum(last) / len(last):.2f} over the last {len(last)}.",
     ]
     for found in outcome["evaluations"]:

@@ -20,7 +20,7 @@ SHORT = ("steps=6", "assignment.groups_per_step=800", "training.decay_steps=300"
 class Recipe:
     """How the model that a preset trains comes about, and what to say when it is trained."""
 
-    learnt: str
+    about: str
     """What the run was about: the beginning of the summary's first sentence."""
     demonstrations: tuple[str, ...]
     """For each environment its package and, after spaces, arguments for the package's `demonstrations`."""
@@ -35,26 +35,26 @@ class Recipe:
 RECIPES: Mapping[str, Recipe] = {
     # Most demonstrations are wrong, so that the warmed-up model knows all the forms and not yet which one pays.
     "demo": Recipe(
-        "The model learnt to reverse text inside tags",
+        "The model was trained to reverse text inside tags",
         ("reverse_text --count 38400 --right 0.14 --untagged 0.70 --max-length 5 --seed 1",),
     ),
     "two_environments": Recipe(
-        "The model learnt to reverse text inside tags and to look things up with a tool",
+        "The model was trained to reverse text inside tags and to look things up with a tool",
         ("lookup", "reverse_text --count 4096 --max-length 5"),
         (NO_THOUGHTS,),
     ),
     "calc_tools": Recipe(
-        "The model learnt to work out a chain of operations with a calculator",
+        "The model was trained to work out a chain of operations with a calculator",
         ("calc_tools --count 4800",),
         (NO_THOUGHTS, *SHORT),
     ),
     "wikispeedia": Recipe(
-        "The model learnt to find its way from topic to topic",
+        "The model was trained to find its way from topic to topic",
         ("wikispeedia --count 4800 --num-topics 16",),
         (NO_THOUGHTS, *SHORT),
     ),
     "alphabet_sort": Recipe(
-        "The model learnt to keep a list of names sorted over several turns",
+        "The model was trained to keep a list of names sorted over several turns",
         ("alphabet_sort --count 4800 --min-words 1 --max-words 2 --num-names 26",),
         (NO_THOUGHTS, *SHORT),
     ),
@@ -65,13 +65,13 @@ RECIPES: Mapping[str, Recipe] = {
         try_next="algorithm.decay=0.95",
     ),
     "proposer_solver": Recipe(
-        "The model learnt to set sums and to solve them",
+        "The model was trained to set sums and to solve them",
         ("proposer_solver --count 4800",),
         (NO_THOUGHTS, *SHORT),
         try_next="training.learning_rate=1e-4",
     ),
     "debate": Recipe(
-        "Two debaters learnt to convince a judge; what one wins the other loses",
+        "Two debaters were trained to convince a judge; what one wins the other loses",
         ("debate",),
         (NO_THOUGHTS, *SHORT),
         try_next="algorithm.decay=0.8",

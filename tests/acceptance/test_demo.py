@@ -70,7 +70,7 @@ def test_the_model_learns(first: str, store: str) -> None:
 
 @pytest.mark.timeout(1800)
 def test_it_says_what_was_learnt_and_what_to_try(first: str, store: str) -> None:
-    assert "The model learnt to reverse text" in first and store in first
+    assert "The model was trained to reverse text" in first and store in first
     evaluations = [line for line in first.splitlines() if line.startswith("Held-out examples")]
     assert len(evaluations) == 2
     commands = [line.split() for line in first.split("Try next:")[1].splitlines() if line.strip()]

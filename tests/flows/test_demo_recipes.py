@@ -126,6 +126,6 @@ def test_the_summary_says_what_the_recipe_says() -> None:
     outcome = {"steps": [{"reward": 0.25}, {"reward": 0.5}], "evaluations": [], "num_computed": 7, "num_found": 3}
     lines = demo.summary(outcome, config, RECIPES["kuhn_poker"], 12.0)
     recipe = RECIPES["kuhn_poker"]
-    assert lines[1] == f"{recipe.learnt}: mean reward 0.25 in the first step, 0.38 over the last 2."
+    assert lines[1] == f"{recipe.about}: mean reward 0.25 in the first step, 0.38 over the last 2."
     assert f"  stagecoach show poker --store /s {recipe.try_next}" in lines
     assert "7 pieces of work were computed, 3 were in the ledger; 12 s." in lines
