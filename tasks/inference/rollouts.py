@@ -132,7 +132,10 @@ class Sampling:
         finally:
             for task in (watching, sampling, *beside):
                 task.cancel()
-            await asyncio.gather(watching, sampling, *beside, return_exceptions=True)
+            ends = await asyncio.gather(watching, sampling, *beside, return_exceptions=True)
+            for end in ends[2:]:  # what goes beside the rollouts stops none of them
+                if isinstance(end, Exception):
+                    _log.error("what looks after the limit or the event loop's lag has failed: %r", end)
             for client in self.clients.values():
                 await client.close()
             _log.info("sampled %d rollouts; %s", len(rows), self.lag)
