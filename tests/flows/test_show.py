@@ -105,7 +105,8 @@ def test_what_policies_scored_is_shown(tmp_path: Path, capsys: pytest.CaptureFix
         ("started", "elsewhere", 2**22 + 1, False),
         ("finished", socket.gethostname(), 2**22 + 1, False),
     ],
-    ids=["it lives", "it is gone", "another machine", "it had ended"],  # of their own, or no two processes agree on them
+    # Names of their own: with numbers of processes in them, no two workers would know the same tests.
+    ids=["it lives", "it is gone", "another machine", "it had ended"],
 )
 def test_a_run_whose_process_was_killed_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], event: str, host: str, pid: int, gone: bool
