@@ -11,6 +11,7 @@ FINGERPRINTS = {
     "assignments": "2f945692f00e89f4",
     "traces": "6cb292021ba4b8dc",
     "messages": "3a26c927918e86eb",
+    "images": "c1f772282822a36d",
     "verdicts": "e29a2ca7a4b8baa4",
     "credits": "d205ab7633c081bb",
     "batches": "abc94916d492f093",
