@@ -1,0 +1,147 @@
+"""Texts made harmless: nothing acts or hides in what comes out, and what was harmless comes out as it was."""
+
+import unicodedata
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flows.viewer.texts import MOST_BACK, MOST_MARKS, cut, one_line, visible
+
+FAMILY = "👩\u200d👩\u200d👧"
+TEXTS = st.text(
+    st.one_of(
+        st.sampled_from("a<&\n\t\r\x1b\x9b\u202e\u200d\ufe0f\ufe0e\u0301\u20e3☀👩🏽⟨⟩1\ud83d\ude00\ufdd0\U000e0041"),
+        st.characters(),
+        st.characters(categories=["Cc", "Cf", "Cs", "Mn", "Me", "Zl", "Zp"]),
+    )
+)
+DRAWN_FORMATS = {*range(0x600, 0x606), 0x6DD, 0x70F, 0x890, 0x891, 0x8E2, 0x110BD, 0x110CD}
+"""Signs of numbers and verses: characters of format that have a shape."""
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("\x1b[31mred", "␛[31mred"),
+        ("\x1b]8;;http://x\x07y", "␛]8;;http://x␇y"),
+        ("\x9b31m", "⟨U+009B⟩31m"),
+        ("a\r\nb\rc", "a␍\nb␍c"),
+        ("\0\x7f", "␀␡"),
+        ("user\u202egnp.exe", "user⟨U+202E⟩gnp.exe"),
+        ("\u200e\u200f\u061c\u2066", "⟨U+200E⟩⟨U+200F⟩⟨U+061C⟩⟨U+2066⟩"),
+        ("a\u200bb\ufeff", "a⟨U+200B⟩b⟨U+FEFF⟩"),
+        ("a\u2028b\u2029", "a⟨U+2028⟩b⟨U+2029⟩"),
+        ("\ud800 \ude00", "⟨U+D800⟩ ⟨U+DE00⟩"),
+        ("\uffff\U0010ffff\ufdd0", "⟨U+FFFF⟩⟨U+10FFFF⟩⟨U+FDD0⟩"),
+        ("x\U000e0041", "x⟨U+E0041⟩"),
+        ("soft\xadhyphen", "soft⟨U+00AD⟩hyphen"),
+    ],
+)
+def test_what_acts_or_hides_is_shown(text: str, shown: str) -> None:
+    assert visible(text) == shown
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "plain <b>text</b> & more\n\tnext",
+        "naïve Größe Ελλάς Привет עִבְרִית مَرْحَبًا हिन्दी ไทย བོད 한국어 日本語 𐍈",
+        f"🙂 👍🏽 {FAMILY} ❤\ufe0f ☀\ufe0e 1\ufe0f\u20e3 🇬🇧 🏳\ufe0f\u200d🌈",
+        "a\xa0b\u2003c",
+    ],
+)
+def test_harmless_text_stays(text: str) -> None:
+    assert visible(text) is text
+
+
+def test_joiners_and_selectors_stay_in_emoji_alone() -> None:
+    assert visible("a\u200db") == "a⟨U+200D⟩b"
+    assert visible("👩\u200d\u200d👧") == "👩⟨U+200D⟩⟨U+200D⟩👧"
+    assert visible("👩\u200d") == "👩⟨U+200D⟩"
+    assert visible("a\ufe0f ❤\ufe0f\ufe0f") == "a⟨U+FE0F⟩ ❤\ufe0f⟨U+FE0F⟩"
+
+
+def test_stacks_of_marks_are_counted() -> None:
+    most = "a" + "\u0301" * MOST_MARKS
+    assert visible(most) == most
+    assert visible(f"{most}\u0301b") == f"{most}⟨1 more mark⟩b"
+    assert visible("x" + most[1:] + "\u0316" * 90 + " y") == "x" + most[1:] + "⟨90 more marks⟩ y"
+
+
+@given(TEXTS)
+def test_nothing_acts_or_hides_in_what_comes_out(text: str) -> None:
+    shown = visible(text)
+    shown.encode()  # a lone surrogate would refuse
+    for place, each in enumerate(shown):
+        category, number = unicodedata.category(each), ord(each)
+        assert category not in ("Cc", "Cs", "Zl", "Zp") or each in "\n\t"
+        assert category != "Cf" or number in DRAWN_FORMATS or (each == "\u200d" and place > 0)
+        assert unicodedata.bidirectional(each) not in ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")
+        assert not 0xFDD0 <= number <= 0xFDEF and number & 0xFFFE != 0xFFFE
+    kinds = "".join("M" if unicodedata.category(each)[0] == "M" else "-" for each in shown)
+    assert "M" * (MOST_MARKS + 1) not in kinds
+    assert shown.count("\n") == text.count("\n")
+
+
+@given(TEXTS)
+def test_showing_twice_is_showing_once(text: str) -> None:
+    assert visible(visible(text)) == visible(text)
+
+
+@given(st.text(st.characters(categories=["L", "N", "P", "S", "Zs"], exclude_characters="\u115f\u1160\u3164\uffa0")))
+def test_letters_and_signs_of_all_scripts_stay(text: str) -> None:
+    assert visible(text) == text
+
+
+@given(TEXTS, st.integers(0, 40))
+def test_a_cut_is_a_head_and_counts_the_rest(text: str, most: int) -> None:
+    head, left_out = cut(text, most)
+    assert text.startswith(head)
+    assert len(head) + left_out == len(text)
+    assert len(head) <= most
+    assert left_out == 0 or len(head) > most - MOST_BACK
+    assert left_out > 0 or head == text
+
+
+@pytest.mark.parametrize(
+    ("text", "most", "head"),
+    [
+        ("abc", 3, "abc"),
+        ("abcd", 3, "abc"),
+        ("abe\u0301f", 3, "ab"),
+        ("abe\u0301f", 4, "abe\u0301"),
+        (f"ab{FAMILY}", 4, "ab"),
+        ("a👍🏽", 2, "a"),
+        ("a\ud83d\ude00b", 2, "a"),
+        ("abc", 0, ""),
+        (FAMILY, 2, "👩\u200d"),  # what is wider than there is room for is divided after all
+        ("a" + "\u0301" * 500, 100, "a" + "\u0301" * 99),
+        ("x" * 35 + "e" + "\u0301" * 500, 100, "x" * 35 + "e" + "\u0301" * 64),
+    ],
+)
+def test_a_cut_divides_nothing_that_is_drawn_as_one(text: str, most: int, head: str) -> None:
+    assert cut(text, most) == (head, len(text) - len(head))
+
+
+@given(TEXTS, st.integers(1, 40))
+def test_one_line_is_one_line_of_its_width(text: str, most: int) -> None:
+    line = one_line(text, most)
+    assert len(line) <= most
+    assert len(line.splitlines()) <= 1
+    assert line == visible(line)
+    assert line.endswith("…") or len(visible(text)) <= most
+
+
+def test_one_line_draws_what_it_leaves_out() -> None:
+    assert one_line("a\n\tb", 10) == "a⏎⇥b"
+    assert one_line("abcdef", 6) == "abcdef"
+    assert one_line("abcdefg", 6) == "abcde…"
+    assert one_line("\x1b" * 3 + "\x9b", 6) == "␛␛␛⟨U…"
+
+
+def test_ten_megabytes_of_one_line_go_through() -> None:
+    text = "\x1b]0;title\x07" * 1_000_000
+    assert visible(text) == "␛]0;title␇" * 1_000_000
+    assert one_line(text, 12) == "␛]0;title␇␛…"
