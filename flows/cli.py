@@ -8,11 +8,22 @@ import sys
 import warnings
 from collections.abc import Sequence
 
-from flows.commands import asking, comparing, deploying, exchanging, keeping, looking, marking, replaying, running
+from flows.commands import (
+    asking,
+    comparing,
+    deploying,
+    exchanging,
+    keeping,
+    looking,
+    marking,
+    replaying,
+    running,
+    viewing,
+)
 from flows.commands.arguments import settle
 
 OURS = ("configs", "storage", "tasks", "flows")
-GROUPS = (running, replaying, looking, asking, marking, keeping, deploying, comparing, exchanging)
+GROUPS = (running, replaying, looking, viewing, asking, marking, keeping, deploying, comparing, exchanging)
 """Files of commands, in the order of the help text."""
 
 

@@ -28,6 +28,12 @@ class KeptBook:
         """The stored table, made when it is first asked for: most stores never need every book."""
         return StoredTable(self._root, self._book.name, self._book.arrow)
 
+    def look(self) -> int:
+        """Take in what was written since the last look; return a number that is another after every commit."""
+        with self._lock:
+            self._refresh()
+            return self._version or 0
+
     def _append(self, rows: Sequence[Mapping[str, Any]], run: str) -> None:
         """Write down rows of one run in one commit."""
         self.table.append(pa.Table.from_pylist(list(rows), self._book.arrow).drop_columns(["run"]), run)

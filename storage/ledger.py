@@ -62,6 +62,12 @@ class Ledger:
         wanted = (e for e in every if run in (None, e.run) and stage in (None, e.stage))
         return sorted(wanted, key=lambda entry: (entry.run, entry.step, *_age(entry)))
 
+    def look(self) -> int:
+        """Take in what was committed since the last look; return a number that is another after every commit."""
+        with self._lock:
+            self._refresh()
+            return self._version or 0
+
     def commit(self, entry: Entry) -> Entry:
         """Append a row unless one for the same run, key and part is there; return the row that stands.
 

@@ -1,0 +1,90 @@
+"""Addresses: where each thing is looked at. They stay: nothing but the store's own names is in them."""
+
+from urllib.parse import quote, urlencode
+
+PATTERNS = {
+    "runs": "/",
+    "run": "/runs/{run}",
+    "step": "/runs/{run}/steps/{step}",
+    "evaluation": "/runs/{run}/evaluations/{step}",
+    "batch": "/runs/{run}/steps/{step}/batch",
+    "row": "/runs/{run}/steps/{step}/batch/{row}",
+    "example": "/runs/{run}/example",
+    "trace": "/runs/{run}/traces/{trace:path}",
+    "any_trace": "/traces/{trace:path}",
+    "compare": "/compare/{a}/{b}",
+    "compare_step": "/compare/{a}/{b}/steps/{step}",
+    "compare_example": "/compare/{a}/{b}/example",
+}
+"""The paths that are answered, by the name of the page."""
+
+
+def runs() -> str:
+    """All runs."""
+    return "/"
+
+
+def run(name: str) -> str:
+    """A run."""
+    return f"/runs/{_part(name)}"
+
+
+def step(of_run: str, number: int, **question: str) -> str:
+    """A step of a run; the question filters its traces, as `pages.step` knows it."""
+    return f"{run(of_run)}/steps/{number}{_question(question)}"
+
+
+def evaluation(of_run: str, version: int, **question: str) -> str:
+    """What a run's policy of a version did on held-out examples."""
+    return f"{run(of_run)}/evaluations/{version}{_question(question)}"
+
+
+def batch(of_run: str, number: int) -> str:
+    """The packed batch of a step."""
+    return f"{step(of_run, number)}/batch"
+
+
+def row(of_run: str, number: int, which: int) -> str:
+    """A row of the batch of a step."""
+    return f"{batch(of_run, number)}/{which}"
+
+
+def trace(of_run: str, trace_id: str, key: str = "", **question: str) -> str:
+    """A trace as a run uses it; `key` is the work that made it, which saves a search."""
+    hint = {"key": key} if key else {}
+    return f"{run(of_run)}/traces/{_part(trace_id)}{_question(hint | question)}"
+
+
+def any_trace(trace_id: str) -> str:
+    """A trace, whichever runs use it."""
+    return f"/traces/{_part(trace_id)}"
+
+
+def example(of_run: str, environment: str, example_id: str) -> str:
+    """All attempts at an example over the history of a run."""
+    return f"{run(of_run)}/example{_question({'environment': environment, 'id': example_id})}"
+
+
+def compare(a: str, b: str) -> str:
+    """Two runs side by side."""
+    return f"/compare/{_part(a)}/{_part(b)}"
+
+
+def compare_step(a: str, b: str, number: int) -> str:
+    """The same step of two runs."""
+    return f"{compare(a, b)}/steps/{number}"
+
+
+def compare_example(a: str, b: str, environment: str, example_id: str, **question: str) -> str:
+    """The same example as two runs, or two policies, tried it."""
+    named = {"environment": environment, "id": example_id}
+    return f"{compare(a, b)}/example{_question(named | question)}"
+
+
+def _part(text: str) -> str:
+    return quote(text, safe="")
+
+
+def _question(values: dict[str, str]) -> str:
+    kept = {name: value for name, value in values.items() if value != ""}
+    return f"?{urlencode(kept)}" if kept else ""

@@ -1,0 +1,119 @@
+"""The library: one store, opened to be read by many at once, and what was read of it that can never change."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from pathlib import Path
+from threading import RLock
+from typing import Any, TypeVar
+
+from configs.run import RunConfig
+from flows.prepare import recorded_run
+from flows.viewer.page import NotThere
+from storage.errors import RunUnknown
+from storage.frames import Frames, existing_store
+from storage.lineage import Graph
+from storage.store import Store
+from tasks.fates import DERIVED, Chain, chains
+
+KEPT = 4096
+"""Things derived from one key that are held in memory; the one that was not asked for longest goes first."""
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A store as it was at one look."""
+
+    mark: str
+    """Another after every commit to the ledger, the events of runs or the quarantines."""
+    frames: Frames
+    runs: dict[str, Frames]
+    chains: dict[str, list[Chain]]
+
+
+class Library:
+    """Answers questions about a store without ever writing to it. Safe to share between threads."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self._lock = RLock()
+        self._moment: Moment | None = None
+        self._kept: OrderedDict[Hashable, Any] = OrderedDict()
+
+    @classmethod
+    def at(cls, root: str | Path) -> "Library":
+        """Open the store at a root, a directory or a URL. Raises LayoutError where there is none; none is made."""
+        return cls(existing_store(root))
+
+    @property
+    def mark(self) -> str:
+        """A text that is another as soon as anything was committed."""
+        books = (self.store.ledger, self.store.runs, self.store.quarantines)
+        return "-".join(str(book.look()) for book in books)
+
+    def moment(self) -> Moment:
+        """The store as it is now; the same object until somebody commits."""
+        mark = self.mark
+        with self._lock:
+            if self._moment is None or self._moment.mark != mark:
+                self._moment = Moment(mark, Frames(self.store, DERIVED), {}, {})
+            return self._moment
+
+    def latest(self) -> str:
+        """The run with the newest event. Raises NotThere in a store without runs."""
+        found = self.store.runs.latest()
+        if found is None:
+            raise NotThere(f"there is no run in {self.store.root.address} yet: `stagecoach run` makes one")
+        return found
+
+    @property
+    def graph(self) -> Graph:
+        """All work of the store, by key."""
+        return self.moment().frames.graph
+
+    def frames(self, run: str = "") -> Frames:
+        """The tables with the rows that a run uses, whoever computed them, or with all rows. Raises NotThere."""
+        moment = self.moment()
+        if not run:
+            return moment.frames
+        with self._lock:
+            if run not in moment.runs:
+                moment.runs[run] = self._of_run(moment, run)
+            return moment.runs[run]
+
+    def chains(self, run: str) -> list[Chain]:
+        """The work that each batch of a run's rollouts went through, by step; evaluations too. Raises NotThere."""
+        frames, moment = self.frames(run), self.moment()
+        with self._lock:
+            if run not in moment.chains:
+                moment.chains[run] = chains(frames.graph, run)
+            return moment.chains[run]
+
+    def config(self, run: str) -> RunConfig:
+        """The config that a run used last. Raises NotThere."""
+        self.frames(run)
+        return recorded_run(self.store, run)[1]
+
+    def kept(self, name: Hashable, make: Callable[[], Value]) -> Value:
+        """What `make` returns, made once: for what is derived from keys alone, and `name` holds those keys.
+
+        Work is never done twice under one key, so nothing that was derived from it goes stale.
+        """
+        with self._lock:
+            if name in self._kept:
+                self._kept.move_to_end(name)
+                found: Value = self._kept[name]
+                return found
+        made = make()
+        with self._lock:
+            self._kept[name] = made
+            while len(self._kept) > KEPT:
+                self._kept.popitem(last=False)
+        return made
+
+    def _of_run(self, moment: Moment, run: str) -> Frames:
+        try:
+            return moment.frames.run(run)
+        except RunUnknown as error:
+            raise NotThere(str(error)) from error

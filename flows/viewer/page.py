@@ -1,0 +1,98 @@
+"""What a page is before anybody lays it out, and what was asked for: the seam between what is read and how it looks."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+from urllib.parse import urlencode
+
+
+class NotThere(ValueError):
+    """What an address names is not in the store."""
+
+
+class BadQuestion(ValueError):
+    """An address asks in a way that cannot be answered."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """An address, taken apart: what its path names, and what comes after the question mark."""
+
+    address: str
+    """The path without the question."""
+    path: Mapping[str, str] = field(default_factory=dict)
+    query: Mapping[str, str] = field(default_factory=dict)
+
+    def text(self, name: str, default: str = "") -> str:
+        """A value of the question as it was written."""
+        return self.query.get(name, default)
+
+    def flag(self, name: str) -> bool:
+        """Whether a yes is given: `name=1`; an empty value or 0 is no."""
+        return self.query.get(name, "") not in ("", "0")
+
+    def number(self, name: str, default: int, least: int = 0, most: int = 2**31) -> int:
+        """A whole number of the question, within its bounds. Raises BadQuestion where it is none."""
+        return _whole(self.query.get(name, ""), name, default, least, most)
+
+    def place(self, name: str) -> int:
+        """A whole number of the path: a step, a row. Raises NotThere where it is none."""
+        given = self.path[name]
+        if not (given.isascii() and given.isdecimal() and len(given) < 10):
+            raise NotThere(f"{name} {given!r} is no number, in {self.address!r}: write it in digits")
+        return int(given)
+
+    def one_of(self, name: str, known: Sequence[str], default: str = "") -> str:
+        """A value out of those known. Raises BadQuestion, which names them, where it is another."""
+        given = self.query.get(name, "") or default
+        if given not in known and given != default:
+            raise BadQuestion(f"{name}={given!r} is not known; there are {', '.join(known)}")
+        return given
+
+    def but(self, **changes: str | int | None) -> str:
+        """The same address with some values of its question changed; None takes one out."""
+        values = {**self.query, **{name: value for name, value in changes.items()}}
+        kept = {name: value for name, value in values.items() if value not in (None, "") and name != "format"}
+        return self.address + (f"?{urlencode(kept)}" if kept else "")
+
+
+def _whole(given: str, name: str, default: int, least: int, most: int) -> int:
+    if not given:
+        return default
+    if not (given.isascii() and given.isdecimal() and len(given) < 12) or not least <= int(given) <= most:
+        raise BadQuestion(f"{name}={given!r} is no whole number from {least} to {most}")
+    return int(given)
+
+
+@dataclass(frozen=True)
+class Crumb:
+    """One step of the way to a page: a name and its address."""
+
+    text: str
+    address: str
+
+
+@dataclass(frozen=True)
+class Page:
+    """What a page says. `values` are all of it, as plain JSON values: the template lays out nothing else."""
+
+    template: str
+    """The file in `web/templates`."""
+    title: str
+    values: Mapping[str, Any]
+    crumbs: tuple[Crumb, ...] = ()
+    live: bool = False
+    """Whether it may change while somebody looks: a run that is going on."""
+
+
+def plain(value: Any) -> Any:
+    """Return a value as JSON has it: moments as ISO text, numbers that are not finite by their names."""
+    if isinstance(value, Mapping):
+        return {str(name): plain(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value.isoformat() if isinstance(value, datetime) else value

@@ -1,0 +1,94 @@
+"""The application: every address of the viewer, answered as a page, as JSON, or as one file to keep."""
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from pathlib import Path
+from threading import BoundedSemaphore
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.staticfiles import StaticFiles
+
+from flows.viewer.addresses import PATTERNS
+from flows.viewer.library import Library
+from flows.viewer.page import Asked, BadQuestion, NotThere, Page
+from flows.viewer.web import rendering, saving
+from flows.viewer.web.security import Guard
+from storage.errors import StoreError
+
+STATIC = Path(__file__).parent / "static"
+FORMATS = ("html", "json", "file")
+AT_ONCE = 2
+"""Pages that are read at the same time: a person looks at one, and a run beside it needs the processor more."""
+PageOf = Callable[[Library, Asked], Page]
+"""Reads what a page says. Raises NotThere and BadQuestion."""
+
+
+def application(library: Library, hosts: tuple[str, ...] = (), token: str = "") -> FastAPI:
+    """Return the application over a library.
+
+    `hosts` are the names that it answers to beside those of the loopback; with a `token`, only who brings it is let in.
+    """
+    app = FastAPI(title="Stagecoach", docs_url=None, redoc_url=None, openapi_url=None)
+    app.add_middleware(Guard, hosts=hosts, token=token)
+    app.mount("/static", StaticFiles(directory=STATIC), name="static")
+    app.add_api_route("/mark", lambda: {"mark": library.mark}, methods=["GET"])
+    turns = BoundedSemaphore(AT_ONCE)
+    for name, pattern in PATTERNS.items():
+        app.add_api_route(pattern, _answering(name, library, turns), methods=["GET"], response_model=None)
+    return app
+
+
+def page_of(name: str) -> PageOf:
+    """Return the function that reads a page: each is a file of its own in `pages`."""
+    found: PageOf = import_module(f"flows.viewer.pages.{name}").page
+    return found
+
+
+def _answering(name: str, library: Library, turns: BoundedSemaphore) -> Callable[[Request], Response]:
+    read = page_of(name)
+
+    def answer(request: Request) -> Response:
+        asked = Asked(_address(request), request.path_params, dict(request.query_params))
+        with turns:
+            return respond(read, library, asked)
+
+    return answer
+
+
+def _address(request: Request) -> str:
+    """Return the path as it was written: an id may hold a slash, which is not one of the path."""
+    raw: bytes = request.scope.get("raw_path") or request.url.path.encode()
+    return raw.decode("ascii", "replace").partition("?")[0]
+
+
+def respond(read: PageOf, library: Library, asked: Asked) -> Response:
+    """Answer one address: the page, or what is wrong with it. The border where errors meant for people become pages."""
+    form = asked.text("format") or "html"
+    try:
+        form = asked.one_of("format", FORMATS, "html")
+        mark = library.mark  # before the reading: what is committed meanwhile is then seen as new
+        return _formed(read(library, asked), form, asked, mark)
+    except NotThere as error:
+        return _mistake(404, "This is not in the store", error, form)
+    except BadQuestion as error:
+        return _mistake(400, "This cannot be answered", error, form)
+    except StoreError as error:
+        return _mistake(503, "The store cannot be read", error, form)
+
+
+def _formed(page: Page, form: str, asked: Asked, mark: str) -> Response:
+    if form == "json":
+        return Response(rendering.as_json(page), media_type="application/json")
+    if form == "file":
+        headers = {"Content-Disposition": f'attachment; filename="{saving.file_name(page)}"'}
+        return Response(saving.saved(page, asked), media_type="text/html; charset=utf-8", headers=headers)
+    return Response(rendering.as_html(page, asked, mark if page.live else ""), media_type="text/html; charset=utf-8")
+
+
+def _mistake(status: int, title: str, error: Exception, form: str) -> Response:
+    said: Mapping[str, Any] = {"status": status, "error": title, "message": str(error)}
+    page = Page("mistake.html", title, said)
+    if form == "json":
+        return Response(rendering.as_json(page), status, media_type="application/json")
+    return Response(rendering.as_html(page, Asked("")), status, media_type="text/html; charset=utf-8")

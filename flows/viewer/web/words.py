@@ -1,0 +1,83 @@
+"""Words: numbers, times and lengths as a person reads them. None is a dash everywhere, never a zero."""
+
+import json
+import math
+from datetime import UTC, datetime
+from typing import Any
+
+from flows.viewer.texts import one_line
+
+DASH = "–"
+
+
+def number(value: float | int | None, digits: int = 3) -> str:
+    """A number in few digits: thousands apart, small ones by their power of ten."""
+    if value is None or isinstance(value, str):
+        return value or DASH
+    if isinstance(value, bool) or not math.isfinite(value):
+        return str(value)
+    if isinstance(value, int) or (value == int(value) and abs(value) >= 1000):
+        return f"{int(value):,}".replace(",", "\u202f")  # a narrow space: neither a point nor a comma everywhere
+    return f"{value:.{digits}g}" if abs(value) < 1000 else f"{value:,.0f}".replace(",", "\u202f")
+
+
+def signed(value: float | None, digits: int = 3) -> str:
+    """A number with its sign, also a positive one's."""
+    if value is None or isinstance(value, str):
+        return value or DASH
+    return ("+" if value > 0 else "") + number(value, digits)
+
+
+def share(value: float | None) -> str:
+    """A share of one in per cent."""
+    if value is None:
+        return DASH
+    return f"{100 * value:.0f} %" if value in (0, 1) or 0.1 <= value <= 0.99 else f"{100 * value:.2g} %"
+
+
+def seconds(value: float | None) -> str:
+    """A time span in the unit that fits it."""
+    if value is None:
+        return DASH
+    if value < 1:
+        return f"{1000 * value:.0f} ms"
+    if value < 60:
+        return f"{value:.1f} s"
+    minutes, rest = divmod(round(value), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
+
+
+def moment(value: str | datetime | None) -> str:
+    """A moment to the second, in UTC."""
+    if not value:
+        return DASH
+    when = datetime.fromisoformat(value) if isinstance(value, str) else value
+    return when.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def short(value: str | None, most: int = 8) -> str:
+    """The first characters of a key or an id, by which commands know it too."""
+    return DASH if value is None else value[:most]
+
+
+def line(value: str | None, most: int = 120) -> str:
+    """A text on one line, cut."""
+    return DASH if value is None else one_line(value, most)
+
+
+def pretty(value: Any) -> str:
+    """JSON, or what was read of it, laid out over lines; text that is no JSON stays as it is."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            return str(value)
+    try:
+        return json.dumps(value, indent=2, ensure_ascii=False)
+    except RecursionError:
+        return str(value)
+
+
+FILTERS = {each.__name__: each for each in (number, signed, share, seconds, moment, short, line, pretty)}
+"""By the names that templates know them by."""
