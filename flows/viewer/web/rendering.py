@@ -17,7 +17,6 @@ from flows.viewer.web import words
 
 HERE = Path(__file__).parent
 TEMPLATES, STATIC = HERE / "templates", HERE / "static"
-DASH = "–"
 
 
 def as_html(page: Page, asked: Asked, mark: str = "", saved: bool = False) -> bytes:
@@ -49,7 +48,7 @@ def templates() -> Environment:
 
 def _shown(value: Any) -> Any:
     if value is None:
-        return DASH
+        return words.DASH
     return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 

@@ -1,4 +1,4 @@
-"""Saving: a page as one static file that can be sent to a friend: nothing is loaded, nothing leads back to the store."""
+"""Saving: a page as one static file to keep or send: nothing is loaded, nothing leads back to the store."""
 
 import base64
 import hashlib

@@ -7,7 +7,7 @@ from typing import Any
 
 from flows.viewer.texts import one_line
 
-DASH = "–"
+DASH = "\u2013"
 
 
 def number(value: float | int | None, digits: int = 3) -> str:
