@@ -20,21 +20,20 @@ def evaluation_configs(config: RunConfig) -> dict[str, RunConfig]:
     return {name: _evaluating(config, each) for name, each in config.evaluation.of_sets().items()}
 
 
-def sampling_for_evaluation(place: Place) -> Place:
-    """Return the same place with the sampling settings of the set that `evaluation` itself is."""
-    return _with(place, _evaluating(place.config, place.config.evaluation.model_copy(update={"sets": ()})))
-
-
 def _with(place: Place, config: RunConfig) -> Place:
     return Place(place.store, place.run, config, place.versions)
 
 
 def _evaluating(config: RunConfig, evaluation: EvaluationConfig) -> RunConfig:
-    """Return a config with the sampling settings of an evaluation; no teacher samples there."""
+    """Return a config with the sampling settings of an evaluation; no teacher samples there.
+
+    Every group is sampled to its end: scores of those that end first would be of the short ones.
+    """
     own = {"temperature": None, "algorithm": None}
     environments = tuple(each.model_copy(update=own) for each in config.environments)
     rollout = config.rollout.model_copy(update={"temperature": evaluation.temperature})
     changed: dict[str, Any] = {"rollout": rollout, "environments": environments, "algorithm": GrpoConfig()}
+    changed |= {"assignment": config.assignment.model_copy(update={"oversampling": 1.0})}
     changed |= {"evaluation": evaluation} | _without_engine(config)
     return config.model_copy(update=changed)
 

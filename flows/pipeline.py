@@ -91,10 +91,10 @@ def attempts(do: Do, policy: Policy | None, retries: int = 0) -> tuple[Ref, ...]
     """
     found, assigned = held_out(do)
     version = policy.version if policy else 0
-    made = [do(rollout.evaluation_task, version, (assigned, found), policy)]
+    made = [do(rollout.task, version, (assigned, found), policy)]
     while len(made) <= retries and do.num_errored(made[-1]):
         assigned = do(assignment.evaluation_task, 0, (found, assigned, made[-1]))
-        made.append(do(rollout.evaluation_task, version, (assigned, found), policy))
+        made.append(do(rollout.task, version, (assigned, found), policy))
     return tuple(made)
 
 

@@ -6,7 +6,7 @@ Reads assignments and examples; writes traces and messages, and images where the
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import Protocol
 
 import pyarrow as pa
@@ -57,49 +57,25 @@ def rollout(
     its server down again when it is alone there is a row with that error. Raises what the rooms raise when a service
     does not come back.
     """
-    rooms = _Rooms(config, step, policy, engine, environments, teachers)
-    rooms.sample_all(tables, parts, config.oversampling)
-    return {}
-
-
-def evaluation_rollout(
-    tables: Tables,
-    config: View,
-    *,
-    step: int,
-    policy: Policy | None,
-    parts: Parts,
-    engine: EngineRoom,
-    environments: EnvironmentRoom,
-    teachers: TeacherRoom,
-) -> Tables:
-    """Sample as `rollout` does, every group to its end: scores of those that end first would be of the short ones."""
     _Rooms(config, step, policy, engine, environments, teachers).sample_all(tables, parts)
     return {}
 
 
+@dataclass(frozen=True)
 class _Rooms:
     """What a stage samples with: its policy, and whoever keeps the services alive."""
 
-    def __init__(
-        self,
-        config: View,
-        step: int,
-        policy: Policy | None,
-        engine: EngineRoom,
-        environments: EnvironmentRoom,
-        teachers: TeacherRoom,
-    ) -> None:
-        self._config = config
-        self._step = step
-        self._policy = policy
-        self._engine = engine
-        self._environments = environments
-        self._teachers = teachers
+    config: View
+    step: int
+    policy: Policy | None
+    engine: EngineRoom
+    environments: EnvironmentRoom
+    teachers: TeacherRoom
 
-    def sample_all(self, tables: Tables, parts: Parts, oversampling: float | None = None) -> None:
+    def sample_all(self, tables: Tables, parts: Parts) -> None:
         """Sample until no group is missing, through the losses of services."""
         losses, suspects, assigned = 0, Suspects(), tables["assignments"]
+        oversampling = self.config.oversampling
         while (missing := _missing(assigned, parts)).num_rows:
             chosen, one_at_a_time = suspects.next(missing)
             wanted = _wanted(assigned, missing, oversampling) if oversampling else {}
@@ -113,13 +89,13 @@ class _Rooms:
                     raise
 
     def _sample(self, assignments: pa.Table, examples: pa.Table, parts: Parts, terms: Terms) -> None:
-        addresses = self._environments.addresses()  # first: it imports for seconds, and an engine may be starting
-        frozen = _frozen(assignments, self._config, self._teachers)
-        policy = self._policy
+        addresses = self.environments.addresses()  # first: it imports for seconds, and an engine may be starting
+        frozen = _frozen(assignments, self.config, self.teachers)
+        policy = self.policy
         # In this order everywhere: who has the servers may wait for the engine, and never the other way round.
         with (
-            self._environments.sharing(alone=terms.one_at_a_time),
-            self._engine.holding(policy) if policy else nullcontext(Served("", "")) as served,
+            self.environments.sharing(alone=terms.one_at_a_time),
+            self.engine.holding(policy) if policy else nullcontext(Served("", "")) as served,
         ):
             sample(
                 assignments,
@@ -127,9 +103,9 @@ class _Rooms:
                 engine_url=served.url,
                 api_key=served.api_key,
                 addresses=addresses,
-                policy={"key": policy.key if policy else "", "version": policy.version if policy else self._step},
-                step=self._step,
-                config=self._config,
+                policy={"key": policy.key if policy else "", "version": policy.version if policy else self.step},
+                step=self.step,
+                config=self.config,
                 on_group=lambda _group_id, rows: parts.put(rows),
                 teachers=frozen,
                 model=served.model,
@@ -179,10 +155,4 @@ STAGE = Stage(
     unit=("traces", "group_id"),
     needs=("step", "policy", "parts", "engine", "environments", "teachers"),
 )
-EVALUATION_STAGE = replace(
-    STAGE,
-    sections=tuple(name for name in STAGE.sections if name != "oversampling"),
-    function=evaluation_rollout,
-)
 task = as_task(STAGE)
-evaluation_task = as_task(EVALUATION_STAGE)

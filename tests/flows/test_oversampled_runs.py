@@ -12,6 +12,7 @@ from configs.check import problems
 from configs.load import load
 from configs.run import RunConfig, View
 from flows import pipeline
+from flows.evaluation_sets import evaluation_configs
 from flows.outcome import finish_step
 from flows.session import recorded
 from tasks import assignment, rollout
@@ -98,5 +99,7 @@ def test_it_is_in_the_keys_of_training_and_not_of_evaluation() -> None:
 
     for stage in (assignment.STAGE, rollout.STAGE):
         assert said(plain, stage) != said(more, stage)
-    assert said(plain, rollout.EVALUATION_STAGE) == said(more, rollout.EVALUATION_STAGE) == said(plain, rollout.STAGE)
-    assert said(plain, assignment.EVALUATION_STAGE) == said(more, assignment.EVALUATION_STAGE)
+    scoring = [evaluation_configs(config)[""] for config in (plain, more)]
+    for stage in (assignment.EVALUATION_STAGE, rollout.STAGE):
+        assert said(scoring[0], stage) == said(scoring[1], stage)
+    assert said(scoring[1], rollout.STAGE) == said(plain, rollout.STAGE)

@@ -10,7 +10,7 @@ import pytest
 from configs.algorithms import TeacherConfig
 from configs.errors import ConfigError
 from configs.run import RunConfig
-from flows.evaluation_sets import sampling_for_evaluation
+from flows.evaluation_sets import evaluation_places
 from flows.facts import tokenizer_digest
 from flows.preflight import needs
 from flows.recorded import recorded_by
@@ -153,7 +153,7 @@ def test_only_who_is_needed_is_started(
 
 def test_an_evaluation_is_of_the_policy_and_is_found_whoever_taught_it(tmp_path: Path) -> None:
     made = [session_for(tmp_path / "store", "run", algorithm={"type": kind}).place for kind in ("grpo", "sft")]
-    keys = [sampling_for_evaluation(place).key(STAGE, 0, {}) for place in made]
+    keys = [evaluation_places(place)[""].key(STAGE, 0, {}) for place in made]
     assert keys[0] == keys[1] and made[0].key(STAGE, 0, {}) != made[1].key(STAGE, 0, {})
 
 

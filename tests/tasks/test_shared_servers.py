@@ -77,9 +77,9 @@ def sampled(monkeypatch: pytest.MonkeyPatch, room: Room, sampler: Sampler, examp
     parts = Parts()
     parts.put = lambda rows: parts.update({name: why.message if why else "sampled" for name, why in rows.items()})  # type: ignore[attr-defined]
     monkeypatch.setattr(rollout, "sample", sampler)
-    rollout.evaluation_rollout(
+    rollout.rollout(
         {"assignments": assigned("e", examples, 1), "examples": pa.table({})},
-        View(RunConfig(), rollout.EVALUATION_STAGE.sections, "rollout"),
+        View(RunConfig(), rollout.STAGE.sections, "rollout"),
         step=0,
         policy=Policy("policy", 0),
         parts=parts,  # type: ignore[arg-type]

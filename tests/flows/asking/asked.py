@@ -13,7 +13,7 @@ from typing import Any
 
 from configs.run import View
 from flows import drawing, pipeline
-from flows.evaluation_sets import sampling_for_evaluation
+from flows.evaluation_sets import evaluation_places
 from flows.pipeline import GateRefused
 from flows.session import Session, recorded
 from tasks import assignment, filtering, packing, policy_import, rollout, training
@@ -140,7 +140,7 @@ def run(root: Path, name: str, **changes: Any) -> Session:
     """Walk a run, score its policies where it is to, and return its session."""
     session = session_for(root, name, **SETTINGS | changes)
     every = session.config.evaluation.every
-    do, score = Asked(session), Asked(session, sampling_for_evaluation(session.place))
+    do, score = Asked(session), Asked(session, evaluation_places(session.place)[""])
     with recorded(session):
         for *_, policy in pipeline.run_steps(do, SOURCE, session.config):
             if every:
