@@ -62,6 +62,7 @@ def report(run_name: str, store: str, steps: Steps) -> str:
         totals = [number(_total(step.get(name))) for name in ("seconds", "tokens")]
         lines.append(f"| {step['step']} | " + " | ".join([*cells, *totals]) + " |")
     lines += ["", f"Tables: {link(store)}", "", f"At a glance: stagecoach show {escaped(run_name)}"]
+    lines += ["", f"In a browser: stagecoach view --run {escaped(run_name)}"]
     return "\n".join(lines)
 
 

@@ -82,6 +82,7 @@ def summary(outcome: dict[str, Any], config: RunConfig, recipe: Recipe, seconds:
         f"{done}; {seconds:.0f} s.",
         f"Every rollout, verdict, advantage, batch and weight is in {place}.",
         "Try next:",
+        f"  stagecoach view --run {config.name}{store}",
         f"  stagecoach show {config.name}{store}",
         f"  stagecoach show {config.name}{store} {recipe.try_next}",
         f"  stagecoach resume {config.name}{store} steps={config.steps + 5}",

@@ -35,9 +35,9 @@ def start(
     """Resolve a config, run the flow of `kind` and show it, in plain lines if asked; return the exit status."""
     config = prepare(kind, files, overrides, name=name, store=store)
     _tell(watch(config, plain=plain))
-    print(
-        f"run {config.name} is in {config.store}; look at it with: stagecoach show {config.name} --store {config.store}"
-    )
+    where = f"{config.name} --store {config.store}"
+    print(f"run {config.name} is in {config.store}; look at it with: stagecoach view --run {where}")
+    print(f"or on this terminal: stagecoach show {where}")
     return 0
 
 

@@ -93,6 +93,7 @@ def test_the_report_has_the_curve_inline_the_last_steps_and_the_store() -> None:
     assert rows[-1] == "| 11 | 1.1 | 0.1 | 0.512 | 1.5e-06 | - | 1.75 | 12,345 |"
     assert "Tables: /data/store" in page
     assert r"stagecoach show my\_run" in page
+    assert r"stagecoach view --run my\_run" in page
     assert r"# my\_run" in page
 
 
