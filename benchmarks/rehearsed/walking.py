@@ -1,0 +1,142 @@
+"""A whole run in this process: the real pipeline, store and table stages, with stand-ins for what needs an engine."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from benchmarks.rehearsed.learning import imported, trained
+from benchmarks.rehearsed.rollouts import Sampling, rollouts
+from benchmarks.rehearsed.shapes import TEXT_ENVIRONMENT, TOOL_ENVIRONMENT, Shape
+from configs.run import RunConfig, View
+from flows import pipeline
+from flows.doing import Worker
+from flows.evaluation_sets import evaluation_places
+from flows.processes.services import Supervisor
+from flows.recorded import recorded_by
+from flows.replaying import replay_steps
+from flows.session import Session, recorded
+from flows.steps import Source
+from storage.schemas import EXAMPLES
+from storage.store import Store, open_store
+from tasks.parts import Parts
+from tasks.stage import Place, Policy, Ref, StageTask, Tables, perform
+
+SOURCE = Source("weights", "digest of the weights")
+EXAMPLES_OF_EACH = 300
+"""Examples of an environment: few enough for a long run to try each of them many times."""
+PARTS = 4
+"""Commits of a step's rollouts."""
+
+
+class Player(Worker):
+    """Does stages as in a run, where it is called; what would need an engine, a learner or a server is made up."""
+
+    def __init__(self, session: Session, place: Place | None = None, shape: Shape | None = None, rest: float = 0.0):
+        """`shape` is the course that every rollout takes; None lets them differ. `rest` is seconds between parts."""
+        super().__init__(session, place)
+        self._stand_ins: dict[str, tuple[tuple[str, ...], Callable[..., Tables]]] = {
+            "policy_import": (("key", "directory"), imported),
+            "examples": ((), _examples),
+            "rollout": (("step", "policy", "parts"), _sampler(shape, rest)),
+            "training": (("step", "key", "policy", "directory"), trained),
+        }
+
+    def __call__(self, task: StageTask, *arguments: Any, **named: Any) -> Ref:
+        stage = task.stage
+        if stage.name in self._stand_ins:
+            needs, function = self._stand_ins[stage.name]
+            stage = replace(stage, needs=needs, function=function)
+        return super().__call__(_Played(stage), *arguments, **named)
+
+
+class _Played(StageTask):
+    """A stage that is done where it is called."""
+
+    def __call__(self, *arguments: Any) -> Ref:
+        return perform(self.stage, *arguments)
+
+
+def walk(config: RunConfig, shape: Shape | None = None, rest: float = 0.0) -> Iterator[int]:
+    """Train in the store that the config names, and yield each step when it is finished."""
+    session = _session(config)
+    with recorded(session):
+        do = Player(session, shape=shape, rest=rest)
+        _evaluate(session, pipeline.first_policy(do, SOURCE))
+        for step, _, _, policy in pipeline.run_steps(do, SOURCE, config):
+            _evaluate(session, policy)
+            yield step
+
+
+def replay(config: RunConfig) -> Iterator[int]:
+    """Go through recorded steps again as the config's section `replay` says, and yield each when it is finished."""
+    session = _session(config)
+    with recorded(session):
+        found = recorded_by(session.place.store, config.replay.run)
+        for done in replay_steps(Player(session), SOURCE, config, found):
+            yield done.step
+
+
+def _session(config: RunConfig) -> Session:
+    store: Store = open_store(config.store)
+    session = Session(Place(store, config.name, config, {}), SOURCE, Supervisor(config.name, _logs(store)))
+    session.services["quarantined"] = {}
+    return session
+
+
+def _evaluate(session: Session, policy: Policy) -> None:
+    for place in evaluation_places(session.place).values():
+        if place.config.evaluation.due(policy.version):
+            pipeline.attempts(Player(session, place), policy)
+
+
+def _examples(tables: Tables, config: View) -> Tables:
+    rows = [
+        {
+            "environment": environment,
+            "example_id": f"{environment} {number}",
+            "split": "eval" if number % 8 == 0 else "train",
+            "task": f'{{"prompt": "{environment} {number}", "idx": {number}}}',
+        }
+        for environment in (TOOL_ENVIRONMENT, TEXT_ENVIRONMENT)
+        for number in range(EXAMPLES_OF_EACH)
+    ]
+    return {"examples": pa.Table.from_pylist(rows, schema=EXAMPLES.arrow)}
+
+
+def _sampler(shape: Shape | None, rest: float) -> Callable[..., Tables]:
+    """Return what stands in for sampling; it hands over whole groups, and waits until they are committed."""
+
+    def sample(tables: Tables, config: View, *, step: int, policy: Policy, parts: Parts) -> Tables:
+        tokens = parts.tokens
+        for rows in _portions(tables["assignments"].to_pylist()):
+            made = rollouts(rows, Sampling(policy, step, shape))
+            parts.put(made)
+            counts = made["traces"].select(["num_input_tokens", "num_output_tokens"]).to_pylist()
+            tokens += sum(sum(each.values()) for each in counts)
+            while parts.tokens < tokens:
+                parts.done()  # raises what a commit raised
+                time.sleep(0.002)
+            time.sleep(rest)
+        return {}
+
+    return sample
+
+
+def _portions(rows: list[dict[str, Any]]) -> Iterator[Sequence[dict[str, Any]]]:
+    """Yield the rows of a quarter of the groups at a time."""
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault(row["group_id"], []).append(row)
+    members = list(groups.values())
+    size = -(-len(members) // PARTS)
+    for first in range(0, len(members), size):
+        yield [row for group in members[first : first + size] for row in group]
+
+
+def _logs(store: Store) -> Path:
+    assert store.root.directory is not None, "a store for looking at is on this disk"
+    return store.root.directory.parent / "logs"

@@ -1,0 +1,141 @@
+"""The store made for looking at: everything that finds its way through a store finds it there as well."""
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import polars as pl
+import pyarrow as pa
+import pytest
+
+from benchmarks.viewing_store import CREDITED, FORK, RUN, make, settings
+from flows.views import lineage, why
+from storage.digests import content_digest
+from storage.frames import Frames
+from storage.store import Store
+from tasks import parts
+from tasks.fates import DERIVED, chains
+
+STAGES = ["advantage", "assignment", "examples", "filtering", "packing", "policy_import", "rollout", "training"]
+OF_STEP = {"assignment": 1, "rollout": 1, "filtering": 1, "advantage": 1, "packing": 1, "training": 1}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    yield make(tmp_path_factory.mktemp("made") / "store", steps=3, rollouts=32, group_size=8, fork=2)
+
+
+@pytest.fixture(scope="module")
+def frames(store: Store) -> Frames:
+    return Frames(store, DERIVED)
+
+
+def fates(frames: Frames, run: str) -> pl.DataFrame:
+    return frames.run(run).fates.collect()
+
+
+def one(frames: Frames, fate: str) -> str:
+    """The first rollout of the run that met a fate."""
+    found = fates(frames, RUN).filter(pl.col("fate") == fate).sort("trace_id")
+    assert len(found), f"no rollout of the made store is {fate}"
+    name: str = found["trace_id"][0]
+    return name
+
+
+def test_every_stage_of_every_step_is_in_the_ledger_once_with_its_inputs(store: Store) -> None:
+    whole = [entry for entry in store.ledger.entries(run=RUN) if not entry.part]
+    by_step = {step: Counter(e.stage for e in whole if e.step == step) for step in range(3)}
+    begun = {"examples": 1, "policy_import": 1, "evaluation_assignment": 1, "rollout": 2}
+    assert by_step == {0: Counter(OF_STEP | begun), 1: Counter(OF_STEP), 2: Counter(OF_STEP)}
+    assert sorted({entry.stage for entry in whole} - {"evaluation_assignment"}) == STAGES
+    inputs = {e.stage: sorted(e.inputs) for e in whole if e.step == 2}
+    assert inputs == {
+        "assignment": ["examples"],
+        "rollout": ["assignment", "examples", "policy"],
+        "filtering": ["rollout"],
+        "advantage": ["filtering", "rollout"],
+        "packing": ["advantage", "rollout"],
+        "training": ["packing", "policy"],
+    }
+
+
+def test_a_step_is_sampled_in_parts_with_the_policy_that_the_step_before_began_with(store: Store) -> None:
+    sampled = [e for e in store.ledger.entries(run=RUN, stage="rollout") if "assignment" in e.inputs]
+    assert {e.step: len(e.slices("traces")) for e in sampled if not e.part} == {0: 4, 1: 4, 2: 4}
+    assert Counter(e.step for e in sampled if e.part) == {0: 4, 1: 4, 2: 4}
+    trained = {e.step: e.key for e in store.ledger.entries(run=RUN, stage="training")}
+    first = next(e.key for e in store.ledger.entries(run=RUN, stage="policy_import"))
+    assert {e.step: e.inputs["policy"] for e in sampled if not e.part} == {0: first, 1: first, 2: trained[0]}
+
+
+def test_rollouts_end_in_all_ways_and_all_are_accounted_for(frames: Frames) -> None:
+    found = Counter(fates(frames, RUN)["fate"].to_list())
+    assert found.total() == 3 * 32 + 6
+    assert found["evaluated"] == 6
+    assert set(found) >= {"trained", "filtered", "errored", "evaluated"}
+
+
+def test_why_tells_of_a_rollout_that_was_trained_filtered_or_failed(frames: Frames) -> None:
+    told = why.explain(frames, one(frames, "trained"))
+    use = next(use for use in told["runs"] if use["run"] == RUN)
+    assert use["fate"] == "trained"
+    assert use["policy"] == f"{RUN}:{use['step'] + 1}"
+    assert use["samples"] and all(sample["row"] is not None for sample in use["samples"])
+    filtered = why.explain(frames, one(frames, "filtered"))["runs"][0]
+    assert filtered["verdict"]["reason"] in filtered["verdict"]["evidence"]
+    failed = why.explain(frames, one(frames, "errored"))
+    assert failed["trace"]["reward"] is None
+    assert failed["runs"][0]["detail"] == failed["trace"]["error_class"]
+
+
+def test_the_lineage_of_an_update_reaches_all_its_rollouts(frames: Frames) -> None:
+    chain = next(chain for chain in chains(frames.graph, RUN) if chain.updates and chain.traces.step == 1)
+    assert chain.updates is not None
+    rows = fates(frames, RUN).filter((pl.col("fate") == "trained") & (pl.col("key") == chain.traces.key))
+    reached = [work.key for work in frames.graph.ancestors(chain.updates.key)]
+    assert chain.traces.key in reached
+    asked = lineage.trace_lineage(frames.run(RUN), f"{RUN}:2", ["up"])
+    named = {node.id for node in asked.trees["up"].facts if node.kind == "trace"}
+    assert named == set(rows["trace_id"])
+    assert named
+
+
+def test_forks_share_what_they_did_not_do_again(store: Store, frames: Frames) -> None:
+    assert [store.runs.events(run)[-1].parent_run for run in (RUN, FORK, CREDITED)] == [None, RUN, RUN]
+    base, fork, credited = (chains(frames.graph, run) for run in (RUN, FORK, CREDITED))
+    last = next(chain for chain in base if chain.for_training and chain.traces.step == 2)
+    assert credited[0].traces.key == last.traces.key
+    assert credited[0].verdicts == last.verdicts
+    assert credited[0].credits is not None and credited[0].credits.computed_by == CREDITED
+    assert fork[0].updates is not None and fork[0].updates.computed_by == FORK
+
+
+def test_the_same_arguments_make_the_same_rows(store: Store, tmp_path: Path) -> None:
+    again = make(tmp_path / "store", steps=1, rollouts=32, group_size=8)
+    for table in ("traces", "messages", "verdicts", "batches"):
+        one, two = (rows_of(each, table) for each in (store, again))
+        assert content_digest(one) == content_digest(two), table
+    assert settings(tmp_path, 1, 32, 8, seed=8).seed == 8
+
+
+def rows_of(store: Store, table: str) -> pa.Table:
+    maker = {"traces": "rollout", "messages": "rollout", "verdicts": "filtering", "batches": "packing"}[table]
+    entries = [e for e in store.ledger.entries(run=RUN, stage=maker) if e.step == 0 and not e.part]
+    entry = next(e for e in entries if "evaluation_assignment" not in e.inputs)
+    return store.read(list(entry.slices(table)))
+
+
+def test_a_rollout_may_be_as_long_as_is_asked_for(tmp_path: Path) -> None:
+    made = Frames(make(tmp_path / "store", steps=1, rollouts=2, group_size=2, messages=101), DERIVED)
+    sampled = fates(made, RUN).filter(pl.col("fate") == "trained")["trace_id"].to_list()
+    own = (
+        made.messages.filter(pl.col("trace_id").is_in(sampled)).select("trace_id", "message", "role", "body").collect()
+    )
+    assert own.group_by("trace_id").len()["len"].to_list() == [101, 101]
+    bodies = own.filter(pl.col("message").is_in([2, 3])).select("role", "body")
+    assert all(("tool_calls" in json.loads(body)) == (role == "assistant") for role, body in bodies.iter_rows())
+
+
+def test_the_pace_of_commits_is_put_back(store: Store) -> None:
+    assert parts.REST == 3.0
