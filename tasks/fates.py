@@ -77,7 +77,7 @@ def _last(works: Iterable[Work]) -> Work | None:
 def fates(frames: Frames) -> pl.LazyFrame:
     """Return one row for each rollout that a run uses, of all runs of `frames`; columns as in `FATES`."""
     found = [chain for run in frames.run_names for chain in chains(frames.graph, run)]
-    return _fates(frames, found).select(*FATES).lazy()
+    return fates_of(frames, found).lazy()
 
 
 def accounting(frames: Frames) -> pl.LazyFrame:
@@ -100,15 +100,15 @@ DERIVED: dict[str, Derivation] = {"fates": fates, "accounting": accounting}
 """Tables that are made out of those of a store: for `storage.open(root, derived=DERIVED)`."""
 
 
-def _fates(frames: Frames, found: list[Chain]) -> pl.DataFrame:
-    """Return the fates of rollouts, which are of one chain each."""
+def fates_of(frames: Frames, found: list[Chain]) -> pl.DataFrame:
+    """Return one row for each rollout of some chains alone, as `fates` has it; nothing else is read."""
     rows = _chains(frames, found).join(_traces(frames, found), on="key")
     rows = rows.join(_reasons(frames, found), on=["verdicts", "trace_id"], how="left")
     rows = rows.join(_packed(frames, found), on=["batches", "trace_id"], how="left")
     waits = pl.col("for_training").not_() | pl.col("batches").is_null() | pl.col("packed").is_not_null()
     rows = rows.with_columns(otherwise=pl.when(waits).then("outcome").otherwise(pl.lit(NO_WEIGHT)))
     given = ["error_class", "reason", "otherwise"]
-    return rows.join(_ruled(rows.select(given).unique()), on=given, nulls_equal=True)
+    return rows.join(_ruled(rows.select(given).unique()), on=given, nulls_equal=True).select(*FATES)
 
 
 def _ruled(combinations: pl.DataFrame) -> pl.DataFrame:
