@@ -39,25 +39,37 @@ class Library:
         self.store = store
         self._lock = RLock()
         self._moment: Moment | None = None
+        self._held: Moment | None = None
         self._kept: OrderedDict[Hashable, Any] = OrderedDict()
 
     @classmethod
     def at(cls, root: str | Path) -> "Library":
         """Open the store at a root, a directory or a URL. Raises LayoutError where there is none; none is made."""
-        return cls(existing_store(root))
+        return cls(existing_store(root, reading=True))
+
+    def still(self) -> "Library":
+        """The same library at this moment: all that one page reads is then of one look, whoever commits meanwhile."""
+        found = copy(self)  # what is kept and the lock are shared
+        found._held = self.moment()
+        return found
 
     @property
     def mark(self) -> str:
         """A text that is another as soon as anything was committed."""
+        if self._held is not None:
+            return self._held.mark
         books = (self.store.ledger, self.store.runs, self.store.quarantines)
         return "-".join(str(book.look()) for book in books)
 
     def moment(self) -> Moment:
         """The store as it is now; the same object until somebody commits."""
-        mark = self.mark
+        if self._held is not None:
+            return self._held
         with self._lock:
+            mark = self.mark  # before the reading: what is committed meanwhile is then seen as new
             if self._moment is None or self._moment.mark != mark:
-                self._moment = Moment(mark, Frames(self.store, DERIVED), {}, {})
+                graph = Graph(self.store.ledger.entries())
+                self._moment = Moment(mark, Frames(self.store, DERIVED, graph), {}, {})
             return self._moment
 
     def latest(self) -> str:
@@ -111,6 +123,11 @@ class Library:
             while len(self._kept) > KEPT:
                 self._kept.popitem(last=False)
         return made
+
+    def held(self, name: Hashable) -> Any | None:
+        """What `kept` has under a name; None where it would have to be made."""
+        with self._lock:
+            return self._kept.get(name)
 
     def _of_run(self, moment: Moment, run: str) -> Frames:
         try:
