@@ -64,21 +64,28 @@ def explain(frames: Frames, text: str) -> dict[str, Any]:
     rows = frames.of([frames.graph.works[key] for key in sorted(keys)], "traces").filter(pl.col("trace_id") == trace_id)
     traces = {row["key"]: row for row in rows.select("key", "step", *TRACE).collect().to_dicts()}
     uses = [
-        _use(frames, chain, traces[chain.traces.key])
+        use_of(frames, chain, traces[chain.traces.key])
         for run in frames.run_names
         for chain in chains(frames.graph, run)
         if chain.traces.key in traces
     ]
-    quarantines = [
+    return {"trace": traces[roots[-1].key], "runs": uses, "quarantines": quarantines_of(frames, trace_id)}
+
+
+def quarantines_of(frames: Frames, trace_id: str) -> list[dict[str, Any]]:
+    """Return the quarantines that a rollout is in, as plain values."""
+    return [
         {name: value for name, value in vars(each).items() if name != "trace_ids"}
         for each in frames.store.quarantines.all()
         if trace_id in each.trace_ids
     ]
-    return {"trace": traces[roots[-1].key], "runs": uses, "quarantines": quarantines}
 
 
-def _use(frames: Frames, chain: Chain, trace: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what one run made of the rollout, with the numbers that decided."""
+def use_of(frames: Frames, chain: Chain, trace: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what one run made of the rollout, with the numbers that decided.
+
+    `chain` is the run's work that the rollout went through, `trace` its row with the columns `TRACE`.
+    """
     verdict = next(_rows(frames, chain.verdicts, "verdicts", trace), None)
     samples = _samples(frames, chain, trace)
     decision = next(_rows(frames, chain.decision, "decisions", None), None)

@@ -1,0 +1,48 @@
+"""Tokenizers: the texts of a trace's token ids, where the tokenizer of the policy that sampled it is to be found."""
+
+from collections.abc import Iterator
+
+import polars as pl
+
+from flows.viewer.data.trace import Found
+from flows.viewer.library import Library
+from tasks.inference.run_tokenizer import TokenizerUnreadable, tokenizer_of
+from tasks.inference.token_texts import TokenTexts
+
+TEXTS = {"text": pl.String, "special": pl.Boolean}
+
+
+def with_texts(library: Library, found: Found, tokens: pl.DataFrame) -> pl.DataFrame:
+    """Return tokens, which have the columns message and token_id, with `text` and `special`.
+
+    The texts are for people: bytes that are no whole character are named, as TokenText.shown has them. Both columns are
+    null where there is no tokenizer.
+    """
+    texts, _ = tokenizer(library, found)
+    if texts is None:
+        return tokens.with_columns(pl.lit(None, kind).alias(name) for name, kind in TEXTS.items())
+    pieces = [
+        piece
+        for (_,), part in tokens.group_by("message", maintain_order=True)
+        for piece in texts.of(part["token_id"].to_list(), begins=False)
+    ]
+    return tokens.with_columns(
+        pl.Series("text", [piece.shown for piece in pieces], pl.String),
+        pl.Series("special", [piece.special for piece in pieces], pl.Boolean),
+    )
+
+
+def tokenizer(library: Library, found: Found) -> tuple[TokenTexts | None, str]:
+    """Return the tokenizer of a trace; where there is none, None and why: token ids can be looked at all the same."""
+    policy = str(found.row["policy_key"])
+    try:
+        texts = tokenizer_of(library.store, library.config(found.run), policy, _other_policies(library, found))
+    except TokenizerUnreadable as error:
+        return None, str(error)
+    return texts, "" if texts else "no tokenizer of the policy that sampled it is at hand"
+
+
+def _other_policies(library: Library, found: Found) -> Iterator[str]:
+    """Yield the policies of the run, the newest first: their tokenizer is the same."""
+    made = library.frames(found.run).graph.making("policies")
+    yield from (work.key for work in reversed(made))

@@ -1,0 +1,194 @@
+"""Tokens: each token of a trace with all that the engine, the advantage stage and the learner said of it.
+
+What was not measured is null, never zero: tables hold a zero wherever a token has no weight, or was not sampled.
+"""
+
+from collections.abc import Collection
+
+import numpy as np
+import polars as pl
+
+from flows.viewer.data.messages import message_works
+from flows.viewer.data.tokenizers import TEXTS, with_texts
+from flows.viewer.data.trace import Found
+from flows.viewer.data.training import samples, works
+from flows.viewer.library import Library
+
+WEIGHTS = {"rl_weights": "rl_weight", "ce_weights": "ce_weight", "ref_kl_weights": "ref_kl_weight"}
+STREAMS = {"advantages": "signal", **WEIGHTS}
+MEASURED = {"logprobs": "learner_logprob", "entropies": "entropy"}
+PLACE = ("message", "place")
+TOKENS = {
+    "message": pl.Int32,
+    "place": pl.Int64,
+    "token_id": pl.Int32,
+    **TEXTS,
+    "sampled": pl.Boolean,
+    "is_content": pl.Boolean,
+    "branch": pl.Int32,
+    "position": pl.Int64,
+    "trained": pl.Boolean,
+    "advantage": pl.Float32,
+    "rl_weight": pl.Float32,
+    "ce_weight": pl.Float32,
+    "ref_kl_weight": pl.Float32,
+    "engine_logprob": pl.Float32,
+    "learner_logprob": pl.Float32,
+    "log_ratio": pl.Float64,
+    "ratio": pl.Float64,
+    "mismatch": pl.Float64,
+    "entropy": pl.Float32,
+    "outside": pl.Boolean,
+    "reference_logprob": pl.Float32,
+    "signal": pl.Float32,
+}
+"""One row for each token of a trace's messages, by message and place.
+
+message, place      where the token stands; place counts within the message, from 0
+text, special       what it adds to the text, for people; null where its tokenizer is not at hand
+sampled             the mask: the policy sampled it
+is_content          body rather than template; null where that is not known
+branch, position    the first branch through its message, whose sample has its weights, and its place in that sample
+trained             it has weight in a sample of a batch that an update was made on
+advantage           where it has rl weight
+rl_weight, ...      null where the trace has no credit; 0 is no member of the component
+engine_logprob      as it was sampled, temperature applied; null where it was not, or nobody measured it
+learner_logprob     before the update, at the same temperature; null where the learner did not measure it
+log_ratio, ratio    learner_logprob - engine_logprob, and its exp: the importance ratio r of tasks.learner.loss; null
+                    where no policy is known to have sampled it
+mismatch            r - 1 - log r, as the learner measures it (tasks.learner.measuring)
+entropy             of the learner's distribution, nats
+outside             the rl loss gave its surrogate no gradient: outside the trust region, clipped, or in a sequence that
+                    was left out; null where it has no rl weight, or masks were not kept
+reference_logprob   of the frozen reference, where one was asked
+signal              where it has ref_kl weight: the reference's log-prob less the engine's
+"""
+
+
+def tokens(library: Library, found: Found, within: Collection[int] | None = None) -> pl.DataFrame:
+    """Return the tokens of a trace, columns as in `TOKENS`; only those of the messages `within`, where it is given.
+
+    Values of several branches are told once: a token that branches share has its weights in the first one's sample.
+    """
+    own = _laid_out(library, found, within)
+    own = own.join(_credited(library, found), on=PLACE, how="left", maintain_order="left")
+    own = own.join(_references(library, found), on=PLACE, how="left", maintain_order="left")
+    weighted = pl.any_horizontal(pl.col(name) != 0 for name in WEIGHTS.values()).fill_null(False)
+    rl, pulled = pl.col("rl_weight") != 0, pl.col("ref_kl_weight") != 0
+    both = pl.col("learner_logprob").cast(pl.Float64) - pl.col("engine_logprob").cast(pl.Float64)
+    own = own.with_columns(
+        trained=weighted & pl.col("packed").fill_null(False) & pl.lit(found.chain.updates is not None),
+        advantage=pl.when(rl).then("signal"),
+        signal=pl.when(pulled).then("signal"),
+        outside=pl.when(rl).then("outside"),
+        reference_logprob=pl.when("sampled").then("reference_logprob"),
+        log_ratio=pl.when(pl.lit(_by_policy(found))).then(both),
+    )
+    own = with_texts(library, found, own.with_columns(_ratios(own["log_ratio"])))
+    return own.select(pl.col(name).cast(kind) for name, kind in TOKENS.items())
+
+
+def _by_policy(found: Found) -> bool:
+    """Say whether a policy of the store sampled the trace: else log-probs are zeros, or another model's."""
+    return bool(found.row["policy_key"] != "")
+
+
+def _ratios(log_ratio: pl.Series) -> list[pl.Series]:
+    """Return the importance ratio and the mismatch; both null where the log ratio is."""
+    values = log_ratio.to_numpy()
+    with np.errstate(over="ignore", invalid="ignore"):
+        ratio, mismatch = np.exp(values), np.expm1(values) - values
+    return [
+        pl.Series("ratio", ratio, nan_to_null=True),
+        pl.Series("mismatch", mismatch, nan_to_null=True),
+    ]
+
+
+def _laid_out(library: Library, found: Found, within: Collection[int] | None) -> pl.DataFrame:
+    """Return one row for each token of the messages, with what sampling said of it."""
+    rows = library.frames().of(message_works(library, found), "messages")
+    rows = rows.filter(pl.col("trace_id") == found.trace_id).sort("message")
+    if within is not None:
+        rows = rows.filter(pl.col("message").is_in(list(within)))
+    read = rows.select("message", "token_ids", "mask", "logprobs", "is_content").collect()
+    numbers = read.select("message", place=pl.int_ranges(pl.col("token_ids").list.len()))
+    flat = pl.concat([numbers, read.drop("message", "is_content")], how="horizontal")
+    flat = flat.filter(pl.col("place").list.len() > 0).explode("place", "token_ids", "mask", "logprobs")
+    body = read.select("message", "is_content", place=pl.int_ranges(pl.col("is_content").list.len()))
+    body = body.filter(pl.col("place").list.len() > 0).explode("place", "is_content")
+    flat = flat.join(body, on=PLACE, how="left", maintain_order="left")
+    # Of a text that was only rendered, log-probs are zeros that nobody measured.
+    known = pl.col("sampled") & (pl.lit(_by_policy(found)) | (pl.col("logprobs") != 0))
+    flat = flat.with_columns(engine_logprob=pl.when(known).then("logprobs"))
+    return flat.rename({"token_ids": "token_id", "mask": "sampled"})
+
+
+def _credited(library: Library, found: Found) -> pl.DataFrame:
+    """Return, by message and place, the streams of the sample that the token belongs to."""
+    own = samples(library, found)
+    places = _places(library, found, own)
+    rows = library.frames().of(works(found.chain.credits), "credits").filter(pl.col("trace_id") == found.trace_id)
+    streams = rows.select("sample_id", *STREAMS).collect()
+    flat = _exploded(streams.rename(STREAMS)).join(
+        _measured(library, found, own), on=("sample_id", "position"), how="left"
+    )
+    weighted = pl.any_horizontal(pl.col(name) != 0 for name in WEIGHTS.values())
+    flat = flat.join(own.select("sample_id", packed=pl.col("row").is_not_null()), on="sample_id")
+    # The first token of a sample has nothing before it: packing takes its weight away.
+    first = pl.col("position") == 0
+    flat = flat.with_columns(pl.when(first).then(0).otherwise(pl.col(name)).alias(name) for name in STREAMS.values())
+    flat = flat.with_columns(pl.when(weighted).then(name).alias(name) for name in MEASURED.values())
+    return places.join(flat, on=("sample_id", "position"), how="left").drop("sample_id")
+
+
+def _places(library: Library, found: Found, own: pl.DataFrame) -> pl.DataFrame:
+    """Return message, place, branch, sample_id and position of every token, in the first sample through its message."""
+    rows = library.frames().of(message_works(library, found), "messages")
+    lengths = rows.filter(pl.col("trace_id") == found.trace_id).select(
+        "message", length=pl.col("token_ids").list.len().cast(pl.Int64)
+    )
+    path = own.select("sample_id", "branch", message="path").explode("message").drop_nulls("message")
+    path = path.join(lengths.collect(), on="message", how="left", maintain_order="left")
+    start = pl.col("length").cum_sum().over("sample_id") - pl.col("length")
+    path = path.with_columns(start=start).unique("message", keep="first", maintain_order=True)
+    path = path.with_columns(place=pl.int_ranges(pl.col("length"))).filter(pl.col("length") > 0).explode("place")
+    return path.select(*PLACE, "branch", "sample_id", position=pl.col("start") + pl.col("place"))
+
+
+def _measured(library: Library, found: Found, own: pl.DataFrame) -> pl.DataFrame:
+    """Return, by sample and position, what the learner measured, and which tokens its masks took out."""
+    made = found.chain.updates
+    named = pl.col("sample_id").is_in(own["sample_id"].to_list())
+    frames = library.frames()
+    read = frames.of(works(made), "token_statistics").filter(named).select("sample_id", *MEASURED).collect()
+    masks = frames.of(works(made), "token_masks").filter(named).select("sample_id", outside="masked").collect()
+    flat = _exploded(read.rename(MEASURED))
+    flat = flat.join(_exploded(masks), on=("sample_id", "position"), how="left")
+    if made is None or not _masks_known(library, found):
+        return flat
+    return flat.with_columns(pl.col("outside").fill_null(False))
+
+
+def _masks_known(library: Library, found: Found) -> bool:
+    """Say whether a sample without a row in token_masks had no masked token, rather than that none were kept."""
+    assert found.chain.updates is not None
+    if "token_masks" in found.chain.updates.tables:
+        return True
+    rows = library.frames().of([found.chain.updates], "updates").select("masked_fraction").collect()
+    return not any(rows["masked_fraction"])
+
+
+def _references(library: Library, found: Found) -> pl.DataFrame:
+    """Return, by message and place, the log-probs under the reference."""
+    credits = found.chain.credits
+    made = library.graph.sources(credits, "references") if credits else []
+    rows = library.frames().of(made, "references").filter(pl.col("trace_id") == found.trace_id)
+    read = rows.select("message", reference_logprob="logprobs").collect()
+    return _exploded(read, "message", "place")
+
+
+def _exploded(rows: pl.DataFrame, name: str = "sample_id", number: str = "position") -> pl.DataFrame:
+    """Return lists as one row for each of their values, with a number from 0."""
+    lists = [column for column in rows.columns if column != name]
+    length = pl.col(lists[0]).list.len()
+    return rows.filter(length > 0).with_columns(pl.int_ranges(length).alias(number)).explode(number, *lists)
