@@ -126,7 +126,7 @@ class Recorded:
 
     def _policy(self, last: Entry) -> Entry | None:
         if last.stage == "training":
-            return self._store.ledger.find(last.inputs["policy"], run=self._run)
+            return self._find(last.inputs["policy"])
         # A step that was not trained would have gone on from the last policy before it.
         made = [entry for entry in self._entries if entry.stage == "training" and entry.step < last.step]
         if made and (self._source is None or self._along):

@@ -1,7 +1,7 @@
 """Files of a table as one Arrow dataset, into which columns and filters are pushed down; on any file system."""
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -12,15 +12,22 @@ from storage.roots import Root
 from storage.tables import StoredTable
 
 
-def of_attempts(root: Root, stored: StoredTable, schema: pa.Schema, wanted: Mapping[str, Iterable[str]]) -> ds.Dataset:
+def of_attempts(
+    root: Root, stored: StoredTable, schema: pa.Schema, wanted: Mapping[str, Collection[str]]
+) -> ds.Dataset:
     """The rows of some attempts, given by run; files that hold none of them are not opened."""
-    stored.refresh()
-    attempts = {run: sorted(of_run) for run, of_run in wanted.items()}
-    files = [each for each in stored.active() if _may_hold(each, attempts.get(each.run, ()))]
+    files = holding(stored, wanted)
     found = of_files(root, stored, schema, files)
     if all(each.first_attempt == each.last_attempt for each in files):
         return found
-    return found.filter(pc.field("attempt").isin(sorted({each for of_run in attempts.values() for each in of_run})))
+    return found.filter(pc.field("attempt").isin(sorted({each for of_run in wanted.values() for each in of_run})))
+
+
+def holding(stored: StoredTable, wanted: Mapping[str, Collection[str]]) -> list[Active]:
+    """The files of a table, as it is now, that may hold rows of some attempts, given by run."""
+    stored.refresh()
+    attempts = {run: sorted(of_run) for run, of_run in wanted.items()}
+    return [each for each in stored.active() if _may_hold(each, attempts.get(each.run, ()))]
 
 
 def of_files(root: Root, stored: StoredTable, schema: pa.Schema, files: Iterable[Active]) -> ds.Dataset:

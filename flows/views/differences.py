@@ -14,7 +14,7 @@ from configs.errors import ConfigError
 from configs.run import RunConfig, content
 from flows.prepare import flat, recorded_run
 from flows.recorded import recorded_by
-from flows.scores import recorded_evaluations
+from flows.scores import Evaluated, RecordedEvaluation, recorded_evaluations
 from flows.views.recorded_rows import Made, made, together
 from flows.views.step_differences import between, detail
 from storage.refs import Entry
@@ -40,16 +40,32 @@ Work = dict[int, dict[str, Entry]]
 """A run's finished work by step and stage."""
 
 
-def compare(store: Store, a: str, b: str, step: int | None = None) -> dict[str, Any]:
+class Reading:
+    """How what runs recorded is read to be compared; who compares often may keep what was read once."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+
+    def made(self, works: Sequence[Mapping[str, Entry]]) -> list[Made]:
+        """Return the rows that works, entries by stage, have made."""
+        return made(self.store, works)
+
+    def scored(self, recorded: RecordedEvaluation, config: RunConfig) -> Evaluated:
+        """Return what the rollouts of an evaluation say."""
+        return recorded.scored(self.store, config)
+
+
+def compare(store: Store, a: str, b: str, step: int | None = None, reading: Reading | None = None) -> dict[str, Any]:
     """Return how run `b` differs from run `a`; with `step`, that step's groups and samples too.
 
     Raises ConfigError for an unknown run, or a step that neither has.
     """
+    reading = reading or Reading(store)
     runs, configs = zip(*(recorded_run(store, run) for run in (a, b)), strict=True)
     works = [work_of(store, *each) for each in zip(runs, configs, strict=True)]
     pieces = compared_keys(*works)
     steps = sorted({step for work in works for step, stages in work.items() if _is_step(stages)})
-    rows = made(store, [works[run].get(each, {}) for run, each in product((0, 1), steps)])
+    rows = reading.made([works[run].get(each, {}) for run, each in product((0, 1), steps)])
     pairs = dict(zip(steps, zip(rows[: len(steps)], rows[len(steps) :], strict=True), strict=True))
     by_step = [_step(each, pair, pieces) for each, pair in pairs.items()]
     found = {
@@ -61,7 +77,7 @@ def compare(store: Store, a: str, b: str, step: int | None = None) -> dict[str, 
         "steps": by_step,
         "together": _together(works, pairs),
         "weights_part_at": next((each["step"] for each in by_step if each["between"]["weights_equal"] is False), None),
-        "evaluations": _evaluations(*(_averages(store, *each) for each in zip(runs, configs, strict=True))),
+        "evaluations": _evaluations(*(_averages(reading, *each) for each in zip(runs, configs, strict=True))),
     }
     return found if step is None else found | {"detail": detail(*_pair_of(step, pairs))}
 
@@ -153,11 +169,11 @@ def _together(works: Sequence[Work], pairs: Mapping[int, tuple[Made, Made]]) -> 
     return {"steps": both, **_both((a, b))}
 
 
-def _averages(store: Store, run: str, config: RunConfig) -> dict[int, float | None]:
+def _averages(reading: Reading, run: str, config: RunConfig) -> dict[int, float | None]:
     """Return by policy version the mean reward of what an evaluation counts: no opponents, and no errors made again."""
     found: dict[int, float | None] = {}
-    for each in reversed(recorded_evaluations(store, run, config)):  # the first set stands for all
-        traces = each.scored(store, config).traces
+    for each in reversed(recorded_evaluations(reading.store, run, config)):  # the first set stands for all
+        traces = reading.scored(each, config).traces
         found[each.version] = pc.mean(traces.filter(pc.is_null(traces["error_class"]))["reward"]).as_py()
     return found
 

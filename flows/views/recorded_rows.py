@@ -2,13 +2,15 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import cached_property
 from typing import Any
 
 import polars as pl
 import pyarrow as pa
 
+from storage.datasets import holding
 from storage.refs import Entry
+from storage.schemas import TABLES
 from storage.store import Store
 from tasks.figures import (
     BATCH_COLUMNS,
@@ -62,10 +64,6 @@ class Made:
     capacity: int = 0
     """Tokens that the packed rows have room for."""
 
-    def __add__(self, other: "Made") -> "Made":
-        tables = {name: _joined(getattr(self, name), getattr(other, name)) for name in COLUMNS}
-        return Made(**tables, capacity=self.capacity + other.capacity)
-
     @property
     def weights(self) -> str | None:
         """The digest of the weights that the last update made."""
@@ -74,6 +72,10 @@ class Made:
 
     def figures(self) -> dict[str, Any]:
         """Return the figures of `tasks.figures`, counts by reason, means of measures, and the digest of the weights."""
+        return dict(self._figures)
+
+    @cached_property
+    def _figures(self) -> dict[str, Any]:
         found: dict[str, Any] = {}
         if self.traces is not None:
             found |= trace_figures(arrow(self.traces))
@@ -100,7 +102,9 @@ def made(store: Store, works: Iterable[Mapping[str, Entry]]) -> list[Made]:
 
 def together(parts: Iterable[Made]) -> Made:
     """Return the rows of several steps as one."""
-    return reduce(Made.__add__, parts, Made())
+    steps = list(parts)
+    tables = {name: _joined([getattr(step, name) for step in steps]) for name in COLUMNS}
+    return Made(**tables, capacity=sum(step.capacity for step in steps))
 
 
 def arrow(frame: pl.DataFrame) -> pa.Table:
@@ -120,14 +124,26 @@ def _entries(work: Mapping[str, Entry]) -> dict[str, list[Entry]]:
 
 def _read(store: Store, table: str, entries: Iterable[Entry]) -> dict[str, pl.DataFrame]:
     """Return the rows of finished works by attempt; attempts without rows are not there."""
-    attempts = sorted({piece.attempt for entry in entries for piece in entry.slices(table)})
-    rows = store.scan(table).filter(pl.col("attempt").is_in(attempts)).select("attempt", "seq", *COLUMNS[table])
-    parts = rows.collect().sort("seq").partition_by("attempt", as_dict=True, include_key=False)
-    return {str(name): part.drop("seq") for (name,), part in parts.items()} | {"": _empty(rows)}
+    columns = ["attempt", "seq", *COLUMNS[table]]
+    empty = pl.DataFrame(TABLES[table].stored.empty_table().select(columns))
+    wanted: dict[str, set[str]] = {}
+    for piece in (each for entry in entries for each in entry.slices(table) if each.rows):
+        wanted.setdefault(piece.run, set()).add(piece.attempt)
+    # A table that nothing was written to is not made by looking for its rows.
+    rows = _scanned(store, table, wanted).select(columns).collect() if wanted else empty
+    parts = rows.sort("seq").drop("seq").partition_by("attempt", as_dict=True, include_key=False)
+    return {str(name): part for (name,), part in parts.items()} | {"": empty.drop("attempt", "seq")}
 
 
-def _empty(rows: pl.LazyFrame) -> pl.DataFrame:
-    return pl.DataFrame(schema=rows.collect_schema()).drop("attempt", "seq")
+def _scanned(store: Store, table: str, wanted: Mapping[str, set[str]]) -> pl.LazyFrame:
+    """Return the rows of attempts, given by run, out of the files that hold them: columns are pushed down."""
+    stored = store.table(table)
+    places = [store.root.child(f"{stored.place}/{each.path}") for each in holding(stored, wanted)]
+    if not places:
+        return pl.DataFrame(stored.data_schema.empty_table()).lazy()
+    options = dict(store.root.options) or None
+    rows = pl.scan_parquet(places, glob=False, hive_partitioning=False, storage_options=options)
+    return rows.filter(pl.col("attempt").is_in(sorted(set[str]().union(*wanted.values()))))
 
 
 def _made(
@@ -144,11 +160,13 @@ def _of(slices: Iterable[Any], rows: Mapping[str, pl.DataFrame]) -> pl.DataFrame
     return pl.concat([rows[""], *(rows[piece.attempt] for piece in slices if piece.attempt in rows)])
 
 
-def _joined(one: pl.DataFrame | None, other: pl.DataFrame | None) -> pl.DataFrame | None:
-    frames = [frame for frame in (one, other) if frame is not None]
-    return pl.concat(frames) if frames else None
+def _joined(tables: Iterable[pl.DataFrame | None]) -> pl.DataFrame | None:
+    frames = [frame for frame in tables if frame is not None]
+    return pl.concat(frames, rechunk=True) if frames else None
 
 
 def _reasons(verdicts: pl.DataFrame) -> dict[str, int]:
+    if verdicts["keep"].all():
+        return {}
     left_out = verdicts.filter(~pl.col("keep")).group_by("reason").len().sort("reason")
     return {str(reason): count for reason, count in left_out.iter_rows()}
