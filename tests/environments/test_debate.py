@@ -25,14 +25,14 @@ from verifiers.v1.utils.loaders import load_environment, resolve_env_config
 
 from configs.run import RunConfig, View
 from configs.sections import EngineConfig, EnvironmentConfig, ModelConfig, RolloutConfig
-from tasks.inference import rollouts
 from tasks.inference.engine import MODEL, Engine
 from tasks.inference.requests import client_config, sampling_config
 from tasks.inference.rows import Attempted, of_trace_record
 from tasks.learner.tiny import tiny_qwen3
 from tasks.parse_errors import unreadable
 from tests.environments.scripted import listed
-from tests.tasks.inference.hosts import KEY, assigned, engine_of, served
+from tests.tasks.inference.hosts import KEY, engine_of
+from tests.tasks.inference.sampled import sampled_tables
 
 pytestmark = pytest.mark.engine
 
@@ -457,24 +457,9 @@ def view_of(model: Path, *environment: EnvironmentConfig) -> View:
 def sampled(engine: Engine, model: Path, directory: Path, **env: Any) -> Rows:
     """The rows of two rollouts for each of two claims, through a real environment server."""
     environment = EnvironmentConfig(name="debate", taskset={"id": "debate", "num_examples": 8}, env=env)
-    examples = listed(environment)
-    groups: list[dict[str, pa.Table]] = []
-    with served(environment, directory) as told:
-        rollouts.sample(
-            assigned("debate", examples["example_id"].to_pylist()[:2], 2),
-            examples,
-            engine_url=engine.url,
-            api_key=KEY,
-            addresses={"debate": told["address"]},
-            policy={"key": "policy", "version": 0},
-            step=0,
-            config=view_of(model, environment),
-            on_group=lambda _, tables: groups.append(tables),
-        )
-    traces, messages = (
-        [row for tables in groups for row in tables[name].to_pylist()] for name in ("traces", "messages")
-    )
-    return traces, messages
+    view = view_of(model, environment)
+    tables = sampled_tables(engine, environment, view, listed(environment), directory, (2, 2))
+    return tables["traces"].to_pylist(), tables["messages"].to_pylist()
 
 
 def sampled_here(engine: Engine, model: Path, num_episodes: int, **settings: Any) -> Rows:

@@ -17,12 +17,12 @@ from configs.load import load
 from configs.run import RunConfig, View
 from storage.schemas import CREDITS
 from tasks import advantage, filtering, packing, rollout
-from tasks.inference import rollouts
 from tasks.inference.engine import Engine
 from tasks.learner.tiny import tiny_qwen3
 from tests.acceptance.warming import taught
 from tests.environments.scripted import listed
-from tests.tasks.inference.hosts import ENGINE, KEY, assigned, engine_of, served
+from tests.tasks.inference.hosts import ENGINE, engine_of
+from tests.tasks.inference.sampled import sampled_tables
 
 pytestmark = pytest.mark.engine
 
@@ -76,21 +76,8 @@ def playing(preset: str, engine: Engine, weights: Path, directory: Path, *settin
     config = given.model_copy(update={"engine": ENGINE, "model": model})
     (environment,) = config.environments
     examples = listed(environment)
-    chosen = assigned(environment.name, examples["example_id"].to_pylist()[:GROUPS], SIZE)
-    made: list[dict[str, pa.Table]] = []
-    with served(environment, directory) as told:
-        rollouts.sample(
-            chosen,
-            examples,
-            engine_url=engine.url,
-            api_key=KEY,
-            addresses={environment.name: told["address"]},
-            policy={"key": "policy-of-games", "version": 0},
-            step=0,
-            config=View(config, rollout.STAGE.sections, rollout.STAGE.name),
-            on_group=lambda group, tables: made.append(tables),
-        )
-    tables = {name: pa.concat_tables([each[name] for each in made]) for name in ("traces", "messages")}
+    asked = View(config, rollout.STAGE.sections, rollout.STAGE.name)
+    tables = sampled_tables(engine, environment, asked, examples, directory, (GROUPS, SIZE), "policy-of-games")
     for stage, more in ((filtering, {"quarantined": {}}), (advantage, {"step": 0}), (packing, {})):
         view = View(config, stage.STAGE.sections, stage.STAGE.name)
         tables |= stage.STAGE.function(tables, view, **more)

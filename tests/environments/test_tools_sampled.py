@@ -8,7 +8,6 @@ from typing import Any
 
 import alphabet_sort.demonstrations as names
 import calc_tools.demonstrations as sums
-import pyarrow as pa
 import pytest
 import wikispeedia.demonstrations as walks
 from calc_tools.sums import Chain, calculated, is_right, progress
@@ -20,12 +19,12 @@ from wikispeedia.words import words as walk_words
 from configs.load import load
 from configs.run import View
 from tasks import rollout
-from tasks.inference import rollouts
 from tasks.inference.engine import Engine
 from tasks.learner.tiny import tiny_qwen3
 from tests.acceptance.warming import taught
 from tests.environments.scripted import listed
-from tests.tasks.inference.hosts import ENGINE, KEY, assigned, engine_of, served
+from tests.tasks.inference.hosts import ENGINE, engine_of
+from tests.tasks.inference.sampled import sampled_tables
 
 pytestmark = pytest.mark.engine
 
@@ -68,23 +67,10 @@ def talks(preset: str, policy: tuple[Engine, Path], directory: Path) -> list[Tal
     config = given.model_copy(update={"engine": ENGINE, "model": model})
     (environment,) = config.environments
     examples = listed(environment)
-    chosen = assigned(environment.name, examples["example_id"].to_pylist()[:GROUPS], SIZE)
-    made: list[dict[str, pa.Table]] = []
-    with served(environment, directory) as told:
-        rollouts.sample(
-            chosen,
-            examples,
-            engine_url=engine.url,
-            api_key=KEY,
-            addresses={environment.name: told["address"]},
-            policy={"key": "policy-of-tools", "version": 0},
-            step=0,
-            config=View(config, rollout.STAGE.sections, rollout.STAGE.name),
-            on_group=lambda group, tables: made.append(tables),
-        )
+    view = View(config, rollout.STAGE.sections, rollout.STAGE.name)
+    made = sampled_tables(engine, environment, view, examples, directory, (GROUPS, SIZE), "policy-of-tools")
     contents = dict(zip(examples["example_id"].to_pylist(), map(json.loads, examples["task"].to_pylist()), strict=True))
-    traces = [row for tables in made for row in tables["traces"].to_pylist()]
-    messages = [row for tables in made for row in tables["messages"].to_pylist()]
+    traces, messages = made["traces"].to_pylist(), made["messages"].to_pylist()
     assert len(traces) == GROUPS * SIZE
     assert not [row["error_message"] for row in traces if row["error_class"]]
     assert {row["num_branches"] for row in traces} == {1}

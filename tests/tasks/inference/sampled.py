@@ -25,8 +25,24 @@ def sampled(
     **rollout: Any,
 ) -> tuple[Rows, Rows]:
     """The traces and messages of groups of the first examples, served from `directory`."""
-    groups: list[dict[str, pa.Table]] = []
     examples = environments.examples(environment)
+    shape = (num_examples, group_size)
+    tables = sampled_tables(engine, environment, view(environment, **rollout), examples, directory, shape)
+    return tables["traces"].to_pylist(), tables["messages"].to_pylist()
+
+
+def sampled_tables(
+    engine: Engine,
+    environment: EnvironmentConfig,
+    config: View,
+    examples: pa.Table,
+    directory: Path,
+    shape: tuple[int, int],
+    policy_key: str = "policy",
+) -> dict[str, pa.Table]:
+    """The same as tables, for a config as it is; `shape` is how many of the examples, and the size of their groups."""
+    groups: list[dict[str, pa.Table]] = []
+    num_examples, group_size = shape
     ids = examples["example_id"].to_pylist()[:num_examples]
     with served(environment, directory) as told:
         assert "address" in told, told
@@ -36,12 +52,12 @@ def sampled(
             engine_url=engine.url,
             api_key=KEY,
             addresses={environment.name: told["address"]},
-            policy={"key": "policy", "version": 0},
+            policy={"key": policy_key, "version": 0},
             step=0,
-            config=view(environment, **rollout),
+            config=config,
             on_group=lambda _, tables: groups.append(tables),
         )
-    return tuple([row for one in groups for row in one[name].to_pylist()] for name in ("traces", "messages"))  # type: ignore[return-value]
+    return {name: pa.concat_tables([each[name] for each in groups]) for name in ("traces", "messages")}
 
 
 def own(trace: dict[str, Any], messages: Rows) -> Rows:
