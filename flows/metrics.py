@@ -75,7 +75,7 @@ def step_metrics(
         if retokenised is not None:
             again = sum(retokenised.get(row["trace_id"], 0) for row in ended)
             metrics[f"rollout/{scope}/retokenised_turns"] = float(again)
-    metrics |= _update_metrics(update or {})
+    metrics |= update_metrics(update or {})
     metrics |= {f"accounting/{name}": float(count) for name, count in accounting.items()}
     metrics |= {f"timing/stage/{stage}": float(value) for stage, value in seconds.items()}
     return metrics
@@ -150,7 +150,7 @@ def _filter_metrics(scope: str, rows: Sequence[Mapping[str, Any]], names: Sequen
     }
 
 
-def _update_metrics(update: Mapping[str, Any]) -> dict[str, float]:
+def update_metrics(update: Mapping[str, Any]) -> dict[str, float]:
     """Return the numbers of an optimizer step, further metrics of the learner included.
 
     Those that were not finite are null in the JSON, which has no form for them, and NaN here.

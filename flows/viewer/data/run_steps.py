@@ -1,0 +1,89 @@
+"""The steps of a run as its work: which pieces belong together, the last batch of a step where there were several."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from flows.viewer.library import Library
+from flows.views.show import STAGES
+from storage.lineage import Graph, Work
+from tasks.fates import Chain
+
+
+@dataclass(frozen=True)
+class StepWork:
+    """The work of one step as far as it is done."""
+
+    step: int
+    traces: tuple[Work, ...]
+    """The rollouts; several pieces where groups were replaced."""
+    verdicts: Work | None
+    batches: Work | None
+    updates: Work | None
+    works: tuple[Work, ...]
+    """All of the step's work, in order of time; that of evaluations is none of it."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether all rollouts of the step are there; of others, those that are committed so far are."""
+        return all(work.finished for work in self.traces)
+
+    @property
+    def name(self) -> tuple[str, ...]:
+        """What the rollouts and their verdicts are known by: another as soon as there are more of them."""
+        return marks((*self.traces, self.verdicts))
+
+
+def marks(works: Iterable[Work | None]) -> tuple[str, ...]:
+    """Return what work is known by: its key, and of unfinished work the attempts that are committed too."""
+    found: list[str] = []
+    for work in works:
+        if work is not None:
+            found += [work.key, *(() if work.finished else (piece.attempt for piece in work.slices))]
+    return tuple(found)
+
+
+def steps_of(library: Library, run: str) -> list[StepWork]:
+    """Return the steps of a run, in order. Raises NotThere for an unknown run."""
+    by_step: dict[int, list[Chain]] = {}
+    for chain in library.chains(run):
+        if chain.for_training:
+            by_step.setdefault(chain.traces.step, []).append(chain)
+    graph = library.frames(run).graph
+    return [_step(graph, step, _last_batch(found)) for step, found in sorted(by_step.items())]
+
+
+def evaluations_of(library: Library, run: str) -> list[Work]:
+    """Return the rollouts of a run that score a policy; the step of each is the policy's version."""
+    return [chain.traces for chain in library.chains(run) if not chain.for_training]
+
+
+def _last_batch(found: Sequence[Chain]) -> list[Chain]:
+    """Return the rollouts that were judged together last; all of them where none was judged yet."""
+    newest = max((each.verdicts for each in found if each.verdicts), key=_age, default=None)
+    if newest is None:
+        return list(found)
+    return [each for each in found if each.verdicts and each.verdicts.key == newest.key]
+
+
+def _step(graph: Graph, step: int, found: Sequence[Chain]) -> StepWork:
+    last = found[-1]
+    traces = tuple(each.traces for each in found)
+    ends = (last.verdicts, last.credits, last.batches, last.decision, last.updates)
+    works = _together(graph, step, [*traces, *(work for work in ends if work is not None)])
+    return StepWork(step, traces, last.verdicts, last.batches, last.updates, works)
+
+
+def _together(graph: Graph, step: int, ends: Sequence[Work]) -> tuple[Work, ...]:
+    """Return some work of a step with what went into it within that step, in order of time."""
+    found = {work.key: work for work in ends}
+    edge = list(ends)
+    while edge:
+        near = {each.key: each for work in edge for each in graph.parents(work.key)}
+        edge = [work for key, work in near.items() if key not in found and work.step == step and work.stage in STAGES]
+        edge = [work for work in edge if work.stage != "training"]  # the step begins with its policy
+        found |= {work.key: work for work in edge}
+    return tuple(sorted(found.values(), key=_age))
+
+
+def _age(work: Work) -> tuple[object, ...]:
+    return work.entry.finished_at, work.key

@@ -1,0 +1,48 @@
+"""The numbers of many steps' optimizer steps at once: those of the last one of each, and their spread over a step."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from flows.metrics import mean, update_metrics
+from flows.viewer.data.shared_reads import each_once
+from flows.viewer.library import Library
+from storage.lineage import Work
+
+SLICE = ("run", "step", "attempt", "seq")
+SPREAD = ("loss", "rl_loss", "ce_loss", "ref_kl_loss", "grad_norm", "entropy", "mismatch_kl", "masked_fraction")
+"""What is also told as mean, least and most of all optimizer steps on a batch."""
+WEIGHTED = ("rl_tokens", "ce_tokens")
+
+
+def update_numbers(library: Library, works: Iterable[Work]) -> dict[str, dict[str, float]]:
+    """Return the numbers of trainings by key: `update/loss` as `flows.metrics` has it of the last optimizer step.
+
+    `updates/loss/mean`, `min` and `max` are over all optimizer steps of the batch; `updates/num_tokens` and
+    `updates/weighted_tokens` are sums. One look at the table for all that were not read before.
+    """
+    wanted = {work.key: work for work in works}
+
+    def read(keys: list[str]) -> dict[str, dict[str, float]]:
+        rows = library.frames().of([wanted[key] for key in keys], "updates").drop(SLICE).collect()
+        by_key = rows.sort("key", "update").group_by("key", maintain_order=True)
+        return {str(key): _numbers(own.drop("key").to_dicts()) for (key,), own in by_key}
+
+    return each_once(library, "numbers of updates", list(wanted), read)
+
+
+def _numbers(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    found = update_metrics(rows[-1]) | {"updates": float(len(rows))}
+    for name in SPREAD:
+        values = [row[name] for row in rows if row[name] is not None]
+        if values:
+            found[f"updates/{name}/mean"] = mean(values)
+            found |= {f"updates/{name}/{word}": _extreme(pick, values) for word, pick in (("min", min), ("max", max))}
+    found["updates/num_tokens"] = float(sum(row["num_tokens"] for row in rows))
+    found["updates/weighted_tokens"] = float(sum(row[name] for row in rows for name in WEIGHTED))
+    return found
+
+
+def _extreme(pick: Any, values: Sequence[float]) -> float:
+    """Return the least or the most; NaN where any of them is, whatever the order."""
+    return math.nan if any(math.isnan(value) for value in values) else float(pick(values))
