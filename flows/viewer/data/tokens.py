@@ -118,7 +118,7 @@ def _laid_out(library: Library, found: Found, within: Collection[int] | None) ->
     body = body.filter(pl.col("place").list.len() > 0).explode("place", "is_content")
     flat = flat.join(body, on=PLACE, how="left", maintain_order="left")
     # Of a text that was only rendered, log-probs are zeros that nobody measured.
-    known = pl.col("sampled") & (pl.lit(_by_policy(found)) | (pl.col("logprobs") != 0))
+    known = pl.col("mask") & (pl.lit(_by_policy(found)) | (pl.col("logprobs") != 0))
     flat = flat.with_columns(engine_logprob=pl.when(known).then("logprobs"))
     return flat.rename({"token_ids": "token_id", "mask": "sampled"})
 

@@ -1,0 +1,97 @@
+"""A store written row by row: one step of one run, whose tokens have known values of everything there is to know."""
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from configs.run import RunConfig
+from storage.refs import Entry
+from storage.schemas import UPDATES
+from storage.store import Store, open_store
+from tests import builders
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+Rows = Sequence[Mapping[str, Any]]
+RUN = "hand"
+FORKED = "f" * 32
+"""A trace of two branches, which share their first message; 0-1-2-3 and 0-4."""
+PATHS = ((0, 1, 2, 3), (0, 4))
+
+
+def forked() -> list[dict[str, Any]]:
+    """The messages of the forked trace: 3 + 3 + 1 + 2 tokens on one way, 3 + 2 on the other."""
+    partly = {"mask": [False, True, True], "logprobs": [0.0, -1.0, -2.0], "is_content": [False, True, True]}
+    return [
+        builders.message(FORKED, 0, tokens=(1, 2, 3)),
+        builders.message(FORKED, 1, parent=0, tokens=(4, 5, 6), sampled=True, **partly),
+        builders.message(FORKED, 2, parent=1, tokens=(7,)),
+        builders.message(FORKED, 3, parent=2, tokens=(8, 9), sampled=True, logprobs=[-0.5, -0.25]),
+        builders.message(FORKED, 4, parent=0, tokens=(10, 11), sampled=True),
+    ]
+
+
+def credit(trace_id: str, branch: int, path: Sequence[int], streams: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+    """A row of credits; streams that are not given are zeros."""
+    (length,) = {len(values) for values in streams.values()}
+    names = ("advantages", "rl_weights", "ce_weights", "ref_kl_weights")
+    row = {"sample_id": f"{trace_id}/{branch}", "trace_id": trace_id, "branch": branch, "group_id": "g0"}
+    row |= {"path": list(path), "reward": 1.0, "baseline": 0.5, "advantage": 0.5, "num_tokens": length}
+    return row | {name: list(streams.get(name, [0.0] * length)) for name in names}
+
+
+def batch(sample_ids: Sequence[str], row: int = 0) -> dict[str, Any]:
+    """A row of batches; what stands in its tokens is not looked at here."""
+    count = len(sample_ids)
+    streams = ("logprobs", "temperatures", "advantages", "rl_weights", "ce_weights", "ref_kl_weights")
+    packed = {"row": row, "update": 0, "rank": 0, "micro_step": 0, "sample_ids": list(sample_ids)}
+    packed |= {"cu_seqlens": list(range(count + 1)), "token_ids": [1] * count}
+    packed |= {name: [0.0] * count for name in streams}
+    return packed | {"rl_tokens": 1, "ce_tokens": 1, "ref_kl_tokens": 1}
+
+
+def update(**changes: Any) -> dict[str, Any]:
+    """A row of updates."""
+    kinds = {field.name: field.type for field in UPDATES.arrow}
+    row: dict[str, Any] = {name: "" if str(kind) == "string" else 0 for name, kind in kinds.items()}
+    return row | {"version": 1, "metrics": "{}", "has_optimizer": False, "policy_key_in": "policy"} | changes
+
+
+class HandMade:
+    """Writes the work of one step, stage by stage: each takes what the one before made."""
+
+    def __init__(self, root: Path) -> None:
+        self.store: Store = open_store(root)
+        config = RunConfig(name=RUN, store=str(root), seed=1).model_dump(mode="json")
+        self.store.runs.record(run=RUN, event="started", kind="train", config=config)
+
+    def work(self, stage: str, tables: Mapping[str, Rows], step: int = 0, **inputs: str) -> str:
+        """Write the rows of one piece of work and its entry in the ledger; return its key."""
+        key = f"{stage}{step}".encode().hex().ljust(32, "0")[:32]
+        attempt = f"attempt-{stage}-{step}"
+        made = [
+            self.store.append(
+                name, builders.table(name, rows), run=RUN, step=step, key=key, attempt=f"{attempt}.{n}" if n else attempt
+            )
+            for n, (name, rows) in enumerate(tables.items())
+        ]
+        entry = Entry(RUN, step, stage, 1, key, "", attempt, {"x": 1}, inputs, tuple(made), NOW, NOW)
+        return self.store.ledger.commit(entry).key
+
+    def step(self, traces: Rows, messages: Rows, credits: Rows = (), step: int = 0, **more: Rows) -> dict[str, str]:
+        """Write a step as far as there are rows for it; `more` are batches, updates and the like. Return the keys."""
+        keys = {"rollout": self.work("rollout", {"traces": traces, "messages": messages}, step)}
+        verdicts = [builders.verdict(str(trace["trace_id"])) for trace in traces]
+        keys["filtering"] = self.work("filtering", {"verdicts": verdicts}, step, rollout=keys["rollout"])
+        if "references" in more:
+            keys["reference"] = self.work("reference", {"references": more["references"]}, step, **keys)
+        if not credits:
+            return keys
+        keys["advantage"] = self.work("advantage", {"credits": credits}, step, **keys)
+        if "batches" in more:
+            above = {"advantage": keys["advantage"], "rollout": keys["rollout"]}
+            keys["packing"] = self.work("packing", {"batches": more["batches"]}, step, **above)
+        if "updates" in more:
+            learnt = {name: more[name] for name in ("updates", "token_statistics", "token_masks") if name in more}
+            keys["training"] = self.work("training", learnt, step, packing=keys["packing"])
+        return keys

@@ -1,0 +1,192 @@
+"""Tokens of a trace: what stands in which table comes to the right token, and what was not measured is not zero."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from flows.viewer.data.messages import branches, messages, rejected
+from flows.viewer.data.tokens import TOKENS, tokens
+from flows.viewer.data.trace import find_trace
+from flows.viewer.data.training import samples
+from flows.viewer.library import Library
+from tests import builders
+from tests.flows.viewer.hand_made import FORKED, PATHS, RUN, HandMade, batch, credit, forked, update
+
+FIRST = {
+    "advantages": [0, 0, 0, 0, 0.5, 0.5, 0, -0.75, 0],
+    "rl_weights": [0, 0, 0, 0, 1, 1, 0, 0, 0],
+    "ce_weights": [0, 0, 0, 0, 0, 0, 0, 0, 2],
+    "ref_kl_weights": [0, 0, 0, 0, 0, 0, 0, 1, 0],
+}
+SECOND = {"advantages": [0, 0, 0, -0.5, -0.5], "rl_weights": [0, 0, 0, 0.25, 0.25]}
+STATISTICS = [
+    {
+        "sample_id": f"{FORKED}/0",
+        "logprobs": [0, 0, 0, 0, -1.5, -2, 0, -0.25, -3],
+        "entropies": [0, 0, 0, 0, 0.5, 0, 0, 0.25, 1],
+    },
+    {"sample_id": f"{FORKED}/1", "logprobs": [0, 0, 0, -0.5, -1], "entropies": [0, 0, 0, 2, 3]},
+]
+MASKS = [{"sample_id": f"{FORKED}/1", "masked": [False, False, False, True, False]}]
+REFERENCES = [{"trace_id": FORKED, "message": 3, "logprobs": [-1.25, -0.125]}]
+WHOLE: dict[str, Any] = {
+    "credits": [credit(FORKED, 0, PATHS[0], FIRST), credit(FORKED, 1, PATHS[1], SECOND)],
+    "batches": [batch([f"{FORKED}/0"]), batch([f"{FORKED}/1"], row=1)],
+    "updates": [update()],
+    "token_statistics": STATISTICS,
+    "token_masks": MASKS,
+    "references": REFERENCES,
+}
+
+
+def tokens_of(root: Path, trace: dict[str, Any] | None = None, **changes: Any) -> pl.DataFrame:
+    """The tokens of the forked trace in a store of its own; a table that is None is not written."""
+    given = {name: rows for name, rows in (WHOLE | changes).items() if rows is not None}
+    HandMade(root).step([trace or builders.trace(FORKED)], forked(), **given)
+    library = Library.at(root)
+    return tokens(library, find_trace(library, RUN, FORKED))
+
+
+def test_every_token_has_what_each_table_says_of_it(tmp_path: Path) -> None:
+    found = tokens_of(tmp_path / "store")
+    assert found.schema == pl.Schema(TOKENS)
+    none = [None] * 3
+    assert found["message"].to_list() == [0, 0, 0, 1, 1, 1, 2, 3, 3, 4, 4]
+    assert found["place"].to_list() == [0, 1, 2, 0, 1, 2, 0, 0, 1, 0, 1]
+    assert found["token_id"].to_list() == list(range(1, 12))
+    assert found["sampled"].to_list() == [False] * 4 + [True, True, False, True, True, True, True]
+    assert found["is_content"].to_list() == [*none, False, True, True, *[None] * 5]
+    assert found["branch"].to_list() == [0] * 9 + [1, 1]
+    assert found["position"].to_list() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 3, 4]
+    assert found["trained"].to_list() == [False] * 4 + [True, True, False, True, True, True, True]
+    assert found["advantage"].to_list() == [*none, None, 0.5, 0.5, None, None, None, -0.5, -0.5]
+    assert found["rl_weight"].to_list() == [0, 0, 0, 0, 1, 1, 0, 0, 0, 0.25, 0.25]
+    assert found["ce_weight"].to_list() == [0] * 8 + [2, 0, 0]
+    assert found["ref_kl_weight"].to_list() == [0] * 7 + [1, 0, 0, 0]
+    assert found["engine_logprob"].to_list() == [*none, None, -1, -2, None, -0.5, -0.25, -1, -1]
+    assert found["learner_logprob"].to_list() == [*none, None, -1.5, -2, None, -0.25, -3, -0.5, -1]
+    assert found["entropy"].to_list() == [*none, None, 0.5, 0, None, 0.25, 1, 2, 3]
+    assert found["log_ratio"].to_list() == [*none, None, -0.5, 0, None, 0.25, -2.75, 0.5, 0]
+    assert found["outside"].to_list() == [*none, None, False, False, None, None, None, True, False]
+    assert found["reference_logprob"].to_list() == [*none, None, None, None, None, -1.25, -0.125, None, None]
+    assert found["signal"].to_list() == [*none, None, None, None, None, -0.75, None, None, None]
+    assert found["text"].to_list() == [None] * 11, "no tokenizer lies anywhere"
+
+
+def test_ratio_and_mismatch_are_those_of_the_learner(tmp_path: Path) -> None:
+    found = tokens_of(tmp_path / "store")
+    expected = {4: -0.5, 5: 0.0, 7: 0.25, 8: -2.75, 9: 0.5, 10: 0.0}
+    for row in range(len(found)):
+        if row not in expected:
+            assert found["ratio"][row] is None and found["mismatch"][row] is None
+            continue
+        ratio = math.exp(expected[row])
+        assert found["ratio"][row] == pytest.approx(ratio)
+        assert found["mismatch"][row] == pytest.approx(ratio - 1 - expected[row])
+
+
+def test_a_tiny_mismatch_is_not_rounded_away(tmp_path: Path) -> None:
+    near = [STATISTICS[0] | {"logprobs": [0, 0, 0, 0, -1 + 2**-20, -2, 0, -0.25, -3]}, STATISTICS[1]]
+    found = tokens_of(tmp_path / "store", token_statistics=near)
+    assert found["mismatch"][4] == pytest.approx(2**-41, rel=1e-5)
+
+
+def test_the_learners_own_measure_says_the_same(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    from configs.losses import DppoLoss
+    from tasks.learner.loss import Tokens, rl_term
+    from tasks.learner.measuring import measure
+
+    found = tokens_of(tmp_path / "store").filter(pl.col("rl_weight") != 0)
+    column = {name: torch.tensor(found[name].to_list()) for name in ("engine_logprob", "advantage", "rl_weight")}
+    none, learner = torch.zeros(len(found)), torch.tensor(found["learner_logprob"].to_list())
+    given = Tokens(*column.values(), none, none, torch.tensor([0, 0, 1, 1]), 2)
+    rl, term = rl_term(learner, given, DppoLoss())
+    entropies = torch.tensor(found["entropy"].to_list())
+    measured = measure(rl, term, entropies, none, none, term)
+    assert found["mismatch"].sum() == pytest.approx(measured.sums["mismatch_kl"].item())
+    assert found["mismatch"].max() == pytest.approx(measured.maxima["mismatch_kl"].item())
+    assert found["entropy"].sum() == pytest.approx(measured.sums["entropy"].item())
+
+
+def test_before_training_nothing_of_the_learner_is_known(tmp_path: Path) -> None:
+    found = tokens_of(tmp_path / "store", updates=None)
+    assert not found["trained"].any()
+    for name in ("learner_logprob", "entropy", "ratio", "mismatch", "outside"):
+        assert found[name].null_count() == len(found), name
+    assert found["advantage"].to_list()[4] == 0.5
+
+
+def test_without_credits_weights_are_unknown_not_zero(tmp_path: Path) -> None:
+    found = tokens_of(tmp_path / "store", credits=(), batches=None, updates=None)
+    for name in ("rl_weight", "ce_weight", "ref_kl_weight", "advantage", "branch"):
+        assert found[name].null_count() == len(found), name
+    assert found["engine_logprob"].to_list()[4] == -1
+
+
+def test_a_sample_that_was_not_packed_was_not_trained(tmp_path: Path) -> None:
+    found = tokens_of(tmp_path / "store", batches=[batch([f"{FORKED}/0"])], token_statistics=STATISTICS[:1])
+    assert found["trained"].to_list() == [False] * 4 + [True, True, False, True, True, False, False]
+    assert found["learner_logprob"].to_list()[9:] == [None, None]
+    assert found["rl_weight"].to_list()[9:] == [0.25, 0.25], "the advantage stage gave it one"
+
+
+def test_masks_that_were_not_kept_are_unknown(tmp_path: Path) -> None:
+    assert tokens_of(tmp_path / "a", token_masks=None)["outside"].to_list()[4:6] == [False, False]
+    lost = tokens_of(tmp_path / "b", token_masks=None, updates=[update(masked_fraction=0.25)])
+    assert lost["outside"].null_count() == len(lost)
+
+
+def test_log_probs_of_a_text_that_was_only_rendered_are_unknown(tmp_path: Path) -> None:
+    rendered = builders.trace(FORKED, policy_key="")
+    rows = [row | {"logprobs": [0.0] * len(row["token_ids"])} for row in forked()]
+    HandMade(tmp_path / "store").step([rendered], rows, **WHOLE)
+    library = Library.at(tmp_path / "store")
+    found = tokens(library, find_trace(library, RUN, FORKED))
+    assert found["engine_logprob"].null_count() == found["ratio"].null_count() == len(found)
+    assert found["learner_logprob"].to_list()[4] == -1.5
+
+
+def test_the_first_token_of_a_sample_has_no_weight_in_its_batch(tmp_path: Path) -> None:
+    alone = [builders.message(FORKED, 0, tokens=(1, 2), sampled=True)]
+    credits = [credit(FORKED, 0, [0], {"advantages": [1, 1], "rl_weights": [1, 1]})]
+    statistics = [{"sample_id": f"{FORKED}/0", "logprobs": [0, -1], "entropies": [0, 1]}]
+    HandMade(tmp_path / "store").step(
+        [builders.trace(FORKED)], alone, credits, batches=WHOLE["batches"][:1], updates=[update()],
+        token_statistics=statistics,
+    )  # fmt: skip
+    library = Library.at(tmp_path / "store")
+    found = tokens(library, find_trace(library, RUN, FORKED))
+    assert found["trained"].to_list() == [False, True]
+    assert found["rl_weight"].to_list() == [0, 1] and found["learner_logprob"].to_list() == [None, -1]
+
+
+def test_a_window_has_the_same_tokens_as_the_whole(tmp_path: Path) -> None:
+    whole = tokens_of(tmp_path / "store")
+    library = Library.at(tmp_path / "store")
+    some = tokens(library, find_trace(library, RUN, FORKED), within=[1, 4])
+    assert some.equals(whole.filter(pl.col("message").is_in([1, 4])))
+
+
+def test_messages_have_texts_and_counts_and_ways_to_their_leaves(tmp_path: Path) -> None:
+    tokens_of(tmp_path / "store")
+    library = Library.at(tmp_path / "store")
+    found = find_trace(library, RUN, FORKED)
+    rows = messages(library, found)
+    assert rows["num_tokens"].to_list() == [3, 3, 1, 2, 2] and rows["num_sampled"].to_list() == [0, 2, 0, 2, 2]
+    assert branches(rows) == [list(way) for way in PATHS]
+    assert rejected(found, rows) == []
+    packed = samples(library, found).select("branch", "row", "update").rows()
+    assert packed == [(0, 0, 0), (1, 1, 0)]
+
+
+def test_a_rejected_attempt_is_named(tmp_path: Path) -> None:
+    links = [{}, {}, {}, {}, {"semantic_parents": [{"type": "compaction_attempt", "node": 0}]}]
+    record = builders.trace(FORKED, record=f'{{"nodes": {links!r}}}'.replace("'", '"'))
+    HandMade(tmp_path / "store").step([record], forked())
+    library = Library.at(tmp_path / "store")
+    found = find_trace(library, RUN, FORKED)
+    assert rejected(found, messages(library, found)) == [4]
