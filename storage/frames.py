@@ -47,8 +47,11 @@ USES = Table(
 )
 
 
-def existing_store(root: str | Path, options: Mapping[str, str] | None = None) -> Store:
-    """Open a store that is there, to read it. Raises LayoutError where there is none; no store is ever made."""
+def existing_store(root: str | Path, options: Mapping[str, str] | None = None, reading: bool = False) -> Store:
+    """Open a store that is there. Raises LayoutError where there is none; no store is ever made.
+
+    With `reading` nothing can be written through what is returned, not even a table that a new store lacks.
+    """
     place = open_root(str(root), options)
     with border("looking for a store", place.address):
         others = [] if place.exists(FORMAT) else place.names("")[:3]
@@ -57,7 +60,7 @@ def existing_store(root: str | Path, options: Mapping[str, str] | None = None) -
         what = f"there is no store: {FORMAT} is missing"
         advice = "name the root of a store with --store (or storage.open); `stagecoach run` makes a new one"
         raise LayoutError(what, place.address, "nothing was touched and nothing was made", advice)
-    return open_store(root, options)
+    return open_store(root, options, reading)
 
 
 class Frames:
@@ -171,7 +174,7 @@ def open(
     `derived` are further tables by name, made out of these. What is written later is seen by opening again. Raises
     LayoutError where there is no store.
     """
-    return Frames(existing_store(root, options), derived)
+    return Frames(existing_store(root, options, reading=True), derived)
 
 
 def _uses(graph: Graph, only: str | None) -> pa.Table:

@@ -32,6 +32,8 @@ class Root:
     options: Mapping[str, str] = field(repr=False)  # the secret key is among them
     bucket: Bucket | None = None
     commits: Mapping[str, str] = field(default_factory=dict, repr=False)
+    reading: bool = False
+    """Whether the store is only looked at: tables that are not there are empty, and nothing is mended or probed."""
 
     def child(self, path: str) -> str:
         """The address of something below the root."""
@@ -61,6 +63,7 @@ class Root:
         The bytes hashed are those in memory, so that damage on the way to the disk shows when they are read.
         Raises NoSpace or StoreUnavailable; what was half written is then removed where possible.
         """
+        assert not self.reading, f"{path} was to be written, in a store that is only read"
         with border(f"writing {len(data)} bytes", self.child(path)):
             if self.directory is None:
                 with self.writer(path) as stream:
@@ -75,6 +78,7 @@ class Root:
         On an object store False may also mean that an earlier trial of ours was done and its answer lost.
         Raises NoSpace or StoreUnavailable.
         """
+        assert not self.reading, f"{path} was to be made, in a store that is only read"
         with border(f"writing {len(data)} bytes", self.child(path)):
             if self.bucket is not None:
                 return self.bucket.put_new(path, data)
@@ -83,6 +87,7 @@ class Root:
 
     def delete(self, path: str) -> None:
         """Remove a file; FileNotFoundError passes through where the file system says so, an object store does not."""
+        assert not self.reading, f"{path} was to be removed, in a store that is only read"
         if self.bucket is None:
             self.files.delete_file(path)
         else:

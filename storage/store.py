@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import polars as pl
@@ -72,12 +73,13 @@ class Store:
         return rows.join(frame, on="attempt").select(wanted)
 
 
-def open_store(root: str | Path, options: Mapping[str, str] | None = None) -> Store:
+def open_store(root: str | Path, options: Mapping[str, str] | None = None, reading: bool = False) -> Store:
     """Open the store at a directory or URL, making it where there is nothing yet.
 
+    A store opened for `reading` must be there: nothing is then written to it or made in it, whatever is asked.
     Raises LayoutError where something else, or a store of another layout version, is there; nothing is then touched.
     """
-    place = open_root(str(root), options)
+    place = replace(open_root(str(root), options), reading=reading)
     with border("opening the store", place.address):
         _check_layout(place)
     return Store(place)
@@ -93,7 +95,7 @@ def _check_layout(root: Root) -> None:
     if layout != LAYOUT:
         what = f"the store has layout {layout}, this version of the program reads layout {LAYOUT}"
         raise LayoutError(what, root.address, "nothing was touched", _DO)
-    if root.bucket is not None:
+    if root.bucket is not None and not root.reading:
         root.bucket.require_conditional_puts(FORMAT, text)
 
 

@@ -54,8 +54,8 @@ class StoredTable:
 
     @property
     def version(self) -> int:
-        """The version that the kept handle has seen."""
-        return int(self._delta.version())
+        """The version that the kept handle has seen; -1 of a table that is only read and not there yet."""
+        return -1 if self._delta is None else int(self._delta.version())
 
     def append(self, rows: pa.Table, run: str, transaction: tuple[str, int] | None = None) -> File:
         """Add rows of one run, at least one row, as one durable file, then one durable commit.
@@ -126,7 +126,10 @@ class StoredTable:
         """Move the handle to the newest version and return it."""
         with self.lock, border(f"looking at table {self.name!r}", self._root.child(self.place)):
             try:
-                self._delta.update_incremental()
+                if self._delta is not None:
+                    self._delta.update_incremental()
+                else:
+                    self._delta = self._open()
             except DeltaError:
                 self._delta = self._open()  # the log moved on under a handle that was long idle
             return self.version
@@ -158,7 +161,7 @@ class StoredTable:
     def active(self) -> list[Active]:
         """The files of the version seen."""
         with self.lock:
-            if self._active[0] != self.version:
+            if self._delta is not None and self._active[0] != self.version:
                 found = pa.table(self._delta.get_add_actions(flatten=True)).to_pylist()
                 self._active = (self.version, [Active.from_row(row) for row in found])
             return self._active[1]
@@ -172,14 +175,18 @@ class StoredTable:
             with self._root.files.open_input_file(inside) as source:
                 return decode(source, self.data_schema, attempts)
 
-    def _open(self) -> DeltaTable:
+    def _open(self) -> DeltaTable | None:
+        """Open the table, made where it is not there; a store that is only read has then none."""
         address, options = self._root.child(self.place), dict(self._root.commits) or None
         try:
             delta = DeltaTable(address, storage_options=options)
         except TableNotFoundError:
+            if self._root.reading:
+                return None
             delta = self._create(address, options)
         except DeltaError:
-            set_aside_torn(self._root, self.place)  # or the log was pruned while it was read
+            if not self._root.reading:
+                set_aside_torn(self._root, self.place)  # or the log was pruned while it was read
             delta = DeltaTable(address, storage_options=options)
         found = pa.schema(cast(Any, delta.schema().to_arrow()))
         check_schema(found, self.schema, Place(self.name))
@@ -236,6 +243,7 @@ class StoredTable:
         raise StoreUnavailable(what, self._root.child(self.place), "everything in the ledger", "run the same again")
 
     def _push(self, actions: list[Any], properties: CommitProperties) -> None:
+        assert self._delta is not None and not self._root.reading, f"a commit to {self.name!r}, which is only read"
         self._delta.create_write_transaction(
             actions, "append", self.schema, partition_by=[PARTITION], commit_properties=properties
         )
@@ -270,7 +278,7 @@ class StoredTable:
         """The number of an application id now, where it was `number` at version `seen` (-1: not known)."""
         logs = self._logs_after(seen) if 0 <= seen <= self.version < seen + KEPT_LOGS else None
         if logs is None:
-            return int(self._delta.transaction_version(application) or 0)
+            return int(self._delta.transaction_version(application) or 0) if self._delta else 0
         return last_number(logs, application, number)
 
     def _logs_after(self, seen: int) -> list[str] | None:
