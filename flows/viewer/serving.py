@@ -3,9 +3,12 @@
 import ipaddress
 import os
 import secrets
+import signal
 import socket
+import sys
 import webbrowser
 from threading import Timer
+from typing import Any
 
 from configs.errors import ConfigError
 from configs.run import RunConfig
@@ -21,12 +24,10 @@ TOKEN = "STAGECOACH_VIEW_TOKEN"
 
 
 def main(store: str = "", run: str = "", host: str = "127.0.0.1", port: int | None = None, browse: bool = False) -> int:
-    """Serve a store until interrupted; return 0.
+    """Serve a store until interrupted; return the exit status: 130 for Ctrl-C, 0 where it was asked to end.
 
     Raises LayoutError where there is no store, NotThere for an unknown run, ConfigError where the port is taken.
     """
-    import uvicorn
-
     from flows.viewer.web.app import application
 
     library = Library.at(store or RunConfig().store)
@@ -39,13 +40,40 @@ def main(store: str = "", run: str = "", host: str = "127.0.0.1", port: int | No
     url = address(host, listening.getsockname()[1], run, token)
     print(f"Looking at {library.store.root.address}: {url}\nIt only reads. Ctrl-C ends it.", flush=True)
     if browse:
-        Timer(0.5, webbrowser.open, (url,)).start()
+        opening = Timer(0.5, webbrowser.open, (url,))
+        opening.daemon = True
+        opening.start()
     os.nice(NICENESS)
-    names = () if loopback else (host, socket.gethostname(), socket.getfqdn())
-    app = application(library, tuple(dict.fromkeys(names)), token)
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", server_header=False))
-    server.run(sockets=[listening])
+    return _serve(application(library, names(host), token), listening)
+
+
+def _serve(app: Any, listening: socket.socket) -> int:
+    """Answer until a signal comes, and end then at once: whoever reads a page loses nothing."""
+    import uvicorn
+
+    config = uvicorn.Config(
+        app,
+        log_level="warning",  # no line for each request: the token may be in its address
+        server_header=False,
+        proxy_headers=False,
+        ws="none",
+        lifespan="off",
+        timeout_graceful_shutdown=1,
+    )
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    try:
+        uvicorn.Server(config).run(sockets=[listening])
+    except KeyboardInterrupt:
+        return 130
     return 0
+
+
+def names(host: str) -> tuple[str, ...]:
+    """Return the names, as a browser sends them, that a viewer on a host answers to beside the loopback's."""
+    written = f"[{host}]" if ":" in host and not host.startswith("[") else host
+    if is_loopback(host):
+        return (written,)
+    return tuple(dict.fromkeys((written, socket.gethostname(), socket.getfqdn())))
 
 
 def is_loopback(host: str) -> bool:
@@ -61,6 +89,8 @@ def listen(host: str, port: int | None = None) -> socket.socket:
 
     Raises ConfigError where the address cannot be had.
     """
+    if port is not None and not 0 <= port < 2**16:
+        raise ConfigError([f"--port {port}: a port is a number from 0 to {2**16 - 1}"])
     wanted = range(PORT, PORT + PORTS_TRIED) if port is None else (port,)
     problem: OSError | None = None
     for each in wanted:
@@ -75,11 +105,12 @@ def listen(host: str, port: int | None = None) -> socket.socket:
             continue
         found.listen()
         return found
-    raise ConfigError([f"--host {host} --port {port or PORT}: {problem}; nothing was started: name another port"])
+    raise ConfigError([f"--host {host} --port {wanted[0]}: {problem}; name another"])
 
 
 def address(host: str, port: int, run: str, token: str) -> str:
-    """Return what to open in a browser."""
-    shown = f"[{host}]" if ":" in host and not host.startswith("[") else host
+    """Return what to open in a browser: of all addresses of a machine its name, which others know it by."""
+    anywhere = host.strip("[]") in ("0.0.0.0", "::", "")
+    shown = socket.gethostname() if anywhere else f"[{host}]" if ":" in host and not host.startswith("[") else host
     path = addresses.run(run) if run else addresses.runs()
     return f"http://{shown}:{port}{path}{f'?token={token}' if token else ''}"

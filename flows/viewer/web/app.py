@@ -8,10 +8,15 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.staticfiles import StaticFiles
+from starlette.convertors import Convertor, register_url_convertor
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp
 
+from configs.errors import ConfigError
 from flows.viewer.addresses import PATTERNS
 from flows.viewer.library import Library
 from flows.viewer.page import Asked, BadQuestion, NotThere, Page
+from flows.viewer.texts import cut
 from flows.viewer.web import rendering, saving
 from flows.viewer.web.security import Guard
 from storage.errors import StoreError
@@ -20,23 +25,43 @@ STATIC = Path(__file__).parent / "static"
 FORMATS = ("html", "json", "file")
 AT_ONCE = 2
 """Pages that are read at the same time: a person looks at one, and a run beside it needs the processor more."""
+MOST_SAID = 4000
+"""Characters of an error's message that are shown: it may repeat what was asked."""
+METHODS = ["GET", "HEAD"]
 PageOf = Callable[[Library, Asked], Page]
 """Reads what a page says. Raises NotThere and BadQuestion."""
 
 
-def application(library: Library, hosts: tuple[str, ...] = (), token: str = "") -> FastAPI:
+class Rest(Convertor[str]):
+    """The rest of a path, whatever it holds: the one that the framework has ends at a line break."""
+
+    regex = "(?s:.*)"
+
+    def convert(self, value: str) -> str:
+        """Return what was matched."""
+        return value
+
+    def to_string(self, value: str) -> str:
+        """Return it as a part of an address; `addresses` writes them."""
+        return value
+
+
+def application(library: Library, hosts: tuple[str, ...] = (), token: str = "") -> ASGIApp:
     """Return the application over a library.
 
     `hosts` are the names that it answers to beside those of the loopback; with a `token`, only who brings it is let in.
     """
     app = FastAPI(title="Stagecoach", docs_url=None, redoc_url=None, openapi_url=None)
-    app.add_middleware(Guard, hosts=hosts, token=token)
     app.mount("/static", StaticFiles(directory=STATIC), name="static")
-    app.add_api_route("/mark", lambda: {"mark": library.mark}, methods=["GET"])
+    app.add_api_route("/mark", lambda: {"mark": library.mark}, methods=METHODS)
+    app.add_exception_handler(HTTPException, _unanswered)
+    app.add_exception_handler(Exception, _broken)
+    register_url_convertor("rest", Rest())
     turns = BoundedSemaphore(AT_ONCE)
     for name, pattern in PATTERNS.items():
-        app.add_api_route(pattern, _answering(name, library, turns), methods=["GET"], response_model=None)
-    return app
+        path = pattern.replace(":path}", ":rest}")
+        app.add_api_route(path, _answering(name, library, turns), methods=METHODS, response_model=None)
+    return Guard(app, hosts, token)  # around all of it: also what the framework answers by itself gets our headers
 
 
 def page_of(name: str) -> PageOf:
@@ -67,14 +92,27 @@ def respond(read: PageOf, library: Library, asked: Asked) -> Response:
     form = asked.text("format") or "html"
     try:
         form = asked.one_of("format", FORMATS, "html")
-        mark = library.mark  # before the reading: what is committed meanwhile is then seen as new
-        return _formed(read(library, asked), form, asked, mark)
+        now = library.still()
+        return _formed(read(now, asked), form, asked, now.mark)
     except NotThere as error:
-        return _mistake(404, "This is not in the store", error, form)
+        return _mistake(404, "This is not in the store", str(error), form)
     except BadQuestion as error:
-        return _mistake(400, "This cannot be answered", error, form)
-    except StoreError as error:
-        return _mistake(503, "The store cannot be read", error, form)
+        return _mistake(400, "This cannot be answered", str(error), form)
+    except (StoreError, ConfigError) as error:
+        return _mistake(503, "The store cannot be read", str(error), form)
+
+
+def _unanswered(request: Request, error: Exception) -> Response:
+    """Answer what no page answers: an unknown path, a method that is not ours."""
+    assert isinstance(error, HTTPException)
+    told = "there is no page at this address" if error.status_code == 404 else str(error.detail)
+    return _mistake(error.status_code, "There is no such page", told, request.query_params.get("format", ""))
+
+
+def _broken(request: Request, error: Exception) -> Response:
+    """Answer where the viewer itself is at fault; the server writes the traceback to its log, and none to the page."""
+    told = "This page could not be made. Nothing was changed; what went wrong is in the log of `stagecoach view`."
+    return _mistake(500, "The viewer failed", told, request.query_params.get("format", ""))
 
 
 def _formed(page: Page, form: str, asked: Asked, mark: str) -> Response:
@@ -86,8 +124,8 @@ def _formed(page: Page, form: str, asked: Asked, mark: str) -> Response:
     return Response(rendering.as_html(page, asked, mark if page.live else ""), media_type="text/html; charset=utf-8")
 
 
-def _mistake(status: int, title: str, error: Exception, form: str) -> Response:
-    said: Mapping[str, Any] = {"status": status, "error": title, "message": str(error)}
+def _mistake(status: int, title: str, message: str, form: str) -> Response:
+    said: Mapping[str, Any] = {"status": status, "error": title, "message": cut(message, MOST_SAID)[0]}
     page = Page("mistake.html", title, said)
     if form == "json":
         return Response(rendering.as_json(page), status, media_type="application/json")

@@ -19,8 +19,11 @@ HERE = Path(__file__).parent
 TEMPLATES, STATIC = HERE / "templates", HERE / "static"
 
 
-def as_html(page: Page, asked: Asked, mark: str = "", saved: bool = False) -> bytes:
-    """Return a page as HTML in UTF-8. `mark` is that of the library where the page may change; see `Library.mark`."""
+def as_html(page: Page, asked: Asked, mark: str = "", saved: str = "") -> bytes:
+    """Return a page as HTML in UTF-8. `mark` is that of the library where the page may change; see `Library.mark`.
+
+    `saved` is when it was saved, of a page that is kept as a file.
+    """
     given = {**page.values, "page": page, "asked": asked, "mark": mark, "saved": saved}
     return templates().get_template(page.template).render(given).encode("utf-8", "replace")
 

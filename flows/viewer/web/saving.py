@@ -3,14 +3,17 @@
 import base64
 import hashlib
 import re
+from datetime import UTC, datetime
 
 from flows.viewer.page import Asked, Page
 from flows.viewer.web.rendering import STATIC, as_html
+from flows.viewer.web.words import moment
 
 _STYLE = re.compile(r'<link rel="stylesheet" href="/static/([a-z_]+\.css)\?v=[0-9a-f]+">')
 _SCRIPT = re.compile(r'<script src="/static/([a-z_]+\.js)\?v=[0-9a-f]+" defer></script>')
-_LINK = re.compile(r' href="/[^"]*"')
-"""Links to the viewer. Text cannot hold one: its quotation marks are escaped."""
+_LINK = re.compile(r' (?:href|action)="(?!#|data:|/static/)[^"]*"')
+"""What leads out of the page. Text cannot hold one: its quotation marks are escaped."""
+_CHARSET = '<meta charset="utf-8">'
 
 
 def saved(page: Page, asked: Asked) -> bytes:
@@ -18,12 +21,16 @@ def saved(page: Page, asked: Asked) -> bytes:
 
     Only the scripts and styles that are inside, by their digests, count, by the file's own policy.
     """
-    text = as_html(page, asked, saved=True).decode()
+    text = as_html(page, asked, saved=moment(datetime.now(UTC))).decode()
+    text = _LINK.sub("", text)  # before our own files are inside: their digests are those of what is written
     text, styles = _inside(text, _STYLE, "style")
     text, scripts = _inside(text, _SCRIPT, "script")
-    policy = f"default-src 'none'; script-src {scripts}; style-src {styles}; img-src data:; base-uri 'none'"
-    meta = f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
-    return _LINK.sub("", text).replace("<head>", f"<head>\n{meta}", 1).encode("utf-8", "replace")
+    policy = (
+        f"default-src 'none'; script-src {scripts}; style-src {styles}; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    meta = f'{_CHARSET}\n<meta http-equiv="Content-Security-Policy" content="{policy}">'
+    return text.replace(_CHARSET, meta, 1).encode("utf-8", "replace")
 
 
 def _inside(text: str, pattern: re.Pattern[str], tag: str) -> tuple[str, str]:

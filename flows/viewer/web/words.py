@@ -18,7 +18,9 @@ def number(value: float | int | None, digits: int = 3) -> str:
         return str(value)
     if isinstance(value, int) or (value == int(value) and abs(value) >= 1000):
         return f"{int(value):,}".replace(",", "\u202f")  # a narrow space: neither a point nor a comma everywhere
-    return f"{value:.{digits}g}" if abs(value) < 1000 else f"{value:,.0f}".replace(",", "\u202f")
+    if abs(value) >= 1000 or round(abs(value)) >= 10**digits:  # else Python would write a power of ten
+        return f"{value:,.0f}".replace(",", "\u202f")
+    return f"{value:.{digits}g}"
 
 
 def signed(value: float | None, digits: int = 3) -> str:
@@ -32,16 +34,19 @@ def share(value: float | None) -> str:
     """A share of one in per cent."""
     if value is None:
         return DASH
-    return f"{100 * value:.0f} %" if value in (0, 1) or 0.1 <= value <= 0.99 else f"{100 * value:.2g} %"
+    if value in (0, 1) or 0.1 <= abs(value) <= 0.99 or abs(value) >= 10 or not math.isfinite(value):
+        return f"{100 * value:.0f} %"
+    # Few digits, but almost all is not all.
+    return f"{100 * value:.2g} %" if abs(value) < 0.1 else f"{100 * value:.5g} %"
 
 
 def seconds(value: float | None) -> str:
     """A time span in the unit that fits it."""
     if value is None:
         return DASH
-    if value < 1:
+    if value < 0.9995:
         return f"{1000 * value:.0f} ms"
-    if value < 60:
+    if value < 59.95:
         return f"{value:.1f} s"
     minutes, rest = divmod(round(value), 60)
     hours, minutes = divmod(minutes, 60)

@@ -25,16 +25,18 @@
   }
 
   // Keys. Rows that can be walked carry data-row; the link that a row opens is its first.
-  let row = -1;
-  const rows = () => [...document.querySelectorAll("[data-row]")];
+  // Where one is, is where the focus is: it stays right when a part of the page is taken anew.
+  const rows = () => [...document.querySelectorAll("[data-row]")].filter((each) => each.getClientRects().length);
+  let last = null;
   function walk(by) {
     const all = rows();
     if (!all.length) return;
-    all[row]?.classList.remove("on");
-    row = Math.min(all.length - 1, Math.max(0, row + by));
-    all[row].classList.add("on");
-    all[row].scrollIntoView({ block: "nearest" });
-    all[row].querySelector("a")?.focus({ preventScroll: true });
+    const at = all.indexOf(document.activeElement.closest("[data-row]") || last);
+    last = all[Math.min(all.length - 1, Math.max(0, at + by))];
+    let aim = last.querySelector("a[href]");
+    if (!aim) { aim = last; aim.tabIndex = -1; } // a saved page has no links
+    aim.focus({ preventScroll: true });
+    last.scrollIntoView({ block: "nearest" });
   }
   const follow = (selector) => document.querySelector(selector)?.click();
   const KEYS = {
@@ -48,7 +50,8 @@
   };
   document.addEventListener("keydown", (event) => {
     const typing = event.target.closest("input, select, textarea, dialog");
-    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    const composed = event.getModifierState("AltGraph"); // some keyboards have their brackets there
+    if ((event.ctrlKey || event.metaKey || event.altKey) && !composed) return;
     if (typing) {
       if (event.key === "Escape") event.target.blur();
       return;
@@ -69,15 +72,37 @@
     const answer = await fetch(location.href, { headers: { Accept: "text/html" } });
     if (!answer.ok) return;
     const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
-    for (const part of document.querySelectorAll("[data-live]")) replace(part, fresh);
-    mark = fresh.body.dataset.mark || now;
+    const done = [...document.querySelectorAll("[data-live]")].map((part) => replace(part, fresh));
     if (!fresh.querySelector("[data-live-state]")) location.reload(); // the run has ended: the whole page says so
+    if (done.every(Boolean)) mark = fresh.body.dataset.mark || now; // else once more, when nobody is at it
   }
+  // Take a part anew, unless somebody is at work in it; return whether it says what is so now.
   function replace(part, fresh) {
     const other = fresh.querySelector(`[data-live="${CSS.escape(part.dataset.live)}"]`);
-    if (!other || part.isEqualNode(other) || part.contains(document.activeElement)) return;
+    if (!other || part.isEqualNode(other)) return true;
+    const focused = part.contains(document.activeElement) ? document.activeElement : null;
+    const again = focused && counterpart(focused, part, other);
+    if ((focused && !again) || selectedIn(part)) return false;
+    const scrolled = [...part.querySelectorAll(".scroll")].map((each) => [each.scrollLeft, each.scrollTop]);
     part.replaceWith(document.adoptNode(other));
+    other.querySelectorAll(".scroll").forEach((each, at) => each.scrollTo(...(scrolled[at] || [0, 0])));
+    again?.focus({ preventScroll: true });
     document.dispatchEvent(new CustomEvent("stagecoach:fresh", { detail: other }));
+    return true;
+  }
+  // What is in the new part what the focused element was in the old one; nothing where somebody types or chooses.
+  function counterpart(focused, part, other) {
+    if (focused.matches("input, select, textarea")) return null;
+    if (focused === part) return other;
+    if (focused.id) return other.querySelector(`#${CSS.escape(focused.id)}`);
+    const address = focused.getAttribute("href");
+    if (!address) return null;
+    const same = (inside) => [...inside.querySelectorAll("a[href]")].filter((a) => a.getAttribute("href") === address);
+    return same(other)[same(part).indexOf(focused)] || null;
+  }
+  function selectedIn(part) {
+    const chosen = window.getSelection();
+    return Boolean(chosen) && !chosen.isCollapsed && part.contains(chosen.anchorNode);
   }
   async function keepLooking() {
     try {
