@@ -1,7 +1,7 @@
 """The library: one store, opened to be read by many at once, and what was read of it that can never change."""
 
-from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from threading import RLock
@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from configs.run import RunConfig
 from flows.prepare import recorded_run
+from flows.viewer.kept import Kept
 from flows.viewer.page import NotThere
 from storage.errors import RunUnknown
 from storage.frames import Frames, existing_store
@@ -16,8 +17,6 @@ from storage.lineage import Graph
 from storage.store import Store
 from tasks.fates import DERIVED, Chain, chains
 
-KEPT = 4096
-"""Things derived from one key that are held in memory; the one that was not asked for longest goes first."""
 Value = TypeVar("Value")
 
 
@@ -40,7 +39,7 @@ class Library:
         self._lock = RLock()
         self._moment: Moment | None = None
         self._held: Moment | None = None
-        self._kept: OrderedDict[Hashable, Any] = OrderedDict()
+        self._kept = Kept()
 
     @classmethod
     def at(cls, root: str | Path) -> "Library":
@@ -112,22 +111,11 @@ class Library:
 
         Work is never done twice under one key, so nothing that was derived from it goes stale.
         """
-        with self._lock:
-            if name in self._kept:
-                self._kept.move_to_end(name)
-                found: Value = self._kept[name]
-                return found
-        made = make()
-        with self._lock:
-            self._kept[name] = made
-            while len(self._kept) > KEPT:
-                self._kept.popitem(last=False)
-        return made
+        return self._kept.once(name, make)
 
     def held(self, name: Hashable) -> Any | None:
         """What `kept` has under a name; None where it would have to be made."""
-        with self._lock:
-            return self._kept.get(name)
+        return self._kept.held(name)
 
     def _of_run(self, moment: Moment, run: str) -> Frames:
         try:
