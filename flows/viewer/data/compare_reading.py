@@ -1,0 +1,60 @@
+"""What two runs recorded, read once to be compared: rows of a step are held by the keys of the work that made them."""
+
+from collections.abc import Hashable, Mapping, Sequence
+
+import polars as pl
+import pyarrow as pa
+
+from configs.run import RunConfig
+from flows.scores import READ, Evaluated, RecordedEvaluation, scored
+from flows.viewer.data.shared_reads import each_once
+from flows.viewer.library import Library
+from flows.views.differences import Reading
+from flows.views.recorded_rows import Made, arrow, made
+from storage.refs import Entry
+from storage.schemas import TRACES
+
+
+class KeptReading(Reading):
+    """Reads as `stagecoach diff` does, and holds what it read: work is never done twice under one key."""
+
+    def __init__(self, library: Library) -> None:
+        super().__init__(library.store)
+        self._library = library
+
+    def made(self, works: Sequence[Mapping[str, Entry]]) -> list[Made]:
+        """Return the rows that works, entries by stage, have made; those that share all their work share the rows."""
+        named = {_name(work): work for work in works}
+
+        def read(names: list[Hashable]) -> dict[Hashable, Made]:
+            return dict(zip(names, made(self.store, [named[name] for name in names]), strict=True))
+
+        found = each_once(self._library, ("compared rows",), list(named), read)
+        return [found[_name(work)] for work in works]
+
+    def scored(self, recorded: RecordedEvaluation, config: RunConfig) -> Evaluated:
+        """Return what the rollouts of an evaluation say; of its traces only the columns that scores need are read."""
+        keys = tuple(entry.key for entry in recorded.rounds)
+        environments = tuple(each.model_dump_json() for each in config.environments)
+        name = ("scored", recorded.set_name, recorded.version, recorded.pass_at, keys, environments)
+        return self._library.kept(name, lambda: self._scored(recorded, config))
+
+    def _scored(self, recorded: RecordedEvaluation, config: RunConfig) -> Evaluated:
+        rounds = [self._traces(entry) for entry in recorded.rounds]
+        return scored(recorded.set_name, recorded.version, rounds, config.environments, recorded.pass_at)
+
+    def _traces(self, entry: Entry) -> pa.Table:
+        """Return the rollouts of one round, slice after slice in the order in which they were handed over.
+
+        The slices stay chunks of their own, as stages read them: sums are then the same to the last bit.
+        """
+        schema = pa.schema([TRACES.arrow.field(name) for name in READ])
+        rows = self._library.frames().of([self._library.graph.works[entry.key]], TRACES.name)
+        read = rows.select("attempt", "seq", *READ).collect().sort("seq")
+        parts = read.drop("seq").partition_by("attempt", as_dict=True, include_key=False)
+        own = [parts[piece.attempt,] for piece in entry.slices(TRACES.name) if (piece.attempt,) in parts]
+        return pa.concat_tables([schema.empty_table(), *(arrow(part).cast(schema) for part in own)])
+
+
+def _name(work: Mapping[str, Entry]) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted((stage, entry.key) for stage, entry in work.items() if stage not in ("gate", "evaluation")))
