@@ -1,0 +1,154 @@
+"""Choosing among traces: filters, order and pages, the same for the page of a step and for a terminal."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+
+import polars as pl
+
+from flows.viewer.data import step_columns
+from flows.viewer.data.step_columns import Column, with_named
+from flows.viewer.page import BadQuestion
+from tasks.accounting import ERRORED, FILTERED, NO_WEIGHT, STOPPED, TRAINED
+from tasks.fates import EVALUATED, PENDING, REFUSED
+from tasks.filters.finding import QUARANTINED
+
+OUTCOMES = (TRAINED, FILTERED, ERRORED, STOPPED, QUARANTINED, NO_WEIGHT, REFUSED, PENDING, EVALUATED)
+ERRORS = ("infrastructure", "timeout", "model", "environment", "cancelled", "incomplete")
+"""The classes that an error may have; a rollout that was stopped for others' sake is no error, see OUTCOMES."""
+YES, NO = "yes", "no"
+PAGE_SIZE, LARGEST_PAGE = 50, 500
+LONGEST_SEARCH = 500
+DESCENDING, ASCENDING = "desc", "asc"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What is asked of a list of traces; what is empty does not choose."""
+
+    environment: str = ""
+    agent: str = ""
+    outcome: str = ""
+    """One of OUTCOMES."""
+    filter: str = ""
+    """A filter that found something on it, whether it decided or only reported."""
+    reason: str = ""
+    """The filter that decided against it."""
+    error: str = ""
+    """A class of error."""
+    trained: str = ""
+    """yes or no."""
+    group: str = ""
+    example: str = ""
+    search: str = ""
+    """A piece of what the messages say, or of an id or an error's text, in upper or lower case alike."""
+    sort: str = ""
+    """A column; without one, the order in which rollouts were handed over."""
+    order: str = ASCENDING
+    page: int = 1
+    size: int = PAGE_SIZE
+    columns: tuple[str, ...] = ()
+    """Those to show; without any, the usual ones."""
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The traces that were asked for: all of them in order, and those of the page."""
+
+    rows: pl.DataFrame
+    page: pl.DataFrame
+    columns: list[Column]
+    num_all: int
+    num_found: int | None
+    """How many of all hold the text that was looked for; None where none was."""
+
+    @property
+    def num_pages(self) -> int:
+        """The pages that there are; one where nothing is there."""
+        return max(-(-self.rows.height // max(self.size, 1)), 1)
+
+    size: int = PAGE_SIZE
+
+
+EXACT = {"environment": "environment", "agent": "agent", "outcome": "fate", "reason": "reason", "error": "error_class"}
+"""Filters by the column whose value they give."""
+IDS = {"group": "group_id", "example": "example_id"}
+
+
+def choose(frame: pl.DataFrame, choice: Choice, found: pl.Series | None = None) -> Chosen:
+    """Return the traces of a frame as `data.step.traces` has it that a choice asks for, sorted and paged.
+
+    `found` says of each row whether it holds the text that is looked for; see `step_search.found`. What has no value
+    comes last in both orders, and what is equal stays as it was. Raises BadQuestion for values that are not known and
+    for a page that is not there.
+    """
+    _check(frame, choice)
+    shown = step_columns.columns(choice.columns, frame)
+    by = step_columns.column(choice.sort, frame) if choice.sort else None
+    frame = with_named(frame, (*(each.name for each in shown), choice.sort))
+    kept = frame if found is None else frame.filter(found)
+    rows = ordered(kept.filter(*_wanted(choice)), by, choice.order == DESCENDING)
+    done = Chosen(
+        rows, rows.slice((choice.page - 1) * choice.size, choice.size), shown, frame.height, None, choice.size
+    )
+    if choice.page > done.num_pages:
+        raise BadQuestion(f"page={choice.page}: there are {done.num_pages} of {choice.size} traces each")
+    return done if found is None else Chosen(rows, done.page, shown, frame.height, int(found.sum()), choice.size)
+
+
+def ordered(rows: pl.DataFrame, by: Column | None, descending: bool) -> pl.DataFrame:
+    """Return rows by a column; what is null or no number last, what is equal in the order that it had."""
+    if by is None:
+        return rows.reverse() if descending else rows
+    value = pl.col(by.name)
+    if by.kind == "names":
+        value = pl.when(value.list.len() > 0).then(value.list.join(", "))
+    if rows.schema[by.name].is_float():
+        value = pl.when(value.is_not_nan()).then(value)
+    return rows.sort(value, descending=descending, nulls_last=True, maintain_order=True)
+
+
+def known_values(frame: pl.DataFrame) -> dict[str, list[str]]:
+    """Return the values that the filters can have in a frame, in order of name; outcomes in theirs."""
+    values = {name: _texts(frame[of]) for name, of in EXACT.items() if name != "outcome"}
+    there = set(_texts(frame["fate"]))
+    found = set(_texts(frame["detected"].list.explode(keep_nulls=False))) | set(values["reason"])
+    return {**values, "outcome": [each for each in OUTCOMES if each in there], "filter": sorted(found)}
+
+
+def _texts(values: pl.Series) -> list[str]:
+    return sorted(values.drop_nulls().unique().to_list())
+
+
+def _wanted(choice: Choice) -> Iterable[pl.Expr]:
+    for name, of in (EXACT | IDS).items():
+        if value := getattr(choice, name):
+            yield pl.col(of) == value
+    if choice.filter:
+        yield pl.col("detected").list.contains(choice.filter).fill_null(False) | pl.col("reason").eq_missing(
+            pl.lit(choice.filter)
+        )
+    if choice.trained:
+        yield pl.col("trained") == (choice.trained == YES)
+
+
+def _check(frame: pl.DataFrame, choice: Choice) -> None:
+    """Refuse values that name nothing: an empty list would say that there is nothing of that kind."""
+    known: Mapping[str, Iterable[str]] = known_values(frame)
+    always = {"outcome": OUTCOMES, "error": ERRORS, "trained": (YES, NO), "order": (ASCENDING, DESCENDING)}
+    for name in ("environment", "agent", "outcome", "filter", "reason", "error", "trained", "order"):
+        there = [*dict.fromkeys((*always.get(name, ()), *known.get(name, ())))]
+        if (value := getattr(choice, name)) and value not in there:
+            raise BadQuestion(f"{name}={value!r} is not known here; there are {', '.join(there) or 'none'}")
+    for name, of in IDS.items():
+        if (value := getattr(choice, name)) and value not in frame[of]:
+            raise BadQuestion(f"{name}={value!r} is not among these traces")
+    if choice.page < 1 or not 1 <= choice.size <= LARGEST_PAGE:
+        raise BadQuestion(
+            f"page={choice.page} of size={choice.size}: pages count from 1, of 1 to {LARGEST_PAGE} traces"
+        )
+    if len(choice.search) > LONGEST_SEARCH:
+        raise BadQuestion(f"search: at most {LONGEST_SEARCH} characters, not {len(choice.search)}")
+
+
+NAMES = tuple(each.name for each in fields(Choice))
+"""What an address may say after the question mark about a list of traces."""

@@ -1,0 +1,139 @@
+"""The figures of a step: what its rollouts earned, what became of them, and what the update measured."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import polars as pl
+
+from flows.viewer.data.step_traces import identity
+from flows.viewer.library import Library
+from flows.views.identify import policy_names, policy_version
+from storage.lineage import Work
+from tasks.accounting import STOPPED
+from tasks.fates import Chain
+
+BINS = 20
+MEASURED = (
+    *("update", "loss", "rl_loss", "ce_loss", "ref_kl_loss", "grad_norm", "entropy", "mismatch_kl", "mismatch_kl_max"),
+    *("masked_fraction", "learning_rate", "num_rows", "num_tokens", "rl_tokens", "ce_tokens", "ref_kl_tokens"),
+)
+"""What is told of an optimizer step; as in `storage.learner_tables.UPDATES`."""
+
+
+def figures(frame: pl.DataFrame) -> dict[str, Any]:
+    """Return what the traces of a step, or of an evaluation, say together, as plain values.
+
+    Rewards are over those that were scored and not stopped; lengths over all that were not stopped, as in
+    `flows.metrics`. What nothing was measured of is None.
+    """
+    ended = frame.filter(pl.col("fate") != STOPPED)
+    told = ended.select(
+        num_input_tokens=pl.col("num_input_tokens").mean(),
+        num_output_tokens=pl.col("num_output_tokens").mean(),
+        num_turns=pl.col("num_turns").mean(),
+        truncated=pl.col("is_truncated").mean(),
+        staleness_mean=pl.col("staleness").mean(),
+        staleness_max=pl.col("staleness").max(),
+        seconds=pl.col("seconds").mean(),
+    ).to_dicts()[0]
+    return {
+        "num_traces": frame.height,
+        "num_groups": frame["group_id"].n_unique(),
+        "num_examples": frame.select("environment", "example_id").n_unique(),
+        "reward": rewards(ended),
+        "environments": [
+            {"environment": name, "num_traces": rows.height, **rewards(rows.filter(pl.col("fate") != STOPPED))}
+            for (name,), rows in sorted(frame.group_by("environment"))
+        ],
+        "num_judged": frame["keep"].count(),
+        "num_kept": frame["keep"].sum() if frame["keep"].count() else None,
+        "num_trained": frame["trained"].sum(),
+        "tokens": int(frame["num_tokens"].sum()),
+        "means": told,
+        "fates": _counts(frame, "fate", "detail"),
+        "errors": _counts(frame.filter(pl.col("fate") != STOPPED), "error_class"),
+        "filters": _found(frame),
+    }
+
+
+def rewards(rows: pl.DataFrame) -> dict[str, Any]:
+    """Return how many of some traces were scored, and mean, spread (standard deviation of all), least and greatest."""
+    found = rows["reward"].drop_nulls()
+    return {
+        "num_scored": len(found),
+        "mean": found.mean(),
+        "spread": found.std(ddof=0),
+        "min": found.min(),
+        "max": found.max(),
+    }
+
+
+def _counts(frame: pl.DataFrame, *columns: str) -> list[dict[str, Any]]:
+    counted = frame.filter(pl.col(columns[0]).is_not_null()).group_by(columns).agg(num_traces=pl.len())
+    return counted.sort("num_traces", *columns, descending=[True, *(False for _ in columns)]).to_dicts()
+
+
+def _found(frame: pl.DataFrame) -> list[dict[str, Any]]:
+    """Return how many traces each filter found something on, and how many it decided against."""
+    found = frame.select(pl.col("detected").alias("filter")).explode("filter").drop_nulls()
+    decided = frame.select(pl.col("reason").alias("filter")).drop_nulls()
+    names = sorted({*found["filter"], *decided["filter"]})
+    return [
+        {"filter": name, "num_found": (found["filter"] == name).sum(), "num_decided": (decided["filter"] == name).sum()}
+        for name in names
+    ]
+
+
+def histogram(frame: pl.DataFrame, bins: int = BINS) -> list[dict[str, Any]]:
+    """Return how the rewards of each environment are spread over equal bins from `low` to `high`.
+
+    The first bin is from `low`, the last up to and with `high`; rewards within 0 and 1, or -1 and 1, are shown on that
+    scale, so that steps can be told apart by eye. What is no finite number is left out.
+    """
+    scored = frame.filter(pl.col("fate") != STOPPED, pl.col("reward").is_finite())
+    found = []
+    for (name,), rows in sorted(scored.group_by("environment")):
+        low, high = scale(rows["reward"])
+        at = ((rows["reward"] - low) / (high - low) * bins).floor().clip(0, bins - 1).cast(pl.Int64)
+        counts = dict(at.value_counts().iter_rows())
+        found.append({"environment": name, "low": low, "high": high, "counts": [counts.get(n, 0) for n in range(bins)]})
+    return found
+
+
+def scale(values: pl.Series) -> tuple[float, float]:
+    """Return the span that finite rewards are shown on; there must be one, and low is below high."""
+    least, most = float(values.min() or 0.0), float(values.max() or 0.0)  # type: ignore[arg-type]
+    if least >= 0 and most <= 1:
+        return 0.0, 1.0
+    if least >= -1 and most <= 1:
+        return -1.0, 1.0
+    return (least, most) if least < most and math.isfinite(most - least) else (least - 0.5, least + 0.5)
+
+
+def updates(library: Library, run: str, found: Sequence[Chain]) -> list[dict[str, Any]]:
+    """Return what the optimizer steps measured that trained the batches of some chains; MEASURED of each, in order."""
+    works = list({chain.updates.key: chain.updates for chain in found if chain.updates}.values())
+    if not works:
+        return []
+    rows = library.frames(run).of(works, "updates").select("key", *MEASURED)
+    name = ("step_updates", tuple(identity(work) for work in works))
+    return library.kept(name, lambda: rows.sort("key", "update").drop("key").collect().to_dicts())
+
+
+def policies(library: Library, run: str, frame: pl.DataFrame, found: Sequence[Chain]) -> dict[str, Any]:
+    """Return the policies that sampled a step, and the one that it made (None where it is not trained)."""
+    sampled = frame.select("policy_key", "policy_version").unique().sort("policy_version", "policy_key").to_dicts()
+    made = next((chain.updates for chain in found if chain.updates), None)
+    return {
+        "before": [_policy(library, run, each["policy_key"], each["policy_version"]) for each in sampled],
+        "after": made and _policy(library, run, made.key, policy_version(made)),
+    }
+
+
+def _policy(library: Library, run: str, key: str, version: int) -> dict[str, Any]:
+    """Return a policy with its name RUN:VERSION, of this run where it has it; None for one that the store lacks."""
+    work: Work | None = library.graph.works.get(key)
+    names = policy_names(work) if work else []
+    own = [name for name in names if name.rpartition(":")[0] == run]
+    return {"key": key, "version": version, "name": next(iter((*own, *names)), None)}
