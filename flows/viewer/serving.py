@@ -9,6 +9,7 @@ import sys
 import webbrowser
 from threading import Timer
 from typing import Any
+from urllib.parse import quote
 
 from configs.errors import ConfigError
 from configs.run import RunConfig
@@ -113,4 +114,5 @@ def address(host: str, port: int, run: str, token: str) -> str:
     anywhere = host.strip("[]") in ("0.0.0.0", "::", "")
     shown = socket.gethostname() if anywhere else f"[{host}]" if ":" in host and not host.startswith("[") else host
     path = addresses.run(run) if run else addresses.runs()
-    return f"http://{shown}:{port}{path}{f'?token={token}' if token else ''}"
+    shown_token = "?token=" + quote(token, safe="", errors="replace") if token else ""
+    return f"http://{shown}:{port}{path}{shown_token}"

@@ -1,0 +1,183 @@
+"""Who is let in: names that are answered to, tokens, methods, and the headers of every answer."""
+
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from starlette.responses import PlainTextResponse
+from starlette.testclient import TestClient
+
+from flows.viewer.serving import address, is_loopback, names
+from flows.viewer.web.security import HEADERS, Guard, host_name
+
+TOKEN = "a secret token"
+INSIDE = PlainTextResponse("inside")
+
+
+def client(*hosts: str, token: str = "") -> TestClient:
+    return TestClient(Guard(INSIDE, hosts, token), base_url="http://127.0.0.1:8265", follow_redirects=False)
+
+
+def asked(host: str, *hosts: str, token: str = "", **headers: str) -> Any:
+    return client(*hosts, token=token).get("/runs/a?x=1", headers={"host": host, **headers})
+
+
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1", "127.0.0.1:8265", "localhost", "LOCALHOST:1", "[::1]", "[::1]:8265", "127.0.0.1:65535"]
+)
+def test_the_names_of_this_machine_are_answered_to(host: str) -> None:
+    assert asked(host).text == "inside"
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "attacker.example",
+        "attacker.example:8265",
+        "127.0.0.1.attacker.example",
+        "localhost.attacker.example",
+        "localhost.",
+        "[::1]attacker.example",
+        "[::1",
+        "::1",
+        "127.0.0.1:8265:1",
+        "127.0.0.1:",
+        "127.0.0.1:port",
+        "me@127.0.0.1",
+        "127.0.0.1/",
+        "127.0.0.1 ",
+        "0.0.0.0",
+        "192.168.1.5",
+        "[fe80::1]",
+        "2130706433",
+        "",
+        "\xe9",
+    ],
+)
+def test_any_other_name_is_turned_away(host: str) -> None:
+    answer = client().get("/", headers=[(b"host", host.encode("latin-1"))])
+    assert (answer.status_code, "inside" in answer.text) == (421, False)
+
+
+def test_a_name_that_was_given_is_answered_to_in_any_case() -> None:
+    assert asked("my-machine:80", "My-Machine").text == "inside"
+    assert asked("MY-MACHINE", "My-Machine").text == "inside"
+    assert asked("my-machine.local", "My-Machine").status_code == 421
+    assert client("").get("/", headers=[(b"host", b"")]).status_code == 421
+
+
+@pytest.mark.parametrize("host", ["192.168.1.5:8265", "[fe80::1]:8265", "0.0.0.0"])
+def test_where_a_token_is_asked_for_numbers_are_answered_to_and_other_names_not(host: str) -> None:
+    assert asked(host, token=TOKEN).status_code == 401
+    assert asked(host, token=TOKEN, authorization=f"Bearer {TOKEN}").text == "inside"
+    assert asked("attacker.example", token=TOKEN, authorization=f"Bearer {TOKEN}").status_code == 421
+
+
+def test_the_token_of_an_address_becomes_a_cookie_and_leaves_the_address() -> None:
+    visitor = client(token=TOKEN)
+    assert visitor.get("/runs/a").status_code == 401
+    first = visitor.get("/runs/a%2Fb?x=1&token=a+secret+token&y=&x=2")
+    assert (first.status_code, first.headers["location"]) == (303, "/runs/a%2Fb?x=1&y=&x=2")
+    cookie = first.headers["set-cookie"]
+    assert "HttpOnly" in cookie and "SameSite=lax" in cookie and "secret" not in cookie
+    assert visitor.get("/runs/a").text == "inside"
+    again = visitor.get("/?token=a+secret+token")
+    assert (again.status_code, again.headers["location"]) == (303, "/")
+
+
+@pytest.mark.parametrize(
+    "path", ["//evil.example/x", "///evil.example", "/\\evil.example", "/%5C%5Cevil.example", "//evil.example\\@x"]
+)
+def test_the_way_on_leads_to_no_other_host(path: str) -> None:
+    scope_path = path.encode()
+
+    async def raw(scope: Any, receive: Any, send: Any) -> None:
+        await Guard(INSIDE, (), TOKEN)({**scope, "raw_path": scope_path}, receive, send)
+
+    visitor = TestClient(raw, base_url="http://127.0.0.1", follow_redirects=False)
+    answer = visitor.get("/any?token=a+secret+token")
+    assert answer.status_code == 303
+    there = answer.headers["location"].replace("\\", "/")
+    assert not urlsplit(there).netloc and not there.startswith("//")
+
+
+@pytest.mark.parametrize("token", ["", "wrong", "a secret toke", "a secret token ", "gehe\xefm", "\u20ac"])
+def test_a_wrong_token_is_turned_away_however_it_is_brought(token: str) -> None:
+    visitor = client(token=TOKEN)
+    assert visitor.get("/", params={"token": token}).status_code == 401
+    for header in (b"authorization", b"cookie"):
+        for before in (b"Bearer ", b"bearer", b"stagecoach_view=", b""):
+            headers = [(header, before + token.encode())]
+            assert visitor.get("/", headers=headers).status_code == 401
+    assert visitor.get("/?token=%ff%00%c3").status_code == 401
+
+
+@pytest.mark.parametrize("token", ["schl\xfcssel", "\u20ac5", "a b;c=\"d\"", "\udcff"])
+def test_any_text_can_be_a_token(token: str) -> None:
+    visitor = client(token=token)
+    if token != "\udcff":  # no address can hold that one
+        assert visitor.get("/", params={"token": token}).status_code == 303
+        assert visitor.get("/").text == "inside"
+    assert client(token=token).get("/").status_code == 401
+
+
+@pytest.mark.parametrize("junk", ['a={"b": 1}', "\xe9=1", "x[1]=2; ;;=", "a b c", "q=\"", "=" * 5000])
+def test_cookies_of_others_on_the_same_host_do_not_matter(junk: str) -> None:
+    visitor = client(token=TOKEN)
+    good = visitor.get("/?token=a+secret+token").headers["set-cookie"].partition(";")[0]
+    other = client(token="of another viewer").get("/?token=of+another+viewer").headers["set-cookie"].partition(";")[0]
+    assert good.partition("=")[0] != other.partition("=")[0]
+    fresh = client(token=TOKEN)
+    joined = f"{junk}; {other}; {good}".encode("latin-1")
+    assert fresh.get("/", headers=[(b"cookie", joined)]).text == "inside"
+    assert fresh.get("/", headers=[(b"cookie", f"{junk}; {other}".encode("latin-1"))]).status_code == 401
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "ANY"])
+def test_nothing_but_reading_is_allowed(method: str) -> None:
+    for token in ("", TOKEN):
+        answer = client(token=token).request(method, "/")
+        assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD")
+
+
+def test_every_answer_has_the_headers_whoever_gives_it() -> None:
+    answers = [
+        client().get("/"),
+        client().head("/"),
+        client().post("/"),
+        asked("attacker.example"),
+        client(token=TOKEN).get("/"),
+        client(token=TOKEN).get("/?token=a+secret+token"),
+    ]
+    assert [answer.status_code for answer in answers] == [200, 200, 405, 421, 401, 303]
+    assert all(answer.headers[name] == value for answer in answers for name, value in HEADERS.items())
+    policy = HEADERS["Content-Security-Policy"]
+    assert "unsafe" not in policy and "http" not in policy and "*" not in policy
+
+
+@pytest.mark.parametrize(
+    ("host", "own", "loopback"),
+    [
+        ("127.0.0.1", "127.0.0.1", True),
+        ("127.0.0.2", "127.0.0.2", True),
+        ("::1", "[::1]", True),
+        ("[::1]", "[::1]", True),
+        ("localhost", "localhost", True),
+        ("0.0.0.0", "0.0.0.0", False),
+        ("::", "[::]", False),
+        ("localhost.attacker.example", "localhost.attacker.example", False),
+        ("", "", False),
+    ],
+)
+def test_what_is_listened_on_is_answered_to(host: str, own: str, loopback: bool) -> None:
+    assert is_loopback(host) is loopback
+    assert names(host)[0] == own
+    if own:
+        assert host_name(f"{own}:8265") == own
+
+
+def test_the_address_that_is_printed_can_be_opened() -> None:
+    assert address("127.0.0.1", 8265, "", "") == "http://127.0.0.1:8265/"
+    assert address("::1", 1, "a", "t") == "http://[::1]:1/runs/a?token=t"
+    assert address("127.0.0.1", 1, "", "a&b=c #") == "http://127.0.0.1:1/?token=a%26b%3Dc%20%23"
+    assert "0.0.0.0" not in address("0.0.0.0", 1, "", "t")
