@@ -77,7 +77,7 @@ def make(
     """
     shape = None if messages is None else _of_length(messages)
     config = settings(root, steps, rollouts, group_size, seed, messages)
-    with _without_rest():
+    with without_rest():
         for step in walk(config, shape):
             if maintain_every and (step + 1) % maintain_every == 0:
                 maintain(open_store(root))
@@ -114,7 +114,7 @@ def settings(
 
 
 @contextmanager
-def _without_rest() -> Iterator[None]:
+def without_rest() -> Iterator[None]:
     """Commit parts one right after the other: sampling would take the time between them, and there is none."""
     rest, parts.REST = parts.REST, 0.0
     try:

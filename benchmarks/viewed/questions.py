@@ -1,0 +1,49 @@
+"""Which pages are asked for in which store, by their stable addresses."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import polars as pl
+
+from benchmarks.viewing_store import CREDITED, FORK, RUN
+from flows.viewer import addresses
+from storage.frames import Frames, existing_store
+from tasks.fates import chains
+
+
+@dataclass(frozen=True)
+class Question:
+    """One page by what it is, and its address."""
+
+    name: str
+    path: str
+
+
+def questions(root: Path, store: str) -> list[Question]:
+    """Return what is asked of a store: of the large ones everything, of the others their step and a trace."""
+    frames = Frames(existing_store(root))
+    chain = [each for each in chains(frames.graph, RUN) if each.for_training][-1]
+    step, key = chain.traces.step, chain.traces.key
+    columns = ("trace_id", "environment", "example_id", "num_turns")
+    traces = frames.of([chain.traces], "traces").select(columns).collect().sort("num_turns", "trace_id")
+    name, environment, example = traces.row(-1)[:3]
+    of_step = [
+        Question("step", addresses.step(RUN, step)),
+        Question("step, filtered and sorted", addresses.step(RUN, step, env=environment, sort="-reward", page="2")),
+        Question("trace", addresses.trace(RUN, name, key)),
+    ]
+    if store in ("wide", "long"):
+        return [*of_step, Question("batch", addresses.batch(RUN, step))]
+    searched = frames.of([chain.traces], "messages").filter(pl.col("trace_id") == name).select("content").collect()
+    word = next(text for text in searched["content"] if text).split()[0]
+    return [
+        Question("runs", addresses.runs()),
+        Question("run", addresses.run(RUN)),
+        *of_step,
+        Question("step, text searched", addresses.step(RUN, step, text=word)),
+        Question("trace by its id alone", addresses.any_trace(name)),
+        Question("batch", addresses.batch(RUN, step)),
+        Question("example over the history", addresses.example(RUN, environment, example)),
+        Question("compare two runs", addresses.compare(RUN, FORK)),
+        Question("compare a step", addresses.compare_step(RUN, CREDITED, step)),
+    ]

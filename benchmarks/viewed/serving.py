@@ -1,0 +1,71 @@
+"""The real server over a store, in a process of its own, and how long it takes to answer."""
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import psutil
+
+ADDRESS = re.compile(r"http://\S+")
+
+
+class Server:
+    """A viewer that answers."""
+
+    def __init__(self, url: str, pid: int) -> None:
+        self.client = httpx.Client(base_url=url, timeout=300)
+        self._process = psutil.Process(pid)
+
+    def seconds(self, path: str) -> tuple[float, int]:
+        """Return how long a page takes, and its bytes. Raises httpx.HTTPStatusError where it cannot be had."""
+        began = time.perf_counter()
+        answer = self.client.get(path)
+        took = time.perf_counter() - began
+        answer.raise_for_status()
+        return took, len(answer.content)
+
+    def processor_seconds(self) -> float:
+        """Return the processor time that the server has used since it began."""
+        spent = self._process.cpu_times()
+        return float(spent.user + spent.system)
+
+
+@contextmanager
+def served(root: Path) -> Iterator[Server]:
+    """Serve a store as `stagecoach view` does; the process is gone when the block ends."""
+    command = [sys.executable, "-m", "flows.cli", "view", "--store", str(root), "--port", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"})
+    try:
+        server = Server(_address(process), process.pid)
+        _await(server)
+        yield server
+        server.client.close()
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def _address(process: "subprocess.Popen[str]") -> str:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if found := ADDRESS.search(line):
+            return found[0].rstrip("/")
+    raise RuntimeError(f"the viewer ended with {process.wait()} and named no address")
+
+
+def _await(server: Server) -> None:
+    """Wait until the server answers at all, without touching the store's tables."""
+    for _ in range(600):
+        try:
+            server.client.get("/static/base.js")
+        except httpx.TransportError:
+            time.sleep(0.05)
+        else:
+            return
+    raise RuntimeError("the viewer does not answer")

@@ -1,0 +1,168 @@
+"""How long the viewer's pages take over a large store: `python -m benchmarks.viewing [DIRECTORY]`.
+
+The stores are made first by `benchmarks.viewing_store`, in some minutes, or found in DIRECTORY, where they are left:
+`large` (200 steps of 512 rollouts and its forks), `kept` (the same after housekeeping), `wide` (one step of 10,000) and
+`long` (rollouts of 10,001 messages). Pages are had from the real server over HTTP. Cold is the first request to a
+server that was just started, warm the median of those after it; the disk's files are in memory in both.
+
+Beside each page stands what else it could have been made of, in the same run: the same rows through `Store.read`, which
+checks every digest, and the same rollouts as JSON lines read with a loop (`benchmarks/viewed/dumps.py`).
+
+Last, steps are walked while their run's page is followed, and while nobody looks. Compare ratios, not milliseconds.
+"""
+
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+
+from benchmarks.viewed.dumps import dump, read_best, read_one, read_rewards
+from benchmarks.viewed.questions import Question, questions
+from benchmarks.viewed.serving import Server, served
+from benchmarks.viewed.watching import BLOCK, watch
+from benchmarks.viewing_store import RUN, make
+from storage.frames import Frames, existing_store
+from storage.keeping.maintenance import maintain
+from tasks.fates import chains
+
+STEPS, ROLLOUTS, GROUP_SIZE = 200, 512, 16
+FORK = 180
+WIDE, LONG = 10_000, 10_001
+COLD, WARM = 3, 7
+DUMPED = 20
+"""Steps that are dumped as JSON lines for the run's page; its time is taken that many times over."""
+BLOCKS = 4
+
+
+def main() -> None:
+    """Make or find the stores, measure, and print the tables."""
+    if len(sys.argv) > 1:
+        _measure(Path(sys.argv[1]))
+        return
+    with tempfile.TemporaryDirectory() as directory:
+        _measure(Path(directory))
+
+
+def _measure(directory: Path) -> None:
+    _fill(directory)
+    print("| store | page | cold ms | warm ms | kB |")
+    print("|---|---|---|---|---|")
+    cold: dict[tuple[str, str], float] = {}
+    for store in ("large", "kept", "wide", "long"):
+        for question in questions(directory / store, store):
+            cold[store, question.name] = _told(directory / store, store, question)
+    _alternatives(directory, cold)
+    _watching(directory)
+
+
+def _fill(directory: Path) -> None:
+    """Make the stores that are not there."""
+    asked = {
+        "large": {"steps": STEPS, "rollouts": ROLLOUTS, "group_size": GROUP_SIZE, "fork": FORK},
+        "wide": {"steps": 1, "rollouts": WIDE},
+        "long": {"steps": 1, "rollouts": 2, "group_size": 2, "messages": LONG},
+    }
+    for name, given in asked.items():
+        if not (directory / name).exists():
+            took = _seconds(lambda name=name, given=given: make(directory / name, **given))  # type: ignore[misc]
+            print(f"made the store `{name}` in {took:.0f} s", flush=True)
+    if not (directory / "kept").exists():
+        shutil.copytree(directory / "large", directory / "kept")
+        maintain(existing_store(directory / "kept"))
+
+
+def _told(root: Path, store: str, question: Question) -> float:
+    """Print how long a page takes; return what it took cold, in seconds."""
+    cold, warm, size = [], [], 0
+    for attempt in range(COLD):
+        with served(root) as server:
+            try:
+                took, size = server.seconds(question.path)
+            except httpx.HTTPStatusError as error:
+                print(f"| {store} | {question.name} | {error.response.status_code} | | |", flush=True)
+                return 0.0
+            cold.append(took)
+            if attempt == COLD - 1:
+                warm = [_again(server, question) for _ in range(WARM)]
+    first, later = statistics.median(cold), statistics.median(warm)
+    print(f"| {store} | {question.name} | {first * 1e3:.0f} | {later * 1e3:.0f} | {size / 1e3:.0f} |", flush=True)
+    return first
+
+
+def _again(server: Server, question: Question) -> float:
+    return server.seconds(question.path)[0]
+
+
+def _alternatives(directory: Path, cold: dict[tuple[str, str], float]) -> None:
+    """Print how long the same takes with digests checked and out of JSON lines, and the ratios of the pages to that."""
+    print("\n| store | page, cold | ms | `Store.read` ms | ratio | JSON lines ms | ratio |")
+    print("|---|---|---|---|---|---|---|")
+    for store, steps in (("large", range(STEPS - DUMPED, STEPS)), ("wide", range(1))):
+        frames = Frames(existing_store(directory / store))
+        chosen = [chain for chain in chains(frames.graph, RUN) if chain.for_training and chain.traces.step in steps]
+        works = [w for w in (chosen[-1].traces, chosen[-1].verdicts, chosen[-1].credits, chosen[-1].batches) if w]
+        with tempfile.TemporaryDirectory(dir=directory) as place:
+            files = dump(frames, RUN, Path(place) / "dumped", steps)
+            trace_id = str(frames.of([chosen[-1].traces], "traces").select("trace_id").collect()["trace_id"][-1])
+            checked = _seconds(lambda works=works, frames=frames: _read_all(frames, works))  # type: ignore[misc]
+            last = files[steps[-1]]
+            table = _seconds(lambda last=last: read_best(last))  # type: ignore[misc]
+            single = _seconds(lambda last=last, name=trace_id: read_one(last, name))  # type: ignore[misc]
+            curve = _seconds(lambda files=files: read_rewards(list(files.values())))  # type: ignore[misc]
+        whole = curve * (STEPS / DUMPED)
+        rows = [("step", checked, table), ("trace", checked, single)] + (
+            [("run", None, whole)] if store == "large" else []
+        )
+        for page, read, text in rows:
+            _ratio(store, page, cold[store, page], read, text)
+
+
+def _ratio(store: str, page: str, took: float, read: float | None, text: float) -> None:
+    checked = f"{read * 1e3:.0f} | {took / read:.2f}" if read else "- | -"
+    print(f"| {store} | {page} | {took * 1e3:.0f} | {checked} | {text * 1e3:.0f} | {took / text:.2f} |", flush=True)
+
+
+def _read_all(frames: Frames, works: list[object]) -> None:
+    """Read all that some work made, with digests checked, as a stage does."""
+    for work in works:
+        for table in sorted(work.tables):  # type: ignore[attr-defined]
+            frames.store.read(list(work.slices_of(table)))  # type: ignore[attr-defined]
+
+
+def _watching(directory: Path) -> None:
+    """Print what steps take while their run's page is followed, and while nobody looks; on a copy that grows."""
+    grown = directory / "grown"
+    shutil.copytree(directory / "large", grown)
+    try:
+        found = watch(grown, STEPS, BLOCKS, ROLLOUTS, GROUP_SIZE)
+    finally:
+        shutil.rmtree(grown)
+    alone, watched = statistics.median(found.alone), statistics.median(found.watched)
+    spent = {on: statistics.median(each) for on, each in found.processor.items()}
+    print(f"\n{2 * BLOCKS} blocks of {BLOCK} steps after {STEPS}, every other one watched:\n")
+    print("| steps | seconds, median | processor seconds, median |")
+    print("|---|---|---|")
+    print(f"| nobody looks | {alone:.3f} | {spent[False]:.3f} |")
+    print(f"| the run's page is followed | {watched:.3f} | {spent[True]:.3f} |")
+    pairs = ", ".join(f"{each:.2f}" for each in found.pairs)
+    used = found.server_processor / max(found.num_pages, 1)
+    print(
+        f"\nratio {watched / alone:.3f}; block by block {pairs}; the server read {found.num_pages} pages of the run, ",
+        end="",
+    )
+    print(f"{used * 1e3:.0f} ms of processor time each")
+
+
+def _seconds(act: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    act()
+    return time.perf_counter() - began
+
+
+if __name__ == "__main__":
+    main()
