@@ -2,7 +2,6 @@
 
 from collections.abc import Hashable, Mapping, Sequence
 
-import polars as pl
 import pyarrow as pa
 
 from configs.run import RunConfig

@@ -1,9 +1,84 @@
-"""To be written."""
+"""Two runs side by side: what they are, whether they are the same work, where they part, and what came of both."""
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from flows.viewer import addresses
+from flows.viewer.data.compare import FIGURES, compared, compared_evaluations, difference
+from flows.viewer.data.compare_told import picture, replays, step_of, told
 from flows.viewer.library import Library
-from flows.viewer.page import Asked, NotThere, Page
+from flows.viewer.page import Asked, Crumb, Page
+from flows.views.show import GOING, process_gone
+from tasks.figures import MEANINGS
+
+LINES = {
+    "reward_mean": "Reward, mean",
+    "reward_std": "Reward, spread",
+    "num_kept": "Rollouts kept",
+    "output_tokens_mean": "Sampled tokens a rollout",
+    "loss": "Loss",
+    "grad_norm": "Gradient norm",
+    "entropy": "Entropy",
+    "mismatch_kl": "Mismatch KL",
+    "masked_fraction": "Masked fraction",
+}
+"""What is drawn of both runs, by figure."""
+LONG_CONFIG = 8
+"""Settings that differ beyond which they are folded."""
 
 
 def page(library: Library, asked: Asked) -> Page:
-    """Stand in until the page is written."""
-    raise NotThere("this page is not written yet")
+    """Return the comparison of two runs; `figure` is the further figure that is told of each step."""
+    a, b = asked.path["a"], asked.path["b"]
+    figure = asked.one_of("figure", FIGURES, "num_kept")
+    found = compared(library, a, b)
+    values = {
+        **found,
+        "a": a,
+        "b": b,
+        "told": told(found),
+        "replays": replays(library, a, b, found["config"]),
+        "config": sorted(found["config"], key=lambda each: not each["in_keys"]),
+        "long_config": len(found["config"]) > LONG_CONFIG,
+        "picture": picture(found["pieces"]),
+        "lines": lines(found["steps"]),
+        "figure": figure,
+        "figures": list(FIGURES),
+        "meanings": MEANINGS,
+        "totals": totals(found["together"]),
+        "steps": [{**each, **_parting(found, each["step"])} for each in found["steps"]],
+        "paired": compared_evaluations(library, a, b).to_dicts(),
+    }
+    return Page("compare.html", f"{a} and {b}", values, (Crumb(a, addresses.run(a)),), is_going(library, a, b))
+
+
+def is_going(library: Library, *runs: str) -> bool:
+    """Say whether one of some runs is going on, as far as can be seen from here."""
+    last = [library.store.runs.events(run)[-1] for run in runs]
+    return any(event.event in GOING and not process_gone(event) for event in last)
+
+
+def lines(steps: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return what is drawn: for each figure that either run has, the values of both by step; None is a gap."""
+    numbers = [each["step"] for each in steps]
+    found = []
+    for name, title in LINES.items():
+        both = {side: [each[side].get(name) for each in steps] for side in "ab"}
+        if any(value is not None for values in both.values() for value in values):
+            found.append({"figure": name, "title": title, "steps": numbers, **both})
+    return found
+
+
+def totals(together: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the figures over the steps that both have, with b - a."""
+    rows = []
+    for name in FIGURES:
+        if name in together["a"] or name in together["b"]:
+            one, other = together["a"].get(name), together["b"].get(name)
+            rows.append({"figure": name, "a": one, "b": other, "difference": difference(one, other)})
+    return rows
+
+
+def _parting(found: Mapping[str, Any], step: int) -> dict[str, Any]:
+    parted = step_of(found["pieces"], step)
+    return {"only": parted["only"], "first_difference": parted["first_difference"]}
