@@ -4,5 +4,7 @@ from collections.abc import Callable
 
 from markupsafe import Markup
 
-DRAWINGS: dict[str, Callable[..., Markup]] = {}
+from flows.viewer.drawing.packed import packed_row
+
+DRAWINGS: dict[str, Callable[..., Markup]] = {"packed_row": packed_row}
 """What templates may draw, by name."""

@@ -1,9 +1,168 @@
-"""To be written."""
+"""The packed batch of a step: rows as bars of their samples, what the updates measured, what decided about it."""
 
+import json
+from typing import Any
+
+import polars as pl
+
+from flows.viewer import addresses
+from flows.viewer.data import batch as data
 from flows.viewer.library import Library
-from flows.viewer.page import Asked, NotThere, Page
+from flows.viewer.page import Asked, Crumb, Page
+from flows.views.identify import policy_names, policy_version
+
+COLOURS = ("advantage", "reward", "sample", "environment")
+"""By what samples are coloured."""
+ROWS_PER_PAGE = 100
+MEASURED = (
+    "loss",
+    "rl_loss",
+    "ce_loss",
+    "ref_kl_loss",
+    "grad_norm",
+    "entropy",
+    "mismatch_kl",
+    "mismatch_kl_max",
+    "masked_fraction",
+    "learning_rate",
+)
+DENOMINATORS = ("rl_tokens", "ce_tokens", "ref_kl_tokens")
 
 
 def page(library: Library, asked: Asked) -> Page:
-    """Stand in until the page is written."""
-    raise NotThere("this page is not written yet")
+    """Return the batch of a step. Raises NotThere where it has none."""
+    run, step = asked.path["run"], asked.place("step")
+    of = data.packed(library, run, step)
+    rows = data.rows(library, of)
+    start = asked.number("page", 0, most=max(len(rows) - 1, 0) // ROWS_PER_PAGE) * ROWS_PER_PAGE
+    shown = drawn_rows(library, of, rows.slice(start, ROWS_PER_PAGE))
+    values = {
+        "run": run,
+        "step": step,
+        "colour": asked.one_of("colour", COLOURS, COLOURS[0]),
+        "colours": COLOURS,
+        **overview(library, of),
+        "updates": _updates(library, of, rows, shown),
+        "decisions": [_decision(each) for each in data.decisions(library, of)],
+        "first_row": start,
+        "page_number": start // ROWS_PER_PAGE,
+        "num_pages": -(-len(rows) // ROWS_PER_PAGE),
+        **neighbours(data.steps(library, run), step),
+    }
+    return Page("batch.html", "Batch", values, crumbs(run, step), live=of.updates is None)
+
+
+def crumbs(run: str, step: int) -> tuple[Crumb, ...]:
+    """Return the way to the batch of a step."""
+    return Crumb(run, addresses.run(run)), Crumb(f"step {step}", addresses.step(run, step))
+
+
+def neighbours(known: list[int], here: int) -> dict[str, int | None]:
+    """Return the numbers before and after one among those known; None at the ends."""
+    before, after = [each for each in known if each < here], [each for each in known if each > here]
+    return {"previous": max(before, default=None), "next": min(after, default=None)}
+
+
+def overview(library: Library, of: data.Packed) -> dict[str, Any]:
+    """Return what is told of a batch as a whole."""
+    rows, samples = data.rows(library, of), data.samples(library, of)
+    tokens = int(rows["num_tokens"].sum())
+    return {
+        "state": _state(library, of),
+        "policy": _policy(library, of),
+        "key": of.batches.key,
+        "computed_by": of.batches.computed_by,
+        "capacity": of.capacity,
+        "num_rows": len(rows),
+        "num_padding": int((rows["num_samples"] == 0).sum()),
+        "num_samples": len(samples),
+        "num_traces": samples["trace_id"].n_unique(),
+        "num_tokens": tokens,
+        "fill": rows["fill"].mean(),
+        "environments": _environments(samples),
+        "largest": _largest(samples),
+        "rewards": [samples["reward"].min(), samples["reward"].max()],
+    }
+
+
+def _largest(samples: pl.DataFrame) -> float | None:
+    """Return the advantage furthest from 0 of all samples, by its size; None where none has one."""
+    largest = samples["advantage"].abs().max()
+    return None if largest is None else float(largest)  # type: ignore[arg-type]
+
+
+def _environments(samples: pl.DataFrame) -> list[str]:
+    return sorted(samples["environment"].drop_nulls().unique().to_list())
+
+
+def _state(library: Library, of: data.Packed) -> str:
+    """Say how far the batch has come."""
+    if of.updates:
+        return "trained" if of.updates.finished else "being trained"
+    decided = data.decisions(library, of)
+    return "refused" if decided and not decided[-1]["approved"] else "packed, not trained"
+
+
+def _policy(library: Library, of: data.Packed) -> dict[str, Any] | None:
+    """Return which policy training made of which; None before training."""
+    if of.updates is None:
+        return None
+    version = policy_version(of.updates)
+    before = library.graph.works.get(of.updates.inputs.get("policy", ""))
+    name = policy_names(before)[0] if before else None
+    return {"made": f"{of.run}:{version}", "version": version, "key": of.updates.key, "from": name}
+
+
+def drawn_rows(library: Library, of: data.Packed, rows: pl.DataFrame) -> list[dict[str, Any]]:
+    """Return rows of a batch with their samples, ready to be drawn."""
+    wanted = rows["row"].to_list()
+    own = data.samples(library, of).filter(pl.col("row").is_in(wanted))
+    environments = _environments(data.samples(library, of))
+    by_row: dict[int, list[dict[str, Any]]] = {}
+    for each in own.to_dicts():
+        by_row.setdefault(each["row"], []).append(shown_sample(of.run, environments, each))
+    plain = rows.drop("sample_ids", "cu_seqlens", *DENOMINATORS).to_dicts()
+    return [{**row, "samples": by_row.get(row["row"], [])} for row in plain]
+
+
+def shown_sample(run: str, environments: list[str], sample: dict[str, Any]) -> dict[str, Any]:
+    """Return a sample with the address of its trace and the place of its environment among those of the batch."""
+    environment = sample["environment"]
+    return {
+        **sample,
+        "of_environment": environments.index(environment) if environment in environments else None,
+        "address": addresses.trace(run, sample["trace_id"], sample["key"] or "") if sample["trace_id"] else None,
+    }
+
+
+def _updates(
+    library: Library, of: data.Packed, rows: pl.DataFrame, shown: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return the updates that rows are shown of, with their denominators and what was measured."""
+    measured = {each["update"]: each for each in data.updates(library, of).to_dicts()}
+    found = []
+    for number in dict.fromkeys(row["update"] for row in shown):
+        own = rows.filter(pl.col("update") == number)
+        found.append(
+            {
+                "number": number,
+                **{name: own[name][0] for name in DENOMINATORS},
+                "num_rows": len(own),
+                "num_ranks": own["rank"].n_unique(),
+                "num_tokens": int(own["num_tokens"].sum()),
+                "measured": _measured(measured.get(number)),
+                "rows": [row for row in shown if row["update"] == number],
+            }
+        )
+    return found
+
+
+def _measured(update: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Return what the learner measured, its further metrics beside; None before training."""
+    if update is None:
+        return None
+    return {name: update[name] for name in MEASURED} | {"further": json.loads(update["metrics"] or "{}")}
+
+
+def _decision(row: dict[str, Any]) -> dict[str, Any]:
+    return {**row, "figures": json.loads(row["figures"])}

@@ -1,0 +1,139 @@
+"""The packed batch of a step: its rows, the samples in them and where they came from, what was measured, who decided.
+
+Only columns with one value per row are read; the tokens of one row are in `data.batch_row`.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import polars as pl
+
+from flows.viewer.library import Library
+from flows.viewer.page import NotThere
+from storage.lineage import Work
+
+ROW = ("row", "update", "rank", "micro_step", "sample_ids", "cu_seqlens", "rl_tokens", "ce_tokens", "ref_kl_tokens")
+SAMPLE = ("sample_id", "trace_id", "branch", "group_id", "reward", "baseline", "advantage", "num_tokens")
+TRACE = ("trace_id", "environment", "example_id", "agent", "policy_version", "staleness", "num_output_tokens")
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A batch, and the work around it as far as a run has done it."""
+
+    run: str
+    step: int
+    batches: Work
+    """The packing itself."""
+    credits: list[Work]
+    """The work that made its samples."""
+    traces: list[Work]
+    """The work that made its rollouts."""
+    updates: Work | None
+    """The training on it; None as long as there is none."""
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys of all that its samples are told from: what is kept of them goes by these."""
+        return tuple(work.key for work in (self.batches, *self.credits, *self.traces))
+
+    @property
+    def capacity(self) -> int | None:
+        """Tokens that a row has room for; None where the ledger does not say."""
+        room = self.batches.entry.section.get("packing", {}).get("tokens_per_row")
+        return None if room is None else int(room)
+
+
+def steps(library: Library, run: str) -> list[int]:
+    """Return the steps of which a run has a packed batch. Raises NotThere for an unknown run."""
+    return sorted({work.step for work in library.frames(run).graph.making("batches")})
+
+
+def packed(library: Library, run: str, step: int) -> Packed:
+    """Return the batch of a step: the one trained last, or the last one packed where none is trained.
+
+    Raises NotThere, with the steps that have one.
+    """
+    graph = library.frames(run).graph
+    found = [work for work in graph.making("batches") if work.step == step]
+    if not found:
+        there = steps(library, run)
+        known = f"it has batches of the steps {_spans(there)}" if there else "none of its steps has one"
+        raise NotThere(f"run {run!r} has no packed batch of step {step}; {known}")
+    trained = {work.key: graph.users(work, "batches", made="updates") for work in found}
+    last = max((work for work in found if trained[work.key]), key=_age, default=max(found, key=_age))
+    sources = {table: graph.sources(last, table) for table in ("credits", "traces")}
+    updates = max(trained[last.key], key=_age, default=None)
+    return Packed(run, step, last, sources["credits"], sources["traces"], updates)
+
+
+def _age(work: Work) -> tuple[datetime, str]:
+    return work.entry.finished_at, work.key
+
+
+def _spans(numbers: Iterable[int]) -> str:
+    """Return sorted numbers as spans: 0-3, 5."""
+    spans: list[list[int]] = []
+    for number in numbers:
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    return ", ".join(f"{low}" if low == high else f"{low}-{high}" for low, high in spans)
+
+
+def rows(library: Library, of: Packed) -> pl.DataFrame:
+    """Return the rows of a batch in order: columns as in `ROW`, `num_tokens`, `num_samples` and `fill`.
+
+    `fill` is the share of a row's room that samples take: 0 in a padding row, null where the room is not known.
+    """
+    return library.kept(("batch rows", of.batches.key), lambda: _rows(library, of))
+
+
+def _rows(library: Library, of: Packed) -> pl.DataFrame:
+    found = library.frames(of.run).of([of.batches], "batches").select(ROW).sort("row").collect()
+    sampled = pl.col("sample_ids").list.len() > 0
+    return found.with_columns(
+        num_tokens=pl.when(sampled).then(pl.col("cu_seqlens").list.last()).otherwise(0).cast(pl.Int64),
+        num_samples=pl.col("sample_ids").list.len().cast(pl.Int64),
+    ).with_columns(fill=pl.col("num_tokens") / pl.lit(of.capacity, pl.Float64))
+
+
+def samples(library: Library, of: Packed) -> pl.DataFrame:
+    """Return the samples of a batch, by row and place in it.
+
+    Columns: `row`, `place`, `start` (its first token in the row), those of `SAMPLE` and `TRACE`, and `key`, the work
+    that made the rollout.
+    """
+    return library.kept(("batch samples", *of.keys), lambda: _samples(library, of))
+
+
+def _samples(library: Library, of: Packed) -> pl.DataFrame:
+    frames = library.frames(of.run)
+    credited = frames.of(of.credits, "credits").select(SAMPLE).collect()
+    traces = frames.of(of.traces, "traces").select("key", *TRACE).collect()
+    placed = rows(library, of).filter(pl.col("num_samples") > 0)
+    starts = pl.col("cu_seqlens").list.head(pl.col("cu_seqlens").list.len() - 1)
+    each = placed.select("row", starts.alias("start"), pl.col("sample_ids").alias("sample_id"))
+    each = each.explode("start", "sample_id").with_columns(place=pl.int_range(pl.len()).over("row"))
+    return (
+        each.join(credited, on="sample_id", how="left", maintain_order="left")
+        .join(traces, on="trace_id", how="left", maintain_order="left")
+        .select("row", "place", "start", *SAMPLE, *TRACE[1:], "key")
+    )
+
+
+def updates(library: Library, of: Packed) -> pl.DataFrame:
+    """Return what each optimizer step on a batch measured, as in the table `updates`; no rows before training."""
+    works = [of.updates] if of.updates else []
+    return library.frames(of.run).of(works, "updates").drop("run", "attempt", "seq").sort("update").collect()
+
+
+def decisions(library: Library, of: Packed) -> list[dict[str, Any]]:
+    """Return what was decided at the gates before a batch, in order of time, as in the table `decisions`."""
+    graph = library.frames(of.run).graph
+    works = graph.users(of.batches, "batches", made="decisions")
+    found = library.frames(of.run).of(works, "decisions").drop("run", "step", "attempt", "seq").collect()
+    return found.sort("decided_at").to_dicts()

@@ -1,0 +1,148 @@
+"""The pages of a batch and of a row: what they say as values and as HTML, and that each leads to the others."""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.viewer import addresses
+from flows.viewer.drawing.levels import diverging, sequential
+from flows.viewer.drawing.packed import packed_row
+from flows.viewer.library import Library
+from flows.viewer.page import Asked
+from flows.viewer.web.app import page_of, respond
+from tests.flows.rehearsal import rehearse
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
+    root = tmp_path_factory.mktemp("pages") / "store"
+    rehearse(root, "run", steps=2, packing={"tokens_per_row": 64, "data_parallel": 8})
+    return Library.at(root)
+
+
+def answer(library: Library, of: str, path: Mapping[str, str], **query: str) -> tuple[int, str]:
+    where = getattr(addresses, of)(*(int(v) if v.isdecimal() else v for v in path.values()))
+    found = respond(page_of(of), library, Asked(where, path, query))
+    return found.status_code, bytes(found.body).decode()
+
+
+def values(library: Library, of: str, path: Mapping[str, str], **query: str) -> dict[str, Any]:
+    status, text = answer(library, of, path, **query, format="json")
+    assert status == 200, text
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+STEP = {"run": "run", "step": "0"}
+
+
+def test_a_batch_leads_to_its_rows_and_traces_and_a_row_leads_back(library: Library) -> None:
+    said = values(library, "batch", STEP)
+    rows = [row for update in said["updates"] for row in update["rows"]]
+    assert sum(len(row["samples"]) for row in rows) == said["num_samples"] == 12
+    status, text = answer(library, "batch", STEP)
+    assert status == 200
+    for row in rows:
+        assert f'href="{addresses.row("run", 0, row["row"])}"' in text
+        for sample in row["samples"]:
+            assert f'href="{addresses.trace("run", sample["trace_id"], sample["key"])}"' in text
+    status, text = answer(library, "row", {**STEP, "row": "0"})
+    assert status == 200
+    for back in (addresses.batch("run", 0), addresses.step("run", 0), addresses.row("run", 0, 1)):
+        assert f'href="{back}"' in text
+    assert "stagecoach lineage run:0:0" in text
+
+
+def test_a_batch_says_what_was_measured_and_which_policy_came_of_it(library: Library) -> None:
+    said = values(library, "batch", {"run": "run", "step": "1"})
+    assert (said["state"], said["policy"]["made"], said["policy"]["from"]) == ("trained", "run:2", "run:1")
+    assert (said["previous"], said["next"]) == (0, None)
+    (update,) = said["updates"]
+    assert update["measured"]["loss"] == 0.1, "what the learner that is played says of step 1"
+    assert update["rl_tokens"] > 0 and update["ce_tokens"] == 0
+    assert said["num_padding"] == sum(not row["samples"] for row in update["rows"])
+    assert said["largest"] == max(abs(sample["advantage"]) for row in update["rows"] for sample in row["samples"])
+
+
+def test_a_row_tells_every_token_and_leaves_what_was_not_measured_open(library: Library) -> None:
+    said = values(library, "row", {**STEP, "row": "0"})
+    tokens = [token for piece in said["drawn"]["samples"] for token in piece["tokens"]]
+    assert len(tokens) == said["row"]["num_tokens"] == sum(sample["num_tokens"] for sample in said["samples"])
+    assert said["drawn"]["after"] is None
+    weighted = [token for token in tokens if token["rl_weights"]]
+    assert len(weighted) == sum(sample["num_weighted"] for sample in said["samples"]) > 0
+    assert all(token["advantage"] is not None and token["levels"]["com"] == "rl" for token in weighted)
+    rest = [token for token in tokens if not token["rl_weights"]]
+    assert rest and all(token["advantage"] is None and token["logprob"] is None for token in rest)
+    assert all(token["text"] == f"⟨{token['token_id']}⟩" for token in tokens), "the run has no tokenizer"
+
+
+def test_long_rows_are_drawn_in_parts_that_join(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flows.viewer.pages.row.MOST_TOKENS", 20)
+    narrow = Library.at(library.store.root.address)
+    row = next(
+        row["row"]
+        for update in values(narrow, "batch", STEP)["updates"]
+        for row in update["rows"]
+        if len(row["samples"]) > 1
+    )
+    seen, first = [], 0
+    while first is not None:
+        drawn = values(narrow, "row", {**STEP, "row": str(row)}, first=str(first))["drawn"]
+        seen += [piece["place"] for piece in drawn["samples"]]
+        assert sum(len(piece["tokens"]) for piece in drawn["samples"]) <= 20 or len(drawn["samples"]) == 1
+        first = drawn["after"]
+    assert seen == list(range(len(seen))) and len(seen) > 1
+
+
+@pytest.mark.parametrize(
+    ("page", "path", "query", "status"),
+    [
+        ("batch", {"run": "run", "step": "9"}, {}, 404),
+        ("row", {**STEP, "row": "99"}, {}, 404),
+        ("batch", STEP, {"colour": "taste"}, 400),
+        ("batch", STEP, {"page": "7"}, 400),
+        ("row", {**STEP, "row": "0"}, {"first": "99"}, 400),
+    ],
+)
+def test_what_cannot_be_answered_says_so(
+    library: Library, page: str, path: dict[str, str], query: dict[str, str], status: int
+) -> None:
+    assert answer(library, page, path, **query)[0] == status
+
+
+def test_steps_of_colour_keep_signs_zeros_and_nothing_apart() -> None:
+    assert [diverging(value, 2.0) for value in (-2.0, -0.001, 0.0, None, 0.5, 0.51, 9.0)] == [
+        "n4", "n1", "0", "none", "p1", "p2", "p4",
+    ]  # fmt: skip
+    assert [sequential(value, 0.0, 1.0) for value in (None, 0.0, 0.49, 0.5, 1.0, 7.0)] == [
+        "none",
+        "0",
+        "1",
+        "2",
+        "4",
+        "4",
+    ]
+    assert sequential(1.0, 1.0, 1.0) == "4"
+
+
+def test_a_bar_escapes_what_environments_named(tmp_path: Path) -> None:
+    hostile = '"><script>alert(1)</script>\u202e'
+    sample: dict[str, Any] = {
+        "place": 0,
+        "start": 0,
+        "num_tokens": 3,
+        "advantage": None,
+        "reward": None,
+        "baseline": None,
+    }
+    sample |= {"sample_id": f"{hostile}/0", "trace_id": hostile, "environment": hostile, "example_id": hostile}
+    sample |= {"of_environment": 0, "address": addresses.trace("run", hostile)}
+    drawn = packed_row({"row": 0, "num_samples": 1, "num_tokens": 3, "samples": [sample]}, 6, None, (None, None))
+    assert "<script" not in drawn and "\u202e" not in drawn
+    assert not re.search(r'=""[^>]*>', drawn), "no attribute was ended early"
+    assert 'width="50.0000%"' in drawn and "adv-none" in drawn
