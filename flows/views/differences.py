@@ -64,7 +64,7 @@ def compare(store: Store, a: str, b: str, step: int | None = None, reading: Read
     runs, configs = zip(*(recorded_run(store, run) for run in (a, b)), strict=True)
     works = [work_of(store, *each) for each in zip(runs, configs, strict=True)]
     pieces = compared_keys(*works)
-    steps = sorted({step for work in works for step, stages in work.items() if _is_step(stages)})
+    steps = sorted({step for work in works for step, stages in work.items() if is_step(stages)})
     rows = reading.made([works[run].get(each, {}) for run, each in product((0, 1), steps)])
     pairs = dict(zip(steps, zip(rows[: len(steps)], rows[len(steps) :], strict=True), strict=True))
     by_step = [_step(each, pair, pieces) for each, pair in pairs.items()]
@@ -131,11 +131,12 @@ def compared_configs(a: RunConfig, b: RunConfig) -> list[dict[str, Any]]:
 
 
 def _described(store: Store, run: str, config: RunConfig, work: Work) -> dict[str, Any]:
-    num_steps = sum(_is_step(stages) for stages in work.values())
+    num_steps = sum(is_step(stages) for stages in work.values())
     return {"run": run, "kind": config.kind, "state": store.runs.events(run)[-1].event, "num_steps": num_steps}
 
 
-def _is_step(stages: Mapping[str, Entry]) -> bool:
+def is_step(stages: Mapping[str, Entry]) -> bool:
+    """Say whether a step's work is more than what came in before the first one, and evaluations."""
     return not stages.keys() <= {"policy_import", "examples", "evaluation"}
 
 
@@ -164,7 +165,7 @@ def _both(pair: tuple[Made, Made]) -> dict[str, Any]:
 
 def _together(works: Sequence[Work], pairs: Mapping[int, tuple[Made, Made]]) -> dict[str, Any]:
     """Return the figures over all steps that both runs have, so that they can be set side by side."""
-    both = [step for step in pairs if all(_is_step(work.get(step, {})) for work in works)]
+    both = [step for step in pairs if all(is_step(work.get(step, {})) for work in works)]
     a, b = (together(pairs[step][run] for step in both) for run in (0, 1))
     return {"steps": both, **_both((a, b))}
 

@@ -48,7 +48,7 @@ def compared(library: Library, a: str, b: str) -> Mapping[str, Any]:
 
     Made once for the work that both have. Raises NotThere for an unknown run.
     """
-    name = ("compared", *_state(library, a), *_state(library, b))
+    name = ("compared", *state_of(library, a), *state_of(library, b))
     return library.kept(name, lambda: compare(library.store, a, b, reading=KeptReading(library)))
 
 
@@ -86,7 +86,7 @@ def compared_evaluations(library: Library, a: str, b: str) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=EVALUATIONS, orient="row")
 
 
-def _state(library: Library, run: str) -> tuple[Any, ...]:
+def state_of(library: Library, run: str) -> tuple[Any, ...]:
     """Return what a comparison of a run depends on: its finished work, its config and its last event."""
     works = library.frames(run).graph.works.values()
     last = library.store.runs.events(run)[-1]

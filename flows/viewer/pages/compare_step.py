@@ -1,9 +1,139 @@
-"""To be written."""
+"""The same step of two runs: its groups side by side, and the rollouts, verdicts and samples that differ."""
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import polars as pl
+
+from flows.viewer import addresses
+from flows.viewer.data.compare import FIGURES, difference
+from flows.viewer.data.compare_step import (
+    BOTH,
+    compared_groups,
+    compared_samples,
+    compared_traces,
+    step_pair,
+    steps_of_both,
+    works_of,
+)
+from flows.viewer.data.compare_told import step_of
+from flows.viewer.drawing.levels import sequential
 from flows.viewer.library import Library
-from flows.viewer.page import Asked, NotThere, Page
+from flows.viewer.page import Asked, Crumb, Page
+from flows.viewer.pages.compare import is_going
+from flows.views.differences import compared_keys
+from flows.views.step_differences import between
+from tasks.figures import MEANINGS
+
+VIEWS = {
+    "groups": "Groups",
+    "verdicts": "Verdicts that differ",
+    "samples": "Advantages that differ",
+    "lone": "In one only",
+}
+PAGE_SIZES = {"groups": 20}
+PAGE_SIZE = 50
+SORTS = {
+    "groups": (
+        "group",
+        "reward_a",
+        "reward_b",
+        "difference",
+        "kept_a",
+        "kept_b",
+        "num_shared",
+        "max_advantage_difference",
+    ),
+    "verdicts": ("trace_id", "fate_a", "fate_b", "reward_a", "reward_b"),
+    "samples": ("size", "sample_id", "a", "b", "difference"),
+    "lone": ("side", "group", "reward", "num_output_tokens"),
+}
+"""What each table can be sorted by; the first is how it comes."""
+Pair = tuple[str, str]
 
 
 def page(library: Library, asked: Asked) -> Page:
-    """Stand in until the page is written."""
-    raise NotThere("this page is not written yet")
+    """Return a step of two runs; `view` chooses the table, `sort`, `down` and `page` what of it is shown."""
+    a, b, step = asked.path["a"], asked.path["b"], asked.place("step")
+    view = asked.one_of("view", list(VIEWS), "groups")
+    sort = asked.one_of("sort", SORTS[view], SORTS[view][0])
+    made = step_pair(library, a, b, step)
+    traces = compared_traces(library, a, b, step)
+    tables = {each: _table(library, asked, each, traces, step) for each in VIEWS}
+    down = asked.flag("down") if asked.text("sort") or asked.text("down") else sort == "size"
+    known, steps = steps_of_both(library, a, b), {"a": made[0].figures(), "b": made[1].figures()}
+    place = known.index(step)
+    works = [works_of(library, run) for run in (a, b)]
+    pieces = compared_keys(*({step: work.get(step, {})} for work in works))
+    values = {
+        **{"a": a, "b": b, "step": step, "view": view, "sort": sort, "down": down},
+        "in_run": {side: bool(work.get(step)) and bool(steps[side]) for side, work in zip("ab", works, strict=True)},
+        "work": step_of(pieces, step),
+        "previous": known[place - 1] if place else None,
+        "next": known[place + 1] if place + 1 < len(known) else None,
+        "figures": _figures(steps),
+        "meanings": MEANINGS,
+        "between": between(*made),
+        "rollouts": {side: int((traces["side"] == side).sum()) for side in (BOTH, "a", "b")},
+        "views": [{"name": each, "title": title, "num": tables[each].height} for each, title in VIEWS.items()],
+        **_shown(asked, view, tables[view].sort(sort, descending=down, nulls_last=True, maintain_order=True), traces),
+    }
+    crumbs = (Crumb(a, addresses.run(a)), Crumb(f"{a} and {b}", addresses.compare(a, b)))
+    return Page("compare_step.html", f"step {step}", values, crumbs, is_going(library, a, b))
+
+
+def _table(library: Library, asked: Asked, view: str, traces: pl.DataFrame, step: int) -> pl.DataFrame:
+    """Return all rows of one of the tables."""
+    runs = asked.path["a"], asked.path["b"]
+    if view == "groups":
+        return compared_groups(library, *runs, step)
+    if view == "verdicts":
+        return traces.filter(pl.col("fate_a") != pl.col("fate_b"))
+    if view == "samples":
+        moved = compared_samples(library, *runs, step).filter(pl.col("difference") != 0)
+        about = traces.select("trace_id", "environment", "example_id", "key_a", "key_b")
+        return moved.join(about, on="trace_id", how="left").with_columns(size=pl.col("difference").abs())
+    lone = traces.filter(pl.col("side") != BOTH)
+    either = {name: pl.coalesce(f"{name}_a", f"{name}_b") for name in ("key", "reward", "fate", "num_output_tokens")}
+    return lone.select("trace_id", "side", "environment", "example_id", "agent", "group", **either)
+
+
+def _shown(asked: Asked, view: str, rows: pl.DataFrame, traces: pl.DataFrame) -> dict[str, Any]:
+    """Return the rows of one page, and how many pages there are."""
+    size = PAGE_SIZES.get(view, PAGE_SIZE)
+    num_pages = max(1, -(-rows.height // size))
+    number = asked.number("page", 1, least=1)
+    shown = rows.slice((number - 1) * size, size).to_dicts()
+    if view == "groups":
+        shown = _with_rewards(shown, traces)
+    return {"rows": shown, "number": number, "num_pages": num_pages, "num_rows": rows.height}
+
+
+def _with_rewards(groups: Sequence[Mapping[str, Any]], traces: pl.DataFrame) -> list[dict[str, Any]]:
+    """Return groups with the reward of each of their rollouts, and its place in the range of the step's rewards."""
+    rewards = pl.concat([traces["reward_a"], traces["reward_b"]]).drop_nulls()
+    lowest, highest = rewards.min(), rewards.max()
+    wanted = traces.filter(pl.col("group").is_in([each["group"] for each in groups]))
+    parts = wanted.partition_by("group", as_dict=True)
+
+    def of_side(group: int, side: str) -> list[dict[str, Any]]:
+        rows = parts[group,].filter(pl.col("side").is_in([BOTH, side])).iter_rows(named=True)
+        return [
+            {
+                **{"trace_id": row["trace_id"], "key": row[f"key_{side}"], "shared": row["side"] == BOTH},
+                **{"agent": row["agent"], "reward": row[f"reward_{side}"]},
+                "level": sequential(row[f"reward_{side}"], lowest, highest),
+            }
+            for row in rows
+        ]
+
+    return [{**each, **{f"rewards_{side}": of_side(each["group"], side) for side in "ab"}} for each in groups]
+
+
+def _figures(both: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    rows = []
+    for name in FIGURES:
+        if name in both["a"] or name in both["b"]:
+            one, other = both["a"].get(name), both["b"].get(name)
+            rows.append({"figure": name, "a": one, "b": other, "difference": difference(one, other)})
+    return rows
