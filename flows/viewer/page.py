@@ -7,6 +7,9 @@ from datetime import datetime
 from typing import Any
 from urllib.parse import urlencode
 
+MOST = 80
+"""Characters of a wrong value that an error repeats."""
+
 
 class NotThere(ValueError):
     """What an address names is not in the store."""
@@ -41,14 +44,14 @@ class Asked:
         """A whole number of the path: a step, a row. Raises NotThere where it is none."""
         given = self.path[name]
         if not (given.isascii() and given.isdecimal() and len(given) < 10):
-            raise NotThere(f"{name} {given!r} is no number, in {self.address!r}: write it in digits")
+            raise NotThere(f"{name} {given[:MOST]!r} is no number: write it in digits")
         return int(given)
 
     def one_of(self, name: str, known: Sequence[str], default: str = "") -> str:
         """A value out of those known. Raises BadQuestion, which names them, where it is another."""
         given = self.query.get(name, "") or default
         if given not in known and given != default:
-            raise BadQuestion(f"{name}={given!r} is not known; there are {', '.join(known)}")
+            raise BadQuestion(f"{name}={given[:MOST]!r} is not known; there are {', '.join(known)}")
         return given
 
     def but(self, **changes: str | int | None) -> str:
@@ -62,7 +65,7 @@ def _whole(given: str, name: str, default: int, least: int, most: int) -> int:
     if not given:
         return default
     if not (given.isascii() and given.isdecimal() and len(given) < 12) or not least <= int(given) <= most:
-        raise BadQuestion(f"{name}={given!r} is no whole number from {least} to {most}")
+        raise BadQuestion(f"{name}={given[:MOST]!r} is no whole number from {least} to {most}")
     return int(given)
 
 

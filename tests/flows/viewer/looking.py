@@ -1,0 +1,124 @@
+"""A person who looks at everything: all addresses of a store, and a client that asks for them."""
+
+import re
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from itertools import islice
+from pathlib import Path
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+import polars as pl
+from starlette.testclient import TestClient
+
+from flows.viewer import addresses
+from flows.viewer.addresses import PATTERNS
+from flows.viewer.library import Library
+from flows.viewer.page import Asked
+from flows.viewer.web.app import application
+
+MOST_EACH = 3
+"""Traces and rows of each run that are opened."""
+EMPTY = {"meta", "link", "br", "hr", "img", "input", "col", "wbr"}
+"""Elements without an end."""
+
+
+def visitor(store: Path | str | Library, token: str = "", hosts: tuple[str, ...] = ()) -> TestClient:
+    """Return a client of a viewer in this process, which sees an answer where a server would write a traceback."""
+    library = store if isinstance(store, Library) else Library.at(store)
+    app = application(library, hosts, token)
+    return TestClient(app, base_url="http://127.0.0.1:8265", raise_server_exceptions=False, follow_redirects=False)
+
+
+def everything(library: Library) -> list[str]:
+    """Return addresses of all kinds of pages of a store, of every run each."""
+    runs = [name for name in library.store.runs.names() if library.store.runs.events(name)]
+    found = [addresses.runs()]
+    for run in runs:
+        found += _of_run(library, run)
+    for a, b in zip(runs, runs[1:], strict=False):
+        found += [addresses.compare(a, b), addresses.compare_step(a, b, 0)]
+        environment, example = _examples(library, a)[0]
+        found.append(addresses.compare_example(a, b, environment, example))
+    return found
+
+
+def asked(address: str) -> tuple[str, Asked]:
+    """Return which page answers an address, and what it is asked."""
+    parts = urlsplit(address)
+    for name, pattern in PATTERNS.items():
+        fits = re.sub(r"\{(\w+)(?::path)?\}", r"(?P<\1>[^/]+)", pattern)
+        if match := re.fullmatch(fits, parts.path):
+            path = {key: unquote(value) for key, value in match.groupdict().items()}
+            return name, Asked(parts.path, path, dict(parse_qsl(parts.query)))
+    raise AssertionError(f"nothing answers {address}")
+
+
+def _of_run(library: Library, run: str) -> Iterator[str]:
+    yield addresses.run(run)
+    steps = sorted({chain.traces.step for chain in library.chains(run) if chain.batches})
+    for step in steps:
+        yield addresses.step(run, step)
+        yield addresses.batch(run, step)
+        yield addresses.row(run, step, 0)
+    for entry in library.store.ledger.entries(run=run):
+        if "evaluation_assignment" in entry.inputs:
+            yield addresses.evaluation(run, entry.step)
+    for trace in islice(traces(library, run), MOST_EACH):
+        yield addresses.trace(run, trace)
+        yield addresses.any_trace(trace)
+    for environment, example in _examples(library, run):
+        yield addresses.example(run, environment, example)
+
+
+def traces(library: Library, run: str) -> Iterator[str]:
+    """The ids of a run's traces."""
+    yield from library.frames(run)["traces"].select("trace_id").collect()["trace_id"]
+
+
+def _examples(library: Library, run: str) -> list[tuple[str, str]]:
+    columns = [pl.col("environment"), pl.col("example_id")]
+    return library.frames(run)["assignments"].select(columns).unique().sort(columns).head(MOST_EACH).collect().rows()
+
+
+class Elements(HTMLParser):
+    """What a page consists of: its elements with the names of their attributes, in order, and its text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, tuple[str, ...]]] = []
+        self.values: list[tuple[str, str, str]] = []
+        self.texts: list[str] = []
+        self.odd: list[str] = []
+        self._open: list[str] = []
+        self.feed(text)
+        self.close()
+        self.odd += self._open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, tuple(sorted(name for name, _ in attrs))))
+        self.values += [(tag, name, value or "") for name, value in attrs]
+        if len({name for name, _ in attrs}) != len(attrs):
+            self.odd.append(f"an attribute twice: {tag} {attrs}")
+        if tag not in EMPTY:
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in EMPTY:
+            self._open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        if not self._open or self._open.pop() != tag:
+            self.odd.append(f"</{tag}>")
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+    def handle_comment(self, data: str) -> None:
+        self.odd.append(f"<!--{data[:40]}")
+
+    def unknown_decl(self, data: str) -> None:
+        self.odd.append(f"<![{data[:40]}")
+
+    def handle_pi(self, data: str) -> None:
+        self.odd.append(f"<?{data[:40]}")

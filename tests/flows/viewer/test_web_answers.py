@@ -1,0 +1,239 @@
+"""What the application answers: pages, JSON and files at every address, and its own words where something is wrong."""
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from flows.viewer.addresses import PATTERNS
+from flows.viewer.library import Library
+from flows.viewer.page import Asked, Page
+from flows.viewer.web import app as web
+from flows.viewer.web.security import HEADERS
+from storage.errors import StoreUnavailable
+from tests.flows.rehearsal import rehearse
+from tests.flows.viewer.looking import everything, visitor
+
+pytestmark = pytest.mark.engine
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("answers") / "store"
+    rehearse(place, "base")
+    rehearse(place, "other", seed=8)
+    return place
+
+
+@pytest.fixture(scope="module")
+def library(root: Path) -> Library:
+    return Library.at(root)
+
+
+@pytest.fixture(scope="module")
+def client(library: Library) -> TestClient:
+    return visitor(library)
+
+
+@pytest.fixture
+def made(library: Library, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A way to let an address of traces be answered by a function of the test."""
+
+    def make(read: web.PageOf) -> TestClient:
+        own = web.page_of
+        monkeypatch.setattr(web, "page_of", lambda name: read if name == "any_trace" else own(name))
+        return visitor(library)
+
+    return make
+
+
+def protected(answer: Any) -> bool:
+    return all(answer.headers[name] == value for name, value in HEADERS.items())
+
+
+def test_every_address_answers_in_every_form(library: Library, client: TestClient) -> None:
+    found = everything(library)
+    kinds = {name: 0 for name in PATTERNS if name != "evaluation"}
+    from tests.flows.viewer.looking import asked
+
+    for address in found:
+        kinds[asked(address)[0]] += 1
+        join = "&" if "?" in address else "?"
+        page, values, file = (client.get(f"{address}{join}format={form}") for form in ("html", "json", "file"))
+        assert [each.status_code for each in (page, values, file)] == [200] * 3, (address, values.text[:300])
+        assert all(protected(each) for each in (page, values, file))
+        assert isinstance(values.json(), dict)
+        assert page.headers["content-type"] == file.headers["content-type"] == "text/html; charset=utf-8"
+        assert file.headers["content-disposition"].startswith("attachment; filename=")
+        assert client.head(address).status_code == 200
+    assert all(kinds.values()), kinds
+
+
+@pytest.mark.parametrize("form", ["html", "json"])
+@pytest.mark.parametrize(
+    ("address", "status"),
+    [
+        ("/nowhere", 404),
+        ("/runs/none", 404),
+        ("/runs/base/steps/99", 404),
+        ("/runs/base/steps/-1", 404),
+        ("/runs/base/steps/one", 404),
+        ("/runs/base/steps/\u0661", 404),
+        ("/runs/base/steps/" + "9" * 5000, 404),
+        ("/runs/base/steps/0/batch/99", 404),
+        ("/runs/base/traces/none", 404),
+        ("/runs/base/traces/", 404),
+        ("/traces/a%2Fb%2F..%2F%2e%2e", 404),
+        ("/traces/%00%1b%5B31m%0A%E2%80%AE%F0%9F%98%80%FF", 404),
+        ("/traces/" + "x" * 60_000, 404),
+        ("/runs/..%2F..%2Fetc%2Fpasswd", 404),
+        ("/compare/base/none", 404),
+        ("/static/nothing.css", 404),
+        ("/static/..%2Fapp.py", 404),
+        ("/static/%2e%2e/app.py", 404),
+        ("/static//etc/passwd", 404),
+        ("/static/base.css%00", 404),
+        ("//evil.example/runs/base", 404),
+        ("/openapi.json", 404),
+        ("/docs", 404),
+    ],
+)
+def test_what_is_not_there_is_said_on_a_page_of_ours(client: TestClient, address: str, status: int, form: str) -> None:
+    answer = client.get(f"{address}{'&' if '?' in address else '?'}format={form}")
+    assert answer.status_code == status, answer.text[:500]
+    assert protected(answer) and "Traceback" not in answer.text and "def page" not in answer.text
+    assert len(answer.content) < 40_000
+    if form == "json":
+        assert answer.json()["status"] == status
+    else:
+        assert "All runs" in answer.text and "\x1b" not in answer.text and "\u202e" not in answer.text
+
+
+@pytest.mark.parametrize("form", ["xml", "HTML", "json,html", "../json", "<script>", "\u202e", "%00", "x" * 9000])
+def test_a_form_that_is_not_known_is_refused(client: TestClient, form: str) -> None:
+    answer = client.get("/", params={"format": form})
+    assert answer.status_code == 400 and "<script>" not in answer.text and "html, json, file" in answer.text
+
+
+def test_a_slash_at_the_end_leads_to_the_page(client: TestClient) -> None:
+    answer = client.get("/runs/base/?format=json")
+    assert answer.status_code == 307 and protected(answer)
+    assert answer.headers["location"] == "http://127.0.0.1:8265/runs/base?format=json"
+
+
+@pytest.mark.parametrize(
+    "written", ["a/b", "a%b", "..", "a b?c=d#e", "line\nbreak", "ends\n", "\n", "\u202e\x00\x1b", "\U0001f600", "a//b/"]
+)
+def test_an_id_of_any_text_reaches_the_page(made: Any, written: str) -> None:
+    from flows.viewer.addresses import any_trace
+
+    seen: list[Asked] = []
+
+    def read(library: Library, asked: Asked) -> Page:
+        seen.append(asked)
+        return Page("mistake.html", "seen", {"message": asked.path["trace"]})
+
+    address = any_trace(written)
+    if written == "..":  # a client goes up by itself: the id is then asked for with something behind it
+        address += "%00"
+        written += "\0"
+    client = made(read)
+    assert client.get(address + "?format=json&x=1").json() == {"message": written}
+    assert seen[0].address == address and seen[0].but(x=None) == address
+    assert client.get(address).text.count(f"{address}?format=") == 2  # the page's own links to JSON and file
+
+
+def test_a_fault_of_the_viewer_is_no_traceback_on_the_page(made: Any) -> None:
+    def fails(library: Library, asked: Asked) -> Page:
+        raise KeyError("a secret of the store")
+
+    client = made(fails)
+    for form in ("html", "json", "file"):
+        answer = client.get(f"/traces/x?format={form}")
+        assert answer.status_code == 500 and protected(answer)
+        assert "secret" not in answer.text and "Traceback" not in answer.text and "log of" in answer.text
+    loud = TestClient(client.app, base_url="http://127.0.0.1")
+    with pytest.raises(KeyError, match="secret"):  # so that the server writes it to its log
+        loud.get("/traces/x")
+
+
+def test_a_template_that_lacks_a_value_is_a_fault_and_not_half_a_page(made: Any) -> None:
+    client = made(lambda library, asked: Page("mistake.html", "x", {}))
+    assert client.get("/traces/x").status_code == 500
+
+
+def test_a_store_that_cannot_be_read_is_told_so(made: Any) -> None:
+    def gone(library: Library, asked: Asked) -> Page:
+        raise StoreUnavailable("the disk is gone", "/data<b>", "all", "mount it")
+
+    answer = made(gone).get("/traces/x")
+    assert answer.status_code == 503 and "mount it" in answer.text and "<b>" not in answer.text
+
+
+def test_numbers_that_are_none_and_halves_of_characters_come_through_as_json(made: Any) -> None:
+    values = {"nan": float("nan"), "inf": [float("-inf")], "half": "\ud800\udc00\ud800", "none": None, "zero": 0}
+    client = made(lambda library, asked: Page("mistake.html", "x\ud800", {**values, "message": "\ud800\0"}))
+    found = client.get("/traces/x?format=json").json()
+    assert found["nan"] == "NaN" and found["inf"] == ["-Infinity"] and found["none"] is None and found["zero"] == 0
+    assert client.get("/traces/x").status_code == client.get("/traces/x?format=file").status_code == 200
+
+
+def test_the_mark_is_another_after_a_commit_and_only_then(tmp_path: Path) -> None:
+    store = rehearse(tmp_path / "store", "base")
+    client = visitor(tmp_path / "store")
+    marks = [client.get("/mark").json()["mark"]]
+
+    def changed() -> bool:
+        marks.append(client.get("/mark").json()["mark"])
+        client.get("/")
+        return marks[-1] != marks[-2]
+
+    assert not changed()
+    store.runs.record(run="base", event="resumed")
+    assert changed() and not changed()
+    store.quarantines.record(["t"], where="here", reason="so")
+    assert changed() and not changed()
+    rehearse(tmp_path / "store", "second", seed=9)
+    assert changed() and not changed()
+    assert len(set(marks)) == 4
+
+
+def test_many_ask_while_a_run_commits_and_each_sees_one_moment(tmp_path: Path) -> None:
+    """A page that reads the graph twice must find the same in it, whatever was committed in between."""
+    root = tmp_path / "store"
+    rehearse(root, "base")
+    library, wrong, counted = Library.at(root), [], []
+    done = threading.Event()
+
+    def twice(held: Library) -> None:
+        first = len(held.graph.works), held.mark
+        rows = held.frames("base")["traces"].select("trace_id").collect().height
+        assert (len(held.graph.works), held.mark) == first
+        assert rows == 24, rows
+        counted.append(first)
+
+    def look(client: TestClient) -> None:
+        while not done.is_set():
+            try:
+                twice(library.still())
+                answers = [client.get(each) for each in ("/", "/mark", "/runs/base", "/runs/base/steps/0?format=json")]
+                wrong.extend(each.text[:500] for each in answers if each.status_code >= 500)
+            except AssertionError as error:
+                wrong.append(str(error))
+
+    client = visitor(library)
+    lookers = [threading.Thread(target=look, args=(client,)) for _ in range(30)]
+    for each in lookers:
+        each.start()
+    try:
+        rehearse(root, "meanwhile", seed=8)
+    finally:
+        done.set()
+        for each in lookers:
+            each.join(60)
+    assert wrong == [] and len(set(counted)) > 1
+    assert "meanwhile" in json.dumps(client.get("/?format=json").json())
