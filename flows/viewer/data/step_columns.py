@@ -92,10 +92,22 @@ def column(name: str, frame: pl.DataFrame) -> Column:
 
 
 def columns(names: Sequence[str], frame: pl.DataFrame) -> list[Column]:
-    """Return the columns of some names, each once and the trace's first; the usual ones where there are no names."""
+    """Return the columns of some names, each once and the trace's first.
+
+    Without names, the usual ones, but for those in which no trace has a value, as of errors, where there was none, and
+    for that of the agents where there is one alone.
+    """
     if not names:
-        return [each for each in COLUMNS if each.usual]
+        told = [each for each in COLUMNS if each.usual and _says_anything(frame[each.name])]
+        return [each for each in told if each.name != "agent" or frame["agent"].n_unique() > 1]
     return [column(name, frame) for name in dict.fromkeys(("trace_id", *names))]
+
+
+def _says_anything(values: pl.Series) -> bool:
+    there = values.drop_nulls()
+    if there.dtype == pl.List:
+        return bool((there.list.len() > 0).any())
+    return bool((there != "").any()) if there.dtype == pl.String else not there.is_empty()
 
 
 def read_names(text: str) -> tuple[str, ...]:
