@@ -12,6 +12,7 @@ PATTERNS = {
     "example": "/runs/{run}/example",
     "trace": "/runs/{run}/traces/{trace:path}",
     "any_trace": "/traces/{trace:path}",
+    "compare_choice": "/compare",
     "compare": "/compare/{a}/{b}",
     "compare_step": "/compare/{a}/{b}/steps/{step}",
     "compare_example": "/compare/{a}/{b}/example",
@@ -68,6 +69,11 @@ def example(of_run: str, environment: str, example_id: str) -> str:
 def compare(a: str, b: str) -> str:
     """Two runs side by side."""
     return f"/compare/{_part(a)}/{_part(b)}"
+
+
+def compare_choice() -> str:
+    """Where a form sends the two runs that were chosen in it, as `a` and `b`."""
+    return "/compare"
 
 
 def compare_step(a: str, b: str, number: int) -> str:

@@ -89,7 +89,7 @@ def _stragglers(rows: pl.DataFrame) -> Found:
 def _counts(rows: pl.DataFrame) -> Found:
     sums = [pl.col(name).cast(pl.Int64).sum() for name in (*WHOLE, "num_branches")]
     longest = pl.col("num_output_tokens").max().alias("longest")
-    for row in rows.group_by(_BY).agg(n=pl.len(), *sums, longest=longest).iter_rows(named=True):
+    for row in rows.group_by(_BY).agg(pl.len().alias("n"), *sums, longest).iter_rows(named=True):
         step, scope, count = row["step"], row["scope"], row["n"]
         yield step, scope, "rollouts", float(count)
         yield step, scope, "samples_per_rollout", row["num_branches"] / count

@@ -12,7 +12,6 @@ from storage.lineage import Work
 SLICE = ("run", "step", "attempt", "seq")
 SPREAD = ("loss", "rl_loss", "ce_loss", "ref_kl_loss", "grad_norm", "entropy", "mismatch_kl", "masked_fraction")
 """What is also told as mean, least and most of all optimizer steps on a batch."""
-WEIGHTED = ("rl_tokens", "ce_tokens")
 
 
 def update_numbers(library: Library, works: Iterable[Work]) -> dict[str, dict[str, float]]:
@@ -39,8 +38,13 @@ def _numbers(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
             found[f"updates/{name}/mean"] = mean(values)
             found |= {f"updates/{name}/{word}": _extreme(pick, values) for word, pick in (("min", min), ("max", max))}
     found["updates/num_tokens"] = float(sum(row["num_tokens"] for row in rows))
-    found["updates/weighted_tokens"] = float(sum(row[name] for row in rows for name in WEIGHTED))
+    found["updates/weighted_tokens"] = float(sum(_weighted(row) for row in rows))
     return found
+
+
+def _weighted(row: Mapping[str, Any]) -> int:
+    """Return the tokens that had a weight: reference KL is of those of the rl component, where there are any."""
+    return int(max(row["rl_tokens"], row["ref_kl_tokens"]) + row["ce_tokens"])
 
 
 def _extreme(pick: Any, values: Sequence[float]) -> float:

@@ -1,9 +1,112 @@
-"""To be written."""
+"""A run: its curves, its time, its ledger; live while it goes on."""
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from flows.viewer import addresses
+from flows.viewer.data.run import overview
+from flows.viewer.data.run_scores import held_out
+from flows.viewer.data.run_states import look_of
+from flows.viewer.data.series import StepNumbers, numbers
+from flows.viewer.data.series_charts import charts
+from flows.viewer.data.shared import ledger
+from flows.viewer.data.timeline import events, stage_times
+from flows.viewer.data.timeline_lanes import lanes
+from flows.viewer.drawing.ledgers import cell_class
+from flows.viewer.drawing.stages import stage_class, stage_number
+from flows.viewer.drawing.svg import colour
 from flows.viewer.library import Library
-from flows.viewer.page import Asked, NotThere, Page
+from flows.viewer.page import Asked, Crumb, Page
+
+SPANS = ("all", "20", "5")
+"""How many of the last steps the timeline shows."""
+MANY = 40
+"""Steps from which on the timeline shows the last ones alone, until asked for all."""
 
 
 def page(library: Library, asked: Asked) -> Page:
-    """Stand in until the page is written."""
-    raise NotThere("this page is not written yet")
+    """Return the page of a run. Asks: `timeline`, one of SPANS. Raises NotThere for an unknown run."""
+    run = asked.path["run"]
+    measured = numbers(library, run)
+    told = overview(library, run, [each.work for each in measured])
+    evaluations = held_out(library, run)
+    span = asked.one_of("timeline", SPANS) or ("20" if len(measured) > MANY else "all")
+    values = {
+        **told,
+        "steps": [_step(run, each) for each in measured],
+        "sections": [_section(run, each) for each in charts(measured, evaluations)],
+        "evaluations": _evaluations(run, evaluations),
+        "events": [{**event, "look": look_of(event["event"])} for event in events(library, run)],
+        "timeline": {"span": span, "spans": SPANS, **_timeline(library, run, span)},
+        "ledger": _ledger(library, run, told),
+        "addresses": _addresses(run, measured, evaluations),
+        "totals": _totals(measured),
+    }
+    return Page("run.html", run, values, (Crumb("Runs", addresses.runs()),), live=told["going"])
+
+
+def _step(run: str, each: StepNumbers) -> dict[str, Any]:
+    return {"step": each.step, "address": addresses.step(run, each.step), "finished": each.work.finished}
+
+
+def _section(run: str, section: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a section whose charts know their colours, and over which steps they are drawn where not all."""
+    return {"title": section["title"], "charts": [_chart(run, each) for each in section["charts"]]}
+
+
+def _chart(run: str, chart: Mapping[str, Any]) -> dict[str, Any]:
+    of_stages = chart["series"][0].get("kind") == "bars"
+    series = [
+        {**each, "colour": stage_class(each["name"]) if of_stages else colour(number)}
+        for number, each in enumerate(chart["series"])
+    ]
+    versions = chart.get("versions")
+    if versions is None:
+        return {**chart, "series": series, "steps": None}
+    places = [{"step": each, "address": addresses.evaluation(run, each), "finished": True} for each in versions]
+    return {**chart, "series": series, "steps": places}
+
+
+def _evaluations(run: str, found: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    return [{**each, "address": addresses.evaluation(run, each["version"])} for each in found]
+
+
+def _timeline(library: Library, run: str, span: str) -> dict[str, Any]:
+    told = [{**event, "look": look_of(event["event"])} for event in events(library, run)]
+    found = lanes(stage_times(library, run), told, recent=0 if span == "all" else int(span))
+    return {**found, "lanes": [{**lane, "colour": stage_number(lane["stage"])} for lane in found["lanes"]]}
+
+
+def _ledger(library: Library, run: str, told: Mapping[str, Any]) -> dict[str, Any]:
+    planned = told["steps_planned"] if told["kind"] in ("train", "sft") else 0
+    found = ledger(library, run, planned)
+    names = zip(found["runs"], found["num_pieces"], strict=True)
+    legend = [
+        {"run": name, "class": cell_class(number), "num_pieces": count, "address": addresses.run(name)}
+        for number, (name, count) in enumerate(names)
+    ]
+    return {**found, "legend": legend}
+
+
+def _addresses(run: str, measured: Sequence[StepNumbers], evaluations: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return the addresses of steps by number, and of evaluations by the version after a `v`."""
+    steps = {str(each.step): addresses.step(run, each.step) for each in measured}
+    versions = {each["version"] for each in evaluations}
+    return steps | {f"v{version}": addresses.evaluation(run, version) for version in sorted(versions)}
+
+
+def _totals(measured: Sequence[StepNumbers]) -> dict[str, float | None]:
+    """Return sums over all steps, and the last reward and loss."""
+    sampled = [(each.value("num_output_tokens", "all"), each.value("rollouts", "all")) for each in measured]
+    return {
+        "rollouts": sum(count for _, count in sampled if count is not None),
+        "tokens_sampled": sum(round(mean * count) for mean, count in sampled if mean is not None and count is not None),
+        "tokens_trained": sum(each.value("updates/weighted_tokens") or 0.0 for each in measured),
+        "reward": _last(measured, "reward/mean", "all"),
+        "loss": _last(measured, "updates/loss/mean", ""),
+    }
+
+
+def _last(measured: Sequence[StepNumbers], measure: str, scope: str) -> float | None:
+    known = (each.value(measure, scope) for each in reversed(measured))
+    return next((value for value in known if value is not None), None)

@@ -1,10 +1,79 @@
-"""All runs of a store, forks as a tree."""
+"""All runs of a store: where each stands, forks under what they branched off."""
 
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from flows.viewer.data.runs import runs
 from flows.viewer.library import Library
 from flows.viewer.page import Asked, Page
 
+Row = dict[str, Any]
+SORTS: Mapping[str, Callable[[Row], Any]] = {
+    "run": lambda row: row["run"],
+    "state": lambda row: row["state"],
+    "steps": lambda row: row["steps_done"],
+    "reward": lambda row: row["last_reward"],
+    "held_out": lambda row: row["held_out"],
+    "tokens": lambda row: row["tokens_sampled"],
+    "seconds": lambda row: row["seconds"],
+    "changed": lambda row: row["changed_at"],
+}
+"""By what the list can be sorted; without, the newest come first and forks stand under their parents."""
+SEARCHED = ("run", "parent", "kind", "state", "message", "model")
+
 
 def page(library: Library, asked: Asked) -> Page:
-    """Return the list of runs."""
-    runs = [{"run": name} for name in reversed(library.store.runs.names())]
-    return Page("runs.html", "Runs", {"store": library.store.root.address, "runs": runs}, live=True)
+    """Return the list of runs. Asks: `q` (words that must all be there), `sort`, `down`, `state`."""
+    every = runs(library).to_dicts()
+    states = sorted({row["state"] for row in every})
+    state = asked.one_of("state", states)
+    sort = asked.one_of("sort", tuple(SORTS))
+    words = asked.text("q").casefold().split()
+    wanted = [row for row in every if _matches(row, words) and state in ("", row["state"])]
+    shown = _sorted(wanted, sort, asked.flag("down")) if sort else tree(wanted)
+    values = {
+        "store": library.store.root.address,
+        "num_runs": len(every),
+        "states": states,
+        "chosen": {"q": asked.text("q"), "state": state, "sort": sort, "down": asked.flag("down")},
+        "is_tree": not sort,
+        "runs": shown,
+    }
+    return Page("runs.html", "Runs", values, live=True)
+
+
+def tree(rows: Sequence[Row]) -> list[Row]:
+    """Return runs with each one's forks below it, `depth` how deep; what has the newest change comes first."""
+    names = {row["run"] for row in rows}
+    below: dict[str | None, list[Row]] = {}
+    for row in rows:
+        below.setdefault(row["parent"] if row["parent"] in names else None, []).append(row)
+    placed: set[str] = set()
+
+    def family(row: Row, depth: int) -> list[Row]:
+        placed.add(row["run"])
+        forks = sorted(below.get(row["run"], ()), key=_changed, reverse=True)
+        return [{**row, "depth": depth}, *(each for fork in forks for each in family(fork, depth + 1))]
+
+    families = [family(row, 0) for row in below.get(None, ())]
+    # Two runs that each took rollouts of the other hang below nothing.
+    families += [family(row, 0) for row in rows if row["run"] not in placed]
+    families.sort(key=lambda own: max(_changed(row) for row in own), reverse=True)
+    return [row for own in families for row in own]
+
+
+def _changed(row: Row) -> Any:
+    return row["changed_at"]
+
+
+def _matches(row: Row, words: Sequence[str]) -> bool:
+    texts = [row[name] or "" for name in SEARCHED] + row["algorithms"] + row["environments"]
+    text = " ".join(texts).casefold()
+    return all(word in text for word in words)
+
+
+def _sorted(rows: Sequence[Row], sort: str, down: bool) -> list[Row]:
+    """Return rows by a column; those without a value stand last, whichever way."""
+    value = SORTS[sort]
+    known = sorted((row for row in rows if value(row) is not None), key=value, reverse=down)
+    return [{**row, "depth": 0} for row in (*known, *(row for row in rows if value(row) is None))]

@@ -84,5 +84,29 @@ def pretty(value: Any) -> str:
         return str(value)
 
 
-FILTERS = {each.__name__: each for each in (number, signed, share, seconds, moment, short, line, pretty)}
+def count(value: float | None) -> str:
+    """How many there are, large numbers in thousands, millions or billions."""
+    return DASH if value is None else _scaled(value, 1000.0, ("", " k", " M", " G"))
+
+
+def size(value: float | None) -> str:
+    """Bytes in the unit that fits them."""
+    return DASH if value is None else _scaled(value, 1024.0, (" B", " KiB", " MiB", " GiB", " TiB"))
+
+
+def _scaled(value: float, base: float, units: tuple[str, ...]) -> str:
+    unit, rest = 0, float(value)
+    while rest >= (base if unit else 10 * base) and unit < len(units) - 1:
+        rest, unit = rest / base, unit + 1
+    return f"{rest:.0f}{units[unit]}" if unit == 0 or rest >= 100 else f"{rest:.3g}{units[unit]}"
+
+
+def written(value: Any) -> str:
+    """A setting as a config file has it: text in quotes, nothing as null."""
+    return json.dumps(value, ensure_ascii=False, default=str)
+
+
+FILTERS = {
+    each.__name__: each for each in (number, signed, share, seconds, moment, short, line, pretty, count, size, written)
+}
 """By the names that templates know them by."""

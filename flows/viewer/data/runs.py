@@ -1,0 +1,167 @@
+"""All runs of a store: where each one stands, what it came to, and which one it branched off."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+
+from flows.metrics import mean
+from flows.viewer.data.run_scores import held_out
+from flows.viewer.data.run_states import seconds_at_work, state_of
+from flows.viewer.data.run_steps import StepWork, marks, steps_of
+from flows.viewer.data.series_updates import update_numbers
+from flows.viewer.data.shared_reads import each_once
+from flows.viewer.library import Library
+from storage.runs import Event
+
+RUNS: dict[str, Any] = {
+    "run": pl.String,
+    "parent": pl.String,
+    "kind": pl.String,
+    "state": pl.String,
+    "look": pl.String,
+    "message": pl.String,
+    "steps_done": pl.Int64,
+    "steps_planned": pl.Int64,
+    "rewards": pl.List(pl.Float64),
+    "last_reward": pl.Float64,
+    "losses": pl.List(pl.Float64),
+    "last_loss": pl.Float64,
+    "held_out": pl.Float64,
+    "model": pl.String,
+    "algorithms": pl.List(pl.String),
+    "environments": pl.List(pl.String),
+    "tokens_sampled": pl.Int64,
+    "tokens_trained": pl.Int64,
+    "seconds": pl.Float64,
+    "started_at": pl.Datetime("us", "UTC"),
+    "changed_at": pl.Datetime("us", "UTC"),
+}
+"""One row for each run. `parent` is the run it branches off, or the one most of whose rollouts it uses. `rewards` and
+`losses` are means by step, null where there is none; `held_out` is the mean of the last policy's averages. Sampled are
+the tokens that were generated for its steps, trained those that had a weight."""
+
+
+@dataclass(frozen=True)
+class _Rollouts:
+    """What the list of runs tells of one step's rollouts."""
+
+    reward: float | None
+    num_tokens: int
+
+
+def runs(library: Library) -> pl.DataFrame:
+    """Return all runs, as in RUNS, the newest last. Tables are looked at once for all runs together."""
+    names = library.store.runs.names()
+    by_run = {name: steps_of(library, name) for name in names}
+    every = [step for own in by_run.values() for step in own]
+    sampled = _rollouts(library, every)
+    trained = update_numbers(library, [step.updates for step in every if step.updates])
+    rows = [_run(library, name, by_run[name], sampled, trained) for name in names]
+    return pl.DataFrame(rows, schema=RUNS)
+
+
+def _run(
+    library: Library,
+    name: str,
+    steps: Sequence[StepWork],
+    sampled: Mapping[tuple[str, ...], _Rollouts],
+    trained: Mapping[str, Mapping[str, float]],
+) -> dict[str, Any]:
+    events = library.store.runs.events(name)
+    config = events[-1].config
+    rewards = [sampled[_name(each)].reward for each in steps]
+    updates = [trained.get(each.updates.key, {}) if each.updates else {} for each in steps]
+    losses = [each.get("updates/loss/mean") for each in updates]
+    return {
+        "run": name,
+        "parent": parent_of(library, name, events[-1], steps),
+        "kind": events[-1].kind,
+        **state_of(events[-1]),
+        "steps_done": steps_done(steps, config),
+        "steps_planned": config.get("steps"),
+        "rewards": rewards,
+        "last_reward": next((each for each in reversed(rewards) if each is not None), None),
+        "losses": losses,
+        "last_loss": next((each for each in reversed(losses) if each is not None), None),
+        "held_out": _held_out(library, name),
+        **chosen(config),
+        "tokens_sampled": sum(sampled[_name(each)].num_tokens for each in steps),
+        "tokens_trained": int(sum(each.get("updates/weighted_tokens", 0.0) for each in updates)),
+        **_times(library, name, events),
+    }
+
+
+def parent_of(library: Library, name: str, event: Event, steps: Sequence[StepWork]) -> str | None:
+    """Return the run that a run branches off: as it says, or the one that computed most of what it shares."""
+    known = set(library.store.runs.names()) - {name}
+    if event.parent_run:
+        return event.parent_run if event.parent_run in known else None
+    others = Counter(work.computed_by for each in steps for work in each.traces if work.computed_by in known)
+    return others.most_common(1)[0][0] if others else None
+
+
+def steps_done(steps: Sequence[StepWork], config: Mapping[str, Any]) -> int:
+    """Return how many steps are through: trained, or as far as a replay that trains nothing goes."""
+    until = (config.get("replay") or {}).get("until", "training") if config.get("kind") == "replay" else "training"
+    return sum(any(work.stage == until and work.finished for work in each.works) for each in steps)
+
+
+def _held_out(library: Library, name: str) -> float | None:
+    found = held_out(library, name)
+    last = max((each["version"] for each in found), default=None)
+    averages = [
+        score["average"]
+        for each in found
+        if each["version"] == last
+        for score in each["scores"]
+        if score["average"] is not None
+    ]
+    return mean(averages) if averages else None
+
+
+def chosen(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the config of a run says it is about; a run of another version's config says what it can."""
+    environments = [each for each in config.get("environments") or () if isinstance(each, Mapping)]
+    own = [each.get("algorithm") or {} for each in environments]
+    types = [(config.get("algorithm") or {}).get("type"), *(each.get("type") for each in own)]
+    if environments and all(own):
+        types = types[1:]
+    return {
+        "model": (config.get("model") or {}).get("path"),
+        "algorithms": list(dict.fromkeys(each for each in types if each)) if config.get("kind") != "sft" else [],
+        "environments": [str(each.get("name")) for each in environments],
+    }
+
+
+def _times(library: Library, name: str, events: Sequence[Event]) -> dict[str, Any]:
+    own = [work for work in library.frames(name).graph.works.values() if work.computed_by == name]
+    last_work = max((work.entry.finished_at for work in own), default=None)
+    changed = max([events[-1].at, *([last_work] if last_work else [])])
+    return {"seconds": seconds_at_work(events, last_work), "started_at": events[0].at, "changed_at": changed}
+
+
+def _name(step: StepWork) -> tuple[str, ...]:
+    return marks(step.traces)
+
+
+def _rollouts(library: Library, steps: Sequence[StepWork]) -> dict[tuple[str, ...], _Rollouts]:
+    """Return rewards and tokens of steps; one look at the table for all that were not read before."""
+    by_name = {_name(each): each for each in steps}
+
+    def read(names: list[tuple[str, ...]]) -> dict[tuple[str, ...], _Rollouts]:
+        works = {work.key: work for name in names for work in by_name[name].traces}
+        columns = ("key", "reward", "num_output_tokens")
+        rows = library.frames().of(works.values(), "traces").select(columns).collect()
+        of_key = rows.group_by("key").agg(pl.col("reward").drop_nulls(), pl.col("num_output_tokens").sum())
+        found = {key: (rewards, tokens) for key, rewards, tokens in of_key.iter_rows()}
+        return {name: _joined([found[w.key] for w in by_name[name].traces if w.key in found]) for name in names}
+
+    return each_once(library, "rewards of rollouts", list(by_name), read)
+
+
+def _joined(found: Sequence[tuple[Sequence[float], int]]) -> _Rollouts:
+    rewards = [reward for own, _ in found for reward in own]
+    return _Rollouts(mean(rewards) if rewards else None, sum(tokens for _, tokens in found))

@@ -1,0 +1,188 @@
+"""Which charts a run has, and what is in each: chosen by what was measured, as plain values for `drawing.charts`."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from flows.viewer.data.series import StepNumbers
+from flows.viewer.data.series_rollouts import ALL, SPANS
+
+Series = dict[str, Any]
+Chart = dict[str, Any]
+
+
+def charts(steps: Sequence[StepNumbers], evaluations: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return sections of charts; one without any value is left out. `evaluations` are those of `held_out`."""
+    made = _Charts(steps)
+    held = _held_out(steps, evaluations)
+    sections = (
+        ("Reward", [*made.reward(), *held, *made.measured()]),
+        ("Rollouts", made.rollouts()),
+        ("Training", made.training()),
+        ("Time", made.time()),
+    )
+    return [
+        {"title": title, "charts": kept}
+        for title, found in sections
+        if (kept := [each for each in found if each["series"]])
+    ]
+
+
+class _Charts:
+    """The numbers of a run's steps, taken together into charts."""
+
+    def __init__(self, steps: Sequence[StepNumbers]) -> None:
+        self._steps = steps
+        names = {name for each in steps for name in each.values}
+        self._measures = sorted({measure for _, measure in names})
+        self._scopes = sorted({scope for scope, _ in names} - {"", ALL})
+        self._several = len(self._scopes) > 1
+
+    def reward(self) -> list[Chart]:
+        """Reward of all, by environment and by agent."""
+        spread = self._one("reward/mean", ALL, "mean")
+        for one, sign in (("low", -1.0), ("high", 1.0)):
+            deviations = self._values("reward/std", ALL)
+            spread[one] = [_moved(m, d, sign) for m, d in zip(spread["values"], deviations, strict=True)]
+        ends = [self._one("reward/max", ALL, "highest"), self._one("reward/min", ALL, "lowest")]
+        return [
+            _chart("Reward", [spread], "mean and one standard deviation"),
+            _chart("Reward by environment", self._by_scope("reward/mean") if self._several else []),
+            *(_chart(f"Reward by agent: {scope}", self._agents(scope)) for scope in self._scopes),
+            _chart("Highest and lowest reward", ends),
+        ]
+
+    def measured(self) -> list[Chart]:
+        """What environments measured beside the reward."""
+        names = [each for each in self._measures if each.startswith("metrics/")]
+        return [_chart(name.partition("/")[2], self._scoped(name), "measured by the environment") for name in names]
+
+    def rollouts(self) -> list[Chart]:
+        """Lengths, turns, filters, errors, staleness."""
+        longest = [self._one("num_output_tokens", ALL, "mean"), self._one("longest_output", ALL, "longest")]
+        return [
+            _chart("Sampled tokens of a rollout", longest, zero=True),
+            _chart("Sampled tokens by environment", self._by_scope("num_output_tokens") if self._several else []),
+            _chart("Turns of a rollout", self._scoped("num_turns"), zero=True),
+            _chart("Truncated share", self._scoped("is_truncated"), zero=True),
+            _chart("Trainable share", self._scoped("trainable/ratio"), zero=True),
+            _chart("Found by filters", self._under("filters/"), "share of rollouts, enforced or not", zero=True),
+            _chart("Errors", self._errors(), "share of rollouts by class", zero=True),
+            _chart("Staleness", self._scoped("staleness"), "steps since the policy that sampled", zero=True),
+            _chart("Rollouts", self._scoped("rollouts"), zero=True),
+        ]
+
+    def training(self) -> list[Chart]:
+        """Loss and its parts, gradient, entropy, mismatch, masked share, learning rate."""
+        several = any((each.value("updates") or 1) > 1 for each in self._steps)
+        parts = [self._one(f"updates/{name}_loss/mean", "", name) for name in ("rl", "ce", "ref_kl")]
+        used = [part for part in parts if any(value for value in part["values"])]
+        mismatch = [
+            self._one("updates/mismatch_kl/mean", "", "mean"),
+            self._one("update/mismatch_kl_max", "", "highest"),
+        ]
+        tokens = [
+            self._one("updates/num_tokens", "", "packed"),
+            self._one("updates/weighted_tokens", "", "with a weight"),
+        ]
+        note = "mean, lowest and highest of a step's updates" if several else ""
+        return [
+            _chart("Loss", [self._updates("loss", several)], note),
+            _chart("Loss by component", used if len(used) > 1 else []),
+            _chart("Gradient norm", [self._updates("grad_norm", several)], note or "before clipping", zero=True),
+            _chart("Entropy", [self._updates("entropy", several)], "nats a token", zero=True),
+            _chart("Mismatch KL", mismatch, "engine against learner", zero=True),
+            _chart("Masked share", [self._updates("masked_fraction", several)], "outside the trust region", zero=True),
+            _chart("Learning rate", [self._one("update/learning_rate", "", "rate")], zero=True),
+            _chart("Trained tokens", tokens, zero=True),
+        ]
+
+    def time(self) -> list[Chart]:
+        """Seconds by stage, of a rollout, and tokens a second."""
+        stages = [each.rpartition("/")[2] for each in self._measures if each.startswith("timing/stage/")]
+        spans = [self._one(f"timing/{span}", ALL, span) for span in SPANS]
+        speeds = [each for each in self._measures if each.startswith("tokens_per_second/")]
+        by_stage = [{**self._one(f"timing/stage/{stage}", "", stage), "kind": "bars"} for stage in stages]
+        rates = [self._one(name, "", name.rpartition("/")[2]) for name in speeds if not name.endswith("packing")]
+        return [
+            _chart("Seconds by stage", by_stage, "those of shared work are the other run's", zero=True),
+            _chart("Seconds of a rollout", spans, "mean wall-clock", zero=True),
+            _chart("Tokens a second", rates, zero=True),
+        ]
+
+    def _values(self, measure: str, scope: str) -> list[float | None]:
+        return [each.value(measure, scope) for each in self._steps]
+
+    def _one(self, measure: str, scope: str, name: str) -> Series:
+        return {"name": name, "values": self._values(measure, scope)}
+
+    def _scoped(self, measure: str) -> list[Series]:
+        """Return a measure of all rollouts, and by environment where there are several."""
+        return [self._one(measure, ALL, ALL), *(self._by_scope(measure) if self._several else [])]
+
+    def _by_scope(self, measure: str) -> list[Series]:
+        return [self._one(measure, scope, scope) for scope in self._scopes]
+
+    def _agents(self, scope: str) -> list[Series]:
+        known = {"reward/mean", "reward/std", "reward/min", "reward/max"}
+        names = [each for each in self._measures if each.startswith("reward/") and each not in known]
+        return _known(self._one(name, scope, name[len("reward/") : -len("/mean")]) for name in names)
+
+    def _under(self, begin: str) -> list[Series]:
+        names = [each for each in self._measures if each.startswith(begin)]
+        found = _known(self._one(name, ALL, name[len(begin) :].replace("_", " ")) for name in names)
+        return [each for each in found if any(each["values"])] or found[:1]
+
+    def _errors(self) -> list[Series]:
+        classes = [each for each in self._measures if each.startswith("errored_rollout/")]
+        found = [self._one("errored_rollout", ALL, "all"), *(self._zeroed(each) for each in classes)]
+        return [*found, self._zeroed("stragglers")] if "stragglers" in self._measures else found
+
+    def _zeroed(self, measure: str) -> Series:
+        """Return a share that has no entry where it is zero."""
+        known = self._values("rollouts", ALL)
+        shares = zip(self._values(measure, ALL), known, strict=True)
+        values = [0.0 if share is None and count is not None else share for share, count in shares]
+        return {"name": measure.rpartition("/")[2], "values": values}
+
+    def _updates(self, name: str, several: bool) -> Series:
+        found = self._one(f"updates/{name}/mean", "", name.replace("_", " "))
+        if several:
+            found |= {"low": self._values(f"updates/{name}/min", ""), "high": self._values(f"updates/{name}/max", "")}
+        return found
+
+
+def _held_out(steps: Sequence[StepNumbers], evaluations: Sequence[dict[str, Any]]) -> list[Chart]:
+    """Return the averages of evaluations as points with their intervals, over the versions of policies."""
+    named: dict[str, dict[int, dict[str, Any]]] = {}
+    for each in evaluations:
+        for score in each["scores"]:
+            name = f"{each['set']}/{score['environment']}" if each["set"] else score["environment"]
+            named.setdefault(name, {})[each["version"]] = score
+    versions = sorted({version for own in named.values() for version in own})
+    if not versions:
+        return []
+    series = []
+    for name, own in sorted(named.items()):
+        scores = [own.get(version) for version in versions]
+        intervals = [(score or {}).get("interval") or {} for score in scores]
+        values = [score["average"] if score else None for score in scores]
+        ends = {end: [interval.get(end) for interval in intervals] for end in ("low", "high")}
+        series.append({"name": name, "values": values, **ends, "kind": "points"})
+    last = max([*versions, *(each.step + 1 for each in steps)])
+    return [
+        _chart("Held-out average", series, "with 95% intervals, by version of the policy")
+        | {"versions": versions, "last": last}
+    ]
+
+
+def _chart(title: str, series: Iterable[Series], note: str = "", zero: bool = False) -> Chart:
+    return {"title": title, "note": note, "zero": zero, "series": _known(series)}
+
+
+def _known(series: Iterable[Series]) -> list[Series]:
+    """Return the series that have a value."""
+    return [each for each in series if any(value is not None for value in each["values"])]
+
+
+def _moved(mean: float | None, deviation: float | None, sign: float) -> float | None:
+    return None if mean is None or deviation is None else mean + sign * deviation

@@ -1,0 +1,120 @@
+"""The timeline of a run as plain values: a lane for each stage, its bars from begin to end, without the idle hours."""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import polars as pl
+
+from flows.views.curve import ticks
+from flows.views.show import STAGES
+
+LANES = ("policy_import", "examples", *STAGES, "evaluation_assignment", "evaluation")
+CUT_SHARE = 0.08
+"""A stretch in which nothing was done is cut where it is longer than this share of the time of work."""
+LEFT_SHARE = 0.015
+"""What is left of it."""
+
+
+def lanes(times: pl.DataFrame, events: Sequence[Mapping[str, Any]], recent: int = 0) -> dict[str, Any]:
+    """Return own work as bars by stage, and the events of the run; with `recent`, the last steps alone.
+
+    All places are seconds of shown time: `length` of all, `start` and `end` of bars, `at` of events and ticks. A bar
+    lies in a `row` of its lane: work of one stage that was done at the same time lies in several. `cuts` say where and
+    how many seconds were left out.
+    """
+    own = times.filter(pl.col("own"))
+    if recent and len(own):
+        steps = own.filter(~pl.col("stage").is_in(["evaluation", "evaluation_assignment"]))["step"].unique().sort()
+        own = own.filter(pl.col("step") >= (steps.tail(recent).min() or 0))
+    if own.is_empty():
+        return {"length": 0.0, "lanes": [], "events": [], "ticks": [], "cuts": []}
+    begun = own["started_at"].min()
+    assert isinstance(begun, datetime)
+    spans = [(_since(begun, row["started_at"]), _since(begun, row["finished_at"]), row) for row in own.to_dicts()]
+    shown = _Shown([(start, end) for start, end, _ in spans])
+    bars: dict[str, list[dict[str, Any]]] = {}
+    for start, end, row in spans:
+        told = {name: row[name] for name in ("step", "key", "finished", "seconds", "tokens")}
+        bars.setdefault(row["stage"], []).append({**told, "start": shown.at(start), "end": shown.at(end)})
+    order = [*LANES, *sorted(set(bars) - set(LANES))]
+    marks = [
+        {**event, "at": shown.at(_since(begun, event["at"]))} for event in events if _since(begun, event["at"]) >= 0
+    ]
+    return {
+        "length": shown.length,
+        "lanes": [{"stage": stage, **_rows(bars[stage])} for stage in order if stage in bars],
+        "events": [mark for mark in marks if mark["at"] <= shown.length],
+        "ticks": shown.ticks(),
+        "cuts": shown.cuts,
+    }
+
+
+class _Shown:
+    """Time without the stretches in which nothing was done."""
+
+    def __init__(self, spans: Sequence[tuple[float, float]]) -> None:
+        busy = _merged(spans)
+        work = sum(end - start for start, end in busy) or 1.0
+        self.cuts: list[dict[str, float]] = []
+        self._pieces: list[tuple[float, float, float]] = []
+        at = 0.0
+        for number, (start, end) in enumerate(busy):
+            if number:
+                idle = start - busy[number - 1][1]
+                if idle > CUT_SHARE * work:
+                    self.cuts.append({"at": at + LEFT_SHARE * work / 2, "seconds": idle})
+                    idle = LEFT_SHARE * work
+                at += idle
+            self._pieces.append((start, end, at))
+            at += end - start
+        self.length = at or 1.0
+
+    def at(self, seconds: float) -> float:
+        """Return the place of a moment; one in a cut stretch lies at the end of what was before."""
+        last = 0.0
+        for number, (start, end, place) in enumerate(self._pieces):
+            if seconds < start:
+                before = self._pieces[number - 1][1] if number else 0.0
+                return min(place, last + max(0.0, seconds - before))
+            if seconds <= end:
+                return place + seconds - start
+            last = place + end - start
+        return min(self.length, last + max(0.0, seconds - self._pieces[-1][1]))
+
+    def ticks(self) -> list[dict[str, float]]:
+        """Return round numbers of seconds since the begin, and where they lie."""
+        width = next(iter(ticks(0.0, self.length, 8)[1:]), self.length)
+        found: list[dict[str, float]] = []
+        for start, end, _ in self._pieces:
+            first = int(-(-start // width))
+            for number in range(first, int(end // width) + 1):
+                place = self.at(number * width)
+                if not found or place - found[-1]["at"] > 0.6 * width:
+                    found.append({"at": place, "seconds": number * width})
+        return found
+
+
+def _merged(spans: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return spans without overlaps, in order."""
+    found: list[tuple[float, float]] = []
+    for start, end in sorted(spans):
+        if found and start <= found[-1][1]:
+            found[-1] = (found[-1][0], max(end, found[-1][1]))
+        else:
+            found.append((start, end))
+    return found
+
+
+def _rows(bars: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return bars in as few rows as keep them apart."""
+    ends: list[float] = []
+    for bar in sorted(bars, key=lambda bar: (bar["start"], bar["end"])):
+        row = next((number for number, end in enumerate(ends) if end <= bar["start"]), len(ends))
+        ends[row:] = [bar["end"], *ends[row + 1 :]]
+        bar["row"] = row
+    return {"rows": len(ends), "bars": bars}
+
+
+def _since(begun: datetime, moment: datetime) -> float:
+    return (moment - begun).total_seconds()

@@ -1,0 +1,81 @@
+"""Scales: where values lie on a drawing, and the round numbers beside it."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from flows.views.curve import ticks
+
+MOST_POINTS = 400
+"""Points of a line that are drawn; of more, the least and the most of each stretch are kept."""
+_UNITS = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A straight scale from values to places; `begin` may be below `end` or above it."""
+
+    low: float
+    high: float
+    begin: float
+    end: float
+
+    def at(self, value: float) -> float:
+        """Return the place of a value."""
+        return self.begin + (value - self.low) / (self.high - self.low) * (self.end - self.begin)
+
+    def ticks(self, most: int = 5) -> list[float]:
+        """Return round numbers along the scale."""
+        return ticks(self.low, self.high, most)
+
+
+def around(values: Iterable[float], zero: bool = False) -> tuple[float, float]:
+    """Return the ends of a scale for values: a little room around them; with `zero` it begins at zero.
+
+    Values that are not finite are left out; without any, the scale is that from 0 to 1.
+    """
+    finite = [value for value in values if math.isfinite(value)] + ([0.0] if zero else [])
+    if not finite:
+        return 0.0, 1.0
+    low, high = min(finite), max(finite)
+    if low == high:
+        room = abs(low) / 2 or 0.5
+        return (low, high + 2 * room) if zero and low == 0 else (low - room, high + room)
+    room = (high - low) * 0.06
+    return (low if zero and low == 0 else low - room), (high if zero and high == 0 else high + room)
+
+
+def label(value: float) -> str:
+    """Return a tick as text, short enough to stand beside an axis."""
+    if value == 0:
+        return "0"
+    if abs(value) >= 1000:
+        size, unit = next((size, unit) for size, unit in _UNITS if abs(value) >= size)
+        return f"{value / size:g}{unit}"
+    if abs(value) < 0.001:
+        digits, _, power = f"{value:.1e}".partition("e")
+        return f"{float(digits):g}e{int(power)}"
+    return f"{value:g}"
+
+
+def thinned(series: Sequence[Sequence[float | None]], most: int = MOST_POINTS) -> list[int]:
+    """Return which places of series of equal length are drawn: all, or the first, the last and what stands out.
+
+    Of each stretch the least and the most of every series are kept, so that no peak is lost, and what is not finite.
+    """
+    length = len(series[0]) if series else 0
+    if length <= most:
+        return list(range(length))
+    stretches = max(10, most // (2 * len(series)))
+    width = math.ceil(length / stretches)
+    kept = {0, length - 1}
+    for values in series:
+        kept |= {place for place, value in enumerate(values) if value is not None and not math.isfinite(value)}
+        for start in range(0, length, width):
+            known = [(values[at], at) for at in range(start, min(start + width, length)) if _finite(values[at])]
+            kept |= {min(known)[1], max(known)[1]} if known else set()
+    return sorted(kept)
+
+
+def _finite(value: float | None) -> bool:
+    return value is not None and math.isfinite(value)

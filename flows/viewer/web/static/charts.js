@@ -1,0 +1,124 @@
+// Charts: a cursor that stands at the same step in every chart of the page, with the values in a tip. All of it is read
+// from each chart's own data; without this file the charts, their links and the table of numbers are there all the same.
+"use strict";
+(() => {
+  const SVG = "http://www.w3.org/2000/svg";
+  const told = new WeakMap();
+  let step = null; // where the cursor stands
+
+  function dataOf(chart) {
+    if (!told.has(chart)) told.set(chart, JSON.parse(chart.dataset.chart));
+    return told.get(chart);
+  }
+  const charts = () => document.querySelectorAll("svg.chart[data-chart]");
+
+  function nearest(data, x) {
+    let best = 0;
+    data.x.forEach((at, place) => { if (Math.abs(at - x) < Math.abs(data.x[best] - x)) best = place; });
+    return best;
+  }
+  function placeOf(chart, event) {
+    const point = new DOMPoint(event.clientX, event.clientY).matrixTransform(chart.getScreenCTM().inverse());
+    return nearest(dataOf(chart), point.x);
+  }
+  function part(name, attributes) {
+    const made = document.createElementNS(SVG, name);
+    for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+    return made;
+  }
+  const colour = (one, number) => one.colour || `s${number % 8}`;
+
+  function draw(chart) {
+    const data = dataOf(chart), cursor = chart.querySelector(".cursor");
+    cursor.replaceChildren();
+    const place = step === null ? -1 : data.steps.indexOf(step);
+    if (place < 0) return;
+    const [low, high, begin, end] = data.y, x = data.x[place];
+    cursor.append(part("line", { x1: x, x2: x, y1: begin, y2: end }));
+    data.series.forEach((one, number) => {
+      const value = one.values[place];
+      if (typeof value !== "number" || one.kind === "bars") return;
+      const y = begin + (value - low) / (high - low) * (end - begin);
+      cursor.append(part("circle", { cx: x, cy: y, r: 3.4, class: colour(one, number) }));
+    });
+  }
+  function moveTo(next) {
+    if (next === step) return;
+    step = next;
+    for (const chart of charts()) draw(chart);
+  }
+
+  // The tip: one for the page, its texts put in as text.
+  const tip = document.createElement("div");
+  tip.className = "tip";
+  tip.hidden = true;
+  document.body.append(tip);
+  const shown = (value) => {
+    if (value === null) return "–";
+    if (typeof value !== "number") return value;
+    const size = Math.abs(value);
+    return size !== 0 && (size < 0.001 || size >= 1e6) ? value.toExponential(2) : String(+value.toPrecision(4));
+  };
+  function fill(chart, place) {
+    const data = dataOf(chart), title = document.createElement("strong"), table = document.createElement("table");
+    title.textContent = `step ${data.steps[place]}`;
+    data.series.forEach((one, number) => {
+      const row = table.insertRow(), name = row.insertCell(), value = row.insertCell();
+      row.className = colour(one, number);
+      name.append(document.createElement("i"), one.name);
+      value.className = "number";
+      value.textContent = shown(one.values[place]);
+    });
+    tip.replaceChildren(title, table);
+  }
+  function showTip(chart, place, x, y) {
+    fill(chart, place);
+    tip.hidden = false;
+    const box = tip.getBoundingClientRect(), beside = 16;
+    const left = x + beside + box.width > innerWidth ? x - beside - box.width : x + beside;
+    tip.style.left = `${Math.max(4, left)}px`;
+    tip.style.top = `${Math.max(4, Math.min(y + beside, innerHeight - box.height - 4))}px`;
+  }
+  const hideTip = () => { tip.hidden = true; };
+
+  document.addEventListener("pointermove", (event) => {
+    const chart = event.target.closest?.("svg.chart[data-chart]");
+    if (!chart || !dataOf(chart).x.length) { if (!tip.hidden) { hideTip(); moveTo(null); } return; }
+    const place = placeOf(chart, event);
+    moveTo(dataOf(chart).steps[place]);
+    showTip(chart, place, event.clientX, event.clientY);
+  });
+  document.addEventListener("scroll", hideTip, { passive: true });
+
+  // By keys: a chart is one stop; its arrows go along the steps, Enter opens the step.
+  document.addEventListener("keydown", (event) => {
+    const chart = event.target.closest?.("svg.chart[data-chart]");
+    if (!chart || event.ctrlKey || event.metaKey || event.altKey) return;
+    const data = dataOf(chart), at = data.steps.indexOf(step), last = data.steps.length - 1;
+    const aims = { ArrowRight: at + 1, ArrowLeft: at < 0 ? last : at - 1, Home: 0, End: last };
+    if (event.key in aims && last >= 0) {
+      const place = Math.max(0, Math.min(last, aims[event.key]));
+      event.preventDefault();
+      moveTo(data.steps[place]);
+      const corner = new DOMPoint(data.x[place], data.y[3]).matrixTransform(chart.getScreenCTM());
+      showTip(chart, place, corner.x, corner.y);
+    } else if (event.key === "Enter" && at >= 0) {
+      chart.querySelectorAll(".hits a")[at]?.dispatchEvent(new MouseEvent("click", { bubbles: true, cancelable: true }));
+    } else if (event.key === "Escape") {
+      hideTip();
+      moveTo(null);
+    }
+  });
+
+  // What was chosen stays chosen when a part of the page is taken anew, and what was opened stays open.
+  const picked = {};
+  document.addEventListener("change", (event) => {
+    if (event.target.type === "radio") picked[event.target.name] = event.target.value;
+  });
+  document.addEventListener("stagecoach:fresh", (event) => {
+    for (const radio of event.detail.querySelectorAll("input[type=radio]")) {
+      if (picked[radio.name] === radio.value) radio.checked = true;
+    }
+    for (const chart of event.detail.querySelectorAll("svg.chart[data-chart]")) draw(chart);
+  });
+})();
