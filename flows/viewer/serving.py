@@ -5,11 +5,12 @@ import os
 import secrets
 import signal
 import socket
-import sys
 import webbrowser
 from threading import Timer
 from typing import Any
 from urllib.parse import quote
+
+from starlette.types import ASGIApp
 
 from configs.errors import ConfigError
 from configs.run import RunConfig
@@ -20,12 +21,14 @@ PORT = 8265
 PORTS_TRIED = 20
 NICENESS = 10
 """A run on the same machine comes first; see benchmarks/viewing.md."""
+ENDED: dict[int, int] = {signal.SIGINT: 130, signal.SIGTERM: 0}
+"""The exit status by the signal."""
 TOKEN = "STAGECOACH_VIEW_TOKEN"
 """The environment variable that a token is taken from: a command line can be read by others on the machine."""
 
 
 def main(store: str = "", run: str = "", host: str = "127.0.0.1", port: int | None = None, browse: bool = False) -> int:
-    """Serve a store until interrupted; return the exit status: 130 for Ctrl-C, 0 where it was asked to end.
+    """Serve a store until a signal ends the process: with status 130 for Ctrl-C, 0 where it was asked to end.
 
     Raises LayoutError where there is no store, NotThere for an unknown run, ConfigError where the port is taken.
     """
@@ -38,6 +41,8 @@ def main(store: str = "", run: str = "", host: str = "127.0.0.1", port: int | No
     loopback = is_loopback(host)
     token = os.environ.get(TOKEN, "") or ("" if loopback else secrets.token_urlsafe(24))
     listening = listen(host, port)
+    for sig in ENDED:
+        signal.signal(sig, _end)
     url = address(host, listening.getsockname()[1], run, token)
     print(f"Looking at {library.store.root.address}: {url}\nIt only reads. Ctrl-C ends it.", flush=True)
     if browse:
@@ -48,9 +53,15 @@ def main(store: str = "", run: str = "", host: str = "127.0.0.1", port: int | No
     return _serve(application(library, names(host), token), listening)
 
 
-def _serve(app: Any, listening: socket.socket) -> int:
-    """Answer until a signal comes, and end then at once: whoever reads a page loses nothing."""
+def _serve(app: ASGIApp, listening: socket.socket) -> int:
+    """Answer until a signal comes; the process ends with it."""
     import uvicorn
+
+    class Server(uvicorn.Server):
+        """Ends as we do."""
+
+        def handle_exit(self, sig: int, frame: Any) -> None:
+            _end(sig, frame)
 
     config = uvicorn.Config(
         app,
@@ -59,14 +70,15 @@ def _serve(app: Any, listening: socket.socket) -> int:
         proxy_headers=False,
         ws="none",
         lifespan="off",
-        timeout_graceful_shutdown=1,
     )
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    try:
-        uvicorn.Server(config).run(sockets=[listening])
-    except KeyboardInterrupt:
-        return 130
+    Server(config).run(sockets=[listening])
     return 0
+
+
+def _end(sig: int, frame: Any) -> None:
+    """End the process at once: it holds nothing that could be lost, and a page that is being read must not keep it."""
+    print(flush=True)
+    os._exit(ENDED[sig])
 
 
 def names(host: str) -> tuple[str, ...]:

@@ -112,7 +112,7 @@ def test_a_wrong_token_is_turned_away_however_it_is_brought(token: str) -> None:
     assert visitor.get("/?token=%ff%00%c3").status_code == 401
 
 
-@pytest.mark.parametrize("token", ["schl\xfcssel", "\u20ac5", "a b;c=\"d\"", "\udcff"])
+@pytest.mark.parametrize("token", ["schl\xfcssel", "\u20ac5", 'a b;c="d"', "\udcff"])
 def test_any_text_can_be_a_token(token: str) -> None:
     visitor = client(token=token)
     if token != "\udcff":  # no address can hold that one
@@ -121,7 +121,7 @@ def test_any_text_can_be_a_token(token: str) -> None:
     assert client(token=token).get("/").status_code == 401
 
 
-@pytest.mark.parametrize("junk", ['a={"b": 1}', "\xe9=1", "x[1]=2; ;;=", "a b c", "q=\"", "=" * 5000])
+@pytest.mark.parametrize("junk", ['a={"b": 1}', "\xe9=1", "x[1]=2; ;;=", "a b c", 'q="', "=" * 5000])
 def test_cookies_of_others_on_the_same_host_do_not_matter(junk: str) -> None:
     visitor = client(token=TOKEN)
     good = visitor.get("/?token=a+secret+token").headers["set-cookie"].partition(";")[0]

@@ -1,0 +1,169 @@
+"""`stagecoach view` as a process: what it prints, who it lets in, how it ends; and what it refuses before it serves."""
+
+import http.client
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from configs.errors import ConfigError
+from flows.cli import main
+from flows.viewer.serving import NICENESS, PORT, TOKEN, listen
+from storage.store import open_store
+from tests.flows.rehearsal import rehearse
+
+pytestmark = pytest.mark.engine
+CHECKOUT = Path(__file__).parents[3]
+PATIENCE = 60
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("served") / "store"
+    rehearse(place, "base", steps=1)
+    return place
+
+
+@contextmanager
+def viewing(root: Path, *arguments: str, **environment: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A viewer of a store and the address that it printed; it is gone afterwards, whatever happened."""
+    command = [sys.executable, "-m", "flows.cli", "view", "--store", str(root), *arguments]
+    process = subprocess.Popen(
+        command, cwd=CHECKOUT, env=os.environ | environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None and process.stderr is not None
+        printed = process.stdout.readline()
+        found = re.search(r"http://\S+", printed)
+        assert found, printed + process.stderr.read()
+        yield process, found[0]
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def get(address: str, **headers: str) -> http.client.HTTPResponse:
+    answer = urllib.request.urlopen(urllib.request.Request(address, headers=headers), timeout=PATIENCE)
+    assert isinstance(answer, http.client.HTTPResponse)
+    return answer
+
+
+@pytest.mark.parametrize(("sent", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
+def test_it_serves_behind_a_run_and_ends_at_once_while_somebody_looks(
+    root: Path, sent: signal.Signals, status: int
+) -> None:
+    with viewing(root, "--port", "0") as (process, address):
+        assert re.fullmatch(r"http://127\.0\.0\.1:\d+/", address)
+        assert get(address).status == 200
+        niceness = psutil.Process(process.pid).nice()
+        assert niceness == min(19, os.nice(0) + NICENESS)
+        assert [each.laddr.ip for each in psutil.Process(process.pid).net_connections() if each.status == "LISTEN"] == [
+            "127.0.0.1"
+        ]
+        place = re.search(r":(\d+)", address.removeprefix("http:"))
+        assert place
+        open_connection = http.client.HTTPConnection("127.0.0.1", int(place[1]), timeout=PATIENCE)
+        open_connection.request("GET", "/mark")
+        assert b"mark" in open_connection.getresponse().read()  # and it stays open, as a browser's does
+        open_connection.putrequest("GET", "/")  # one is just being asked for
+        process.send_signal(sent)
+        out, err = process.communicate(timeout=PATIENCE)
+        assert process.returncode == status
+        assert err == "" and "Traceback" not in out
+        with pytest.raises(OSError):
+            socket.create_connection(("127.0.0.1", int(place[1])), timeout=1)
+
+
+def test_a_long_address_and_a_broken_request_are_survived(root: Path) -> None:
+    with viewing(root, "--port", "0") as (_, address):
+        port = int(address.rstrip("/").rpartition(":")[2])
+        for sent in (
+            b"GET /" + b"x" * 2_000_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
+            b"GET / HTTP/1.0\r\n\r\n",
+            b"GET http://evil.example/ HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n\r\n",
+            b"\x16\x03\x01\x00\xff nothing of this kind\r\n\r\n",
+            b"GET /\r\nHost: localhost\r\n\r\n",
+            b"GET / HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\nConnection: close\r\n\r\n",
+            b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\nConnection: close\r\n\r\n123456789",
+        ):
+            with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as connection:
+                try:
+                    connection.sendall(sent)
+                    connection.shutdown(socket.SHUT_WR)
+                    answer = connection.recv(1000)
+                except ConnectionError:
+                    answer = b""
+            assert b" 200 " not in answer.partition(b"\r\n")[0], (sent[:60], answer)
+        assert get(address).status == 200
+
+
+def test_other_machines_need_the_token_and_no_line_is_written_for_a_request(root: Path) -> None:
+    given = {TOKEN: "the given one"}
+    with viewing(root, "--host", "0.0.0.0", "--port", "0", "--run", "latest", **given) as (process, address):
+        assert address.endswith("/runs/base?token=the%20given%20one")
+        port = re.search(r":(\d+)/", address.removeprefix("http:"))
+        assert port
+        here = f"http://127.0.0.1:{port[1]}"
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            get(here)
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            get(f"{here}/?token=another")
+        with pytest.raises(urllib.error.HTTPError, match="421"):
+            get(here, host="evil.example", authorization="Bearer the given one")
+        visitor = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+        opened = visitor.open(f"{here}/?token=the%20given%20one", timeout=PATIENCE)
+        assert (opened.status, opened.url) == (200, f"{here}/")
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=PATIENCE)
+        assert "token" not in out + err and "GET" not in out + err
+
+
+def test_without_a_token_of_ones_own_one_is_made(root: Path) -> None:
+    with viewing(root, "--host", "0.0.0.0", "--port", "0", **{TOKEN: ""}) as (_, address):
+        assert len(address.partition("?token=")[2]) >= 32
+
+
+def test_an_unknown_run_is_refused_before_anything_is_served(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["view", "--store", str(root), "--run", "nun"]) == 2
+    said = capsys.readouterr()
+    assert "nun" in said.err and "base" in said.err and said.out == ""
+
+
+def test_what_is_no_store_is_refused_and_nothing_is_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_text("x")
+    before = sorted(tmp_path.rglob("*"))
+    for name in ("folder", "file", "missing", "missing/below"):
+        assert main(["view", "--store", str(tmp_path / name)]) == 2
+        assert "there is no store" in capsys.readouterr().err
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_latest_of_a_store_without_runs_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    open_store(tmp_path / "store")
+    assert main(["view", "--store", str(tmp_path / "store"), "--run", "latest"]) == 2
+    assert "there is no run" in capsys.readouterr().err
+
+
+def test_a_port_that_is_taken_is_passed_over_or_told() -> None:
+    with listen("127.0.0.1") as first, listen("127.0.0.1") as second:
+        taken = first.getsockname()[1]
+        assert PORT <= taken < second.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"--port {taken}"):
+            listen("127.0.0.1", taken)
+
+
+@pytest.mark.parametrize(("host", "port"), [("127.0.0.1", 65536), ("127.0.0.1", -1), ("no-such.invalid", None)])
+def test_what_cannot_be_listened_on_is_told(host: str, port: int | None) -> None:
+    with pytest.raises(ConfigError, match="--port"):
+        listen(host, port)
