@@ -65,9 +65,10 @@ signal              where it has ref_kl weight: the reference's log-prob less th
 """
 
 
-def tokens(library: Library, found: Found, within: Collection[int] | None = None) -> pl.DataFrame:
+def tokens(library: Library, found: Found, within: Collection[int] | None = None, texts: bool = True) -> pl.DataFrame:
     """Return the tokens of a trace, columns as in `TOKENS`; only those of the messages `within`, where it is given.
 
+    Without `texts` their two columns are not there: `with_texts` finds those of the tokens that are looked at.
     Values of several branches are told once: a token that branches share has its weights in the first one's sample.
     """
     own = _laid_out(library, found, within)
@@ -84,8 +85,9 @@ def tokens(library: Library, found: Found, within: Collection[int] | None = None
         reference_logprob=pl.when("sampled").then("reference_logprob"),
         log_ratio=pl.when(pl.lit(_by_policy(found))).then(both),
     )
-    own = with_texts(library, found, own.with_columns(_ratios(own["log_ratio"])))
-    return own.select(pl.col(name).cast(kind) for name, kind in TOKENS.items())
+    own = own.with_columns(_ratios(own["log_ratio"]))
+    own = with_texts(library, found, own) if texts else own
+    return own.select(pl.col(name).cast(kind) for name, kind in TOKENS.items() if name in own.columns)
 
 
 def _by_policy(found: Found) -> bool:

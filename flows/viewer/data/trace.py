@@ -1,12 +1,12 @@
 """A trace as a run uses it: which work made it, the row itself, and what the run made of it."""
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import polars as pl
 
+from flows.viewer.data.trace_index import index
 from flows.viewer.library import Library
 from flows.viewer.page import NotThere
 from flows.views.identify import NEAREST, SHORTEST_PREFIX, nearest
@@ -52,7 +52,7 @@ def find_trace(library: Library, run: str, trace_id: str, key: str = "") -> Foun
     chains = library.chains(run)
     hinted = [chain for chain in chains if key and chain.traces.key.startswith(key)]
     for some in (hinted, chains):
-        found = _matching(ids(library, [chain.traces for chain in some]), trace_id)
+        found = _matching(index(library, [chain.traces for chain in some]), trace_id)
         if len(found) > 1:
             raise NotThere(f"{trace_id!r} is the beginning of several traces of run {run!r}: {_listed(found)}")
         if found:
@@ -62,26 +62,13 @@ def find_trace(library: Library, run: str, trace_id: str, key: str = "") -> Foun
     raise NotThere(_nowhere(library, run, trace_id))
 
 
-def ids(library: Library, works: Iterable[Work]) -> pl.DataFrame:
-    """Return the ids of the traces that some works made: columns key and trace_id, in the order of each work."""
-    several = {_name(work): work for work in works}
-    held: dict[Hashable, pl.DataFrame] = {name: made for name in several if (made := library.held(name)) is not None}
-    missing = {name: work for name, work in several.items() if name not in held}
-    read = library.frames().of(missing.values(), "traces").select("key", "trace_id", "seq").collect().sort("seq")
-    parts = read.drop("seq").partition_by("key", as_dict=True)
-    for name, work in missing.items():
-        made = parts.get((work.key,), read.drop("seq").clear())
-        held[name] = library.kept(name, partial(_itself, made))
-    return pl.concat([read.drop("seq").clear(), *(held[name] for name in several)])
-
-
 def uses(library: Library, trace_id: str) -> list[Found]:
     """Return a trace as each run uses it, in the order of the runs; none where no run does.
 
     Raises NotThere where the beginning of an id is that of several.
     """
     works = library.graph.making("traces")
-    found = _matching(ids(library, works), trace_id)
+    found = _matching(index(library, works), trace_id)
     if len(found) > 1:
         raise NotThere(f"{trace_id!r} is the beginning of several traces: {_listed(found)}")
     keys = {key for each in found.values() for key in each}
@@ -109,21 +96,6 @@ def other_runs(found: Found) -> list[str]:
     return [run for run in found.chain.traces.runs if run != found.run]
 
 
-def neighbours(library: Library, found: Found) -> tuple[str | None, str | None]:
-    """Return the ids of the traces before and after it in its step; None at the ends."""
-    own = ids(library, [found.chain.traces])["trace_id"].to_list()
-    place = own.index(found.trace_id)
-    return (own[place - 1] if place else None), (own[place + 1] if place + 1 < len(own) else None)
-
-
-def _itself(made: pl.DataFrame) -> pl.DataFrame:
-    return made
-
-
-def _name(work: Work) -> tuple[str, str, int]:
-    return "trace ids", work.key, len(work.slices)  # unfinished work grows, part by part
-
-
 def _matching(known: pl.DataFrame, trace_id: str) -> dict[str, list[str]]:
     """Return the ids that are meant, each with the keys of the work that made it."""
     found = known.filter(pl.col("trace_id") == trace_id)
@@ -144,7 +116,7 @@ def _listed(found: Mapping[str, Any]) -> str:
 
 def _nowhere(library: Library, run: str, trace_id: str) -> str:
     others = [each.run for each in uses(library, trace_id)]
-    known = ids(library, [chain.traces for chain in library.chains(run)])["trace_id"]
+    known = index(library, [chain.traces for chain in library.chains(run)])["trace_id"]
     near = [] if others else nearest(trace_id, known)
     told = f"; it is one of {', '.join(dict.fromkeys(others))}" if others else ""
     told += f"; the nearest ids are {', '.join(near)}" if near else ""

@@ -1,9 +1,209 @@
-"""To be written."""
+"""A trace: what became of it and why, its conversation, and its tokens with all that was measured of them."""
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import polars as pl
+
+from flows.viewer import addresses
+from flows.viewer.data import trace_facts as facts
+from flows.viewer.data.attempts import episode, history, mates, neighbours
+from flows.viewer.data.images import images
+from flows.viewer.data.messages import messages, rejected
+from flows.viewer.data.messages_read import linked, long_text, read_message
+from flows.viewer.data.messages_window import WINDOW, Reading, hits, reading
+from flows.viewer.data.tokenizers import tokenizer
+from flows.viewer.data.tokens import tokens
+from flows.viewer.data.tokens_colourings import NAMES, chosen
+from flows.viewer.data.tokens_shown import colourings, describe, shown_tokens
+from flows.viewer.data.trace import Found, find_trace, other_runs
+from flows.viewer.drawing.message_graph import classes, drawable
 from flows.viewer.library import Library
-from flows.viewer.page import Asked, NotThere, Page
+from flows.viewer.page import Asked, BadQuestion, Crumb, Page
+from flows.views.show import GOING
+
+VIEWS = ("both", "text", "tokens")
+JUMPS = ("first", "last", "trained")
+JSONS = ("rewards", "metrics", "info", "record")
+ERROR = ("error_class", "error_type", "error_message", "error_traceback")
+Values = dict[str, Any]
 
 
 def page(library: Library, asked: Asked) -> Page:
-    """Stand in until the page is written."""
-    raise NotThere("this page is not written yet")
+    """Return a trace as a run uses it.
+
+    The question may have: `key` (the work that made it), `branch`, `from` (the first message of the window), `to`
+    (first, last or trained, instead), `message` (that one alone, `at` its first token), `view`, `color` and `q`.
+    """
+    found = find_trace(library, asked.path["run"], asked.path["trace"], asked.text("key"))
+    row = found.row
+    values = {
+        "run": found.run,
+        "trace_id": found.trace_id,
+        "key": found.key,
+        "step": found.step,
+        "for_training": found.chain.for_training,
+        "trace": {name: value for name, value in row.items() if name not in (*JSONS, *ERROR)},
+        "error": _error(row),
+        "reward_parts": facts.reward_parts(row["rewards"]),
+        "metrics": facts.read_json(row["metrics"]),
+        **{name: _folded(row[name]) for name in ("info", "record")},
+        "outcome": facts.outcome(library, found),
+        "samples": facts.trained_in(library, found),
+        "policies": facts.policies(library, found),
+        "timing": facts.timing(row),
+        "other_runs": other_runs(found),
+        **_around(library, found),
+        **_conversation(library, found, asked),
+    }
+    live = values["outcome"]["fate"] == "pending" and values_going(library, found)
+    return Page("trace.html", f"Trace {found.trace_id[:8]}", values, _crumbs(found), live)
+
+
+def values_going(library: Library, found: Found) -> bool:
+    """Say whether the run goes on, so that what is pending may be decided while somebody looks."""
+    return library.store.runs.events(found.run)[-1].event in GOING
+
+
+def _crumbs(found: Found) -> tuple[Crumb, ...]:
+    of_step = (
+        Crumb(f"step {found.step}", addresses.step(found.run, found.step))
+        if found.chain.for_training
+        else Crumb(f"evaluation of policy {found.step}", addresses.evaluation(found.run, found.step))
+    )
+    return Crumb(found.run, addresses.run(found.run)), of_step
+
+
+def _folded(text: str) -> Values | None:
+    """Return a JSON text as it is; None where it says nothing."""
+    return None if text in ("", "{}", "null") else long_text(text)
+
+
+def _error(row: Mapping[str, Any]) -> Values | None:
+    if row["error_class"] is None:
+        return None
+    names = {"class": "error_class", "type": "error_type"}
+    told = {name: row[column] for name, column in names.items()}
+    texts = {"message": row["error_message"], "traceback": row["error_traceback"]}
+    return told | {name: long_text(text) if text else None for name, text in texts.items()}
+
+
+def _around(library: Library, found: Found) -> Values:
+    """Return the traces around it: of its group, its episode, its example, and the ones before and after it."""
+    beside = neighbours(library, found)
+    return {
+        "mates": _linked(found, mates(library, found)),
+        "episode": _linked(found, episode(library, found)),
+        "history": _linked(found, history(library, found)),
+        "place": beside.place,
+        "num_traces": beside.num_traces,
+        "previous": beside.previous,
+        "next": beside.next,
+    }
+
+
+def _linked(found: Found, rows: pl.DataFrame) -> list[Values]:
+    return [
+        {
+            **row,
+            "here": row["trace_id"] == found.trace_id,
+            "address": addresses.trace(found.run, row["trace_id"], row["key"]),
+        }
+        for row in rows.to_dicts()
+    ]
+
+
+def _conversation(library: Library, found: Found, asked: Asked) -> Values:
+    rows = messages(library, found)
+    whole = reading(rows)
+    branch = _branch(asked, whole)
+    told = whole if branch is None else reading(rows, branch)
+    start, window = _window(library, found, asked, told)
+    numbers = [line.message for line in window]
+    drawn, measured = shown_tokens(library, found, numbers, asked.number("at", 0) if asked.text("message") else 0)
+    default = chosen(measured)
+    return {
+        "branches": [
+            {"branch": each, "num_messages": len(path), "leaf": path[-1]} for each, path in enumerate(whole.paths)
+        ],
+        "graph": _graph(rows, whole, asked),
+        "branch": branch,
+        "num_messages": len(told.lines),
+        "from": start,
+        "window": WINDOW,
+        "alone": bool(asked.text("message")),
+        "messages": _messages(library, found, rows, window, drawn, asked.text("q")),
+        "tokens": describe(drawn),
+        "tokenizer": tokenizer(library, found)[1],
+        "view": asked.one_of("view", VIEWS, "both"),
+        "color": asked.one_of("color", NAMES, default),
+        "colourings": colourings(library, found, measured),
+        "q": asked.text("q"),
+        "hits": _hits(rows, told, asked.text("q")),
+    }
+
+
+def _graph(rows: pl.DataFrame, whole: Reading, asked: Asked) -> Values:
+    """Return the graph as it is drawn, where it has forks and can be seen as a whole."""
+    drawn = drawable(whole.paths)
+    roles = classes(rows.select("message", "role").to_dicts()) if drawn else {}
+    paths = whole.paths if drawn else []
+    ways = [asked.but(branch=each, message=None, to=None) for each in range(len(paths))]
+    return {"paths": paths, "roles": roles, "addresses": ways, "broken": whole.broken}
+
+
+def _branch(asked: Asked, whole: Reading) -> int | None:
+    if not asked.text("branch"):
+        return None
+    return asked.number("branch", 0, most=max(len(whole.paths) - 1, 0))
+
+
+def _window(library: Library, found: Found, asked: Asked, told: Reading) -> tuple[int, Sequence[Any]]:
+    """Return where the window begins in the order of reading, and its lines."""
+    if asked.text("message"):
+        wanted = asked.number("message", 0)
+        places = [place for place, line in enumerate(told.lines) if line.message == wanted]
+        if not places:
+            raise BadQuestion(f"message={wanted}: there is no such message among the {len(told.lines)} of the trace")
+        return places[0], [told.lines[places[0]]]
+    start = asked.number("from", 0)
+    to = asked.one_of("to", JUMPS, "")
+    if to:
+        start = _jump(library, found, told, to)
+    start = min(start, max(len(told.lines) - 1, 0))
+    return start, told.lines[start : start + WINDOW]
+
+
+def _jump(library: Library, found: Found, told: Reading, to: str) -> int:
+    if to == "trained":
+        own = tokens(library, found, texts=False).filter("trained")["message"].unique()
+        trained = set(own)
+        return next((place for place, line in enumerate(told.lines) if line.message in trained), 0)
+    return max(len(told.lines) - WINDOW, 0) if to == "last" else 0
+
+
+def _messages(
+    library: Library, found: Found, rows: pl.DataFrame, window: Sequence[Any], drawn: Mapping[int, Values], wanted: str
+) -> list[Values]:
+    numbers = [line.message for line in window]
+    of_window = {row["message"]: row for row in rows.filter(pl.col("message").is_in(numbers)).iter_rows(named=True)}
+    pictures = images(library, found, [row["body"] for row in of_window.values()])
+    gone = set(rejected(found, rows))
+    read = [read_message(of_window[number], pictures) for number in numbers]
+    linked(read)
+    low = wanted.casefold()
+    for line, each in zip(window, read, strict=True):
+        row = of_window[line.message]
+        each["branch"] = line.branch
+        each["goes_on_from"] = line.goes_on_from
+        each["rejected"] = line.message in gone
+        each["hit"] = bool(low) and (low in (row["content"] or "").casefold() or low in row["body"].casefold())
+        each["tokens"] = drawn.get(line.message)
+    return read
+
+
+def _hits(rows: pl.DataFrame, told: Reading, wanted: str) -> list[Values]:
+    """Return the places of a text with where their window begins."""
+    places = {line.message: place for place, line in enumerate(told.lines)}
+    found = [each for each in hits(rows, wanted) if each["message"] in places]
+    return [each | {"from": places[each["message"]] // WINDOW * WINDOW} for each in found]

@@ -1,0 +1,123 @@
+"""Messages as a person reads them: thoughts, texts, tool calls beside their results, images, and whatever is left.
+
+A message's body is what an environment and a model wrote: it may be any JSON, or none.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from flows.viewer.data.images import Images
+from flows.viewer.texts import cut
+
+LONGEST = 20_000
+"""Characters of one text that a page shows; all of them are in its JSON."""
+KNOWN = ("role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name", "provider_state")
+"""What of a body is told by itself; the state that a provider keeps for itself only where there is one."""
+Values = dict[str, Any]
+
+
+def long_text(text: str) -> Values:
+    """Return a text with what of it a page shows: `text`, `head` (None: all of it) and how much was `left_out`."""
+    head, left_out = cut(text, LONGEST)
+    return {"text": text, "head": head if left_out else None, "left_out": left_out}
+
+
+def read_message(row: Mapping[str, Any], images: Images) -> Values:
+    """Return a message's role, name, thoughts, parts, tool calls and the call that it answers.
+
+    `row` is one of `data.messages.messages`. Parts are of kind text, image or other; see `part`.
+    """
+    body = _body(row["body"])
+    content = body.get("content", row["content"])
+    if content is None and not body.get("tool_calls"):
+        content = row["content"]
+    rest = {name: value for name, value in body.items() if name not in KNOWN}
+    rest |= {"provider_state": body["provider_state"]} if body.get("provider_state") else {}
+    thoughts = body.get("reasoning_content")
+    return {
+        **{name: row[name] for name in ("message", "parent", "role", "sampled", "num_tokens", "num_sampled")},
+        "name": body.get("name") if isinstance(body.get("name"), str) else None,
+        "thoughts": long_text(_as_text(thoughts)) if thoughts else None,
+        "parts": [each for piece in _pieces(content) if (each := part(piece, images))],
+        "calls": [_call(each) for each in _list(body.get("tool_calls"))],
+        "answers": body.get("tool_call_id") if isinstance(body.get("tool_call_id"), str) else None,
+        "rest": long_text(_as_text(rest)) if rest else None,
+    }
+
+
+def part(piece: Any, images: Images) -> Values | None:
+    """Return one part of a message's content: its `kind`, and `text` or `image`; None for an empty text."""
+    if isinstance(piece, str):
+        return {"kind": "text", "text": long_text(piece)} if piece else None
+    if isinstance(piece, Mapping):
+        if piece.get("type") == "text" and isinstance(piece.get("text"), str):
+            return part(piece["text"], images)
+        if (shown := images.of(piece)) is not None:
+            return {"kind": "image", "image": shown}
+    return {"kind": "other", "text": long_text(_as_text(piece))}
+
+
+def linked(found: Sequence[Values]) -> None:
+    """Tell each call which message answers it, and each answer which message called; by the nearest one above.
+
+    `found` are messages along one way or several; ids of calls may come again. Adds `result` to calls and `asked`
+    (message and name) to messages.
+    """
+    above = {each["message"]: each for each in found}
+    for each in found:
+        each["asked"] = None
+        at = above.get(each["parent"]) if each["answers"] is not None else None
+        while at is not None and each["asked"] is None:
+            for call in at["calls"]:
+                if call["id"] == each["answers"]:
+                    call["result"] = each["message"]
+                    each["asked"] = {"message": at["message"], "name": call["name"]}
+            # Several results of one turn follow each other: only those stand between.
+            at = above.get(at["parent"]) if at["answers"] is not None else None
+
+
+def _call(call: Any) -> Values:
+    given = call if isinstance(call, Mapping) else {"arguments": call}
+    inner = given.get("function")
+    inner = inner if isinstance(inner, Mapping) else given
+    name, arguments = inner.get("name"), inner.get("arguments")
+    return {
+        "id": given.get("id") if isinstance(given.get("id"), str) else None,
+        "name": name if isinstance(name, str) else None,
+        "arguments": long_text(_arguments(arguments)),
+        "result": None,
+    }
+
+
+def _arguments(arguments: Any) -> str:
+    """Return the arguments of a call laid out over lines where they are JSON; else as the model wrote them."""
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError):
+            return str(arguments)
+    return _as_text(arguments)
+
+
+def _body(text: str) -> Values:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _pieces(content: Any) -> Iterator[Any]:
+    if isinstance(content, list):
+        yield from content
+    elif content is not None:
+        yield content
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _as_text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, indent=2, ensure_ascii=False)

@@ -1,0 +1,120 @@
+"""Shades of tokens: what is measured of a token as one of a few steps of colour, with the numbers that divide them.
+
+A shade is one letter, which a style sheet knows as a class. Around zero or one: a to d below, the deepest first, o in
+the middle, e to h above. From little to much: A to H. `-` is where nothing was measured.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+BELOW, MIDDLE, ABOVE, RISING, NONE = "dcba", "o", "efgh", "ABCDEFGH", "-"
+STEPS = len(ABOVE)
+LOG_RATIO = (0.001, 0.01, 0.1, 0.5)
+"""Sizes of the log ratio that divide the shades of the importance ratio."""
+SURPRISE = (0.99, 0.9, 0.7, 0.5, 0.25, 0.1, 0.01)
+"""Probabilities that divide the shades of a log-prob."""
+MISMATCH = (1e-8, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
+ENTROPY = (0.01, 0.1, 0.3, 0.6, 1.0, 2.0, 4.0)
+Values = npt.NDArray[Any]
+Legend = list[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Colouring:
+    """One way to colour tokens: `shades` gives a letter for each token, `legend` the letters with what they mean."""
+
+    name: str
+    label: str
+    told: str
+    """What it is, in a sentence."""
+    column: str
+    shades: Callable[[pl.DataFrame, float], str]
+    legend: Callable[[float], Legend]
+    """Both are given the largest size of the column, by which some are measured."""
+
+
+def relative(column: str) -> Callable[[pl.DataFrame, float], str]:
+    def shades(tokens: pl.DataFrame, largest: float) -> str:
+        values = tokens[column].cast(pl.Float64).to_numpy()
+        share = np.abs(values) / (largest or 1.0)
+        steps = np.clip(np.ceil(np.nan_to_num(share) * STEPS - 1e-6), 1, STEPS).astype(int)
+        return _signed(values, np.where(values == 0, 0, steps))
+
+    return shades
+
+
+def ratio(tokens: pl.DataFrame, largest: float) -> str:
+    values = tokens["log_ratio"].to_numpy()
+    return _signed(values, np.searchsorted(LOG_RATIO, np.abs(np.nan_to_num(values, posinf=9, neginf=-9)), "right"))
+
+
+def rising(column: str, edges: Sequence[float]) -> Callable[[pl.DataFrame, float], str]:
+    def shades(tokens: pl.DataFrame, largest: float) -> str:
+        values = tokens[column].cast(pl.Float64).to_numpy()
+        steps = np.searchsorted(edges, np.nan_to_num(values, posinf=1e9), "right")
+        return _joined(values, [RISING[step] for step in steps])
+
+    return shades
+
+
+def _signed(values: Values, steps: Values) -> str:
+    letters = [
+        MIDDLE if step == 0 else (ABOVE if value > 0 else BELOW)[step - 1]
+        for value, step in zip(values, steps, strict=True)
+    ]
+    return _joined(values, letters)
+
+
+def _joined(values: Values, letters: Sequence[str]) -> str:
+    missing = np.isnan(values)
+    return "".join(NONE if gone else letter for gone, letter in zip(missing, letters, strict=True))
+
+
+def mask(tokens: pl.DataFrame, largest: float) -> str:
+    names = {True: "p", False: "t", None: "u"}
+    pairs = zip(tokens["sampled"], tokens["is_content"], strict=True)
+    return "".join("s" if sampled else names[content] for sampled, content in pairs)
+
+
+def flag(column: str, yes: str, no: str) -> Callable[[pl.DataFrame, float], str]:
+    letters = {True: yes, False: no, None: NONE}
+    return lambda tokens, largest: "".join(letters[value] for value in tokens[column])
+
+
+def around(largest: float) -> Legend:
+    sizes = [f"{largest * step / STEPS:.3g}" for step in range(1, STEPS + 1)]
+    below = [(letter, f"-{size}") for letter, size in zip(reversed(BELOW), reversed(sizes), strict=True)]
+    return [*below, (MIDDLE, "0"), *((letter, f"+{size}") for letter, size in zip(ABOVE, sizes, strict=True))]
+
+
+def around_one(largest: float) -> Legend:
+    bounds = [np.exp(size) for size in LOG_RATIO]
+    below = [(letter, f"< {1 / bound:.3g}") for letter, bound in zip(reversed(BELOW), reversed(bounds), strict=True)]
+    return [*below, (MIDDLE, "1"), *((letter, f"> {bound:.4g}") for letter, bound in zip(ABOVE, bounds, strict=True))]
+
+
+def from_edges(edges: Sequence[float], unit: str) -> Callable[[float], Legend]:
+    labels = [f"< {edges[0]:g}", *(f"≥ {edge:g}" for edge in edges)]
+    return lambda largest: [(letter, label + unit) for letter, label in zip(RISING, labels, strict=True)]
+
+
+def likely(largest: float) -> Legend:
+    labels = [f"p > {SURPRISE[0]:g}", *(f"≤ {edge:g}" for edge in SURPRISE)]
+    return list(zip(RISING, labels, strict=True))
+
+
+def unlikely(column: str) -> Callable[[pl.DataFrame, float], str]:
+    def shades(tokens: pl.DataFrame, largest: float) -> str:
+        negated = tokens.select((-pl.col(column).cast(pl.Float64)).alias(column))
+        return rising(column, [-np.log(edge) for edge in SURPRISE])(negated, largest)
+
+    return shades
+
+
+def named(*pairs: tuple[str, str]) -> Callable[[float], Legend]:
+    return lambda largest: list(pairs)

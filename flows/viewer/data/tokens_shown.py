@@ -1,0 +1,105 @@
+"""Tokens of a page: which of them are drawn, with all their values and the shades of every colouring."""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import polars as pl
+
+from flows.viewer.data.attempts import largest_advantage
+from flows.viewer.data.tokenizers import with_texts
+from flows.viewer.data.tokens import tokens
+from flows.viewer.data.tokens_colourings import COLOURINGS, largest
+from flows.viewer.data.trace import Found
+from flows.viewer.library import Library
+
+DRAWN = 4000
+"""Tokens that a page draws; of more, only how many there are."""
+DIGITS = 8
+"""Significant digits of a value: as many as tables hold, and a few less to send."""
+_BLANKS = re.compile("^ +| +$| {2,}")
+Values = dict[str, Any]
+
+
+def shown_tokens(
+    library: Library, found: Found, messages: Sequence[int], start: int = 0
+) -> tuple[dict[int, Values], pl.DataFrame]:
+    """Return the tokens of messages as values, by message, and the rows of those that are drawn.
+
+    Of each message `num_tokens`, how many were `left_out`, `columns` (a list for each of `data.tokens.TOKENS`), `drawn`
+    (how each looks) and `shades` (a letter for each token, by colouring). `start` is the first token of the first message that is drawn.
+    """
+    whole = tokens(library, found, within=messages, texts=False)
+    order = pl.DataFrame(
+        {"message": list(messages), "order": range(len(messages))}, schema={"message": pl.Int32, "order": pl.Int64}
+    )
+    whole = whole.join(order, on="message").sort("order", "place", maintain_order=True).drop("order")
+    if start and messages:
+        whole = whole.filter((pl.col("message") != messages[0]) | (pl.col("place") >= start))
+    drawn = with_texts(library, found, whole.head(DRAWN))
+    sizes = {each.name: _largest(library, found, drawn, each.column) for each in COLOURINGS}
+    shades = {each.name: each.shades(drawn, sizes[each.name]) for each in COLOURINGS}
+    counts = dict(whole.group_by("message").len().iter_rows())
+    parts, at = {}, 0
+    for (message,), part in drawn.group_by("message", maintain_order=True):
+        end = at + len(part)
+        parts[int(str(message))] = {
+            "num_tokens": counts[message],
+            "left_out": counts[message] - len(part),
+            "columns": {
+                name: [plain_number(value) for value in part[name]] for name in part.columns if name != "message"
+            },
+            "drawn": [drawn_text(text, number) for text, number in zip(part["text"], part["token_id"], strict=True)],
+            "shades": {name: letters[at:end] for name, letters in shades.items()},
+        }
+        at = end
+    for message, count in counts.items():
+        parts.setdefault(
+            message, {"num_tokens": count, "left_out": count, "columns": None, "drawn": [], "shades": None}
+        )
+    return parts, drawn
+
+
+def colourings(library: Library, found: Found, drawn: pl.DataFrame) -> list[Values]:
+    """Return what tokens can be coloured by: name, label, told, how many tokens were measured, and the legend."""
+    return [
+        {
+            "name": each.name,
+            "label": each.label,
+            "told": each.told,
+            "num_measured": len(drawn) - drawn[each.column].null_count(),
+            "legend": [
+                {"shade": shade, "label": label}
+                for shade, label in each.legend(_largest(library, found, drawn, each.column))
+            ],
+        }
+        for each in COLOURINGS
+    ]
+
+
+def _largest(library: Library, found: Found, drawn: pl.DataFrame, column: str) -> float:
+    own = largest(drawn, column)
+    return max(own, largest_advantage(library, found) or 0.0) if column == "advantage" else own
+
+
+def plain_number(value: Any) -> Any:
+    """Return a number in `DIGITS` digits, what is not finite by its name; everything else as it is."""
+    if not isinstance(value, float):
+        return value
+    if not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return float(f"{value:.{DIGITS}g}")
+
+
+def drawn_text(text: str | None, number: int) -> str:
+    """Return a token as it is drawn: blanks at its ends and line ends by signs; its number where it has no text."""
+    if text is None:
+        return f"‹{number}›"
+    text = text.replace("\t", "⇥").replace("\n", "⏎\n")
+    return _BLANKS.sub(lambda blanks: "·" * len(blanks[0]), text) or "∅"
+
+
+def describe(counts: Mapping[int, Values]) -> Values:
+    """Return how many tokens there are in some messages, and how many of them are not drawn."""
+    return {name: sum(each[name] for each in counts.values()) for name in ("num_tokens", "left_out")}

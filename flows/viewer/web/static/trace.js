@@ -1,0 +1,126 @@
+// Tokens: another colouring without a new page, and all values of the token that is pointed at or has the focus.
+"use strict";
+(() => {
+  const box = document.querySelector("[data-messages]");
+  if (!box) return;
+  const select = document.querySelector("[data-colors]");
+  const views = [...document.querySelectorAll("[data-view]")];
+  const groups = () => box.querySelectorAll(".tokens");
+
+  // The address always says what is looked at; a file that was saved has none that can be changed.
+  function remember(name, value) {
+    try {
+      const address = new URL(location.href);
+      address.searchParams.set(name, value);
+      history.replaceState(null, "", address);
+    } catch { /* as above */ }
+    for (const form of document.forms) if (form.elements[name]?.type === "hidden") form.elements[name].value = value;
+  }
+
+  function colour(name) {
+    for (const group of groups()) {
+      const shades = JSON.parse(group.dataset.shades)[name];
+      [...group.children].forEach((token, place) => {
+        const special = token.classList.contains("special") ? " special" : "";
+        token.className = (shades ? `t k${shades[place]}` : "t") + special;
+      });
+    }
+    for (const legend of document.querySelectorAll("[data-legend]")) legend.hidden = legend.dataset.legend !== name;
+    box.dataset.color = name;
+    select.value = name;
+    remember("color", name);
+  }
+  function show(view) {
+    box.dataset.shown = view;
+    for (const each of views) {
+      if (each.dataset.view === view) each.setAttribute("aria-current", "true"); else each.removeAttribute("aria-current");
+    }
+    remember("view", view);
+  }
+  document.querySelector("[data-without-script]")?.setAttribute("hidden", "");
+  select.addEventListener("change", () => colour(select.value));
+  for (const each of views) each.addEventListener("click", (event) => { event.preventDefault(); show(each.dataset.view); });
+
+  const NAMES = [
+    ["token_id", "token"], ["place", "place in message"], ["position", "place in sample"], ["branch", "sample"],
+    ["sampled", "sampled"], ["is_content", "body"], ["trained", "trained on"], ["advantage", "advantage"],
+    ["rl_weight", "rl weight"], ["ce_weight", "cross-entropy weight"], ["ref_kl_weight", "reference-KL weight"],
+    ["engine_logprob", "engine log-prob"], ["learner_logprob", "learner log-prob"], ["log_ratio", "log ratio"],
+    ["ratio", "importance ratio"], ["mismatch", "mismatch KL"], ["entropy", "entropy (nats)"],
+    ["outside", "outside trust region"], ["reference_logprob", "reference log-prob"], ["signal", "reference signal"],
+  ];
+  const tip = document.createElement("div");
+  tip.className = "tip values";
+  tip.id = "token-values";
+  tip.setAttribute("role", "tooltip");
+  tip.hidden = true;
+  document.body.append(tip);
+
+  function told(value) {
+    if (value === null || value === undefined) return "–";
+    if (typeof value === "boolean") return value ? "yes" : "no";
+    if (typeof value === "number" && !Number.isInteger(value)) return String(Number(value.toPrecision(6)));
+    return String(value);
+  }
+  function element(name, text) {
+    const made = document.createElement(name);
+    made.textContent = text;
+    return made;
+  }
+  function values(token) {
+    const group = token.parentElement;
+    group.columns ||= JSON.parse(group.dataset.tokens);
+    const place = [...group.children].indexOf(token);
+    return Object.fromEntries(Object.entries(group.columns).map(([name, column]) => [name, column[place]]));
+  }
+  function open(token) {
+    const found = values(token);
+    const list = document.createElement("dl");
+    for (const [name, label] of NAMES) list.append(element("dt", label), element("dd", told(found[name])));
+    tip.replaceChildren(element("b", token.textContent.replaceAll("\n", "")), list);
+    tip.hidden = false;
+    token.setAttribute("aria-describedby", tip.id);
+    const at = token.getClientRects()[0] || token.getBoundingClientRect();
+    const below = at.bottom + 6 + tip.offsetHeight < innerHeight;
+    tip.style.left = `${Math.max(4, Math.min(at.left, innerWidth - tip.offsetWidth - 12))}px`;
+    tip.style.top = `${below ? at.bottom + 6 : Math.max(4, at.top - 6 - tip.offsetHeight)}px`;
+  }
+  function close() { tip.hidden = true; }
+  box.addEventListener("mouseover", (event) => {
+    const token = event.target.closest(".t");
+    if (token) open(token); else if (!document.activeElement?.matches(".t")) close();
+  });
+  box.addEventListener("mouseleave", close);
+  box.addEventListener("focusin", (event) => { if (event.target.matches(".t")) open(event.target); else close(); });
+  box.addEventListener("focusout", close);
+  addEventListener("scroll", close, { passive: true });
+
+  // One token of each message takes the focus; arrows go on from it, over the ends of messages too.
+  function go(token, by) {
+    const all = [...box.querySelectorAll(".t")];
+    const next = all[all.indexOf(token) + by];
+    if (!next) return;
+    next.focus({ preventScroll: true });
+    next.scrollIntoView({ block: "nearest" });
+    open(next);
+  }
+  document.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, select, textarea, dialog")) return;
+    const token = event.target.closest?.(".t");
+    const names = [...select.options].map((option) => option.value);
+    const turn = (by) => colour(names[(names.indexOf(select.value) + by + names.length) % names.length]);
+    const keys = {
+      c: () => turn(1),
+      C: () => turn(-1),
+      v: () => show({ both: "text", text: "tokens", tokens: "both" }[box.dataset.shown]),
+      ...(token && {
+        ArrowRight: () => go(token, 1),
+        ArrowLeft: () => go(token, -1),
+        Home: () => go(token.parentElement.firstElementChild, 0),
+        End: () => go(token.parentElement.lastElementChild, 0),
+        Escape: close,
+      }),
+    };
+    if (keys[event.key]) { event.preventDefault(); keys[event.key](); }
+  });
+})();
