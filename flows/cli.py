@@ -21,6 +21,7 @@ from flows.commands import (
     viewing,
 )
 from flows.commands.arguments import settle
+from flows.viewer.texts import visible
 
 OURS = ("configs", "storage", "tasks", "flows")
 GROUPS = (running, replaying, looking, viewing, asking, marking, keeping, deploying, comparing, exchanging)
@@ -30,7 +31,7 @@ GROUPS = (running, replaying, looking, viewing, asking, marking, keeping, deploy
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status: 0 done, 1 not ready, 2 a mistake that the message explains."""
     arguments = parse(sys.argv[1:] if argv is None else argv)
-    warnings.formatwarning = lambda message, *_, **__: f"stagecoach: {message}\n"
+    warnings.formatwarning = lambda message, *_, **__: f"stagecoach: {visible(str(message))}\n"
     try:
         return arguments.command(arguments) or 0
     except KeyboardInterrupt:
@@ -40,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         message = explanation(error)
         if message is None:
             raise
-        print(f"stagecoach: {message}", file=sys.stderr)
+        print(f"stagecoach: {visible(message)}", file=sys.stderr)
         return 2
 
 

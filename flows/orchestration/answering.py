@@ -13,6 +13,7 @@ from flows.orchestration.gates import decision_lines
 from flows.orchestration.prefect_settings import configured_url, embedded_settings
 from flows.prepare import recorded_run
 from flows.session import log_directory
+from flows.views.printing import say
 from storage.frames import existing_store
 from storage.store import Store
 
@@ -30,11 +31,12 @@ def main(run: str, approve: bool | None, by: str = "", reason: str = "", store: 
     name, config = recorded_run(root, run)
     if approve is None:
         rows = decisions(root, name)
-        print("\n".join(decision_lines(rows)) or f"run {name} has no decisions: gate.type is {config.gate.type}")
+        for line in decision_lines(rows) or [f"run {name} has no decisions: gate.type is {config.gate.type}"]:
+            say(line)
         return 0
     given = {"approve": approve, "by": by or getpass.getuser(), "reason": reason}
     found = _answer(root, name, config.model_copy(update={"store": store or config.store}), given)
-    print(f"{'approved' if approve else 'refused'} by {given['by']}; run {name} ({found}) goes on within seconds")
+    say(f"{'approved' if approve else 'refused'} by {given['by']}; run {name} ({found}) goes on within seconds")
     return 0
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from configs.run import KEY_NAMES, RunConfig
 from flows.views.identify import WORK, identify, policy_names, policy_version
+from flows.views.printing import say
 from flows.views.telling import KEY, flat, tell, tell_work, title_of
 from storage.errors import border
 from storage.frames import Frames, existing_store
@@ -62,7 +63,8 @@ def main(
     if as_json:
         print(json.dumps(as_values(found)))
     else:
-        print("\n".join(lines(found)))
+        for line in lines(found):
+            say(line)
     return 0
 
 

@@ -1,7 +1,7 @@
 """What a person sees of a run while it runs: one live panel on a terminal, plain lines anywhere else.
 
 Driven by small events, none of which can fail the run or carry markup: text of models is shown as it is, without the
-control sequences that could move a cursor or colour a screen.
+control sequences that could move a cursor or colour a screen, and with what else hides or acts named.
 """
 
 import os
@@ -20,6 +20,8 @@ from rich.panel import Panel as Frame
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
+
+from flows.viewer.texts import visible
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 PLOT_ROWS = 5
@@ -164,7 +166,7 @@ def is_terminal(stream: TextIO) -> bool:
 
 def printable(text: str) -> str:
     """Return text on one line without control sequences; nothing in it can act on a terminal."""
-    return " ".join(_CONTROL.sub("", text).split())
+    return " ".join(visible(_CONTROL.sub("", text)).split())
 
 
 def shown(value: float | None) -> str:

@@ -12,6 +12,7 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
 from configs.run import RunConfig
+from flows.viewer.texts import visible
 from flows.views.printing import console, grid
 from storage.errors import border
 from storage.frames import Frames, existing_store
@@ -78,7 +79,8 @@ def show(answer: pa.Table, form: str) -> None:
     elif form == "csv":
         sink = pa.BufferOutputStream()
         pacsv.write_csv(_without_lists(answer), sink)
-        sys.stdout.write(sink.getvalue().to_pybytes().decode())
+        text = sink.getvalue().to_pybytes().decode()
+        sys.stdout.write(visible(text) if sys.stdout.isatty() else text)  # a program gets it exactly
     else:
         _print(answer)
 

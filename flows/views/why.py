@@ -8,6 +8,7 @@ import polars as pl
 
 from configs.run import RunConfig
 from flows.views.identify import identify, policy_names, policy_version
+from flows.views.printing import say
 from flows.views.sentences import head, sentence
 from storage.errors import border
 from storage.frames import Frames, existing_store
@@ -48,11 +49,13 @@ def main(text: str, as_json: bool = False, store: str = "", run: str = "") -> in
     if as_json:
         print(json.dumps(found, default=str))
         return 0
-    print(head(found))
+    say(head(found))
     for use in found["runs"]:
-        print(f"\n{sentence(found, use)}")
+        print()
+        say(sentence(found, use))
     for each in found["quarantines"]:
-        print(f"\nIt is in quarantine {each['quarantine']}: {each['reason']} (where {each['where']}).")
+        print()
+        say(f"It is in quarantine {each['quarantine']}: {each['reason']} (where {each['where']}).")
     return 0
 
 
