@@ -1,0 +1,191 @@
+"""A trace on the terminal: what is told of it, in colours and without, and that no text of others acts there."""
+
+import io
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from rich.console import Console
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+
+from configs.run import RunConfig
+from flows import cli
+from flows.viewer.library import Library
+from flows.viewer.terminal.colours import MEASURES, Colours
+from flows.viewer.terminal.trace import Wanted, chosen, terminal, told
+from tests import builders
+from tests.flows.viewer.hand_made import FORKED, PATHS, RUN, HandMade, batch, credit, forked, update
+from tests.hostile import ALL, acting
+
+STREAMS: tuple[dict[str, list[float]], ...] = (
+    {"advantages": [0, 0, 0, 0, 0.5, 0.5, 0, 0, 0], "rl_weights": [0, 0, 0, 0, 1, 1, 0, 0, 0]},
+    {"advantages": [0, 0, 0, -0.25, -0.25], "rl_weights": [0, 0, 0, 1, 1]},
+)
+TOKENIZER = {f"<{number}>": number for number in range(16)}
+ESCAPE = re.compile("\x1b\\[[0-9;]*m")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with a trace of two branches that was trained on, one that failed, and one whose texts are hostile."""
+    tmp_path = tmp_path_factory.mktemp("made")
+    (tmp_path / "tokenizer").mkdir()
+    Tokenizer(WordLevel(TOKENIZER, unk_token="<0>")).save(str(tmp_path / "tokenizer" / "tokenizer.json"))
+    root = tmp_path / "store"
+    hand = HandMade(root)
+    config = RunConfig(name=RUN, store=str(root), model={"tokenizer": str(tmp_path / "tokenizer")})
+    hand.store.runs.record(run=RUN, event="resumed", kind="train", config=config.model_dump(mode="json"))
+    rewards = json.dumps({"answer": {"score": 1.0, "weight": 0.5}, "style": {"score": 0.25, "weight": 2.0}, "x": None})
+    failed = builders.failed("e" * 32, error_message="too slow", error_traceback="Traceback\n  a line\nTimeoutError: x")
+    hostile = builders.trace("h" * 32, rewards=json.dumps({ALL: None}), stop_condition=ALL, example_id=ALL, agent=ALL)
+    body = json.dumps({"role": "user", "content": ALL, "tool_calls": [{"name": ALL, "arguments": ALL}]})
+    hand.step(
+        [builders.trace(FORKED, rewards=rewards, num_branches=2), failed, hostile],
+        [*forked(), builders.message("h" * 32, 0, role=ALL, content=ALL, body=body)],
+        [credit(FORKED, number, PATHS[number], STREAMS[number]) for number in (0, 1)],
+        batches=[batch([f"{FORKED}/0", f"{FORKED}/1"])],
+        updates=[update()],
+    )
+    return root
+
+
+def printed(root: Path, *arguments: str, capsys: pytest.CaptureFixture[str]) -> str:
+    assert cli.main(["trace", *arguments, "--store", str(root)]) == 0
+    return capsys.readouterr().out
+
+
+def coloured(root: Path, trace_id: str, **wanted: Any) -> str:
+    library = Library.at(root)
+    out = Console(file=io.StringIO(), force_terminal=True, color_system="truecolor", width=100, markup=False)
+    for part in told(library, chosen(library, trace_id), Wanted(**wanted), out):
+        out.print(part)
+    text = out.file.getvalue()  # type: ignore[attr-defined]
+    assert "\x1b" not in ESCAPE.sub("", text), "colours alone are escapes"
+    return str(text)
+
+
+def test_a_pipe_gets_the_fate_the_rewards_and_the_messages_without_an_escape(
+    made: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = printed(made, FORKED[:8], capsys=capsys)
+    assert "\x1b" not in out
+    assert f"trace {FORKED}  trained" in out
+    assert "reward 1 = answer 1 x 0.5 + style 0.25 x 2 + x not scored" in out
+    assert f"Run {RUN} trained on it at step 0" in out
+    headings = re.findall(r"^ +(\d+) (user|assistant)  (.*)$", out, re.MULTILINE)
+    assert headings == [
+        ("0", "user", "3 tokens  branch 0"),
+        ("1", "assistant", "3 tokens, 2 sampled  branch 0"),
+        ("2", "user", "1 tokens  branch 0"),
+        ("3", "assistant", "2 tokens, 2 sampled  branch 0"),
+        ("4", "assistant", "2 tokens, 2 sampled  branch 1  goes on from message 0"),
+    ]
+
+
+def test_sampled_messages_are_drawn_as_tokens_in_the_colours_of_their_values(made: Path) -> None:
+    text = coloured(made, FORKED)
+    assert "-0.5" in ESCAPE.sub("", text) and "+0.5" in ESCAPE.sub("", text), "the legend"
+    assert "\x1b[38;2;255;255;255;48;2;29;79;196m <5>" in text, "0.5 is the largest: the deepest blue"
+    assert re.search(r"48;2;255;180;135m <10>", text), "-0.25 is half of it: the second orange"
+    assert "<8>" in text and not re.search(r"48;2;[0-9;]*m <8>", text), "it was sampled, and has no weight"
+    assert "<5>" not in coloured(made, FORKED, text=True)
+
+
+def test_branches_and_spans_choose_messages(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def numbers(*arguments: str) -> list[int]:
+        out = printed(made, FORKED, *arguments, capsys=capsys)
+        return [int(each) for each in re.findall(r"^ +(\d+) (?:user|assistant)  ", out, re.MULTILINE)]
+
+    assert numbers("--branch", "1") == [0, 4]
+    assert numbers("--messages", "1:3") == [1, 2, 3]
+    assert numbers("--messages", "3:") == [3, 4]
+    assert numbers("--messages", ":1") == [0, 1]
+    assert numbers("--messages", "2") == [2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((FORKED, "--branch", "2"), "the trace has 2, numbered from 0"),
+        ((FORKED, "--messages", "x:2"), "write 4, 3:7"),
+        ((FORKED, "--messages", "9:"), "the last is 4"),
+        ((FORKED, "--color", "taste"), "there are advantage"),
+        (("f" * 8 + "x",), f"the nearest ids are {FORKED}"),
+        ((FORKED, "--run", "nobody"), "there is no run 'nobody'"),
+    ],
+)
+def test_what_cannot_be_shown_is_explained(
+    made: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], said: str
+) -> None:
+    assert cli.main(["trace", *arguments, "--store", str(made)]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_tokens_are_listed_with_what_was_measured(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = printed(made, FORKED, "--tokens", "--messages", "1", capsys=capsys)
+    lines = [line.split() for line in out.splitlines() if re.match(r"^(message| +1) ", line)]
+    assert lines[0] == ["message", "place", "id", "token", "advantage", "rl", "engine", "trained"]
+    assert lines[1:] == [
+        ["1", "0", "4", "<4>", "\u2013", "0", "\u2013", "no"],
+        ["1", "1", "5", "<5>", "0.5", "1", "-1", "yes"],
+        ["1", "2", "6", "<6>", "0.5", "1", "-2", "yes"],
+    ]
+    narrow = printed(made, FORKED, "--tokens", "--width", "60", "--color", "engine", capsys=capsys)
+    assert re.search(r"token +engine\n", narrow), "what it is coloured by comes first"
+    assert "No room for advantage, rl, trained" in narrow
+
+
+def test_errors_come_with_their_tracebacks(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = printed(made, "e" * 32, capsys=capsys)
+    assert "timeout error: TimeoutError\n  too slow\n  Traceback\n    a line\n  TimeoutError: x" in out
+    assert "reward \u2013" in out, "it was not scored, which is not 0"
+
+
+def test_texts_of_an_enemy_are_shown_and_do_nothing(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = printed(made, "h" * 32, "--whole", capsys=capsys)
+    assert acting(out) == set() and "␛[2J" in out and "[bold red]x[/]" in out
+    assert acting(ESCAPE.sub("", coloured(made, "h" * 32, whole=True))) == set()
+
+
+def test_long_texts_are_cut_with_a_count_unless_all_is_wanted(
+    made: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut = printed(made, "h" * 32, capsys=capsys)
+    left_out = int(re.findall(r"\.\.\. (\d+) more characters \(--whole shows all\)", cut)[0])
+    assert 0 < len(ALL) - 2000 - left_out + 64 <= 128, "2000, or a few less where a letter has marks"
+    assert "--whole" not in printed(made, "h" * 32, "--whole", capsys=capsys)
+    monkeypatch.setattr("flows.viewer.terminal.trace_messages.MOST_MESSAGES", 2)
+    few = printed(made, FORKED, capsys=capsys)
+    assert "... 3 messages between these" in few and few.index("0 user") < few.index("... 3") < few.index("4 assistant")
+
+
+def test_json_has_all_that_the_tables_have(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = json.loads(printed(made, FORKED, "--json", capsys=capsys))
+    assert (said["run"], said["outcome"]["fate"], said["branches"]) == (RUN, "trained", [[0, 1, 2, 3], [0, 4]])
+    assert [each["token_id"] for each in said["tokens"]] == list(range(1, 12))
+    assert [each["message"] for each in said["messages"]] == [0, 1, 2, 3, 4]
+
+
+def test_no_color_and_pipes_are_plain_and_a_width_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert terminal().color_system is not None
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert terminal().color_system is None
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert (terminal().width, terminal(70).width) == (120, 70)
+
+
+def test_scales_reach_as_far_as_the_values_and_never_make_noise_large() -> None:
+    tokens = pl.DataFrame({"log_ratio": [1e-7, -1e-7, None], "mismatch": [0.0, 0.5, None]})
+    rows = [{"log_ratio": ratio, "mismatch": mismatch} for ratio, mismatch in tokens.iter_rows()]
+    ratio, mismatch = Colours("ratio", tokens), Colours("mismatch", tokens)
+    assert (ratio.reach, mismatch.reach) == (0.02, 0.5)
+    assert [ratio.step(row) for row in rows] == ["p1", "n1", "none"]
+    assert [mismatch.step(row) for row in rows] == ["0of4", "4of4", "none"]
+    assert str(mismatch.of(rows[2])) == "none" and "0.5" in mismatch.legend().plain
+    assert {measure.scale for measure in MEASURES.values()} == {"around", "up", "down", "named"}
