@@ -34,13 +34,28 @@ def without_lone_import(pieces: Sequence[Piece]) -> list[Piece]:
 
 
 def step_of(pieces: Iterable[Piece], step: int) -> dict[str, Any]:
-    """Return how the work of a step compares: pieces by stage, the side that alone has it, where it parts first."""
-    own = [each for each in without_lone_import(list(pieces)) if each["step"] == step]
-    own = [each for each in own if each["stage"] not in ("examples", "evaluation")]
+    """Return how the work of one step compares; see `by_step`."""
+    none: dict[str, Any] = {"pieces": [], "only": None, "first_difference": None}
+    return by_step(each for each in pieces if each["step"] == step).get(step, none)
+
+
+def by_step(pieces: Iterable[Piece]) -> dict[int, dict[str, Any]]:
+    """Return by step its `pieces`, `only` (the side that alone has it) and the stage where it parts first.
+
+    What came in before the first step, and evaluations, are of no step.
+    """
+    own: dict[int, list[Piece]] = {}
+    for each in without_lone_import(list(pieces)):
+        if each["stage"] not in ("examples", "evaluation"):
+            own.setdefault(each["step"], []).append(each)
+    return {step: {"pieces": found, **_apart(found)} for step, found in own.items()}
+
+
+def _apart(own: Sequence[Piece]) -> dict[str, Any]:
     counting = [each for each in own if each["stage"] != "gate"]
     only = next((s for s in (ONLY_A, ONLY_B) if counting and all(each["state"] == s for each in counting)), None)
     first = next((each["stage"] for each in counting if each["state"] != SAME), None)
-    return {"pieces": own, "only": only, "first_difference": first}
+    return {"only": only, "first_difference": first}
 
 
 def replays(library: Library, a: str, b: str, changed: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

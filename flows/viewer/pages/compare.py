@@ -5,7 +5,7 @@ from typing import Any
 
 from flows.viewer import addresses
 from flows.viewer.data.compare import FIGURES, compared, compared_evaluations, difference
-from flows.viewer.data.compare_told import picture, replays, step_of, told
+from flows.viewer.data.compare_told import by_step, picture, replays, told
 from flows.viewer.library import Library
 from flows.viewer.page import Asked, Crumb, Page
 from flows.views.show import GOING, process_gone
@@ -32,6 +32,7 @@ def page(library: Library, asked: Asked) -> Page:
     a, b = asked.path["a"], asked.path["b"]
     figure = asked.one_of("figure", FIGURES, "num_kept")
     found = compared(library, a, b)
+    parted = by_step(found["pieces"])
     values = {
         **found,
         "a": a,
@@ -41,12 +42,13 @@ def page(library: Library, asked: Asked) -> Page:
         "config": sorted(found["config"], key=lambda each: not each["in_keys"]),
         "long_config": len(found["config"]) > LONG_CONFIG,
         "picture": picture(found["pieces"]),
-        "lines": lines(found["steps"]),
+        "charts": charts(a, b, found["steps"]),
+        "across": [_across(a, b, each["step"]) for each in found["steps"]],
         "figure": figure,
         "figures": list(FIGURES),
         "meanings": MEANINGS,
         "totals": totals(found["together"]),
-        "steps": [{**each, **_parting(found, each["step"])} for each in found["steps"]],
+        "steps": [{**each, **_parting(parted, each["step"])} for each in found["steps"]],
         "paired": compared_evaluations(library, a, b).to_dicts(),
     }
     return Page("compare.html", f"{a} and {b}", values, (Crumb(a, addresses.run(a)),), is_going(library, a, b))
@@ -58,14 +60,14 @@ def is_going(library: Library, *runs: str) -> bool:
     return any(event.event in GOING and not process_gone(event) for event in last)
 
 
-def lines(steps: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def charts(a: str, b: str, steps: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return what is drawn: for each figure that either run has, the values of both by step; None is a gap."""
-    numbers = [each["step"] for each in steps]
     found = []
     for name, title in LINES.items():
-        both = {side: [each[side].get(name) for each in steps] for side in "ab"}
-        if any(value is not None for values in both.values() for value in values):
-            found.append({"figure": name, "title": title, "steps": numbers, **both})
+        one, other = ([each[side].get(name) for each in steps] for side in "ab")
+        if any(value is not None for value in (*one, *other)):
+            series = [{"name": f"a: {a}", "values": one}, {"name": f"b: {b}", "values": other}]
+            found.append({"figure": name, "title": title, "series": series, "same": one == other})
     return found
 
 
@@ -79,6 +81,10 @@ def totals(together: Mapping[str, Any]) -> list[dict[str, Any]]:
     return rows
 
 
-def _parting(found: Mapping[str, Any], step: int) -> dict[str, Any]:
-    parted = step_of(found["pieces"], step)
-    return {"only": parted["only"], "first_difference": parted["first_difference"]}
+def _across(a: str, b: str, step: int) -> dict[str, Any]:
+    return {"step": step, "address": addresses.compare_step(a, b, step), "finished": True}
+
+
+def _parting(parted: Mapping[int, Mapping[str, Any]], step: int) -> dict[str, Any]:
+    own = parted.get(step, {})
+    return {name: own.get(name) for name in ("only", "first_difference")}
