@@ -77,12 +77,12 @@ LEFT = ("text", "names")
 
 
 def column(name: str, frame: pl.DataFrame) -> Column:
-    """Return a column of a list of traces by its name: one of COLUMNS, `reward:NAME` or `metric:NAME`.
+    """Return a column of a list of traces by its name or heading: one of COLUMNS, `reward:NAME` or `metric:NAME`.
 
     Raises BadQuestion, which names those that there are.
     """
     for each in COLUMNS:
-        if each.name == name and name in frame.columns:
+        if name in (each.name, each.title) and each.name in frame.columns:
             return each
     for start, table in ((REWARD, "rewards"), (METRIC, "metrics")):
         if name.startswith(start) and name != start:
@@ -117,7 +117,7 @@ def read_names(text: str) -> tuple[str, ...]:
 
 def written_names(names: Iterable[str]) -> str:
     """Return names of columns as `read_names` reads them."""
-    return ",".join(quote(name, safe=":_ -./()[]") for name in names)
+    return ",".join(quote(name, safe=":_-./()[]") for name in names)
 
 
 def named(frame: pl.DataFrame) -> list[tuple[str, int]]:

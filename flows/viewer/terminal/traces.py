@@ -1,0 +1,156 @@
+"""`stagecoach traces`: the list of a step's page on a terminal, chosen, sorted and searched by the same code."""
+
+import json
+import sys
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+import polars as pl
+from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from configs.run import RunConfig
+from flows.viewer.data import step as data
+from flows.viewer.data import step_choice, step_figures, step_search, step_traces
+from flows.viewer.data.step_choice import Choice
+from flows.viewer.data.step_columns import LEFT
+from flows.viewer.library import Library
+from flows.viewer.page import NotThere, plain
+from flows.viewer.texts import one_line
+from flows.viewer.web import words
+from storage.errors import border
+
+LIMIT = 40
+"""Traces on a page, where nobody says how many."""
+WIDEST, WIDEST_PIPED = 28, 400
+"""Characters of one cell, on a terminal and in a pipe: there, a whole id has to be found."""
+STYLES = {"trained": "green", "errored": "red", "filtered": "yellow", "quarantined": "yellow", "refused": "yellow"}
+"""The colour of a fate; others have none."""
+GAP = 2
+FIRST = ("trace_id", "group_id", "example_id", "agent", "reward", "advantage", "fate", "detail", "error_type")
+"""What is shown first where a terminal is too narrow for all the usual columns."""
+
+
+def main(
+    run: str,
+    choice: Choice,
+    step: int | None = None,
+    evaluation: int | None = None,
+    set_name: str | None = None,
+    as_json: bool = False,
+    store: str = "",
+) -> int:
+    """Print the traces of a step, the last one if none is named, or of an evaluation; return the exit status.
+
+    Raises NotThere, BadQuestion, and LayoutError where there is no store.
+    """
+    library = Library.at(store or RunConfig().store)
+    with border("reading the tables", library.store.root.address):
+        name = library.latest() if run == "latest" else run
+        title, frame = _frame(library, name, step, evaluation, set_name)
+        chosen = step_choice.choose(frame, choice, step_search.found(library, name, frame, choice.search))
+        found = data.listed(frame, chosen, choice)
+        figures = step_figures.figures(frame)
+    if as_json:
+        print(json.dumps(plain({"run": name, "of": title, "figures": figures, "traces": found})))
+        return 0
+    piped = not sys.stdout.isatty()
+    out = Console(width=100_000 if piped else None, markup=False, emoji=False, highlight=False)
+    out.print(Text(_headline(name, title, figures)))
+    _print_rows(out, found, chosen_by_user=bool(choice.columns), piped=piped)
+    out.print(Text(_ending(found)))
+    return 0
+
+
+def _frame(
+    library: Library, run: str, step: int | None, evaluation: int | None, set_name: str | None
+) -> tuple[str, pl.DataFrame]:
+    if evaluation is not None:
+        return f"evaluation of policy {evaluation}", step_traces.evaluation_traces(library, run, evaluation, set_name)
+    steps = step_traces.steps_of(library, run)
+    if not steps:
+        raise NotThere(f"run {run!r} has no rollouts yet")
+    place = steps[-1] if step is None else step
+    return f"step {place}", step_traces.traces(library, run, place)
+
+
+def _headline(run: str, title: str, figures: Mapping[str, Any]) -> str:
+    reward = figures["reward"]
+    spread = f" ± {words.number(reward['spread'])}" if reward["spread"] is not None else ""
+    fates = ", ".join(
+        f"{each['num_traces']} {' '.join(filter(None, (each['fate'], one_line(each['detail'], 40))))}"
+        for each in figures["fates"]
+    )
+    return f"{one_line(run, 60)}, {title}: reward {words.number(reward['mean'])}{spread}; {fates}"
+
+
+def _print_rows(out: Console, found: Mapping[str, Any], chosen_by_user: bool, piped: bool) -> None:
+    """Print a line for each trace; of the usual columns as many as the width has room for."""
+    columns, widest = found["columns"], WIDEST_PIPED if piped else WIDEST
+    cells = {each["name"]: [told(row, each, found["id_length"], piped) for row in found["rows"]] for each in columns}
+    widths = {
+        each["name"]: min(max(cell_len(text) for text in (each["title"], *cells[each["name"]])), widest)
+        for each in columns
+    }
+    shown = [each["name"] for each in columns] if chosen_by_user else _that_fit(widths, out.width)
+    table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, show_edge=False)
+    left_out = [each["name"] for each in columns if each["name"] not in shown]
+    columns = [each for each in columns if each["name"] in shown]
+    for each in columns:
+        side = "left" if each["kind"] in LEFT else "right"
+        table.add_column(Text(one_line(each["title"], widest)), justify=side, no_wrap=True, overflow="ellipsis")
+    for at, row in enumerate(found["rows"]):
+        style = STYLES.get(row["fate"], "")
+        table.add_row(
+            *(Text(cells[each["name"]][at], style=style if each["name"] == "fate" else "") for each in columns)
+        )
+    if found["rows"]:
+        out.print(table, no_wrap=True, crop=not piped)
+    if left_out:
+        out.print(Text(f"Not shown for want of room: {', '.join(left_out)} (--columns, or --json)", style="dim"))
+
+
+def _that_fit(widths: Mapping[str, int], room: int) -> list[str]:
+    """Return the columns that fit into a width, those of FIRST before others."""
+    shown: list[str] = []
+    used = 0
+    for name in sorted(widths, key=lambda each: FIRST.index(each) if each in FIRST else len(FIRST)):
+        if used + widths[name] + GAP <= room + GAP:
+            shown.append(name)
+            used += widths[name] + GAP
+    return shown
+
+
+def told(row: Mapping[str, Any], column: Mapping[str, Any], id_length: int, piped: bool) -> str:
+    """Return a value of a trace as a piece of one line; what is none is a dash, and no text acts on the terminal."""
+    value, kind = row[column["name"]], column["kind"]
+    if value is None:
+        return words.DASH
+    if kind == "names":
+        return one_line(", ".join(value), WIDEST_PIPED if piped else WIDEST)
+    if kind == "flag":
+        return "yes" if value else "no"
+    if kind == "moment":
+        return words.moment(value if isinstance(value, (str, datetime)) else None)
+    if kind in _NUMBERS:
+        return f"{value:.6g}" if piped else str(_NUMBERS[kind](value))
+    if column["name"] == "trace_id" and not piped:
+        return one_line(str(value)[:id_length], id_length)
+    return one_line(str(value), WIDEST_PIPED if piped else WIDEST)
+
+
+_NUMBERS: Mapping[str, Any] = {"number": words.number, "signed": words.signed, "seconds": words.seconds}
+"""How a person reads the kinds of numbers; a pipe gets digits."""
+
+
+def _ending(found: Mapping[str, Any]) -> str:
+    parts = [f"{found['num_chosen']} of {found['num_all']} traces"]
+    if found["num_found"] is not None:
+        parts.append(f"{found['num_found']} hold the text")
+    if found["num_pages"] > 1:
+        parts.append(f"page {found['page']} of {found['num_pages']} (--page, --limit)")
+    first = found["rows"][0]["trace_id"][: found["id_length"]] if found["rows"] else "ID"
+    return f"{'; '.join(parts)}. One of them: stagecoach trace {one_line(first, 60)}"

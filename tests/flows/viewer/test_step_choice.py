@@ -1,0 +1,238 @@
+"""Choosing among traces: every filter alone and together, every order, pages; against the plainest Python there is."""
+
+import math
+from collections.abc import Callable
+from itertools import combinations
+from typing import Any
+
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flows.viewer.data import step, step_columns
+from flows.viewer.data.step_choice import LARGEST_PAGE, OUTCOMES, Choice, choose, known_values, ordered
+from flows.viewer.page import Asked, BadQuestion
+
+ROWS: list[dict[str, Any]] = [
+    {"environment": "a", "agent": "x", "fate": "trained", "reward": 0.5, "detected": [], "group_id": "0"},
+    {"environment": "a", "agent": "y", "fate": "trained", "reward": 0.5, "detected": ["long"], "group_id": "0"},
+    {"environment": "b", "agent": "x", "fate": "filtered", "reason": "long", "reward": 1.0, "detected": ["long"]},
+    {
+        "environment": "b",
+        "agent": "x",
+        "fate": "filtered",
+        "reason": "loud",
+        "reward": -2.0,
+        "detected": ["loud", "long"],
+    },
+    {"environment": "b", "agent": "y", "fate": "errored", "error_class": "timeout", "detected": ["errored"]},
+    {"environment": "b", "agent": "y", "fate": "quarantined", "reason": "quarantined", "detected": None},
+    {"environment": "a", "agent": "x", "fate": "pending", "reward": 0.0, "detected": None, "example_id": "two"},
+]
+TEXTS = ("environment", "agent", "fate", "reason", "error_class", "group_id", "example_id", "trace_id", "key", "detail")
+FILTERS: dict[str, tuple[str, Callable[[dict[str, Any]], bool]]] = {
+    "environment": ("b", lambda row: row["environment"] == "b"),
+    "agent": ("x", lambda row: row["agent"] == "x"),
+    "outcome": ("filtered", lambda row: row["fate"] == "filtered"),
+    "filter": ("long", lambda row: "long" in (row["detected"] or []) or row["reason"] == "long"),
+    "reason": ("long", lambda row: row["reason"] == "long"),
+    "error": ("timeout", lambda row: row["error_class"] == "timeout"),
+    "trained": ("no", lambda row: row["fate"] != "trained"),
+    "group": ("1", lambda row: row["group_id"] == "1"),
+    "example": ("two", lambda row: row["example_id"] == "two"),
+}
+
+
+def frame(rows: list[dict[str, Any]] = ROWS) -> pl.DataFrame:
+    """Rows as `step_traces.traces` has them, as far as they matter here."""
+    usual = {name: None for name in TEXTS} | {"group_id": "1", "example_id": "one", "detail": ""}
+    full = [usual | {"trace_id": f"t{n}", "reward": None, "detected": None} | row for n, row in enumerate(rows)]
+    types = {**dict.fromkeys(TEXTS, pl.String), "reward": pl.Float64, "detected": pl.List(pl.String)}
+    made = (
+        pl.DataFrame(full, schema=types)
+        .with_row_index("place")
+        .with_columns(
+            pl.col("place").cast(pl.Int64),
+            trained=pl.col("fate") == "trained",
+            metrics=pl.lit("{}"),
+            rewards=pl.lit("{}"),
+        )
+    )
+    others = [each.name for each in step_columns.COLUMNS if each.name not in made.columns]
+    return made.with_columns(pl.lit(None, pl.Int64).alias(name) for name in others)
+
+
+def ids(found: pl.DataFrame) -> list[str]:
+    return found["trace_id"].to_list()
+
+
+@pytest.mark.parametrize("names", [each for n in (1, 2, 3) for each in combinations(FILTERS, n)], ids="+".join)
+def test_filters_alone_and_together(names: tuple[str, ...]) -> None:
+    made = frame()
+    found = choose(made, Choice(**{name: FILTERS[name][0] for name in names}))
+    expected = [row["trace_id"] for row in made.to_dicts() if all(FILTERS[name][1](row) for name in names)]
+    assert ids(found.rows) == ids(found.page) == expected
+    if len(names) == 1:
+        assert 0 < len(expected) < len(ROWS)
+
+
+def test_trained_and_what_was_found_by_hand() -> None:
+    assert ids(choose(frame(), Choice(trained="yes")).rows) == ["t0", "t1"]
+    assert ids(choose(frame(), Choice(filter="long")).rows) == ["t1", "t2", "t3"]
+    assert ids(choose(frame(), Choice(filter="long", outcome="trained")).rows) == ["t1"]
+    assert ids(choose(frame(), Choice(filter="quarantined")).rows) == ["t5"]
+    assert ids(choose(frame(), Choice(outcome="stopped")).rows) == []
+
+
+def test_without_a_choice_all_are_there_as_they_came() -> None:
+    found = choose(frame(), Choice())
+    assert ids(found.rows) == [f"t{n}" for n in range(len(ROWS))]
+    assert (found.num_all, found.num_found, found.num_pages) == (len(ROWS), None, 1)
+    assert choose(frame([]), Choice()).num_pages == 1
+
+
+@pytest.mark.parametrize(
+    ("choice", "said"),
+    [
+        (Choice(environment="c"), "environment='c' is not known here; there are a, b"),
+        (Choice(outcome="Trained"), "outcome='Trained' is not known here; there are trained, filtered"),
+        (Choice(filter="short"), "filter='short' is not known here; there are errored, long, loud, quarantined"),
+        (Choice(error="gone"), "error='gone' is not known here; there are infrastructure, timeout"),
+        (Choice(trained="1"), "trained='1' is not known here; there are yes, no"),
+        (Choice(order="down"), "order='down' is not known here; there are asc, desc"),
+        (Choice(group="7"), "group='7' is not among these traces"),
+        (Choice(sort="nothing"), "there is no column 'nothing'; there are trace_id, group_id"),
+        (Choice(columns=("reward", "beauty")), "there is no column 'beauty'"),
+        (Choice(sort="metric:"), "there is no column 'metric:'"),
+        (Choice(page=2), "page=2: there are 1 of 50 traces each"),
+        (Choice(page=0), "page=0 of 50 traces: both count from 1"),
+        (Choice(search="x" * 501), "search: at most 500 characters, not 501"),
+    ],
+)
+def test_what_is_not_known_is_refused_with_what_is(choice: Choice, said: str) -> None:
+    with pytest.raises(BadQuestion) as caught:
+        choose(frame(), choice)
+    assert str(caught.value).startswith(said)
+
+
+def test_an_outcome_or_error_that_none_has_here_is_an_answer() -> None:
+    assert "refused" in OUTCOMES and ids(choose(frame(), Choice(outcome="refused")).rows) == []
+    assert ids(choose(frame(), Choice(error="infrastructure")).rows) == []
+    assert known_values(frame())["outcome"] == ["trained", "filtered", "errored", "quarantined", "pending"]
+
+
+def slowly(rows: list[dict[str, Any]], name: str, descending: bool) -> list[int]:
+    """The places of rows by a column: in either order what has no value comes last, and equals stay as they came."""
+
+    def value(row: dict[str, Any]) -> Any:
+        found = row[name]
+        if isinstance(found, list):
+            return ", ".join(found) or None
+        return None if isinstance(found, float) and math.isnan(found) else found
+
+    there = [row for row in rows if value(row) is not None]
+    none = [row["place"] for row in rows if value(row) is None]
+    return [row["place"] for row in sorted(there, key=value, reverse=descending)] + none
+
+
+VALUES: dict[str, st.SearchStrategy[Any]] = {
+    "text": st.text(st.sampled_from("aB\u00e9\U0001f600 "), max_size=2),
+    "number": st.sampled_from([0.0, 1.0, -1.5, math.nan, math.inf, 0.1]),
+    "whole": st.integers(-2, 2),
+    "flag": st.booleans(),
+    "names": st.lists(st.sampled_from(["b", "a", "c"]), max_size=2, unique=True),
+}
+TYPES = {"text": pl.String, "number": pl.Float64, "whole": pl.Int64, "flag": pl.Boolean, "names": pl.List(pl.String)}
+
+
+@pytest.mark.parametrize("kind", VALUES)
+@settings(max_examples=40)
+@given(data=st.data())
+def test_orders_are_those_of_plain_sorting(kind: str, data: st.DataObject) -> None:
+    values = data.draw(st.lists(st.none() | VALUES[kind], max_size=12))
+    rows = pl.DataFrame({"value": pl.Series(values, dtype=TYPES[kind])}).with_row_index("place")
+    column = step_columns.Column("value", "value", kind, "")
+    for descending in (False, True):
+        found = ordered(rows, column, descending)["place"].to_list()
+        # `reverse=True` keeps equals in their order, as we do.
+        assert found == slowly(rows.to_dicts(), "value", descending)
+
+
+@pytest.mark.parametrize("name", [each.name for each in step_columns.COLUMNS])
+@pytest.mark.parametrize("order", ["asc", "desc"])
+def test_every_column_can_be_sorted_by(name: str, order: str) -> None:
+    made = frame()
+    found = choose(made, Choice(sort=name, order=order)).rows
+    assert found["place"].to_list() == slowly(made.to_dicts(), name, order == "desc")
+
+
+def test_by_reward_by_hand_and_by_its_heading() -> None:
+    assert ids(choose(frame(), Choice(sort="reward", order="desc")).rows) == ["t2", "t0", "t1", "t6", "t3", "t4", "t5"]
+    assert ids(choose(frame(), Choice(sort="reward")).rows) == ["t3", "t6", "t0", "t1", "t2", "t4", "t5"]
+    assert ids(choose(frame(), Choice(sort="trace", order="desc")).rows)[0] == "t6"
+    assert ids(choose(frame(), Choice(order="desc")).rows) == [f"t{n}" for n in range(6, -1, -1)]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, LARGEST_PAGE])
+def test_the_pages_hold_every_row_once(size: int) -> None:
+    choice = {"sort": "reward", "order": "desc", "size": size}
+    pages = choose(frame(), Choice(**choice)).num_pages
+    assert pages == math.ceil(len(ROWS) / size)
+    found = [ids(choose(frame(), Choice(**choice, page=page)).page) for page in range(1, pages + 1)]
+    assert [each for page in found for each in page] == ids(choose(frame(), Choice(**choice)).rows)
+    assert {len(each) for each in found[:-1]} <= {size}
+
+
+def named() -> pl.DataFrame:
+    """Traces with named rewards and metrics, and with texts that are no JSON of that kind."""
+    rewards = ['{"style":{"score":0.5,"weight":1}}', '{"style":null}', "[1]", "{", None, '{"style":{"score":2}}', "{}"]
+    metrics = ['{"a,b":1}', '{"a,b":NaN}', '{"flag":true}', "{}", "{}", '{"a,b":"text"}', "[" * 100_000]
+    return frame().with_columns(rewards=pl.Series(rewards, dtype=pl.String), metrics=pl.Series(metrics))
+
+
+def test_named_rewards_and_metrics_are_columns() -> None:
+    chosen = choose(named(), Choice(columns=("metric:a,b", "reward:style"), sort="reward:style", order="desc"))
+    assert [each.name for each in chosen.columns] == ["trace_id", "metric:a,b", "reward:style"]
+    assert chosen.rows["reward:style"].to_list() == [2.0, 0.5, None, None, None, None, None]
+    assert ids(chosen.rows)[:3] == ["t5", "t0", "t1"]
+    assert dict(step_columns.named(named())) == {"reward:style": 3, "metric:a,b": 3, "metric:flag": 1}
+
+
+def test_lists_of_columns_read_back_as_they_were_written() -> None:
+    names = ("reward", "metric:a,b", "metric:50%", "reward:\u00e9 ")
+    assert step_columns.read_names(step_columns.written_names(names)) == names
+    assert step_columns.read_names(" reward , fate ,") == ("reward", "fate")
+
+
+def test_columns_that_say_nothing_are_not_among_the_usual() -> None:
+    usual = [each.name for each in step_columns.columns((), frame())]
+    assert "reward" in usual and "detected" in usual and "agent" in usual
+    assert not {"advantage", "error_type", "detail", "place"} & set(usual)
+    alone = frame().with_columns(agent=pl.lit("x"), detected=pl.lit([], pl.List(pl.String)))
+    assert not {"agent", "detected"} & {each.name for each in step_columns.columns((), alone)}
+
+
+def test_an_address_says_a_choice() -> None:
+    query = {
+        "environment": "a",
+        "sort": "reward",
+        "order": "desc",
+        "page": "2",
+        "size": "10",
+        "columns": "fate,metric:x",
+    }
+    found = step.choice_of(Asked("/runs/r/steps/0", {}, query | {"search": "50%"}))
+    assert found == Choice(
+        "a", search="50%", sort="reward", order="desc", page=2, size=10, columns=("fate", "metric:x")
+    )
+    assert step.choice_of(Asked("/")) == Choice()
+    for wrong in ({"page": "0"}, {"size": "501"}, {"page": "x"}, {"size": "-1"}):
+        with pytest.raises(BadQuestion):
+            step.choice_of(Asked("/", {}, wrong))
+
+
+def test_colours_of_rewards() -> None:
+    assert [step.level(reward, (0.0, 1.0)) for reward in (0.0, 0.26, 1.0, 2.0, -1.0)] == [0, 3, 10, 10, 0]
+    assert [step.level(reward, (0.0, 1.0)) for reward in (None, math.nan, math.inf)] == [None, None, None]
+    assert step.level(0.5, None) is None

@@ -1,0 +1,118 @@
+"""Searching in what was said: text is text, in upper or lower case, and only the step's own messages are read."""
+
+import re
+from typing import Any
+
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flows.viewer.data import step_search, step_traces
+from flows.viewer.data.step_choice import Choice, choose
+from flows.viewer.library import Library
+from storage.frames import Frames
+from tests.flows.viewer.stepped import HOSTILE, RUN, SAID, stepped
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
+    broken = {"silent": {"error_class": "timeout", "error_type": "ReadTimeout", "error_message": "no [answer]\x1b[2J"}}
+    return stepped(tmp_path_factory.mktemp("searched") / "store", **broken)
+
+
+def holding(library: Library, text: str, step: int = 0) -> list[str]:
+    frame = step_traces.traces(library, RUN, step)
+    found = step_search.found(library, RUN, frame, text)
+    return choose(frame, Choice(), found).rows["trace_id"].to_list()
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("quick BROWN", ["plain"]),
+        ("100%", ["percent"]),
+        ("%", ["percent"]),
+        ("a_b", ["percent"]),
+        ("a.b", []),
+        ("c.*d", ["percent"]),
+        (".*", ["percent"]),
+        ("[e] (f)", ["percent"]),
+        ("\\g ^h$", ["percent"]),
+        ("'i' \"j\"", ["percent"]),
+        ("ΟΔΌΣ", ["greek"]),
+        ("οδος", ["greek"]),
+        ("STRAßE", ["street"]),
+        ("istanbul", ["street"]),
+        ("<SCRIPT>", ["hostile"]),
+        ("[bold red]\x1b", ["hostile"]),
+        ("\u202e", ["hostile"]),
+        ("\x00", ["hostile"]),
+        ("first\nsecond", ["lines"]),
+        ("second\t", ["lines"]),
+        ("nowhere", []),
+        ("later", []),
+        ("E1", ["street", "hostile", "lines"]),
+        ("G0", ["plain", "percent", "greek"]),
+        ("PERCENT", ["percent"]),
+        ("readtimeout", ["silent"]),
+        ("[ANSWER]\x1b[2j", ["silent"]),
+    ],
+)
+def test_text_is_found_as_it_is_written(library: Library, text: str, names: list[str]) -> None:
+    assert holding(library, text) == names
+
+
+def test_nothing_to_look_for_is_no_search(library: Library) -> None:
+    frame = step_traces.traces(library, RUN, 0)
+    assert step_search.found(library, RUN, frame, "") is None
+    assert choose(frame, Choice(), None).num_found is None
+    half = step_search.found(library, RUN, frame, "quick \ud800")  # half a letter, as a terminal may give it
+    assert half is not None and half.sum() == 0
+
+
+def test_how_many_hold_it_is_told_beside_how_many_were_chosen(library: Library) -> None:
+    frame = step_traces.traces(library, RUN, 0)
+    found = step_search.found(library, RUN, frame, "e")
+    chosen = choose(frame, Choice(group="g0", search="e"), found)
+    assert chosen.num_found == len(holding(library, "e")) > chosen.rows.height == 3
+
+
+LETTERS = st.sampled_from("aAbB%_.*+?()[]{}|^$\\-# \n\tßΣσςéÉжЖ\u202e\x1b<>&\"'")
+
+
+@settings(max_examples=60, deadline=None)
+@given(text=st.text(LETTERS, min_size=1, max_size=4), said=st.lists(st.text(LETTERS, max_size=8), max_size=5))
+def test_agrees_with_looking_at_each_letter(text: str, said: list[str]) -> None:
+    fold = {"ς": "σ"}
+
+    def folded(value: str) -> str:
+        return "".join(fold.get(low, low) for low in (each.lower() for each in value))
+
+    pattern = "(?i)" + pl.escape_regex(text)
+    expected = [folded(text) in folded(each) for each in said]
+    assert pl.Series(said, dtype=pl.String).str.contains(pattern).to_list() == expected
+
+
+def test_only_this_steps_messages_are_read_once_and_of_them_only_what_is_said(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fresh = Library(library.store)
+    frame = step_traces.traces(fresh, RUN, 0)
+    read: list[tuple[str, int]] = []
+    of = Frames.of
+
+    def spying(self: Frames, works: Any, table: str) -> pl.LazyFrame:
+        works = list(works)
+        read.extend((table, work.step) for work in works)
+        return of(self, works, table)
+
+    monkeypatch.setattr(Frames, "of", spying)
+    assert step_search.found(fresh, RUN, frame, "fox").sum() == 1
+    assert read == [("messages", 0)]
+    assert step_search.found(fresh, RUN, frame, "fox").sum() == 1 and len(read) == 1
+    assert step_search.found(fresh, RUN, frame, "dog").sum() == 0 and len(read) == 2
+
+
+def test_the_corpus_is_hostile() -> None:
+    assert {"\x1b", "\x00", "\u202e"} <= set(HOSTILE) and re.search("<script>", HOSTILE) and len(SAID) == 7

@@ -1,0 +1,195 @@
+"""The traces of a step: one row each, with fates as `why` and the derived table tell them, from that step's work."""
+
+import json
+from typing import Any
+
+import polars as pl
+import pytest
+
+from flows.viewer.data import groups, step_figures, step_traces
+from flows.viewer.library import Library
+from flows.viewer.page import NotThere
+from flows.views.why import explain
+from storage.frames import Frames
+from tasks.fates import EVALUATED
+from tests.flows.asking import asked
+
+RUNS = ("base", "branch", "gated", "regraded", "begun", "hurried")
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
+    """A store with every fate that a rollout can have."""
+    root = tmp_path_factory.mktemp("steps") / "store"
+    asked.everything(root)
+    return Library.at(root)
+
+
+def told(rows: pl.DataFrame) -> dict[str, tuple[str, str]]:
+    return {row["trace_id"]: (row["fate"], row["detail"]) for row in rows.to_dicts()}
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_fates_are_those_of_the_derived_table(library: Library, run: str) -> None:
+    every = library.frames(run)["fates"].collect()
+    steps = step_traces.steps_of(library, run)
+    assert steps
+    for step in steps:
+        found = step_traces.traces(library, run, step)
+        expected = every.filter(pl.col("step") == step, pl.col("fate") != EVALUATED)
+        assert told(found) == told(expected) and found.height == expected.height > 0
+        assert found["place"].to_list() == list(range(found.height))
+
+
+@pytest.mark.parametrize("run", ["branch", "gated", "hurried"])
+def test_fates_and_numbers_are_those_that_why_tells(library: Library, run: str) -> None:
+    frames = library.frames(run)
+    for row in step_traces.traces(library, run, 0).gather_every(5).to_dicts():
+        (use,) = [each for each in explain(frames, row["trace_id"])["runs"] if each["step"] == 0]
+        assert (row["fate"], row["detail"]) == (use["fate"], use["detail"])
+        assert row["reason"] == (use["verdict"] and use["verdict"]["reason"])
+        samples = use["samples"]
+        assert row["num_samples"] == (len(samples) or None)
+        assert row["advantage"] == (samples[0]["advantage"] if samples else None)
+
+
+def test_rows_by_hand(library: Library) -> None:
+    rows = {row["trace_id"]: row for row in step_traces.traces(library, "base", 0).to_dicts()}
+    assert len(rows) == 18
+    kept, cut, two, failed = (rows[f"trace-0-0-{member}"] for member in range(4))
+    assert (kept["fate"], kept["detail"], kept["keep"], kept["trained"]) == ("trained", "", True, True)
+    assert kept["num_samples"] == 1 and two["num_samples"] == 2 and two["num_branches"] == 2
+    assert kept["advantage"] == pytest.approx(kept["reward"] - kept["baseline"])
+    assert (cut["fate"], cut["detail"], cut["detected"], cut["advantage"]) == (
+        "filtered",
+        "truncated",
+        ["truncated"],
+        None,
+    )
+    assert (failed["fate"], failed["detail"], failed["reward"]) == ("errored", "timeout", None)
+    equal = rows["trace-0-1-0"]
+    assert (equal["fate"], equal["detail"], equal["reward"]) == ("filtered", "zero_advantage", 1.0)
+    assert rows["trace-0-2-0"]["reward"] is None and rows["trace-0-2-0"]["fate"] == "no weight"
+
+
+def test_what_is_regraded_has_the_reward_of_today(library: Library) -> None:
+    before = step_traces.traces(library, "base", 0).select("trace_id", old="reward")
+    now = step_traces.traces(library, "regraded", 0)
+    both = now.join(before, on="trace_id").drop_nulls(["reward", "old"])
+    assert both.height > 10 and (both["reward"] - both["old"]).to_list() == pytest.approx([0.5] * both.height)
+    (unfit,) = now.filter(trace_id=asked.UNFIT).to_dicts()
+    assert (unfit["fate"], unfit["reason"]) == ("quarantined", "quarantined")
+
+
+def test_only_the_step_is_read_and_only_once(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    fresh, read = Library(library.store), []
+    of = Frames.of
+
+    def spying(self: Frames, works: Any, table: str) -> pl.LazyFrame:
+        works = list(works)
+        read.extend((table, work.step) for work in works)
+        return of(self, works, table)
+
+    monkeypatch.setattr(Frames, "of", spying)
+    monkeypatch.setattr(Frames, "__getitem__", lambda *_: pytest.fail("a whole table was read"))
+    one = step_traces.traces(fresh, "base", 1)
+    assert {step for _, step in read} == {1} and {table for table, _ in read} >= {"traces", "verdicts", "credits"}
+    read.clear()
+    assert step_traces.traces(fresh, "base", 1) is one and read == []
+    assert not [name for name in one.columns if one.schema[name] == pl.List(pl.Float32)]
+
+
+def test_an_evaluation_by_version(library: Library) -> None:
+    assert step_traces.steps_of(library, "base", for_training=False) == [1, 2]
+    rows = step_traces.evaluation_traces(library, "base", 1)
+    assert rows.height == 8 and set(rows["fate"]) == {"evaluated"}
+    assert rows.select("set", "round", "replaced").unique().rows() == [("", 0, False)]
+    assert rows["keep"].null_count() == rows["advantage"].null_count() == 8
+    (score,) = groups.evaluation_groups(library, "base", 1).select(pl.col("num_traces").sum()).to_series().to_list()
+    assert score == 8
+
+
+def test_what_is_not_there(library: Library) -> None:
+    with pytest.raises(NotThere, match=r"run 'base' has no rollouts at step 7; the nearest are at 1, 0"):
+        step_traces.traces(library, "base", 7)
+    with pytest.raises(NotThere, match="has no evaluation of policy 0; it has none at all"):
+        step_traces.evaluation_traces(library, "branch", 0)
+    with pytest.raises(NotThere, match="there is no run 'nobody'"):
+        step_traces.traces(library, "nobody", 0)
+
+
+def test_the_figures_of_a_step(library: Library) -> None:
+    frame = step_traces.traces(library, "base", 0)
+    found = step_figures.figures(frame)
+    rows = frame.to_dicts()
+    scored = [row["reward"] for row in rows if row["reward"] is not None]
+    assert (found["num_traces"], found["num_groups"], found["num_judged"]) == (18, 3, 18)
+    assert found["reward"]["num_scored"] == len(scored) == 14
+    assert found["reward"]["mean"] == pytest.approx(sum(scored) / 14)
+    assert found["num_kept"] == sum(row["keep"] for row in rows)
+    assert found["num_trained"] == sum(row["fate"] == "trained" for row in rows)
+    assert sum(each["num_traces"] for each in found["fates"]) == 18
+    assert found["errors"] == [{"error_class": "timeout", "num_traces": 3}]
+    by_filter = {each["filter"]: (each["num_found"], each["num_decided"]) for each in found["filters"]}
+    assert by_filter["truncated"] == (3, 3) and by_filter["errored"] == (3, 3)
+    json.dumps(found)
+
+
+def test_stopped_rollouts_are_in_no_mean(library: Library) -> None:
+    frame = step_traces.traces(library, "hurried", 0)
+    stopped = frame.filter(fate="stopped")
+    assert stopped.height == 5
+    loud = frame.with_columns(reward=pl.when(fate="stopped").then(100.0).otherwise("reward"))
+    assert step_figures.figures(loud)["reward"] == step_figures.figures(frame)["reward"]
+    group = groups.of_traces(loud).filter(pl.col("num_stopped") > 0).to_dicts()[0]
+    assert group["num_stopped"] == 5 and group["reward_max"] < 100
+    assert "straggler" not in {each["error_class"] for each in step_figures.figures(frame)["errors"]}
+
+
+def test_the_updates_and_policies_of_a_step(library: Library) -> None:
+    chains = step_traces.chains_of(library, "base", 1)
+    updates = step_figures.updates(library, "base", chains)
+    assert [each["update"] for each in updates] == [0, 1] and updates[0]["loss"] == 0.1
+    found = step_figures.policies(library, "base", step_traces.traces(library, "base", 1), chains)
+    assert [each["name"] for each in found["before"]] == ["base:1"] and found["after"]["name"] == "base:2"
+    begun = step_traces.chains_of(library, "begun", 0)
+    assert step_figures.updates(library, "begun", begun) == []
+    assert (
+        step_figures.policies(library, "begun", step_traces.of_chains(library, "begun", begun), begun)["after"] is None
+    )
+
+
+def test_rewards_in_bins(library: Library) -> None:
+    frame = step_traces.traces(library, "base", 0).with_columns(
+        reward=pl.Series([None, 0.0, 0.09, 0.1, 0.55, 1.0, float("nan"), *[None] * 11], dtype=pl.Float64)
+    )
+    (found,) = step_figures.histogram(frame, bins=10)
+    assert (found["low"], found["high"], found["counts"]) == (0.0, 1.0, [2, 1, 0, 0, 0, 1, 0, 0, 0, 1])
+    assert step_figures.scale(pl.Series([-0.5, 0.5])) == (-1.0, 1.0)
+    assert step_figures.scale(pl.Series([2.0, 6.0])) == (2.0, 6.0)
+    assert step_figures.scale(pl.Series([3.0, 3.0])) == (2.5, 3.5)
+
+
+def test_groups_by_hand(library: Library) -> None:
+    frame = step_traces.traces(library, "base", 0)
+    found = {row["group_id"]: row for row in groups.groups(library, "base", 0).to_dicts()}
+    assert list(found) == ["0-0", "0-1", "0-2"]
+    for name, row in found.items():
+        own = frame.filter(group_id=name).to_dicts()
+        scored = [each["reward"] for each in own if each["reward"] is not None]
+        mean = sum(scored) / len(scored)
+        assert (row["num_traces"], row["num_scored"]) == (6, len(scored))
+        assert row["reward_mean"] == pytest.approx(mean)
+        spread = (sum((each - mean) ** 2 for each in scored) / len(scored)) ** 0.5
+        assert row["reward_spread"] == pytest.approx(spread)
+        assert row["num_kept"] == sum(each["keep"] for each in own)
+        assert row["num_errored"] == 1 and row["num_trained"] == sum(each["trained"] for each in own)
+    assert found["0-1"]["baseline"] is None and found["0-0"]["baseline"] is not None
+    loo = groups.groups(library, "branch", 0)  # each has the mean of the others
+    assert loo["baseline"].null_count() == loo.height
+    assert groups.groups(library, "begun", 0)["num_kept"].null_count() == 3
+
+
+def test_groups_are_in_the_order_that_people_count_in() -> None:
+    names = ["3-10", "3-2", "3.1-0", "3-0"]
+    assert sorted(names, key=groups.natural) == ["3-0", "3-2", "3-10", "3.1-0"]
