@@ -5,7 +5,7 @@ from typing import Any
 from configs.run import RunConfig
 from flows.viewer.data.run_states import is_going, seconds_at_work, state_of
 from flows.viewer.data.run_steps import StepWork
-from flows.viewer.data.runs import chosen, parent_of, steps_done
+from flows.viewer.data.runs import chosen, parent_of, policy_of, steps_done
 from flows.viewer.library import Library
 from flows.views.differences import compared_configs
 
@@ -31,6 +31,7 @@ def overview(library: Library, run: str, steps: list[StepWork]) -> dict[str, Any
         "host": events[-1].host,
         "flow_run": events[-1].flow_run,
         **chosen(events[-1].config),
+        "policy": policy_of(library, events[-1].config),
         **_settings(config),
         "parent": parent,
         "forks": _forks(library, run),

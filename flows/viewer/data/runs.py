@@ -14,6 +14,7 @@ from flows.viewer.data.run_steps import StepWork, marks, steps_of
 from flows.viewer.data.series_updates import update_numbers
 from flows.viewer.data.shared_reads import each_once
 from flows.viewer.library import Library
+from flows.views.identify import policy_version
 from storage.runs import Event
 
 RUNS: dict[str, Any] = {
@@ -31,6 +32,7 @@ RUNS: dict[str, Any] = {
     "last_loss": pl.Float64,
     "held_out": pl.Float64,
     "model": pl.String,
+    "policy": pl.String,
     "algorithms": pl.List(pl.String),
     "environments": pl.List(pl.String),
     "tokens_sampled": pl.Int64,
@@ -40,8 +42,9 @@ RUNS: dict[str, Any] = {
     "changed_at": pl.Datetime("us", "UTC"),
 }
 """One row for each run. `parent` is the run it branches off, or the one most of whose rollouts it uses. `rewards` and
-`losses` are means by step, null where there is none; `held_out` is the mean of the last policy's averages. Sampled are
-the tokens that were generated for its steps, trained those that had a weight."""
+`losses` are means by step, null where there is none; `held_out` is the mean of the last policy's averages. `policy`
+names the model as RUN:VERSION where a run of the store made it. Sampled are the tokens that were generated for the
+run's steps, trained those that had a weight."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,7 @@ def _run(
         "last_loss": next((each for each in reversed(losses) if each is not None), None),
         "held_out": _held_out(library, name),
         **chosen(config),
+        "policy": policy_of(library, config),
         "tokens_sampled": sum(sampled[_name(each)].num_tokens for each in steps),
         "tokens_trained": int(sum(each.get("updates/weighted_tokens", 0.0) for each in updates)),
         **_times(library, name, events),
@@ -134,6 +138,14 @@ def chosen(config: Mapping[str, Any]) -> dict[str, Any]:
         "algorithms": list(dict.fromkeys(each for each in types if each)) if config.get("kind") != "sft" else [],
         "environments": [str(each.get("name")) for each in environments],
     }
+
+
+def policy_of(library: Library, config: Mapping[str, Any]) -> str | None:
+    """Return the name RUN:VERSION of the policy that a run starts from; None where no run of the store made it."""
+    path = str((config.get("model") or {}).get("path") or "")
+    work = library.graph.works.get(path.rstrip("/").rpartition("/")[2])
+    made = work is not None and work.stage == "training"
+    return f"{work.computed_by}:{policy_version(work)}" if work is not None and made else None
 
 
 def _times(library: Library, name: str, events: Sequence[Event]) -> dict[str, Any]:

@@ -5,13 +5,14 @@ from typing import Any
 
 from flows.viewer.data.series import StepNumbers
 from flows.viewer.data.series_rollouts import ALL, SPANS
+from flows.views.show import STAGES
 
 Series = dict[str, Any]
 Chart = dict[str, Any]
 
 
 def charts(steps: Sequence[StepNumbers], evaluations: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return sections of charts; one without any value is left out. `evaluations` are those of `held_out`."""
+    """Return sections of charts; a chart without any value is left out. `evaluations` are those of `held_out`."""
     made = _Charts(steps)
     held = _held_out(steps, evaluations)
     sections = (
@@ -20,11 +21,7 @@ def charts(steps: Sequence[StepNumbers], evaluations: Sequence[dict[str, Any]]) 
         ("Training", made.training()),
         ("Time", made.time()),
     )
-    return [
-        {"title": title, "charts": kept}
-        for title, found in sections
-        if (kept := [each for each in found if each["series"]])
-    ]
+    return [{"title": title, "charts": [each for each in found if each["series"]]} for title, found in sections]
 
 
 class _Charts:
@@ -98,7 +95,8 @@ class _Charts:
 
     def time(self) -> list[Chart]:
         """Seconds by stage, of a rollout, and tokens a second."""
-        stages = [each.rpartition("/")[2] for each in self._measures if each.startswith("timing/stage/")]
+        found = {each.rpartition("/")[2] for each in self._measures if each.startswith("timing/stage/")}
+        stages = [each for each in STAGES if each in found]
         spans = [self._one(f"timing/{span}", ALL, span) for span in SPANS]
         speeds = [each for each in self._measures if each.startswith("tokens_per_second/")]
         by_stage = [{**self._one(f"timing/stage/{stage}", "", stage), "kind": "bars"} for stage in stages]
@@ -169,10 +167,7 @@ def _held_out(steps: Sequence[StepNumbers], evaluations: Sequence[dict[str, Any]
         ends = {end: [interval.get(end) for interval in intervals] for end in ("low", "high")}
         series.append({"name": name, "values": values, **ends, "kind": "points"})
     last = max([*versions, *(each.step + 1 for each in steps)])
-    return [
-        _chart("Held-out average", series, "with 95% intervals, by version of the policy")
-        | {"versions": versions, "last": last}
-    ]
+    return [_chart("Held-out average", series, "95% intervals, by policy") | {"versions": versions, "last": last}]
 
 
 def _chart(title: str, series: Iterable[Series], note: str = "", zero: bool = False) -> Chart:

@@ -38,13 +38,13 @@ def lanes(times: pl.DataFrame, events: Sequence[Mapping[str, Any]], recent: int 
         told = {name: row[name] for name in ("step", "key", "finished", "seconds", "tokens")}
         bars.setdefault(row["stage"], []).append({**told, "start": shown.at(start), "end": shown.at(end)})
     order = [*LANES, *sorted(set(bars) - set(LANES))]
-    marks = [
-        {**event, "at": shown.at(_since(begun, event["at"]))} for event in events if _since(begun, event["at"]) >= 0
-    ]
+    # A run's first event is a little before its first work: it stands at the begin.
+    noted = [event for event in events if not recent or event["at"] >= begun]
+    marks = [{**event, "at": shown.at(max(0.0, _since(begun, event["at"])))} for event in noted]
     return {
         "length": shown.length,
         "lanes": [{"stage": stage, **_rows(bars[stage])} for stage in order if stage in bars],
-        "events": [mark for mark in marks if mark["at"] <= shown.length],
+        "events": marks,
         "ticks": shown.ticks(),
         "cuts": shown.cuts,
     }
@@ -56,16 +56,14 @@ class _Shown:
     def __init__(self, spans: Sequence[tuple[float, float]]) -> None:
         busy = _merged(spans)
         work = sum(end - start for start, end in busy) or 1.0
+        pieces = _merged(spans, CUT_SHARE * work)
         self.cuts: list[dict[str, float]] = []
         self._pieces: list[tuple[float, float, float]] = []
         at = 0.0
-        for number, (start, end) in enumerate(busy):
+        for number, (start, end) in enumerate(pieces):
             if number:
-                idle = start - busy[number - 1][1]
-                if idle > CUT_SHARE * work:
-                    self.cuts.append({"at": at + LEFT_SHARE * work / 2, "seconds": idle})
-                    idle = LEFT_SHARE * work
-                at += idle
+                self.cuts.append({"at": at + LEFT_SHARE * work / 2, "seconds": start - pieces[number - 1][1]})
+                at += LEFT_SHARE * work
             self._pieces.append((start, end, at))
             at += end - start
         self.length = at or 1.0
@@ -95,11 +93,11 @@ class _Shown:
         return found
 
 
-def _merged(spans: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return spans without overlaps, in order."""
+def _merged(spans: Sequence[tuple[float, float]], idle: float = 0.0) -> list[tuple[float, float]]:
+    """Return spans in order, those taken together that overlap or are no more than `idle` apart."""
     found: list[tuple[float, float]] = []
     for start, end in sorted(spans):
-        if found and start <= found[-1][1]:
+        if found and start <= found[-1][1] + idle:
             found[-1] = (found[-1][0], max(end, found[-1][1]))
         else:
             found.append((start, end))

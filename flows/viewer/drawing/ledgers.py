@@ -10,10 +10,12 @@ from flows.viewer.drawing.svg import NUM_COLOURS, drawing, link, tag, text
 from flows.viewer.web.words import seconds
 from flows.views.curve import ticks
 
-LEFT, TOP, BOTTOM, ROW = 104.0, 4.0, 20.0, 18.0
+LEFT, TOP, BOTTOM, ROW = 142.0, 4.0, 20.0, 18.0
 NARROW, WIDE, WIDTH = 6.0, 26.0, 1180.0
 """Least and most of a column, and what all of them take where there are few enough."""
 MOST_USERS = 6
+EVALUATION = "evaluation"
+"""Of the policy that a step begins with; not every step has one."""
 
 
 def ledger(told: Mapping[str, Any], addresses: Mapping[str, str]) -> Markup:
@@ -57,13 +59,15 @@ def _column(
 ) -> list[str]:
     """Return the cells of a step from top to bottom; of one that is not begun, empty ones."""
     cells = column["cells"] or [None] * len(stages)
-    begun = bool(column["cells"])
+    begun = any(cell for stage, cell in zip(stages, cells, strict=True) if stage != EVALUATION)
+    after = bool(column["cells"]) and not begun  # the last policy was evaluated; there is no such step
     place = {"x": at, "width": width - 1.5, "height": ROW - 2, "rx": "2"}
     found = []
     for row, (stage, cell) in enumerate(zip(stages, cells, strict=True)):
         if cell is None:
-            look = "cell missing" if begun and stage != "evaluation" else "cell planned"
-            found.append(tag("rect", **place, y=TOP + ROW * row, class_=look) if stage != "evaluation" else "")
+            if stage != EVALUATION and not after:
+                look = "cell missing" if begun else "cell planned"
+                found.append(tag("rect", **place, y=TOP + ROW * row, class_=look))
             continue
         look = (
             f"cell {cell_class(cell['by'])}{' shared' if cell['by'] else ''}{'' if cell['finished'] else ' unfinished'}"

@@ -9,7 +9,7 @@ from flows.viewer.drawing.scales import Scale
 from flows.viewer.drawing.svg import colour, drawing, link, short, tag, text
 from flows.viewer.web.words import seconds
 
-WIDTH, LEFT, RIGHT = 1320.0, 104.0, 14.0
+WIDTH, LEFT, RIGHT = 1320.0, 142.0, 14.0
 ROW, GAP, TOP, BOTTOM = 15.0, 7.0, 30.0, 24.0
 
 
@@ -51,7 +51,8 @@ def _bar(bar: Mapping[str, Any], stage: str, x: Scale, top: float, addresses: Ma
     rect = tag(
         "rect", tag("title", Markup.escape(title)), x=start, y=top, width=width, height=ROW - 2, rx="2", class_=shades
     )
-    number = text(start + width / 2, top + ROW / 2 + 3, str(bar["step"]), text_anchor="middle") if width > 18 else ""
+    room = width > 8 + 6 * len(str(bar["step"]))
+    number = text(start + width / 2, top + ROW / 2 + 3, str(bar["step"]), text_anchor="middle") if room else ""
     address = addresses.get(f"v{bar['step']}" if evaluated else str(bar["step"]))
     return link(address, rect, number, aria_label=title, tabindex="-1") if address else rect + number
 

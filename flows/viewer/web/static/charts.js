@@ -111,13 +111,20 @@
   });
 
   // What was chosen stays chosen when a part of the page is taken anew, and what was opened stays open.
-  const picked = {};
+  const picked = {}, opened = new Map();
+  document.addEventListener("toggle", (event) => {
+    if (event.target.id) opened.set(event.target.id, event.target.open);
+  }, true); // it does not bubble
   document.addEventListener("change", (event) => {
     if (event.target.type === "radio") picked[event.target.name] = event.target.value;
   });
   document.addEventListener("stagecoach:fresh", (event) => {
     for (const radio of event.detail.querySelectorAll("input[type=radio]")) {
       if (picked[radio.name] === radio.value) radio.checked = true;
+    }
+    for (const [id, open] of opened) {
+      const part = event.detail.id === id ? event.detail : event.detail.querySelector(`#${CSS.escape(id)}`);
+      if (part) part.open = open;
     }
     for (const chart of event.detail.querySelectorAll("svg.chart[data-chart]")) draw(chart);
   });
