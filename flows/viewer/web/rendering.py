@@ -1,4 +1,4 @@
-"""Rendering: a page as HTML or as JSON. Whatever is put into a template is made visible and then escaped."""
+"""Rendering: a page as HTML or as JSON. Whatever is put into a template is escaped, and the page made visible."""
 
 import hashlib
 import json
@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
 
 from flows.viewer import addresses
 from flows.viewer.page import Asked, Page, plain
@@ -25,7 +24,8 @@ def as_html(page: Page, asked: Asked, mark: str = "", saved: str = "") -> bytes:
     `saved` is when it was saved, of a page that is kept as a file.
     """
     given = {**page.values, "page": page, "asked": asked, "mark": mark, "saved": saved}
-    return templates().get_template(page.template).render(given).encode("utf-8", "replace")
+    # All of it at once: also what filters, macros and drawings put together, and no part of a page can forget it.
+    return visible(templates().get_template(page.template).render(given)).encode("utf-8", "replace")
 
 
 def as_json(page: Page) -> bytes:
@@ -50,9 +50,7 @@ def templates() -> Environment:
 
 
 def _shown(value: Any) -> Any:
-    if value is None:
-        return words.DASH
-    return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+    return words.DASH if value is None else value
 
 
 def drawings() -> Mapping[str, Any]:

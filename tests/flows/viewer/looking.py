@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 from html.parser import HTMLParser
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -35,7 +35,7 @@ def everything(library: Library) -> list[str]:
     found = [addresses.runs()]
     for run in runs:
         found += _of_run(library, run)
-    for a, b in zip(runs, runs[1:], strict=False):
+    for a, b in pairwise(runs):
         found += [addresses.compare(a, b), addresses.compare_step(a, b, 0)]
         environment, example = _examples(library, a)[0]
         found.append(addresses.compare_example(a, b, environment, example))

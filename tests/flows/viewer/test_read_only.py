@@ -1,0 +1,192 @@
+"""Looking changes nothing: no byte, no name and no time in a store, whatever is opened and however little is there."""
+
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flows.cli import main
+from flows.viewer.library import Library
+from storage.frames import existing_store
+from storage.store import Store, open_store
+from tests.flows.rehearsal import SMALL, rehearse
+from tests.flows.viewer.looking import everything, traces, visitor
+from tests.storage.conftest import s3, s3_host, s3_root  # noqa: F401
+from tests.storage.s3_host import S3Host
+
+pytestmark = pytest.mark.engine
+FORMS = ("html", "json", "file")
+NOBODY = 65534
+CHECKOUT = Path(__file__).parents[3]
+OPENING = """
+import os, sys
+from tests.flows.viewer.looking import everything, visitor
+from flows.viewer.library import Library
+
+def look():
+    library = Library.at(sys.argv[1])
+    client = visitor(library)
+    return [client.get(each).status_code for each in everything(library)]
+
+look()  # what is imported only when it is needed may lie where nobody can read
+os.setgroups([]); os.setgid({nobody}); os.setuid({nobody})
+try:
+    open(sys.argv[1] + "/format.json", "a")
+except PermissionError:
+    print(*look())
+"""
+
+
+def state(root: Path) -> dict[str, tuple[int, int, int, str]]:
+    """Every file and directory below a root: its size, times and mode, and what it holds."""
+    found = {}
+    for path in (root, *sorted(root.rglob("*"))):
+        seen = path.lstat()
+        content = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+        found[str(path.relative_to(root))] = (seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns, content)
+    return found
+
+
+def look_at_all(library: Library) -> list[int]:
+    """Open every address in every form and ask for its mark; return how each was answered."""
+    client = visitor(library)
+    answers = [client.get(each, params={"format": form}).status_code for each in everything(library) for form in FORMS]
+    return [*answers, client.get("/mark").status_code, client.post("/").status_code]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("read") / "store"
+    rehearse(place, "base")
+    rehearse(place, "other", seed=8, steps=1)
+    return place
+
+
+def test_opening_everything_twice_changes_nothing(root: Path) -> None:
+    before = state(root)
+    first = look_at_all(Library.at(root))
+    assert len(first) > 60 and set(first[:-1]) == {200} and first[-1] == 405
+    assert look_at_all(Library.at(root)) == first
+    assert state(root) == before
+    rehearse(root, "again", seed=9, steps=1)
+    assert state(root) != before  # so it is seen where somebody writes
+
+
+def test_a_terminal_changes_nothing(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    library = Library.at(root)
+    trace = next(traces(library, "base"))
+    before = state(root)
+    for command in (["traces", "base"], ["traces", "latest", "--grep", "x"], ["trace", trace]):
+        assert main([*command, "--store", str(root)]) == 0, capsys.readouterr()
+    assert main(["trace", "none", "--store", str(root)]) == 2
+    assert state(root) == before
+
+
+def test_a_store_that_holds_nothing_yet_stays_so(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    root.mkdir()
+    (root / "format.json").write_text('{"layout": 1}')
+    before = state(root)
+    library = Library.at(root)
+    client = visitor(library)
+    for form in FORMS:
+        assert client.get("/", params={"format": form}).status_code == 200
+        for address in (
+            "/runs/a",
+            "/runs/a/steps/0",
+            "/traces/x",
+            "/compare/a/b",
+            "/runs/a/example?environment=a&id=b",
+        ):
+            assert client.get(address, params={"format": form}).status_code == 404, address
+    first = client.get("/mark").json()
+    assert state(root) == before
+    rehearse(root, "base", steps=1)  # what comes later is seen by the same viewer
+    assert client.get("/mark").json() != first and client.get("/runs/base").status_code == 200
+
+
+def test_a_run_that_has_just_started_can_be_looked_at(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    started(open_store(root), "new")
+    before = state(root)
+    client = visitor(root)
+    for form in FORMS:
+        assert client.get("/", params={"format": form}).status_code == 200
+        assert client.get("/runs/new", params={"format": form}).status_code == 200
+        assert client.get("/runs/new/steps/0", params={"format": form}).status_code == 404
+        assert client.get("/compare/new/new", params={"format": form}).status_code < 500
+    assert "new" in client.get("/").text
+    assert state(root) == before
+
+
+def test_a_store_that_nobody_may_write_to_can_be_looked_at(root: Path) -> None:
+    """Root may write anywhere: a process of a user without rights looks."""
+    if os.getuid() != 0:
+        pytest.skip("only root can become another user")
+    above = [each for each in root.parents if not each.stat().st_mode & 0o001]
+    modes = {each: each.stat().st_mode for each in above}
+    paths = (root, *root.rglob("*"))
+    try:
+        for each in above:
+            each.chmod(modes[each] | 0o005)
+        for each in paths:
+            each.chmod(0o555 if each.is_dir() else 0o444)
+        before = state(root)
+        code = OPENING.format(nobody=NOBODY)
+        done = subprocess.run(
+            [sys.executable, "-c", code, str(root)], cwd=CHECKOUT, capture_output=True, text=True, timeout=120
+        )
+        assert set(done.stdout.split()) == {"200"}, done.stdout + done.stderr
+        assert state(root) == before
+    finally:
+        for each, mode in modes.items():
+            each.chmod(mode)
+        for each in paths:
+            each.chmod(0o755 if each.is_dir() else 0o644)
+
+
+def test_in_an_object_store_nothing_is_put(root: Path, s3: S3Host, s3_root: str) -> None:  # noqa: F811
+    for path in root.rglob("*"):
+        if path.is_file():
+            s3.put(f"{s3_root}/{path.relative_to(root)}", path.read_bytes())
+    s3.requests()
+    s3.behave(denied="puts")
+    library = Library.at(s3_root)
+    client = visitor(library)
+    few = everything(library)[:8]
+    assert {client.get(each).status_code for each in few} == {200}
+    requests = s3.requests()
+    assert requests and not [each for each in requests if each.split()[0] not in ("GET", "HEAD")]
+
+
+def test_what_would_write_is_a_fault_and_writes_nothing(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    started(open_store(root), "new")
+    before = state(root)
+    store = existing_store(root, reading=True)
+    with pytest.raises(AssertionError, match="only read"):
+        started(store, "more")
+    with pytest.raises(AssertionError, match="only read"):
+        store.quarantines.record(["t"], where="here", reason="so")
+    assert state(root) == before
+
+
+def test_a_torn_log_is_left_as_it_is(tmp_path: Path) -> None:
+    """Whoever writes next sets it aside; who only looks must not."""
+    root = tmp_path / "store"
+    started(open_store(root), "new")
+    log = sorted((root / "tables/runs/_delta_log").glob("*.json"))[-1]
+    log.write_bytes(log.read_bytes()[:40])
+    before = state(root)
+    assert main(["view", "--store", str(root)]) == 2
+    assert state(root) == before
+
+
+def started(store: Store, run: str) -> None:
+    from configs.run import RunConfig
+
+    config = RunConfig.model_validate(SMALL | {"name": run, "store": store.root.address})
+    store.runs.record(run=run, event="started", kind="train", config=config.model_dump(mode="json"))

@@ -1,0 +1,143 @@
+"""Texts of an enemy on every page: what is data stays text, and nothing acts or hides; JSON holds it as it was."""
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.viewer.library import Library
+from flows.viewer.page import Page, plain
+from flows.viewer.web import rendering, saving
+from flows.viewer.web.app import page_of
+from tests.flows.viewer.looking import Elements, asked, everything, visitor
+from tests.hostile import ALL, Hostile, acting, hostile_store
+
+pytestmark = pytest.mark.engine
+MARKUP = str.maketrans("<>&\"'`{}[]|=;%", "()+-------:.--")
+OURS = re.compile(r"/|#|\?|data:image/svg\+xml,%3Csvg xmlns='http://www\.w3\.org/2000/svg'")
+"""Where an address on a page may lead: into the viewer, into the page, and the sign of the tab."""
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> Hostile:
+    return hostile_store(tmp_path_factory.mktemp("hostile") / "store")
+
+
+@pytest.fixture(scope="module")
+def library(hostile: Hostile) -> Library:
+    return Library.at(hostile.store.root.address)
+
+
+@pytest.fixture(scope="module")
+def pages(library: Library) -> dict[str, Page]:
+    """Every kind of page twice at least, by address."""
+    found = {}
+    for address in everything(library):
+        name, question = asked(address)
+        found[address] = page_of(name)(library, question)
+    return found
+
+
+def harmless(value: Any) -> Any:
+    """The same values of the same lengths, in which no text holds a character of markup."""
+    if isinstance(value, dict):
+        return {name if name.isidentifier() else harmless(name): harmless(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [harmless(item) for item in value]
+    return value.translate(MARKUP) if isinstance(value, str) and not value.startswith("/") else value
+
+
+def test_no_element_and_no_attribute_comes_from_data(pages: dict[str, Page]) -> None:
+    for address, page in pages.items():
+        question = asked(address)[1]
+        twin = replace(page, title=harmless(page.title), values=harmless(dict(page.values)))
+        shown, other = (Elements(rendering.as_html(each, question).decode()) for each in (page, twin))
+        assert shown.tags == other.tags, address
+        assert shown.odd == [], (address, shown.odd)
+
+
+def test_nothing_on_a_page_runs_or_leads_elsewhere(pages: dict[str, Page]) -> None:
+    for address, page in pages.items():
+        shown = Elements(rendering.as_html(page, asked(address)[1]).decode())
+        assert not {tag for tag, _ in shown.tags} & {"iframe", "object", "embed", "img", "base", "style", "textarea"}
+        for tag, name, value in shown.values:
+            assert not name.startswith("on") and name not in ("style", "srcdoc", "xlink:href"), (address, tag, name)
+            if name in ("href", "src", "action", "formaction"):
+                assert OURS.match(value) and not value.startswith("//"), (address, tag, name, value[:80])
+
+
+def test_no_character_acts_or_hides(pages: dict[str, Page]) -> None:
+    for address, page in pages.items():
+        for made in (rendering.as_html(page, asked(address)[1]), saving.saved(page, asked(address)[1])):
+            assert acting(made.decode("utf-8")) == set(), address
+
+
+def test_json_reads_back_as_what_the_page_says(pages: dict[str, Page]) -> None:
+    for address, page in pages.items():
+        made = rendering.as_json(page)
+        assert json.loads(made) == plain(page.values), address
+        assert made.isascii()
+    assert any(ALL in each for page in pages.values() for each in texts(plain(page.values)))
+
+
+def texts(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        value = [*value, *value.values()]
+    if isinstance(value, list):
+        for each in value:
+            yield from texts(each)
+    elif isinstance(value, str):
+        yield value
+
+
+def test_a_saved_page_loads_nothing_leads_nowhere_and_runs_only_what_is_ours(pages: dict[str, Page]) -> None:
+    for address, page in pages.items():
+        text = saving.saved(page, asked(address)[1]).decode()
+        shown = Elements(text)
+        policy = next(
+            value for tag, name, value in shown.values if (tag, name) == ("meta", "content") and "src" in value
+        )
+        for tag in ("script", "style"):
+            inside = re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
+            digests = {base64.b64encode(hashlib.sha256(each.encode()).digest()).decode() for each in inside}
+            allowed = re.search(rf"{tag}-src ([^;]*);", policy)
+            assert allowed and set(allowed[1].split()) == {f"'sha256-{each}'" for each in digests}, address
+            assert inside and [each for each in shown.tags if each[0] == tag] == [(tag, ())] * len(inside)
+        aims = [(name, value) for _, name, value in shown.values if name in ("href", "src", "action")]
+        assert all(value.startswith(("#", "data:image/svg+xml,")) for _, value in aims), address
+        assert "default-src 'none'" in policy and "form-action 'none'" in policy and "unsafe" not in policy
+        assert text.index("charset") < 1000 and text.index("Security-Policy") < text.index("<style>")
+
+
+def test_the_sources_keep_to_what_cannot_be_made_to_run() -> None:
+    for path in rendering.TEMPLATES.glob("*.html"):
+        source = path.read_text()
+        assert not re.search(r"\|\s*safe\b|autoescape|<style|\sstyle=|\son[a-z]+=|javascript:", source), path.name
+        assert set(re.findall(r"<script[^>]*>", source)) <= set(
+            re.findall(r"<script src=\"\{\{ asset\('[a-z_]+\.js'\) \}\}\" defer>", source)
+        )
+    for path in rendering.STATIC.glob("*.js"):
+        source = path.read_text()
+        assert not re.search(
+            r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(|new Function|setAttribute\(\"style", source
+        ), path.name
+        assert "</script" not in source.lower() and "<!--" not in source
+    for path in rendering.STATIC.glob("*.css"):
+        assert not re.search(r"@import|url\(|</", path.read_text()), path.name
+
+
+def test_errors_repeat_what_was_asked_as_text_alone(library: Library) -> None:
+    client = visitor(library)
+    for text in ("<script>alert(1)</script>", "\x1b[31m", "\u202e", '"><img src=x onerror=alert(1)>', "{{7*7}}"):
+        for address in ("/runs/base/steps/0", "/", "/runs/base", "/compare/base/replayed"):
+            for name in ("sort", "page", "format", "outcome", "environment", "colour", "grep", "search", "q", text):
+                answer = client.get(address, params={name: text})
+                assert answer.status_code in (200, 400), (address, name, answer.status_code)
+                assert acting(answer.text) == set() and "49" not in re.findall(r"\{\{7\*7\}\}|\b49\b", answer.text)
+                assert not {"img", "iframe"} & {tag for tag, _ in Elements(answer.text).tags}
