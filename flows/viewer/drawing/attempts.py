@@ -1,6 +1,7 @@
 """Attempts at one example over a run: rewards by step, each a link to its trace."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,8 @@ from flows.viewer.drawing.svg import drawing, link, quoted, short, tag, text
 
 WIDTH, HEIGHT = 320.0, 120.0
 LEFT, RIGHT, TOP, BOTTOM = 34.0, 8.0, 8.0, 20.0
+BESIDE = 8.0
+"""Room between attempts of one step."""
 MOST = 1000
 """Attempts that are drawn, the last ones."""
 
@@ -29,13 +32,27 @@ def attempts(rows: Sequence[Mapping[str, Any]]) -> Markup:
     left = [text(LEFT - 5, y.at(each) + 3.5, label(each), text_anchor="end") for each in y.ticks(3)]
     whole = sorted({int(each) for each in x.ticks(6) if min(steps) <= each <= max(steps) and each == int(each)})
     below = [text(x.at(each), HEIGHT - 4, f"{each}", text_anchor="middle") for each in whole]
-    points = [_point(each, x, y) for each in sorted(rows, key=lambda each: bool(each["here"]))]
+    apart = [*zip(rows, _apart(rows, x), strict=True)]
+    points = [_point(each, at, y) for each, at in sorted(apart, key=lambda pair: bool(pair[0]["here"]))]
     told = f"rewards of {len(rows)} attempts by step"
     grid = tag("g", *lines, class_="grid"), tag("g", *left, *below, class_="ticks")
     return drawing(WIDTH, HEIGHT, (*grid, *points), class_="attempts", role="group", aria_label=told)
 
 
-def _point(each: Mapping[str, Any], x: Scale, y: Scale) -> str:
+def _apart(rows: Sequence[Mapping[str, Any]], x: Scale) -> list[float]:
+    """Return where attempts stand across: those of one step beside each other, within the room of a step."""
+    counts = Counter(each["step"] for each in rows)
+    room = 0.8 * (x.end - x.begin) / (x.high - x.low)
+    seen: Counter[int] = Counter()
+    found = []
+    for each in rows:
+        step, seen[each["step"]] = each["step"], seen[each["step"]] + 1
+        gap = min(BESIDE, room / counts[step])
+        found.append(x.at(step) + (seen[step] - (counts[step] + 1) / 2) * gap)
+    return found
+
+
+def _point(each: Mapping[str, Any], across: float, y: Scale) -> str:
     reward = each["reward"]
     known = reward is not None and math.isfinite(reward)
     kind = "failed" if each["error_class"] else "trained" if each["for_training"] else "scored"
@@ -44,7 +61,7 @@ def _point(each: Mapping[str, Any], x: Scale, y: Scale) -> str:
     dot = tag(
         "circle",
         tag("title", quoted(f"{where}: {said} ({each['trace_id'][:8]})")),
-        cx=x.at(each["step"]),
+        cx=across,
         cy=y.at(reward) if known else HEIGHT - BOTTOM,
         r=5.0 if each["here"] else 3.0,
         class_=f"{kind}{' here' if each['here'] else ''}",

@@ -61,4 +61,4 @@ def _dot(message: int, role: str, at: tuple[float, float]) -> str:
 def classes(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Return the class of each message by its number: that of its role, if it is one of the known ones."""
     known = ("system", "user", "assistant", "tool")
-    return {str(row["message"]): row["role"] if row["role"] in known else "other" for row in rows}
+    return {str(row["message"]): f"by-{row['role'] if row['role'] in known else 'other'}" for row in rows}

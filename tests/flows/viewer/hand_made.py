@@ -70,17 +70,16 @@ class HandMade:
         key = f"{stage}{step}".encode().hex().ljust(32, "0")[:32]
         attempt = f"attempt-{stage}-{step}"
         made = [
-            self.store.append(
-                name, builders.table(name, rows), run=RUN, step=step, key=key, attempt=f"{attempt}.{n}" if n else attempt
-            )
-            for n, (name, rows) in enumerate(tables.items())
+            self.store.append(name, builders.table(name, rows), run=RUN, step=step, key=key, attempt=attempt)
+            for name, rows in tables.items()
         ]
         entry = Entry(RUN, step, stage, 1, key, "", attempt, {"x": 1}, inputs, tuple(made), NOW, NOW)
         return self.store.ledger.commit(entry).key
 
     def step(self, traces: Rows, messages: Rows, credits: Rows = (), step: int = 0, **more: Rows) -> dict[str, str]:
         """Write a step as far as there are rows for it; `more` are batches, updates and the like. Return the keys."""
-        keys = {"rollout": self.work("rollout", {"traces": traces, "messages": messages}, step)}
+        sampled = {"traces": traces, "messages": messages} | {name: more[name] for name in ("images",) if name in more}
+        keys = {"rollout": self.work("rollout", sampled, step)}
         verdicts = [builders.verdict(str(trace["trace_id"])) for trace in traces]
         keys["filtering"] = self.work("filtering", {"verdicts": verdicts}, step, rollout=keys["rollout"])
         if "references" in more:

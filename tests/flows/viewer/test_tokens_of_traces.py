@@ -42,6 +42,20 @@ WHOLE: dict[str, Any] = {
 }
 
 
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
+    """The store with everything in it."""
+    root = tmp_path_factory.mktemp("tokens") / "store"
+    tokens_of(root)
+    return Library.at(root)
+
+
+@pytest.fixture(scope="module")
+def found(library: Library) -> pl.DataFrame:
+    """The tokens of its trace."""
+    return tokens(library, find_trace(library, RUN, FORKED))
+
+
 def tokens_of(root: Path, trace: dict[str, Any] | None = None, **changes: Any) -> pl.DataFrame:
     """The tokens of the forked trace in a store of its own; a table that is None is not written."""
     given = {name: rows for name, rows in (WHOLE | changes).items() if rows is not None}
@@ -50,8 +64,7 @@ def tokens_of(root: Path, trace: dict[str, Any] | None = None, **changes: Any) -
     return tokens(library, find_trace(library, RUN, FORKED))
 
 
-def test_every_token_has_what_each_table_says_of_it(tmp_path: Path) -> None:
-    found = tokens_of(tmp_path / "store")
+def test_every_token_has_what_each_table_says_of_it(found: pl.DataFrame) -> None:
     assert found.schema == pl.Schema(TOKENS)
     none = [None] * 3
     assert found["message"].to_list() == [0, 0, 0, 1, 1, 1, 2, 3, 3, 4, 4]
@@ -76,8 +89,7 @@ def test_every_token_has_what_each_table_says_of_it(tmp_path: Path) -> None:
     assert found["text"].to_list() == [None] * 11, "no tokenizer lies anywhere"
 
 
-def test_ratio_and_mismatch_are_those_of_the_learner(tmp_path: Path) -> None:
-    found = tokens_of(tmp_path / "store")
+def test_ratio_and_mismatch_are_those_of_the_learner(found: pl.DataFrame) -> None:
     expected = {4: -0.5, 5: 0.0, 7: 0.25, 8: -2.75, 9: 0.5, 10: 0.0}
     for row in range(len(found)):
         if row not in expected:
@@ -94,13 +106,14 @@ def test_a_tiny_mismatch_is_not_rounded_away(tmp_path: Path) -> None:
     assert found["mismatch"][4] == pytest.approx(2**-41, rel=1e-5)
 
 
-def test_the_learners_own_measure_says_the_same(tmp_path: Path) -> None:
+@pytest.mark.engine  # torch takes its time to load
+def test_the_learners_own_measure_says_the_same(found: pl.DataFrame) -> None:
     torch = pytest.importorskip("torch")
     from configs.losses import DppoLoss
     from tasks.learner.loss import Tokens, rl_term
     from tasks.learner.measuring import measure
 
-    found = tokens_of(tmp_path / "store").filter(pl.col("rl_weight") != 0)
+    found = found.filter(pl.col("rl_weight") != 0)
     column = {name: torch.tensor(found[name].to_list()) for name in ("engine_logprob", "advantage", "rl_weight")}
     none, learner = torch.zeros(len(found)), torch.tensor(found["learner_logprob"].to_list())
     given = Tokens(*column.values(), none, none, torch.tensor([0, 0, 1, 1]), 2)
@@ -164,16 +177,12 @@ def test_the_first_token_of_a_sample_has_no_weight_in_its_batch(tmp_path: Path) 
     assert found["rl_weight"].to_list() == [0, 1] and found["learner_logprob"].to_list() == [None, -1]
 
 
-def test_a_window_has_the_same_tokens_as_the_whole(tmp_path: Path) -> None:
-    whole = tokens_of(tmp_path / "store")
-    library = Library.at(tmp_path / "store")
+def test_a_window_has_the_same_tokens_as_the_whole(library: Library, found: pl.DataFrame) -> None:
     some = tokens(library, find_trace(library, RUN, FORKED), within=[1, 4])
-    assert some.equals(whole.filter(pl.col("message").is_in([1, 4])))
+    assert some.equals(found.filter(pl.col("message").is_in([1, 4])))
 
 
-def test_messages_have_texts_and_counts_and_ways_to_their_leaves(tmp_path: Path) -> None:
-    tokens_of(tmp_path / "store")
-    library = Library.at(tmp_path / "store")
+def test_messages_have_texts_and_counts_and_ways_to_their_leaves(library: Library) -> None:
     found = find_trace(library, RUN, FORKED)
     rows = messages(library, found)
     assert rows["num_tokens"].to_list() == [3, 3, 1, 2, 2] and rows["num_sampled"].to_list() == [0, 2, 0, 2, 2]

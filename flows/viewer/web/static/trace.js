@@ -93,7 +93,10 @@
   box.addEventListener("mouseleave", close);
   box.addEventListener("focusin", (event) => { if (event.target.matches(".t")) open(event.target); else close(); });
   box.addEventListener("focusout", close);
-  addEventListener("scroll", close, { passive: true });
+  addEventListener("scroll", () => {
+    const token = document.activeElement;
+    if (!tip.hidden && token?.matches(".t")) open(token); else close();
+  }, { passive: true });
 
   // One token of each message takes the focus; arrows go on from it, over the ends of messages too.
   function go(token, by) {

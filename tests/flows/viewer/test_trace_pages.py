@@ -1,0 +1,296 @@
+"""The page of a trace: what it says, what it leads to, and that nothing a rollout wrote acts on it."""
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.viewer import addresses
+from flows.viewer.data.messages_read import LONGEST
+from flows.viewer.library import Library
+from flows.viewer.page import Asked
+from flows.viewer.web.app import page_of, respond
+from tests import builders
+from tests.flows.viewer.hand_made import FORKED, PATHS, RUN, HandMade, batch, credit, forked, update
+
+HOSTILE = (
+    "<script>alert(1)</script>\x1b[31mred\x1b[0m\u202egnp.exe\u202c\x00 '\"><img src=x onerror=alert(2)>"
+    "<!--</style>{{ 7*7 }}{% raw %}&lt;/textarea>\ud7ff</script>"
+)
+EVIL = "e" * 32
+PNG = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6kgAAAABJRU5ErkJggg=="
+)
+SVG = b"<svg xmlns='http://www.w3.org/2000/svg' onload='alert(3)'/>"
+
+
+def image(kind: str, data: bytes) -> dict[str, Any]:
+    """A row of images."""
+    digest = hashlib.sha256(kind.encode() + b"\0" + data).hexdigest()
+    return {"group_id": "g0", "digest": digest, "media_type": kind, "data": data, "trace_id": EVIL, "message": 0}
+
+
+IMAGES = [image("image/png", PNG), image("image/svg+xml", SVG), image("image/jpeg", SVG)]
+
+
+def hostile() -> list[dict[str, Any]]:
+    """Messages with hostile text wherever there can be text."""
+    pictures = [
+        {"type": "image_url", "image_url": {"url": f"stagecoach-image:sha256:{row['digest']}"}} for row in IMAGES
+    ]
+    away = {"type": "image_url", "image_url": {"url": "https://example.org/x.png?" + HOSTILE}}
+    asked = {"role": HOSTILE, "content": [{"type": "text", "text": HOSTILE}, *pictures, away, {"type": HOSTILE}]}
+    called = {
+        "role": "assistant",
+        "reasoning_content": HOSTILE,
+        "tool_calls": [
+            {"id": HOSTILE, "name": HOSTILE, "arguments": HOSTILE},
+            {"id": "2", "name": "calc", "arguments": '{"x": 1}'},
+        ],
+        HOSTILE: HOSTILE,
+    }
+    answers = [{"role": "tool", "tool_call_id": each, "name": HOSTILE, "content": HOSTILE} for each in (HOSTILE, "2")]
+    bodies = [asked, called, *answers]
+    rows = [
+        builders.message(
+            EVIL, number, parent=number - 1 if number else None, role=body["role"], sampled=number == 1,
+            content=HOSTILE, body=json.dumps(body),
+        )
+        for number, body in enumerate(bodies)
+    ]  # fmt: skip
+    return [*rows, builders.message(EVIL, 4, parent=3, content=HOSTILE, body=HOSTILE, sampled=True)]
+
+
+def evil_trace() -> dict[str, Any]:
+    """A failed trace whose columns are hostile."""
+    names = ("environment", "example_id", "agent", "error_type", "error_message", "error_traceback", "stop_condition")
+    texts = json.dumps({HOSTILE: HOSTILE})
+    return builders.failed(
+        EVIL, error_class="environment", **{name: HOSTILE for name in names}, info=texts, metrics=texts, record=texts,
+        rewards=json.dumps({HOSTILE: {"score": 0.0, "weight": 2.0}, "gone": None}),
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
+    """A store with a forked trace that was trained on, its mate, and a hostile one."""
+    made = HandMade(tmp_path_factory.mktemp("pages") / "store")
+    streams = {"advantages": [0, 0, 0, 0, 0.5, 0.5, 0, 0, 0], "rl_weights": [0, 0, 0, 0, 1, 1, 0, 0, 0]}
+    credits = [credit(FORKED, 0, PATHS[0], streams), credit(FORKED, 1, PATHS[1], {"rl_weights": [0] * 5})]
+    rewards = json.dumps({"good": {"score": 0.5, "weight": 2.0}, "unscored": None})
+    traces = [
+        builders.trace(FORKED, reward=1.0, rewards=rewards, episode_id="one", assignment_id="g0/0", num_branches=2),
+        builders.trace("mate", reward=0.0, episode_id="two", assignment_id="g0/1"),
+        builders.trace("judge", reward=None, episode_id="one", assignment_id="g0/0", agent="judge"),
+    ]
+    measured = [0, 0, 0, 0, -1.5, -2, 0, 0, 0]
+    statistics = [{"sample_id": f"{FORKED}/0", "logprobs": measured, "entropies": [0.0] * 9}]
+    learnt = {"updates": [update()], "token_statistics": statistics}
+    made.step(traces, forked(), credits, batches=[batch([f"{FORKED}/0"])], **learnt)
+    made.step([evil_trace()], hostile(), step=1, images=IMAGES)
+    return Library.at(made.store.root.address)
+
+
+def values(library: Library, trace_id: str = FORKED, page: str = "trace", **query: str) -> dict[str, Any]:
+    """What the page says."""
+    asked = Asked(addresses.trace(RUN, trace_id), {"run": RUN, "trace": trace_id}, {**query, "format": "json"})
+    answer = respond(page_of(page), library, asked)
+    found: dict[str, Any] = json.loads(answer.body)
+    return found
+
+
+def html(library: Library, trace_id: str = FORKED, **query: str) -> str:
+    """The page as a browser gets it."""
+    asked = Asked(addresses.trace(RUN, trace_id), {"run": RUN, "trace": trace_id}, query)
+    answer = respond(page_of("trace"), library, asked)
+    assert answer.status_code == 200, answer.body
+    return bytes(answer.body).decode()
+
+
+class Elements(HTMLParser):
+    """Every element of a page with its attributes."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+    def of(self, *names: str) -> list[Mapping[str, str | None]]:
+        return [attributes for tag, attributes in self.found if tag in names]
+
+
+def test_the_top_says_what_became_of_it_and_leads_there(library: Library) -> None:
+    found = values(library)
+    assert found["outcome"]["fate"] == "trained" and found["outcome"]["sentence"].startswith(f"Run {RUN} trained on it")
+    assert found["samples"][0]["address"] == addresses.row(RUN, 0, 0)
+    assert [each["trained"] for each in found["samples"]] == [True, False]
+    assert found["policies"]["made"]["version"] == 0, "its training names no policy as input here"
+    links = {each.get("href") for each in Elements(html(library)).of("a")}
+    assert {addresses.row(RUN, 0, 0), addresses.step(RUN, 0), addresses.run(RUN)} <= links
+    assert addresses.example(RUN, "reverse", "e0") in links
+
+
+def test_reward_parts_tell_null_from_zero(library: Library) -> None:
+    assert values(library)["reward_parts"] == [
+        {"name": "good", "score": 0.5, "weight": 2.0, "product": 1.0},
+        {"name": "unscored", "score": None, "weight": None, "product": None},
+    ]
+    assert values(library, EVIL)["reward_parts"][0] == {"name": HOSTILE, "score": 0.0, "weight": 2.0, "product": 0.0}
+
+
+def test_mates_episode_and_history_lead_to_their_traces(library: Library) -> None:
+    found = values(library)
+    assert [(each["trace_id"], each["here"]) for each in found["mates"]] == [(FORKED, True), ("mate", False)]
+    assert [each["trace_id"] for each in found["episode"]] == ["judge"]
+    assert [each["trace_id"] for each in found["history"]] == [FORKED, "mate"]
+    assert found["mates"][1]["address"] == addresses.trace(RUN, "mate", found["key"])
+    assert (found["previous"], found["next"], found["place"]) == (None, "mate", 0)
+    judge = values(library, "judge")
+    assert judge["trace"]["reward"] is None and judge["next"] is None
+
+
+def test_branches_are_read_one_after_the_other_or_alone(library: Library) -> None:
+    whole = values(library)
+    assert [each["message"] for each in whole["messages"]] == [0, 1, 2, 3, 4]
+    assert [each["goes_on_from"] for each in whole["messages"]] == [None, None, None, None, 0]
+    assert [each["branch"] for each in whole["branches"]] == [0, 1]
+    second = values(library, branch="1")
+    assert [each["message"] for each in second["messages"]] == [0, 4]
+    assert second["branch"] == 1
+    assert "branch=&#39;7&#39;" in refused(library, branch="7")
+
+
+def test_a_window_a_jump_and_a_message_alone(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flows.viewer.pages.trace.WINDOW", 2)
+    assert [each["message"] for each in values(library)["messages"]] == [0, 1]
+    assert [each["message"] for each in values(library, **{"from": "3"})["messages"]] == [3, 4]
+    assert [each["message"] for each in values(library, to="last")["messages"]] == [3, 4]
+    assert [each["message"] for each in values(library, to="trained")["messages"]] == [1, 2]
+    alone = values(library, message="3", at="1")
+    assert [each["message"] for each in alone["messages"]] == [3]
+    assert alone["messages"][0]["tokens"]["columns"]["token_id"] == [9]
+    assert values(library, **{"from": "99"})["from"] == 4
+
+
+def test_search_finds_a_text_and_where_its_window_begins(library: Library) -> None:
+    found = values(library, EVIL, q="<SCRIPT>alert")
+    assert [each["message"] for each in found["hits"]] == [0, 1, 2, 3, 4]
+    assert all(each["hit"] for each in found["messages"])
+    assert values(library, EVIL, q="no such words")["hits"] == []
+
+
+def test_a_call_knows_its_result_and_a_result_its_call(library: Library) -> None:
+    messages = values(library, EVIL)["messages"]
+    assert [(call["id"], call["result"]) for call in messages[1]["calls"]] == [(HOSTILE, 2), ("2", 3)]
+    assert [each["asked"] and each["asked"]["message"] for each in messages] == [None, None, 1, 1, None]
+    assert messages[1]["calls"][1]["arguments"]["text"] == '{\n  "x": 1\n}'
+    assert messages[1]["calls"][0]["arguments"]["text"] == HOSTILE, "what is no JSON stays as it was written"
+    assert messages[1]["thoughts"]["text"] == HOSTILE
+
+
+def test_only_images_of_safe_kinds_that_are_what_they_say_are_shown(library: Library) -> None:
+    parts = values(library, EVIL)["messages"][0]["parts"]
+    images = [part["image"] for part in parts if part["kind"] == "image"]
+    assert images[0]["url"] == f"data:image/png;base64,{base64.b64encode(PNG).decode()}"
+    assert [each["url"] for each in images[1:]] == [None, None, None]
+    assert [each["why"] for each in images[1:]] == [
+        "images of this type are not shown",
+        "its bytes are no image of this type",
+        "images of other addresses are not loaded",
+    ]
+    sources = [each["src"] for each in Elements(html(library, EVIL)).of("img")]
+    assert sources == [images[0]["url"]]
+
+
+def test_nothing_that_a_rollout_wrote_is_more_than_text(library: Library) -> None:
+    for color in ("none", "mask"):
+        text = html(library, EVIL, color=color, q=HOSTILE)
+        elements = Elements(text)
+        assert not re.search("[\x00-\x08\x0b-\x1f\x7f\u202a-\u202e]", text)
+        assert [each.get("src", "").startswith("/static/") for each in elements.of("script")] == [True, True]
+        allowed = {"div", "span", "a", "p", "article", "header", "section", "details", "summary", "figure", "svg", "g"}
+        names = {tag for tag, _ in elements.found}
+        assert not names & {"iframe", "object", "embed", "textarea", "style", "base", "marquee"} and allowed & names
+        handlers = [name for _, each in elements.found for name in each if name.startswith("on") or name == "style"]
+        assert not handlers
+        links = [each["href"] or "" for each in elements.of("a", "link")]
+        assert all(each.startswith(("/", "#", "data:image/svg+xml,%3Csvg")) for each in links)
+        assert "{{ 7*7 }}" in text, "nothing of a text is taken for a template"
+
+
+@pytest.mark.engine
+def test_a_line_of_ten_megabytes_is_cut_and_whole_in_the_json(tmp_path: Path) -> None:
+    line = "x" * 10_000_000 + "y"
+    HandMade(tmp_path / "store").step([builders.trace(EVIL)], [builders.message(EVIL, content=line, body="[]")])
+    own = Library.at(tmp_path / "store")
+    text = html(own, EVIL, q="xy")
+    assert len(text) < 100_000
+    assert re.search("x{20000}", text) and not re.search("x{20001}", text)
+    (part,) = values(own, EVIL)["messages"][0]["parts"]
+    assert part["text"]["text"] == line and part["text"]["left_out"] == len(line) - LONGEST
+
+
+def test_tokens_carry_all_values_and_a_shade_for_every_colouring(library: Library) -> None:
+    text = html(library, color="advantage")
+    groups = [each for each in Elements(text).of("div") if each.get("class") == "tokens"]
+    columns = json.loads(str(groups[1]["data-tokens"]))
+    assert columns["token_id"] == [4, 5, 6] and columns["advantage"] == [None, 0.5, 0.5]
+    assert columns["learner_logprob"] == [None, -1.5, -2]
+    shades = json.loads(str(groups[1]["data-shades"]))
+    assert shades["advantage"] == "-hh" and shades["trained"] == "nyy" and shades["mask"] == "tss"
+    assert {len(letters) for letters in shades.values()} == {3}
+    drawn = [each["class"] for each in Elements(text).of("span") if str(each.get("class")).startswith("t ")]
+    assert drawn[3:6] == ["t k-", "t kh", "t kh"]
+
+
+def test_the_colouring_of_the_address_is_the_one_that_is_drawn(library: Library) -> None:
+    for color in ("ratio", "entropy", "none"):
+        text = html(library, color=color)
+        legends = [each for each in Elements(text).of("div") if each.get("class") == "legend"]
+        assert [each["data-legend"] for each in legends if "hidden" not in each] == [color] * (color != "none")
+    assert values(library)["color"] == "advantage" and values(library, EVIL)["color"] == "engine"
+    assert "is not known" in refused(library, color="purple")
+
+
+def test_tokens_beyond_what_a_page_draws_are_told(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flows.viewer.data.tokens_shown.DRAWN", 4)
+    found = values(library)
+    assert [each["tokens"]["left_out"] for each in found["messages"]] == [0, 2, 1, 2, 2]
+    assert found["tokens"] == {"num_tokens": 11, "left_out": 7}
+    assert "message=1&amp;at=1" in html(library)
+
+
+def test_a_saved_page_needs_nothing_from_outside(library: Library) -> None:
+    text = html(library, EVIL, format="file")
+    elements = Elements(text)
+    assert not [each for each in elements.of("link") if each.get("rel") == "stylesheet"]
+    assert all(not str(each.get("href", "")).startswith("/") for each in elements.of("a"))
+    assert "data-tokens" in text and "replaceState" in text
+
+
+def test_a_trace_of_one_run_is_found_without_its_run(library: Library) -> None:
+    found = values(library, FORKED[:8], page="any_trace")
+    assert found["trace_id"] == FORKED and found["run"] == RUN
+    assert "has a trace" in refused(library, page="any_trace", trace_id="mote")
+
+
+def test_an_unknown_trace_is_refused_with_the_nearest(library: Library) -> None:
+    assert "the nearest ids are mate" in refused(library, trace_id="mat")
+    assert values(library, FORKED, key="f" * 32)["trace_id"] == FORKED, "a hint that is wrong is no error"
+
+
+def refused(library: Library, trace_id: str = FORKED, page: str = "trace", **query: str) -> str:
+    """What an address is answered that cannot be."""
+    asked = Asked(addresses.trace(RUN, trace_id), {"run": RUN, "trace": trace_id}, query)
+    answer = respond(page_of(page), library, asked)
+    assert answer.status_code in (400, 404)
+    return bytes(answer.body).decode()
