@@ -31,7 +31,7 @@
     return part.dataset.told;
   }
   document.addEventListener("pointerover", (event) => {
-    const part = event.target.closest?.("svg .seg, svg .dot, .tok");
+    const part = event.target.closest?.("svg .seg, svg.attempts circle, .tok");
     tip.hidden = !part;
     if (part) tip.textContent = textOf(part);
   });
