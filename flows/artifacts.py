@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from flows.viewer.texts import visible
 from flows.views.curve import Point, curve_svg
 from flows.views.evaluations import HEADINGS, cells
 
@@ -22,6 +23,9 @@ SHOWN_STEPS = 10
 SHOWN_STAGE_STEPS = 200
 RETRY_SECONDS = 60.0
 _COLUMNS = ("reward", "reward_std", "entropy", "mismatch_kl", "grad_norm")
+_MARKS = re.compile(r"[\\`*_{}\[\]()#!|~@]|^[-+](?=[- ]|$)|(?<=/)/|(?<=www)\.", re.IGNORECASE)
+"""What markdown reads: its marks, those of lists where a text begins, and what makes a link of an address."""
+_NUMBERED = re.compile(r"^\d+(?=\.(?: |$))")
 _log = logging.getLogger("stagecoach")
 
 
@@ -87,9 +91,12 @@ def artifact_key(kind: str, run_name: str) -> str:
 
 
 def escaped(text: str) -> str:
-    """Return text that markdown and HTML show as it is, on one line."""
-    plain = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return re.sub(r"([\\`*_{}\[\]()#!|~])", r"\\\1", " ".join(plain.split()))
+    """Return text that markdown and HTML show as it is, on one line, with signs for what acts or hides.
+
+    No list begins with it, in which a block of code that follows would end, and addresses in it are no links.
+    """
+    plain = visible(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return _NUMBERED.sub(r"\g<0>\\", _MARKS.sub(r"\\\g<0>", " ".join(plain.split())))
 
 
 def link(place: str) -> str:
@@ -146,7 +153,7 @@ class RunArtifacts:
     def _publish_comparison(self, rows: Sequence[Mapping[str, Any]]) -> None:
         from prefect.artifacts import create_table_artifact
 
-        shown = [dict(zip(HEADINGS, cells(row), strict=True)) for row in rows]
+        shown = [dict(zip(HEADINGS, map(visible, cells(row)), strict=True)) for row in rows]
         key = artifact_key("evaluations", self.run_name)
         create_table_artifact(shown, key=key, description="Held-out examples before and after training")
 

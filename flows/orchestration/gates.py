@@ -7,6 +7,7 @@ from typing import Any
 
 from flows.artifacts import artifact_key, escaped, number
 from flows.orchestration.pauses import Paused, told, wait_for_answer
+from flows.viewer.texts import cut, visible
 from tasks.figures import MEANINGS, Figures
 from tasks.gate import Answer, Approve, Question, Shown
 
@@ -55,9 +56,10 @@ def figures_table(figures: Figures) -> list[str]:
 def _rollout(shown: Shown) -> list[str]:
     lines = ["", f"## {shown.label}: reward {number(shown.reward)} ({escaped(shown.trace_id)})"]
     for role, text in shown.messages:
-        cut = text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]} ... ({len(text) - LONGEST_TEXT} more)"
+        head, more = cut(text, LONGEST_TEXT)
+        begun = visible(head) + (f" ... ({more} more)" if more else "")
         # An indented block shows a model's text as it is, whatever marks it holds.
-        lines += ["", f"{escaped(role)}:", "", *(f"    {line}" for line in cut.splitlines() or [""])]
+        lines += ["", f"{escaped(role)}:", "", *(f"    {line}" for line in begun.split("\n"))]
     return lines
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import polars as pl
 
+from flows.artifacts import escaped
 from flows.crediting import Credited, credit_all, figures, samples
 from flows.views.printing import console, grid
 from storage.errors import border
@@ -86,7 +87,7 @@ def page(found: dict[str, Any], options: str = "") -> str:
             "",
             "## Refused",
             "",
-            *(f"- `{each['name']}`: {_one_line(each['refusal'])}" for each in found["refused"]),
+            *(f"- `{each['name']}`: {escaped(each['refusal'])}" for each in found["refused"]),
         ]
     return "\n".join(lines) + "\n"
 

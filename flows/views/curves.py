@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.run import RunConfig
+from flows.artifacts import escaped
 from flows.prepare import recorded_run
 from flows.views.credited import markdown
 from flows.views.curve import Point, curves_svg
@@ -38,7 +39,7 @@ def main(runs: Sequence[str], store: str = "", output: str = "") -> int:
 
 def _page(runs: Sequence[str], picture: str, found: Sequence[dict[str, Any]], table: Sequence[str]) -> str:
     scores = [
-        f"| {each['run']} | {score['version']} | {one['environment']} | {_number(one['average'])} |"
+        f"| {each['run']} | {score['version']} | {escaped(one['environment'])} | {_number(one['average'])} |"
         for each in found
         for score in each["evaluations"]
         for one in score["scores"]

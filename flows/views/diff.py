@@ -7,6 +7,7 @@ from typing import Any
 
 from configs.run import RunConfig
 from flows.artifacts import artifact_key, escaped
+from flows.viewer.texts import visible
 from flows.views.diff_sheets import Sheet, sentences, sheets
 from flows.views.differences import compare
 from flows.views.panel import printable
@@ -63,7 +64,7 @@ def markdown(found: Mapping[str, Any]) -> str:
 def table_rows(found: Mapping[str, Any]) -> list[dict[str, str]]:
     """Return the differences by step as rows of a table artifact."""
     (by_step,) = (sheet for sheet in sheets(found) if sheet.name == "steps")
-    return [dict(zip(by_step.headings, row, strict=True)) for row in by_step.rows]
+    return [dict(zip(by_step.headings, map(visible, row), strict=True)) for row in by_step.rows]
 
 
 def _markdown_table(sheet: Sheet) -> Iterator[str]:

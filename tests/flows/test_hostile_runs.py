@@ -1,0 +1,159 @@
+"""Runs of an enemy through what people and programs look at them with: nothing acts, breaks or is lost."""
+
+import csv
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from flows import cli
+from flows.orchestration.gates import summary
+from flows.views.diff import markdown, table_rows
+from flows.views.differences import compare
+from tests.flows.test_hostile_artifacts import READERS, kinds, tokens
+from tests.hostile import ALL, ENVIRONMENT, HELD_OUT, TEXTS, Hostile, acting, hostile_store
+
+pytestmark = pytest.mark.engine
+
+Said = Callable[..., str]
+ACTIVE = {"html_block", "html_inline", "link_open", "image", "code_inline"}
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> Hostile:
+    return hostile_store(tmp_path_factory.mktemp("hostile") / "store")
+
+
+@pytest.fixture
+def said(hostile: Hostile, capsys: pytest.CaptureFixture[str]) -> Said:
+    """Run a command on the store and return what it printed; nothing of it may act on a terminal."""
+
+    def run(*argv: str, status: int = 0) -> str:
+        capsys.readouterr()
+        assert cli.main([*argv, "--store", hostile.store.root.address]) == status
+        printed = capsys.readouterr()
+        assert not acting(printed.out) and not acting(printed.err)
+        return printed.err if status else printed.out
+
+    return run
+
+
+def failed(hostile: Hostile) -> str:
+    """A rollout that ended with an error."""
+    return hostile.traces[5]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("show", "base"),
+        ("show", "replayed"),
+        ("show", "refused"),
+        ("diff", "base", "replayed"),
+        ("diff", "base", "refused", "--step", "0"),
+        ("evals", "base"),
+        ("gate", "base"),
+        ("gate", "refused"),
+        ("quarantine", "--list"),
+        ("curves", "base", "refused"),
+        ("sql", "select * from traces limit 8"),
+        ("sql", "select * from messages limit 8"),
+        ("sql", "select * from examples limit 2"),
+        ("sql", "select * from verdicts limit 2"),
+        ("sql", "select * from decisions"),
+        ("sql", "select * from runs"),
+        ("sql", 'select 1 as "[bold]x\x1b[31m\u202e"'),
+    ],
+    ids=" ".join,
+)
+def test_commands_print_nothing_that_acts(said: Said, command: tuple[str, ...]) -> None:
+    assert said(*command)
+
+
+@pytest.mark.parametrize(
+    "command", ["show base", "show replayed", "diff base replayed", "evals base", "quarantine --list"]
+)
+def test_answers_for_programs_are_whole(said: Said, command: str) -> None:
+    assert json.loads(said(*command.split(), "--json"))
+
+
+def test_rich_markup_is_shown_literally(said: Said) -> None:
+    printed = said("sql", "select agent from traces limit 1")
+    assert TEXTS["rich"] in printed and "␛[31m" in printed
+    assert ENVIRONMENT.replace("\x1b", "␛").replace("\u202e", "⟨U+202E⟩") in said("show", "base")
+    assert HELD_OUT.replace("\x1b", "␛").replace("\u202e", "⟨U+202E⟩") in said("show", "base")
+
+
+@pytest.mark.parametrize("place", [0, 5])
+def test_why_says_one_line_for_each_thing(hostile: Hostile, said: Said, place: int) -> None:
+    printed = said("why", hostile.traces[place])
+    assert len(printed.split("\n\n")) >= 3, "the rollout and what each of two runs made of it"
+    assert all(line.startswith(("Trace ", "Run ", "It is in quarantine", "")) for line in printed.splitlines())
+    assert {line.split()[0] for line in printed.splitlines() if line} <= {"Trace", "Run", "It"}
+    assert json.loads(said("why", hostile.traces[place], "--json"))["trace"]["trace_id"] == hostile.traces[place]
+
+
+def test_why_names_the_error(hostile: Hostile, said: Said) -> None:
+    assert f"class environment ({TEXTS['script']}␛[31;5mred" in said("why", failed(hostile))
+
+
+@pytest.mark.parametrize("place", [0, 5])
+def test_lineage_goes_both_ways_from_any_id(hostile: Hostile, said: Said, place: int) -> None:
+    printed = said("lineage", hostile.traces[place])
+    assert "came from:" in printed and "became:" in printed
+    assert json.loads(said("lineage", hostile.traces[place], "--json"))["id"] == hostile.traces[place]
+
+
+@pytest.mark.parametrize(
+    "text", [TEXTS[name] for name in ("handler", "screen", "eight_bit", "rich", "overrides", "sql")]
+)
+def test_what_is_asked_for_may_be_hostile_too(said: Said, text: str) -> None:
+    assert "names no trace" in said("why", text + "?", status=2)
+    assert said("sql", f"select {text} from", status=2).startswith("stagecoach: ")
+
+
+def test_a_program_is_given_every_character(hostile: Hostile, capsys: pytest.CaptureFixture[str]) -> None:
+    root = hostile.store.root.address
+    query = "select stop_condition from base.traces where group_id not like 'eval-%'"
+    for form, read in (("json", json.loads), ("csv", lambda text: list(csv.DictReader(io.StringIO(text, newline=""))))):
+        capsys.readouterr()
+        assert cli.main(["sql", query, "--format", form, "--store", root]) == 0
+        found = read(capsys.readouterr().out)
+        assert [row["stop_condition"] for row in found] == [ALL] * len(hostile.traces)
+
+
+def test_questions_hold_no_marks(hostile: Hostile) -> None:
+    assert len(hostile.questions) == 3
+    for each in hostile.questions:
+        page = summary("base", each)
+        assert not kinds(page) & (ACTIVE | {"fence"})
+        assert not acting(page)
+
+
+@pytest.mark.parametrize("other", ["replayed", "refused"])
+def test_differences_hold_no_marks(hostile: Hostile, other: str) -> None:
+    found = compare(hostile.store, hostile.run, other, 0)
+    page = markdown(found)
+    assert "evaluation.sets" in page or "algorithm.type" in page
+    assert not kinds(page) & (ACTIVE | {"fence"})
+    assert not acting(page)
+    assert not any(acting(cell) for row in table_rows(found) for cell in row.values())
+
+
+@pytest.mark.parametrize("command", ["curves base refused", "algorithms base --plain"])
+def test_pages_of_commands_hold_no_marks(hostile: Hostile, said: Said, tmp_path: Path, command: str) -> None:
+    page = tmp_path / "page.md"
+    said(*command.split(), "--output", str(page))
+    text = page.read_text()
+    images = [each.attrGet("src") for each in tokens(READERS[0], text) if each.type == "image"]
+    assert images == (["page.svg"] if command.startswith("curves") else [])
+    assert not kinds(text) & (ACTIVE - {"image", "code_inline"})
+    assert not acting(text)
+
+
+def test_ten_megabytes_of_one_line_are_cut(said: Said) -> None:
+    line = "<b>\x1b[31m\u202ex"
+    printed = said("sql", f"select repeat('{line}', {10 * 2**20 // len(line.encode())}) as content")
+    assert printed.count("<b>␛[31m⟨U+202E⟩x") > 100 and len(printed) < 10_000 and "…" in printed
