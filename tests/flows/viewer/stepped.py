@@ -29,7 +29,9 @@ def stepped(root: Path, **changes: Mapping[str, Any]) -> Library:
     """Write a step of a trace for each of SAID, and another step with the first alone; `changes` are columns by id."""
     made = HandMade(root)
     traces = [
-        trace(name, group_id=f"g{at // 3}", reward=at / 10, example_id=f"e{at // 3}", **changes.get(name, {}))
+        trace(
+            name, **{"group_id": f"g{at // 3}", "reward": at / 10, "example_id": f"e{at // 3}", **changes.get(name, {})}
+        )
         for at, name in enumerate(SAID)
     ]
     messages = [

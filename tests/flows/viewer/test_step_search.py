@@ -78,13 +78,13 @@ def test_how_many_hold_it_is_told_beside_how_many_were_chosen(library: Library) 
     assert chosen.num_found == len(holding(library, "e")) > chosen.rows.height == 3
 
 
-LETTERS = st.sampled_from("aAbB%_.*+?()[]{}|^$\\-# \n\tßΣσςéÉжЖ\u202e\x1b<>&\"'")
+LETTERS = st.sampled_from("aAbB%_.*+?()[]{}|^$\\-# \n\tß\u03a3\u03c3\u03c2éÉжЖ\u202e\x1b<>&\"'")
 
 
 @settings(max_examples=60, deadline=None)
 @given(text=st.text(LETTERS, min_size=1, max_size=4), said=st.lists(st.text(LETTERS, max_size=8), max_size=5))
 def test_agrees_with_looking_at_each_letter(text: str, said: list[str]) -> None:
-    fold = {"ς": "σ"}
+    fold = {"\u03c2": "\u03c3"}  # the sigma at the end of a word
 
     def folded(value: str) -> str:
         return "".join(fold.get(low, low) for low in (each.lower() for each in value))

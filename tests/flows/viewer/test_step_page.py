@@ -1,0 +1,239 @@
+"""The pages of a step and of an evaluation: what they say as values and as HTML, and where they lead."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.viewer import addresses
+from flows.viewer.data import step_traces
+from flows.viewer.library import Library
+from flows.viewer.page import Asked, NotThere
+from flows.viewer.pages import evaluation as evaluation_page
+from flows.viewer.pages import step as step_page
+from flows.viewer.web.app import respond
+from storage.store import open_store
+from tests.flows import evaluations
+from tests.flows.rehearsal import rehearse
+from tests.flows.replays import RLOO, ask, walk
+from tests.flows.viewer.looking import Elements
+from tests.flows.viewer.stepped import HOSTILE, PARTLY, RUN, begun, stepped
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> Library:
+    """A step whose every text is hostile."""
+    names = ("environment", "example_id", "agent", "stop_condition", "error_type", "error_class", "error_message")
+    bad = dict.fromkeys(names, HOSTILE) | {"group_id": f"{HOSTILE}-1", "reward": None}
+    bad["metrics"] = json.dumps({HOSTILE: 1.0})
+    root = tmp_path_factory.mktemp("hostile") / "store"
+    return stepped(root, hostile=bad, lines=bad | {"agent": "x" * 1_000_000})
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
+    """A run of two steps, and a replay of them until they are packed."""
+    root = tmp_path_factory.mktemp("stepping") / "store"
+    rehearse(root, "base")
+    walk(ask(root, name="fork", overrides=(RLOO,)))
+    return Library.at(root)
+
+
+def asked(run: str, number: int | str, **query: str) -> Asked:
+    return Asked(f"/runs/{run}/steps/{number}", {"run": run, "step": str(number)}, query)
+
+
+def values(library: Library, run: str, number: int | str, **query: str) -> dict[str, Any]:
+    """The page as JSON."""
+    found = respond(step_page.page, library, asked(run, number, **query | {"format": "json"}))
+    read: dict[str, Any] = json.loads(bytes(found.body))
+    return read | {"status": found.status_code}
+
+
+def html(library: Library, run: str, number: int | str, **query: str) -> Elements:
+    found = respond(step_page.page, library, asked(run, number, **query))
+    assert found.status_code == 200, bytes(found.body).decode()
+    return Elements(bytes(found.body).decode())
+
+
+def links(page: Elements, start: str = "") -> list[str]:
+    return [value for tag, name, value in page.values if (tag, name) == ("a", "href") and value.startswith(start)]
+
+
+def test_the_values_are_those_of_the_frames(library: Library) -> None:
+    found = values(library, "base", 0)
+    frame = step_traces.traces(library, "base", 0)
+    assert found["figures"]["num_traces"] == frame.height == found["traces"]["num_chosen"] == 12
+    assert [row["trace_id"] for row in found["traces"]["rows"]] == frame["trace_id"].to_list()
+    assert [row["advantage"] for row in found["traces"]["rows"]] == frame["advantage"].to_list()
+    assert (found["previous"], found["next"], found["packed"], found["compared"]) == (None, 1, True, None)
+    assert found["policies"]["after"]["name"] == "base:1" and len(found["updates"]) == 1
+    assert [row["group_id"] for row in found["groups"]["rows"]] == ["0-0", "0-1", "0-2"]
+    cells = [cell for row in found["groups"]["rows"] for cell in row["cells"]]
+    assert sorted(cell["trace_id"] for cell in cells) == sorted(frame["trace_id"])
+    assert {cell["fate"] for cell in cells} == {"trained"} and all(0 <= cell["level"] <= 10 for cell in cells)
+    assert sum(map(sum, (each["counts"] for each in found["histogram"]))) == 12
+
+
+def test_every_trace_group_and_neighbour_is_led_to(library: Library) -> None:
+    page = html(library, "base", 0)
+    frame = step_traces.traces(library, "base", 0)
+    for row in frame.to_dicts():
+        there = addresses.trace("base", row["trace_id"], row["key"])
+        assert links(page, there) == [there, there]  # as a cell and as a row
+        assert addresses.example("base", row["environment"], row["example_id"]) in links(page)
+    assert addresses.batch("base", 0) in links(page)
+    assert addresses.step("base", 1) in links(page) and page.odd == []
+    assert addresses.compare_step("base", "fork", 0) in links(html(library, "fork", 0))
+    names = {name for _, names in page.tags for name in names}
+    assert {"data-row", "data-search", "data-next", "data-live"} <= names and "data-previous" not in names
+    assert "style" not in names and not [name for name in names if name.startswith("on")]
+
+
+def test_the_address_filters_sorts_and_pages(library: Library) -> None:
+    query = {"sort": "reward", "order": "desc", "size": "5", "group": "0-1"}
+    found = values(library, "base", 0, **query)["traces"]
+    frame = step_traces.traces(library, "base", 0).filter(group_id="0-1")
+    best = frame.sort("reward", descending=True)["trace_id"].to_list()
+    assert [row["trace_id"] for row in found["rows"]] == best and found["num_chosen"] == 4
+    pages = [values(library, "base", 0, size="5", page=str(page))["traces"] for page in (1, 2, 3)]
+    assert [len(each["rows"]) for each in pages] == [5, 5, 2] and {each["num_pages"] for each in pages} == {3}
+    page = html(library, "base", 0, sort="reward", order="desc", columns="reward,fate", size="5")
+    assert addresses.step("base", 1, sort="reward", order="desc", columns="reward,fate", size="5") in links(page)
+    assert len([each for each in page.tags if each[0] == "th" and "aria-sort" in each[1]]) == 2  # groups have an order
+
+
+def test_groups_are_sorted_and_paged(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    every = values(library, "base", 0, group_sort="mean", group_order="desc")["groups"]
+    means = [row["reward_mean"] for row in every["rows"]]
+    assert means == sorted(means, reverse=True) and len(set(means)) == 3
+    monkeypatch.setattr("flows.viewer.data.step.GROUPS_PER_PAGE", 2)
+    monkeypatch.setattr("flows.viewer.data.step.MOST_CELLS", 3)
+    first, second = (values(library, "base", 0, group_page=str(page))["groups"] for page in (1, 2))
+    assert [row["group_id"] for row in (*first["rows"], *second["rows"])] == ["0-0", "0-1", "0-2"]
+    assert first["num_pages"] == 2 and {len(row["cells"]) + row["num_more"] for row in first["rows"]} == {4}
+    assert "+1" in "".join(html(library, "base", 0).texts)
+
+
+@pytest.mark.parametrize(
+    ("query", "status"),
+    [
+        ({"outcome": "lost"}, 400),
+        ({"sort": "beauty"}, 400),
+        ({"group_sort": "beauty"}, 400),
+        ({"group_order": "up"}, 400),
+        ({"group_page": "2"}, 400),
+        ({"page": "2"}, 400),
+        ({"size": "0"}, 400),
+        ({"columns": "reward,beauty"}, 400),
+        ({"outcome": "errored"}, 200),
+        ({"search": "'\"<>&%_\\\x00"}, 200),
+    ],
+)
+def test_what_cannot_be_asked_is_said(library: Library, query: dict[str, str], status: int) -> None:
+    assert values(library, "base", 0, **query)["status"] == status
+
+
+def test_what_is_not_there(library: Library) -> None:
+    assert [values(library, run, step)["status"] for run, step in (("base", 9), ("nobody", 0), ("base", "x"))] == [
+        404
+    ] * 3
+    with pytest.raises(NotThere):
+        evaluation_page.page(library, asked("base", 0))
+
+
+def test_a_forks_rows_are_told_as_computed_by_the_other(library: Library) -> None:
+    found = values(library, "fork", 1)
+    assert found["compared"] == "base" and found["computed_by"] == ["base"]
+    assert found["policies"]["after"] is None and {row["fate"] for row in found["traces"]["rows"]} == {"pending"}
+    same = step_traces.traces(library, "base", 1)["trace_id"].to_list()
+    assert [row["trace_id"] for row in found["traces"]["rows"]] == same
+
+
+def test_hostile_texts_are_text(hostile: Library) -> None:
+    columns = f"environment,agent,error_message,detail,metric:{HOSTILE}".replace("[", "%5B")
+    for query in ({}, {"columns": columns, "search": HOSTILE}, {"group": f"{HOSTILE}-1", "sort": "agent"}):
+        page = html(hostile, RUN, 0, **query)
+        assert page.odd == [] and [tag for tag, _ in page.tags].count("script") == 2
+        text = "".join(page.texts) + "".join(value for *_, value in page.values)
+        assert not {"\x1b", "\u202e", "\x00"} & set(text)
+        assert "<script>alert(1)" in "".join(page.texts) and len(text) < 200_000
+    found = values(hostile, RUN, 0, search=HOSTILE)["traces"]
+    assert found["num_found"] == 2 and found["rows"][0]["environment"] == HOSTILE
+
+
+def test_a_step_of_which_parts_are_done(tmp_path: Path) -> None:
+    library = begun(tmp_path / "store", 1)
+    found = values(library, RUN, 0)
+    assert (found["finished"], found["num_batches"], found["figures"]["num_traces"]) == (False, 1, 2)
+    assert {row["fate"] for row in found["traces"]["rows"]} == {"pending"}
+    assert found["figures"]["reward"]["mean"] is None and found["figures"]["num_kept"] is None
+    assert found["histogram"] == [] and found["policies"]["after"] is None
+    assert "Some of the rollouts are still to come" in "".join(html(library, RUN, 0).texts)
+    begun(tmp_path / "store", 3)
+    assert values(library, RUN, 0)["figures"]["num_traces"] == 6, "what was held is not what is there now"
+    assert {row["key"] for row in values(library, RUN, 0)["traces"]["rows"]} == {PARTLY}
+
+
+def test_the_page_is_live_while_the_run_goes(library: Library, tmp_path: Path) -> None:
+    assert step_page.page(begun(tmp_path / "store", 1), asked(RUN, 0)).live
+    assert not step_page.page(library, asked("base", 0)).live
+
+
+@pytest.fixture(scope="module")
+def scored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Library]:
+    """A run that evaluates two sets after each step, with an error that a second round makes up for."""
+    root = tmp_path_factory.mktemp("scored") / "store"
+    sets = [{"name": "easy", "where": {"tier": [0]}}, {"name": "hard", "where": {"tier": [1, 2]}}]
+    evaluation = {"every": 1, "num_examples": 2, "attempts": 2, "retry_errors": 1, "sets": sets}
+    sampler = evaluations.Sampler(frozenset({"eval-reverse_text-0/0"}))
+    evaluations.train(root, "base", sampler, evaluation=evaluation)
+    yield Library(open_store(root))
+
+
+def evaluated(library: Library, version: int, **query: str) -> dict[str, Any]:
+    given = Asked(
+        f"/runs/base/evaluations/{version}", {"run": "base", "step": str(version)}, query | {"format": "json"}
+    )
+    found = respond(evaluation_page.page, library, given)
+    read: dict[str, Any] = json.loads(bytes(found.body))
+    return read | {"status": found.status_code}
+
+
+def test_an_evaluation_and_its_sets(scored: Library) -> None:
+    every = evaluated(scored, 1)
+    assert every["evaluation"]["sets"] == ["easy", "hard"] and every["evaluation"]["set"] is None
+    assert every["traces"]["num_all"] == 10  # two sets of four attempts, and one of each made again
+    for name in ("easy", "hard"):
+        page = evaluated(scored, 1, set=name, columns="reward,set,round,replaced,assignment_id,error_class")
+        (score,) = page["evaluation"]["scores"]
+        rows = page["traces"]["rows"]
+        assert len(rows) == 5 and {row["set"] for row in rows} == {name} == {score["set"]}
+        assert {row["fate"] for row in rows} == {"evaluated"}
+        again = [(row["round"], row["replaced"]) for row in rows if row["assignment_id"] == "eval-reverse_text-0/0"]
+        assert sorted(again) == [(0, True), (1, False)]
+        assert {row["replaced"] for row in rows if row["assignment_id"] != "eval-reverse_text-0/0"} == {False}
+        first, second = ([row["reward"] for row in rows if row["group_id"] == f"eval-reverse_text-{n}"] for n in (0, 1))
+        (alone,) = [each for each in first if each is not None]
+        assert score["average"] == pytest.approx((alone + sum(second) / 2) / 2) and score["errors"] == {
+            "infrastructure": 1
+        }
+    assert [each["set"] for each in every["evaluation"]["scores"]] == ["easy", "hard"]
+
+
+def test_evaluations_lead_to_each_other(scored: Library) -> None:
+    versions = step_traces.steps_of(scored, "base", for_training=False)
+    assert len(versions) > 1
+    for at, version in enumerate(versions):
+        found = evaluated(scored, version)
+        assert found["previous"] == (versions[at - 1] if at else None) and found["packed"] is False
+    assert evaluated(scored, 1, set="middling")["status"] == 400 and evaluated(scored, 7)["status"] == 404
+
+
+def test_an_evaluation_as_a_page(scored: Library) -> None:
+    given = Asked("/runs/base/evaluations/1", {"run": "base", "step": "1"}, {"set": "hard", "sort": "reward"})
+    page = Elements(bytes(respond(evaluation_page.page, scored, given).body).decode())
+    assert page.odd == [] and "Evaluation of policy 1" in "".join(page.texts)
+    assert addresses.evaluation("base", 2, sort="reward", set="hard") in links(page)

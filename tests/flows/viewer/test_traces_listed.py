@@ -1,0 +1,155 @@
+"""`stagecoach traces`: the same list as the page's, in lines that can be grepped, and nothing in it acts."""
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows import cli
+from flows.viewer.library import Library
+from flows.viewer.page import Asked
+from flows.viewer.pages import step as step_page
+from flows.viewer.terminal import traces as listing
+from flows.viewer.terminal.traces import _that_fit
+from flows.viewer.web.app import respond
+from flows.viewer.web.words import DASH
+from tests.flows.viewer.stepped import HOSTILE, RUN, SAID, begun, stepped
+
+BROKEN = {"reward": None, "error_class": "timeout", "error_type": HOSTILE, "error_message": "too slow\nfor us"}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("listed") / "store"
+    stepped(place, hostile={"example_id": HOSTILE, "environment": "[b]x[/b]"}, silent=BROKEN)
+    return place
+
+
+def lines(capsys: pytest.CaptureFixture[str], root: Path, *arguments: str, status: int = 0) -> list[str]:
+    assert cli.main(["traces", *arguments, "--store", str(root)]) == status
+    said = capsys.readouterr()
+    return (said.err if status else said.out).splitlines()
+
+
+def ids(printed: Sequence[str]) -> list[str]:
+    """The traces of a printed list, between its heading and the line of counts."""
+    return [line.split()[0] for line in printed[2:-1]]
+
+
+def test_the_last_step_of_the_newest_run_unless_told(capsys: pytest.CaptureFixture[str], root: Path) -> None:
+    assert ids(lines(capsys, root)) == ids(lines(capsys, root, "latest", "--step", "1")) == ["later"]
+    printed = lines(capsys, root, RUN, "--step", "0")
+    assert ids(printed) == list(SAID)
+    assert printed[0].startswith("hand, step 0: reward 0.25 ± 0.171; ")
+    assert printed[1].split()[:3] == ["trace", "group", "example"]
+    assert printed[-1] == "7 of 7 traces. One of them: stagecoach trace plain"
+
+
+def test_a_line_is_a_trace_with_all_its_columns(capsys: pytest.CaptureFixture[str], root: Path) -> None:
+    columns = "group,environment,reward,fate,detail,error_type,num_turns,is_truncated,setup_seconds,started_at,detected"
+    printed = lines(capsys, root, "--step", "0", "--columns", columns)
+    assert printed[1].split() == [
+        *("trace", "group", "environment", "reward", "fate", "by", "error", "turns", "truncated", "set-up", "started"),
+        *("found", "by"),
+    ]
+    (greek,) = [line for line in printed if line.startswith("greek")]
+    assert greek.split() == ["greek", "g0", "reverse", "0.2", "pending", DASH, "1", "no", "0", "2026-01-01", "00:00:00"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        (("--grep", "QUICK"), ["plain"]),
+        (("--grep", "100%"), ["percent"]),
+        (("--error", "timeout"), ["silent"]),
+        (("--outcome", "pending", "--group", "g1"), ["street", "hostile", "lines"]),
+        (("--outcome", "errored"), ["silent"]),
+        (("--env", "[b]x[/b]"), ["hostile"]),
+        (("--example", "e0", "--sort", "reward", "--desc"), ["greek", "percent", "plain"]),
+        (("--sort", "reward", "--limit", "2", "--page", "2"), ["greek", "street"]),
+        (("--agent", "agent", "--trained", "no", "--sort", "trace", "--limit", "1"), ["greek"]),
+    ],
+)
+def test_the_list_is_chosen_as_on_the_page(
+    capsys: pytest.CaptureFixture[str], root: Path, arguments: tuple[str, ...], names: list[str]
+) -> None:
+    assert ids(lines(capsys, root, "--step", "0", *arguments)) == names
+
+
+def test_counts_are_told(capsys: pytest.CaptureFixture[str], root: Path) -> None:
+    printed = lines(capsys, root, "--step", "0", "--grep", "OW", "--limit", "1")
+    assert printed[-1] == "1 of 7 traces; 1 hold the text. One of them: stagecoach trace plain"
+    printed = lines(capsys, root, "--step", "0", "--grep", "G1", "--outcome", "pending", "--limit", "2")
+    assert printed[-1].startswith("3 of 7 traces; 3 hold the text; page 1 of 2 (--page, --limit).")
+    printed = lines(capsys, root, "--step", "0", "--grep", "<script>")
+    assert printed[-1].startswith("2 of 7 traces; 2 hold the text.")  # in a message, and in the type of an error
+    none = lines(capsys, root, "--step", "0", "--outcome", "refused")
+    assert none[1:] == ["0 of 7 traces. One of them: stagecoach trace ID"]
+
+
+def test_json_is_that_of_the_page(capsys: pytest.CaptureFixture[str], root: Path) -> None:
+    found = json.loads("".join(lines(capsys, root, "--step", "0", "--sort", "reward", "--limit", "50", "--json")))
+    asked = Asked(f"/runs/{RUN}/steps/0", {"run": RUN, "step": "0"}, {"sort": "reward", "format": "json"})
+    page: dict[str, Any] = json.loads(bytes(respond(step_page.page, Library.at(root), asked).body))
+    assert found["traces"] == page["traces"] and found["figures"] == page["figures"]
+
+
+def test_nothing_acts_on_the_terminal(capsys: pytest.CaptureFixture[str], root: Path) -> None:
+    for arguments in (
+        (),
+        ("--columns", "error_message,error_type,example_id"),
+        ("--grep", HOSTILE.replace("\x00", "")),
+    ):
+        text = "\n".join(lines(capsys, root, "--step", "0", *arguments))
+        assert not {"\x1b", "\u202e", "\x00"} & set(text)
+        assert text.count("\n") < 12
+    printed = lines(capsys, root, "--step", "0", "--columns", "example_id,error_message")
+    assert "<script>alert(1)</script>[bold red]␛[31mred⟨U+202E⟩after␀" in "\n".join(printed)
+    assert "too slow⏎for us" in "\n".join(printed)
+
+
+def test_a_terminal_gets_the_columns_that_it_has_room_for(
+    capsys: pytest.CaptureFixture[str], root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    for width in (40, 80, 120):
+        monkeypatch.setenv("COLUMNS", str(width))
+        printed = [re.sub("\x1b\\[[0-9;]*m", "", line) for line in lines(capsys, root, "--step", "0")]
+        assert max(map(len, printed)) <= width and sum(line.startswith("plain") for line in printed) == 1
+        assert any(line.startswith("Not shown for want of room") for line in printed)
+    assert _that_fit({"other": 5, "reward": 6, "trace_id": 8}, 16) == ["trace_id", "reward"]
+    assert _that_fit({"other": 5, "reward": 6, "trace_id": 8}, 23) == ["trace_id", "reward", "other"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--outcome", "lost"), "outcome='lost' is not known here; there are trained, filtered"),
+        (("--sort", "beauty"), "there is no column 'beauty'; there are trace_id, group_id"),
+        (("--step", "7"), "run 'hand' has no rollouts at step 7; the nearest are at 1, 0"),
+        (("nobody",), "there is no run 'nobody'"),
+        (("--page", "3"), "page=3: there are 1 of 40 traces each"),
+        (("--evaluation", "3"), "run 'hand' has no evaluation of policy 3; it has none at all"),
+    ],
+)
+def test_mistakes_are_explained(
+    capsys: pytest.CaptureFixture[str], root: Path, arguments: tuple[str, ...], said: str
+) -> None:
+    assert lines(capsys, root, *arguments, status=2)[0].startswith(f"stagecoach: {said}")
+
+
+def test_a_run_that_has_just_begun(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    begun(tmp_path / "store", 0)
+    assert lines(capsys, tmp_path / "store", status=2) == ["stagecoach: run 'hand' has no rollouts yet"]
+    begun(tmp_path / "store", 1)
+    assert ids(lines(capsys, tmp_path / "store")) == ["p0-0", "p0-1"]
+
+
+def test_a_cut_id_is_long_enough_to_name_its_trace() -> None:
+    row, column = {"trace_id": "abcdefgh-1"}, {"name": "trace_id", "kind": "text"}
+    assert listing.told(row, column, 8, piped=False) == "abcdefgh"
+    assert listing.told(row, column, 8, piped=True) == "abcdefgh-1"
