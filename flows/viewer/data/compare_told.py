@@ -22,8 +22,11 @@ def told(found: Mapping[str, Any]) -> list[str]:
         return ["This is the same run on both sides."]
     pieces = without_lone_import(found["pieces"])
     where = parting(pieces)
-    if where is None and not any(piece["state"] == SAME for piece in pieces):
-        return ["They have nothing in common: no step is in both, and no key."]
+    shared = sum(piece["state"] == SAME for piece in pieces)
+    if not shared:
+        return ["They have nothing in common: no piece of work has the same key in both."]
+    if where is None and not found["together"]["steps"]:
+        return [f"No step is in both. Pieces of work with the same keys: {shared}."]
     same = all(piece["state"] == SAME for piece in pieces if piece["stage"] != "gate")
     return sentences({**found, "pieces": pieces, "parting": where, "same_work": same})[1:]
 

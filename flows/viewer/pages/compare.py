@@ -66,9 +66,14 @@ def charts(a: str, b: str, steps: Sequence[Mapping[str, Any]]) -> list[dict[str,
     for name, title in LINES.items():
         one, other = ([each[side].get(name) for each in steps] for side in "ab")
         if any(value is not None for value in (*one, *other)):
-            series = [{"name": f"a: {a}", "values": one}, {"name": f"b: {b}", "values": other}]
+            series = [_series("a", a, one), _series("b", b, other)]
             found.append({"figure": name, "title": title, "series": series, "same": one == other})
     return found
+
+
+def _series(side: str, run: str, values: Sequence[float | None]) -> dict[str, Any]:
+    last = next((value for value in reversed(values) if value is not None), None)
+    return {"name": f"{side}: {run}", "values": values, "last": last}
 
 
 def totals(together: Mapping[str, Any]) -> list[dict[str, Any]]:

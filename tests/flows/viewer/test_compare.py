@@ -1,0 +1,170 @@
+"""Two runs in the viewer: the same figures as `stagecoach diff`, what is told of them, and the frames beneath."""
+
+import json
+import re
+from collections import Counter
+from typing import Any
+
+import polars as pl
+import pytest
+
+from flows.viewer.data.compare import FIGURES, compared, compared_steps
+from flows.viewer.data.compare_told import picture, replays, told
+from flows.viewer.library import Library
+from flows.viewer.page import Asked, NotThere
+from flows.viewer.pages.compare import is_going
+from flows.viewer.web.app import page_of, respond
+from flows.views.differences import compare
+from storage.frames import existing_store
+from tests.flows.viewer import compared_runs
+
+pytestmark = pytest.mark.engine  # ten runs are walked, a third of a second each
+PAIRS = [
+    ("base", "twin"),
+    ("base", "credited"),
+    ("credited", "base"),
+    ("base", "seeded"),
+    ("base", "longer"),
+    ("base", "broken"),
+    ("first", "later"),
+    ("strict", "faster"),
+    ("base", "base"),
+]
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
+    return compared_runs.library(tmp_path_factory)
+
+
+def answer(library: Library, a: str, b: str, **query: str) -> tuple[int, str]:
+    found = respond(page_of("compare"), library, Asked(f"/compare/{a}/{b}", {"a": a, "b": b}, query))
+    return found.status_code, bytes(found.body).decode()
+
+
+@pytest.mark.parametrize(("a", "b"), PAIRS)
+def test_what_the_page_says_is_what_the_command_says_to_the_last_bit(library: Library, a: str, b: str) -> None:
+    expected = json.loads(json.dumps(compare(existing_store(library.store.root.address), a, b)))
+    assert json.loads(json.dumps(compared(library, a, b))) == expected
+    status, text = answer(library, a, b, format="json")
+    said = json.loads(text)
+    assert status == 200
+    for name in ("runs", "pieces", "same_work", "together", "weights_part_at", "evaluations"):
+        assert said[name] == expected[name], name
+    assert sorted(said["config"], key=str) == sorted(expected["config"], key=str)
+    kept = ("a", "b", "between", "step")
+    assert [{name: step[name] for name in kept} for step in said["steps"]] == [
+        {name: step[name] for name in kept} for step in expected["steps"]
+    ]
+    status, html = answer(library, a, b)
+    assert status == 200 and all(sentence in html for sentence in said["told"])
+
+
+SAID = {
+    ("base", "twin"): "The same work: all 14 pieces have the same keys, so nothing that came of them differs.",
+    ("base", "credited"): "They part at step 0, stage advantage: the key is another one. 7 pieces are shared.",
+    ("base", "seeded"): "They part at step 0, stage assignment: the key is another one. 2 pieces are shared.",
+    ("base", "longer"): "The same work as far as both go: 14 pieces have the same keys.",
+    ("base", "broken"): "They part at step 0, stage training: the key is another one. 8 pieces are shared.",
+    ("first", "later"): "No step is in both. Pieces of work with the same keys: 1.",
+    ("base", "base"): "This is the same run on both sides.",
+}
+
+
+@pytest.mark.parametrize(("pair", "sentence"), SAID.items(), ids=str)
+def test_where_two_runs_part_is_said_in_a_sentence(library: Library, pair: tuple[str, str], sentence: str) -> None:
+    assert told(compared(library, *pair))[0] == sentence
+
+
+def test_runs_of_unlike_lengths_say_which_steps_one_has_alone(library: Library) -> None:
+    assert told(compared(library, "base", "longer"))[1] == "Only in b: step 2."
+    rows = compared_steps(library, "base", "longer").select("step", "only", "first_difference", "loss_a", "loss_b")
+    assert rows.rows() == [
+        (0, None, None, 0.0, 0.0),
+        (1, None, None, 0.1, 0.1),
+        (2, "only in b", "assignment", None, 0.2),
+    ]
+
+
+def test_a_replay_beside_its_source_is_told_first_with_what_it_changed(library: Library) -> None:
+    changed = [each for each in compared(library, "base", "credited")["config"] if each["in_keys"]]
+    (told_of,) = replays(library, "base", "credited", changed)
+    assert told_of == {
+        **{"side": "b", "run": "credited", "of": "base", "beside_source": True},
+        **{"from_stage": "advantage", "until": "packing", "stages": ["advantage", "packing"]},
+        **{"first_step": 0, "last_step": 1, "policies": None, "regraded": False, "changed": changed},
+    }
+    assert ("algorithm.type", "grpo", "rloo") in [(each["key"], each["a"], each["b"]) for each in changed]
+    (turned,) = replays(library, "credited", "base", changed)
+    assert turned["side"] == "a"
+    both = replays(library, "first", "later", changed)
+    assert [(each["side"], each["beside_source"], each["changed"]) for each in both] == [
+        ("a", False, []),
+        ("b", False, []),
+    ]
+    _, html = answer(library, "credited", "base")
+    assert html.index("is a replay of") < html.index("They part at") and "grpo → rloo" in html
+
+
+def test_the_ledger_of_both_is_one_picture_of_states(library: Library) -> None:
+    drawn = picture(compared(library, "base", "credited")["pieces"])
+    assert drawn["steps"] == [0, 1]
+    assert {row["stage"]: row["states"] for row in drawn["rows"]} == {
+        "policy_import": ["only in a", None],
+        "examples": ["same key", None],
+        "assignment": ["same key", "same key"],
+        "rollout": ["same key", "same key"],
+        "filtering": ["same key", "same key"],
+        "advantage": ["different key", "different key"],
+        "packing": ["different key", "different key"],
+        "training": ["only in a", "only in a"],
+    }
+    assert drawn["counts"] == {"same key": 7, "different key": 4, "only in a": 3, "only in b": 0}
+    _, html = answer(library, "base", "credited")
+    cells = re.findall(r'<a class="cell (\w+)"[^>]* href="([^"]+)"', html)
+    assert (
+        sorted(where for _, where in cells)
+        == ["/compare/base/credited/steps/0"] * 8 + ["/compare/base/credited/steps/1"] * 6
+    )
+    assert Counter(state for state, _ in cells) == {"same": 7, "different": 4, "lone_a": 3}
+
+
+def test_a_run_that_failed_in_the_middle_has_no_figures_of_what_it_did_not_do(library: Library) -> None:
+    rows = compared_steps(library, "base", "broken")
+    assert rows["loss_b"].to_list() == [0.0, None] and rows["loss_difference"].to_list() == [0.0, None]
+    assert rows["weights_equal"].to_list() == [False, None]
+    assert not is_going(library, "base", "broken")
+    assert "failed" in answer(library, "base", "broken")[1]
+
+
+def test_steps_as_a_frame_hold_both_figures_and_their_difference(library: Library) -> None:
+    rows = compared_steps(library, "strict", "faster")
+    assert rows.columns[:3] == ["step", "first_difference", "only"]
+    assert [name for name in rows.columns if name.endswith("_difference")][:20] == [
+        "first_difference",
+        *(f"{name}_difference" for name in FIGURES[:19]),
+    ]
+    first = rows.row(0, named=True)
+    assert first["first_difference"] == "filtering" and first["num_shared_traces"] == 12
+    assert first["num_kept_difference"] == first["num_kept_b"] - first["num_kept_a"] > 0
+    assert rows["only"].to_list() == [None, "only in b"]
+    assert rows.filter(pl.col("step") == 1)["reward_mean_difference"].to_list() == [None]
+
+
+def test_a_figure_is_chosen_and_what_is_not_known_is_refused(library: Library) -> None:
+    status, html = answer(library, "base", "credited", figure="fill")
+    assert status == 200 and '<option value="fill" selected>' in html
+    assert answer(library, "base", "credited", figure="luck")[0] == 400
+    status, text = answer(library, "base", "nobody")
+    assert status == 404 and "nobody" in text
+
+
+def test_unknown_runs_are_not_there(library: Library) -> None:
+    with pytest.raises(NotThere, match="nobody"):
+        compared(library, "nobody", "base")
+
+
+def test_a_comparison_is_made_once_for_the_same_work(library: Library) -> None:
+    first: Any = compared(library, "base", "longer")
+    assert compared(library, "base", "longer") is first
+    assert compared(library, "longer", "base") is not first

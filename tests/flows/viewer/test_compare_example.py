@@ -1,0 +1,160 @@
+"""Two policies on the same example: which attempts stand beside each other, and what of them is told."""
+
+import json
+from typing import Any
+
+import polars as pl
+import pytest
+
+from flows.viewer.data.compare_attempts import compared_attempts, moments, typical
+from flows.viewer.data.compare_texts import side_by_side
+from flows.viewer.data.compare_tokens import changed_measures, compared_tokens
+from flows.viewer.data.trace import find_trace
+from flows.viewer.library import Library
+from flows.viewer.page import Asked, NotThere, Page
+from flows.viewer.web.app import page_of, respond
+from flows.viewer.web.rendering import as_html
+from tests.flows.viewer import compared_runs
+
+pytestmark = pytest.mark.engine  # see test_compare
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
+    return compared_runs.library(tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def example(library: Library) -> tuple[str, str]:
+    """An example that the longer run tried more than once, and the base run too."""
+    rows = library.frames("longer")["assignments"].select("step", "environment", "example_id").unique().collect()
+    own = library.frames("base")["assignments"].select("example_id").collect()["example_id"]
+    often = rows.filter(pl.col("example_id").is_in(own.implode())).group_by("environment", "example_id").len()
+    environment, name, _ = often.sort("len", "example_id", descending=[True, False]).row(0)
+    return environment, name
+
+
+def answer(library: Library, a: str, b: str, example: tuple[str, str], **query: str) -> tuple[int, str]:
+    asked = {"environment": example[0], "id": example[1], **query}
+    found = respond(page_of("compare_example"), library, Asked(f"/compare/{a}/{b}/example", {"a": a, "b": b}, asked))
+    return found.status_code, bytes(found.body).decode()
+
+
+def values(library: Library, a: str, b: str, example: tuple[str, str], **query: str) -> dict[str, Any]:
+    status, text = answer(library, a, b, example, format="json", **query)
+    assert status == 200, text
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+def test_attempts_are_those_of_both_runs_in_order(library: Library, example: tuple[str, str]) -> None:
+    rows = compared_attempts(library, "base", "longer", *example)
+    for side, run in (("a", "base"), ("b", "longer")):
+        traces = library.frames(run)["traces"].filter(pl.col("example_id") == example[1]).collect()
+        own = rows.filter(pl.col("side") == side)
+        assert sorted(own["trace_id"]) == sorted(traces["trace_id"]) and set(own["run"]) == {run}
+        assert own["step"].is_sorted() and own["for_training"].all()
+    both = set(rows.filter(side="a")["trace_id"]) & set(rows.filter(side="b")["trace_id"])
+    assert set(rows.filter("in_both")["trace_id"]) == both != set()
+    means = {(row["side"], row["step"]): row["reward"] for row in moments(rows).to_dicts()}
+    for (side, step), mean in means.items():
+        assert mean == pytest.approx(rows.filter(side=side, step=step)["reward"].mean())
+
+
+def test_the_attempt_that_is_shown_is_a_typical_one(library: Library) -> None:
+    rows = pl.DataFrame({"trace_id": ["w", "x", "y", "z"], "reward": [None, 0.0, 0.5, 1.0]})
+    shown = typical(rows)
+    assert shown is not None and shown["trace_id"] == "y"
+    unscored = typical(rows.head(1))
+    assert unscored is not None and unscored["trace_id"] == "w"
+    assert typical(rows.clear()) is None
+
+
+def test_without_a_choice_the_last_attempts_stand_beside_each_other(library: Library, example: tuple[str, str]) -> None:
+    said = values(library, "base", "longer", example)
+    for side in "ab":
+        last = said[f"of_{side}"]["moments"][-1]
+        assert said[f"of_{side}"]["shown"]["step"] == last["step"]
+        assert {row["step"] for row in said[f"of_{side}"]["attempts"]} == {last["step"]}
+        assert said[f"chosen_{side}"]["trace_id"] in [row["trace_id"] for row in said[f"of_{side}"]["attempts"]]
+
+
+def test_one_run_stands_beside_itself_early_and_late(library: Library, example: tuple[str, str]) -> None:
+    steps = [each["step"] for each in values(library, "longer", "longer", example)["of_a"]["moments"]]
+    said = values(library, "longer", "longer", example)
+    assert (said["of_a"]["shown"]["step"], said["of_b"]["shown"]["step"]) == (steps[0], steps[-1])
+    turned = values(library, "longer", "longer", example, step_a=str(steps[-1]), step_b=str(steps[0]))
+    assert turned["of_a"]["attempts"] == [row | {"side": "a"} for row in said["of_b"]["attempts"]]
+
+
+def test_the_same_rollout_in_a_replay_is_told_token_by_token(library: Library) -> None:
+    (trace,) = library.frames("base")["traces"].filter(pl.col("step") == 0).head(1).collect().to_dicts()
+    example = trace["environment"], trace["example_id"]
+    one, other = (find_trace(library, run, trace["trace_id"]) for run in ("base", "credited"))
+    rows = compared_tokens(library, one, other)
+    assert rows.height == trace["num_output_tokens"]
+    credits = [
+        library.frames(run)["credits"].filter(pl.col("trace_id") == trace["trace_id"]).collect().row(0, named=True)
+        for run in ("base", "credited")
+    ]
+    for name, column in (("a", 0), ("b", 1)):
+        given = [v for v, w in zip(credits[column]["advantages"], credits[column]["rl_weights"], strict=True) if w]
+        assert rows[f"advantage_{name}"].to_list() == given
+    assert changed_measures(rows) == {
+        **{"advantage": rows.height, "rl_weight": 0, "ce_weight": 0, "ref_kl_weight": 0, "signal": 0},
+    }
+    said = values(library, "base", "credited", example, step_a="0", step_b="0")
+    assert said["chosen_a"]["trace_id"] == said["chosen_b"]["trace_id"] and said["tokens"]["by"] == "advantage"
+    levels = {each["level"] for each in said["tokens"]["shown"]}
+    assert len(levels) == 1 and levels <= {"n4", "p4"}, "all tokens of a rollout move alike, and the most of all"
+    assert answer(library, "base", "credited", example, step_a="0", step_b="0", by="luck")[0] == 400
+    assert values(library, "base", "strict", example, step_a="0", step_b="0")["tokens"] is not None
+
+
+@pytest.mark.parametrize(
+    ("query", "status"),
+    [
+        ({"step_a": "0", "version_a": "0"}, 400),
+        ({"step_a": "one"}, 400),
+        ({"trace_a": "no-such-trace"}, 404),
+        ({"step_b": "99"}, 200),
+        ({"version_a": "0"}, 200),
+    ],
+)
+def test_what_cannot_be_chosen_is_refused_or_empty(
+    library: Library, example: tuple[str, str], query: dict[str, str], status: int
+) -> None:
+    found, html = answer(library, "base", "longer", example, **query)
+    assert found == status
+    assert status != 200 or "No attempts then." in html
+
+
+def test_an_example_that_neither_tried_is_not_there_and_the_nearest_are_named(library: Library) -> None:
+    rows = library.frames("base")["assignments"].select("environment", "example_id").collect()
+    environment, known = rows.row(0)
+    with pytest.raises(NotThere, match=rf"neither 'base' nor 'twin'.*the nearest examples are .*{environment}/example"):
+        compared_attempts(library, "base", "twin", environment, known + "0000")
+    assert answer(library, "base", "twin", ("", ""))[0] == 400
+
+
+def test_turns_are_laid_side_by_side_with_what_both_were_given_once() -> None:
+    given = [{"role": "user", "text": "2 + 2"}]
+    found = side_by_side([(given, "it is 4"), ([{"role": "tool", "text": "ok"}], "yes")], [(given, "it is 5")])
+    first, second = found["turns"]
+    assert found["num_turns"] == 2 and first["same_given"] and first["given_a"][0]["text"] == "2 + 2"
+    assert [piece["text"] for piece in first["said_a"]["pieces"]] == ["it is ", "4"]
+    assert [piece["kind"] for piece in first["said_b"]["pieces"]] == ["same", "own"]
+    assert second["given_b"] is None and second["said_b"] is None and not second["same_given"]
+    assert [piece["text"] for piece in second["said_a"]["pieces"]] == ["yes"]
+
+
+def test_hostile_texts_stand_on_the_page_as_texts() -> None:
+    found = side_by_side([([], "<script>a</script>\x1b[31m")], [([], "<script>b</script>\u202e")])
+    nothing: dict[str, Any] = {"moments": [], "shown": None, "attempts": [], "reward": None}
+    one = {"trace_id": "t", "key": "k", "reward": None}
+    said = {"a": "x", "b": "y", "of_a": nothing, "of_b": nothing, "chosen_a": one, "chosen_b": one}
+    page = Page("compare_example.html", "t", said | {"tokens": None, "texts": found})
+    html = as_html(page, Asked("/compare/x/y/example")).decode()
+    said_of_a = html.partition('class="halves spoken"')[2]
+    assert "<script" not in said_of_a.partition("</main>")[0] and "\x1b" not in html and "\u202e" not in html
+    assert "&lt;script&gt;" in said_of_a and '<mark class="own_a">a</mark>' in said_of_a
