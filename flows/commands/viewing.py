@@ -9,7 +9,9 @@ A page on 127.0.0.1, with no account and nothing loaded from elsewhere. It only 
 asked for: the address that is printed holds it, or STAGECOACH_VIEW_TOKEN names one.
 --save /runs/demo/steps/3 step3.html writes what an address shows as one static file, and starts nothing.
 """
-COLOURS = "advantage, weight, rl, ce, ref_kl, engine, learner, ratio, mismatch, entropy, sampled, trained, outside"
+COLOURS = """\
+advantage, weight (the component of the loss), rl_weight, ce_weight, ref_kl_weight, engine, learner, ratio, mismatch,
+entropy, reference, signal, outside, mask, trained"""
 FILTERS = {
     "env": "of this environment",
     "agent": "of this agent",
@@ -72,9 +74,7 @@ def _add_trace(commands: Commands) -> None:
     trace.formatter_class = argparse.RawDescriptionHelpFormatter
     trace.add_argument("id", metavar="ID", help="a rollout; see below")
     trace.add_argument("--run", default="", help="as this run uses it, `latest` for the newest")
-    trace.add_argument(
-        "--color", default="advantage", metavar="MEASURE", help=f"by what tokens are coloured: {COLOURS}"
-    )
+    trace.add_argument("--color", default="", metavar="MEASURE", help=f"by what tokens are coloured: {COLOURS}")
     trace.add_argument("--branch", type=int, default=None, metavar="K", help="only the messages of one branch")
     trace.add_argument("--messages", default="", metavar="A:B", help="only these messages, both included")
     trace.add_argument("--tokens", action="store_true", help="a line for each token, with all that was measured of it")
@@ -92,7 +92,8 @@ def _view(arguments: argparse.Namespace) -> int | None:
     if given.save:
         from flows.viewer.web.pages_to_files import main as save
 
-        return save(*given.save, store=given.store)
+        address, file = given.save
+        return save(address, file, store=given.store)
     return view(store=given.store, run=given.run, host=given.host, port=given.port, browse=given.open)
 
 

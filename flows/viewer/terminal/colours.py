@@ -34,18 +34,21 @@ class Measure:
 MEASURES = {
     "advantage": Measure("advantage, where it has rl weight", "advantage", "around"),
     "weight": Measure("component of the loss that weighs it", "", "named"),
-    "rl": Measure("rl weight", "rl_weight", "up", 1.0),
-    "ce": Measure("cross-entropy weight", "ce_weight", "up", 1.0),
-    "ref_kl": Measure("reference-KL weight", "ref_kl_weight", "up", 1.0),
+    "rl_weight": Measure("rl weight", "rl_weight", "up", 1.0),
+    "ce_weight": Measure("cross-entropy weight", "ce_weight", "up", 1.0),
+    "ref_kl_weight": Measure("reference-KL weight", "ref_kl_weight", "up", 1.0),
     "engine": Measure("log-prob of the engine that sampled it", "engine_logprob", "down", 1.0),
     "learner": Measure("log-prob of the learner before the update", "learner_logprob", "down", 1.0),
     "ratio": Measure("log importance ratio, learner less engine", "log_ratio", "around", 0.02),
     "mismatch": Measure("mismatch, r - 1 - log r", "mismatch", "up", 1e-4),
     "entropy": Measure("entropy of the learner, nats", "entropy", "up", 1.0),
-    "sampled": Measure("sampled by the policy", "sampled", "named"),
-    "trained": Measure("trained on", "trained", "named"),
+    "reference": Measure("log-prob of the frozen reference", "reference_logprob", "down", 1.0),
+    "signal": Measure("the reference's log-prob less the engine's", "signal", "around", 0.02),
     "outside": Measure("no gradient of its surrogate (trust region, clipping)", "outside", "named"),
+    "mask": Measure("sampled by the policy", "sampled", "named"),
+    "trained": Measure("trained on", "trained", "named"),
 }
+"""By the names that the page of a trace has for them too; `weight` is of the terminal alone."""
 
 _GROUNDS = {
     "n4": "#c2410c", "n3": "#f0803c", "n2": "#ffb487", "n1": "#ffdcc6", "0": "#c9ced6",

@@ -37,8 +37,8 @@ WIDTH = 120
 class Wanted:
     """What of a trace is printed."""
 
-    colour: str = "advantage"
-    """Of `colours.MEASURES`."""
+    colour: str = ""
+    """Of `colours.MEASURES`; empty for the one that says most, as on the page of a trace."""
     branch: int | None = None
     span: str = ""
     """Numbers of messages, both included: 4, 3:7, 3:, :7; all of them where it is empty."""
@@ -57,7 +57,7 @@ def main(
 
     Raises NotThere, BadQuestion, and LayoutError where there is no store.
     """
-    if wanted.colour not in MEASURES:
+    if wanted.colour and wanted.colour not in MEASURES:
         raise BadQuestion(f"--color {wanted.colour}: there are {', '.join(MEASURES)}")
     library, out = Library.at(store or RunConfig().store), terminal(width)
     with border("reading the tables", library.store.root.address):

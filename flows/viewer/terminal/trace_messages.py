@@ -14,6 +14,7 @@ from flows.viewer.data.messages_read import linked, read_message
 from flows.viewer.data.messages_window import Line, reading
 from flows.viewer.data.tokenizers import tokenizer, with_texts
 from flows.viewer.data.tokens import tokens
+from flows.viewer.data.tokens_colourings import chosen
 from flows.viewer.data.trace import Found
 from flows.viewer.library import Library
 from flows.viewer.terminal.colours import COMPONENTS, Colours
@@ -39,8 +40,8 @@ def conversation(
     Tokens are drawn where there are colours to draw them in, and a tokenizer; else the texts as they were said.
     """
     read = reading(rows, wanted.branch)
-    chosen = set(own["message"])
-    lines = [line for line in read.lines if line.message in chosen]
+    wished = set(own["message"])
+    lines = [line for line in read.lines if line.message in wished]
     shown, gap = _shown(lines, wanted.whole)
     told = {row["message"]: read_message(row, Images([])) for row in _rows(rows, [line.message for line in shown])}
     linked(list(told.values()))
@@ -78,7 +79,7 @@ def _tokens(
 ) -> tuple[Colours, dict[int, list[dict[str, Any]]], str]:
     """Return the scale of colours, the tokens of the messages of which any was sampled or weighed, and why none are."""
     own = tokens(library, found, numbers)
-    scale = Colours(colour, own, largest_advantage(library, found))
+    scale = Colours(colour or chosen(own), own, largest_advantage(library, found))
     texts, why = tokenizer(library, found)
     if texts is None:
         return scale, {}, why

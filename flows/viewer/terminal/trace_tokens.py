@@ -11,6 +11,7 @@ from rich.text import Text
 from flows.viewer.data.attempts import largest_advantage
 from flows.viewer.data.tokenizers import with_texts
 from flows.viewer.data.tokens import tokens
+from flows.viewer.data.tokens_colourings import chosen
 from flows.viewer.data.trace import Found
 from flows.viewer.library import Library
 from flows.viewer.terminal.colours import MEASURES, Colours
@@ -48,9 +49,10 @@ def listed(
     """Yield the tokens of the messages `own` as a table; columns in which no token has a value are left out."""
     read = tokens(library, found, own["message"].to_list())
     read = read if "text" in read.columns else with_texts(library, found, read)
-    scale = Colours(wanted.colour, read, largest_advantage(library, found))
+    colour = wanted.colour or chosen(read)
+    scale = Colours(colour, read, largest_advantage(library, found))
     shown = read if wanted.whole else read.head(MOST_TOKENS)
-    every = sorted((name for name in COLUMNS if _says_something(read, name)), key=MEASURES[wanted.colour].column.__ne__)
+    every = sorted((name for name in COLUMNS if _says_something(read, name)), key=MEASURES[colour].column.__ne__)
     room = max(1, (out.width - len(_line(("", "", ""), "", ()))) // VALUE)
     known = every[:room]
     if out.color_system:
