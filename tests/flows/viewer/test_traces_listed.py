@@ -80,7 +80,7 @@ def test_the_list_is_chosen_as_on_the_page(
 
 
 def test_counts_are_told(capsys: pytest.CaptureFixture[str], root: Path) -> None:
-    printed = lines(capsys, root, "--step", "0", "--grep", "OW", "--limit", "1")
+    printed = lines(capsys, root, "--step", "0", "--grep", "BROWN", "--limit", "1")
     assert printed[-1] == "1 of 7 traces; 1 hold the text. One of them: stagecoach trace plain"
     printed = lines(capsys, root, "--step", "0", "--grep", "G1", "--outcome", "pending", "--limit", "2")
     assert printed[-1].startswith("3 of 7 traces; 3 hold the text; page 1 of 2 (--page, --limit).")
