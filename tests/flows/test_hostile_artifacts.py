@@ -1,38 +1,21 @@
 """What an enemy wrote, in pages of markdown: a reader of CommonMark or of GitHub's finds nothing in them but text."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
-from markdown_it.token import Token
 
 from flows import artifacts
 from flows.artifacts import escaped
 from flows.orchestration.gates import LONGEST_TEXT, summary
 from tasks.gate import Question, Shown
+from tests.flows.reading import READERS, kinds, tokens
 from tests.hostile import ALL, SHORT, TEXTS, acting
 
-READERS = [MarkdownIt("commonmark"), MarkdownIt("gfm-like")]
-"""As the standard has it, with HTML; and as GitHub has it, with tables and with links made of addresses and mail."""
-for each in READERS:
-    setattr(each, "validateLink", lambda url: True)  # noqa: B010
-if READERS[1].linkify is not None:
-    READERS[1].linkify.set({"fuzzy_link": False})  # a name with a dot is no address
 PLAIN = {"inline", "text", "text_special", "softbreak", "paragraph_open", "paragraph_close"}
-
-
-def tokens(reader: MarkdownIt, text: str) -> Iterator[Token]:
-    """All tokens of a text, those within others too."""
-    for each in reader.parse(text):
-        yield each
-        yield from each.children or ()
-
-
-def kinds(text: str) -> set[str]:
-    return {each.type for reader in READERS for each in tokens(reader, text)}
 
 
 def shown(text: str, reader: MarkdownIt = READERS[0]) -> str:

@@ -12,7 +12,7 @@ from flows import cli
 from flows.orchestration.gates import summary
 from flows.views.diff import markdown, table_rows
 from flows.views.differences import compare
-from tests.flows.test_hostile_artifacts import READERS, kinds, tokens
+from tests.flows.reading import READERS, kinds, tokens
 from tests.hostile import ALL, ENVIRONMENT, HELD_OUT, TEXTS, Hostile, acting, hostile_store
 
 pytestmark = pytest.mark.engine
