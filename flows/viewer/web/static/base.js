@@ -62,6 +62,7 @@
 
   // Following a run: parts of the page with data-live are taken anew when the store's mark is another.
   const EVERY_MS = 2000;
+  const REST = 10; // between looks, in lengths of the last one: a page of a long run must not take a core from the run
   const state = document.querySelector("[data-live-state]");
   let mark = document.body.dataset.mark;
 
@@ -105,6 +106,7 @@
     return Boolean(chosen) && !chosen.isCollapsed && part.contains(chosen.anchorNode);
   }
   async function keepLooking() {
+    const began = performance.now();
     try {
       await look();
       state?.classList.remove("stale");
@@ -113,7 +115,7 @@
       state?.classList.add("stale");
       if (state) state.textContent = "not answering";
     }
-    setTimeout(keepLooking, EVERY_MS);
+    setTimeout(keepLooking, Math.max(EVERY_MS, REST * (performance.now() - began)));
   }
   if (mark) setTimeout(keepLooking, EVERY_MS);
 })();
