@@ -36,7 +36,8 @@ WIDE, LONG = 10_000, 10_001
 COLD, WARM = 3, 7
 DUMPED = 20
 """Steps that are dumped as JSON lines for the run's page; its time is taken that many times over."""
-BLOCKS = 4
+BLOCKS = 6
+"""Blocks of steps that are watched."""
 
 
 def main() -> None:
@@ -142,20 +143,19 @@ def _watching(directory: Path) -> None:
         found = watch(grown, STEPS, BLOCKS, ROLLOUTS, GROUP_SIZE)
     finally:
         shutil.rmtree(grown)
-    alone, watched = statistics.median(found.alone), statistics.median(found.watched)
-    spent = {on: statistics.median(each) for on, each in found.processor.items()}
-    print(f"\n{2 * BLOCKS} blocks of {BLOCK} steps after {STEPS}, every other one watched:\n")
+    print(f"\n{len(found.blocks)} blocks of {BLOCK} steps after {STEPS}, every other one watched:\n")
     print("| steps | seconds, median | processor seconds, median |")
     print("|---|---|---|")
-    print(f"| nobody looks | {alone:.3f} | {spent[False]:.3f} |")
-    print(f"| the run's page is followed | {watched:.3f} | {spent[True]:.3f} |")
-    pairs = ", ".join(f"{each:.2f}" for each in found.pairs)
+    for watched, told in ((False, "nobody looks"), (True, "the run's page is followed")):
+        print(f"| {told} | {{:.3f}} | {{:.3f}} |".format(*found.of(watched)))
+    ratios, noise = found.ratios(), found.noise()
+    print(f"\nwatched to the blocks around: {_spread(ratios)}; unwatched to the one before: {_spread(noise)}")
     used = found.server_processor / max(found.num_pages, 1)
-    print(
-        f"\nratio {watched / alone:.3f}; block by block {pairs}; the server read {found.num_pages} pages of the run, ",
-        end="",
-    )
-    print(f"{used * 1e3:.0f} ms of processor time each")
+    print(f"the server read {found.num_pages} pages of the run, {used * 1e3:.0f} ms of processor time each")
+
+
+def _spread(ratios: list[float]) -> str:
+    return f"median {statistics.median(ratios):.2f} ({', '.join(f'{each:.2f}' for each in ratios)})"
 
 
 def _seconds(act: Callable[[], object]) -> float:

@@ -10,6 +10,8 @@ from flows.viewer import addresses
 from storage.frames import Frames, existing_store
 from tasks.fates import chains
 
+_CHOSEN = {"sort": "reward", "order": "desc", "page": "2", "outcome": "trained"}
+
 
 @dataclass(frozen=True)
 class Question:
@@ -27,22 +29,26 @@ def questions(root: Path, store: str) -> list[Question]:
     columns = ("trace_id", "environment", "example_id", "num_turns")
     traces = frames.of([chain.traces], "traces").select(columns).collect().sort("num_turns", "trace_id")
     name, environment, example = traces.row(-1)[:3]
-    of_step = [
-        Question("step", addresses.step(RUN, step)),
-        Question("step, filtered and sorted", addresses.step(RUN, step, env=environment, sort="-reward", page="2")),
-        Question("trace", addresses.trace(RUN, name, key)),
-    ]
-    if store in ("wide", "long"):
-        return [*of_step, Question("batch", addresses.batch(RUN, step))]
     searched = frames.of([chain.traces], "messages").filter(pl.col("trace_id") == name).select("content").collect()
     word = next(text for text in searched["content"] if text).split()[0]
+    of_step = [
+        Question("step", addresses.step(RUN, step)),
+        Question("step, filtered and sorted", addresses.step(RUN, step, **_CHOSEN, environment=environment)),
+        Question("step, text searched", addresses.step(RUN, step, search=word)),
+        Question("trace", addresses.trace(RUN, name, key)),
+        Question("batch", addresses.batch(RUN, step)),
+    ]
+    if store == "long":
+        return [
+            each for each in of_step if each.name != "step, filtered and sorted"
+        ]  # two rollouts have no second page
+    if store == "wide":
+        return of_step
     return [
         Question("runs", addresses.runs()),
         Question("run", addresses.run(RUN)),
         *of_step,
-        Question("step, text searched", addresses.step(RUN, step, text=word)),
         Question("trace by its id alone", addresses.any_trace(name)),
-        Question("batch", addresses.batch(RUN, step)),
         Question("example over the history", addresses.example(RUN, environment, example)),
         Question("compare two runs", addresses.compare(RUN, FORK)),
         Question("compare a step", addresses.compare_step(RUN, CREDITED, step)),

@@ -4,8 +4,8 @@ import json
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from threading import Event, Thread
 
@@ -17,23 +17,54 @@ from flows.viewer import addresses
 
 EVERY_SECONDS = 2.0
 """How often a page looks for news, as static/base.js does."""
-BLOCK = 12
+REST = 10.0
+"""Its rest after a look, in lengths of that look, if that is longer."""
+BLOCK = 10
 """Steps in a row that are watched, or not; the first of each is not counted: the other state is still in it."""
 
 
 @dataclass
-class Watched:
-    """Seconds of steps, by whether somebody watched, and what the server used meanwhile."""
+class Block:
+    """Some steps in a row."""
 
-    alone: list[float] = field(default_factory=list)
-    watched: list[float] = field(default_factory=list)
-    pairs: list[float] = field(default_factory=list)
-    """Ratio of the medians of a watched block to the block before it."""
+    watched: bool
+    seconds: list[float] = field(default_factory=list)
+    """Wall-clock of each step."""
+    processor: list[float] = field(default_factory=list)
+    """Processor seconds of each step."""
+
+    @property
+    def median(self) -> float:
+        """The median wall-clock."""
+        return statistics.median(self.seconds)
+
+
+@dataclass
+class Watched:
+    """Blocks of steps in turn, unwatched and watched, unwatched first and last; and what the server did meanwhile."""
+
+    blocks: list[Block] = field(default_factory=list)
     num_pages: int = 0
     server_processor: float = 0.0
-    """Processor seconds of the server while somebody watched."""
-    processor: dict[bool, list[float]] = field(default_factory=lambda: {True: [], False: []})
-    """Processor seconds of steps, by whether somebody watched."""
+    """Processor seconds of the server."""
+
+    def ratios(self) -> list[float]:
+        """Return for each watched block how long its steps took, in terms of the unwatched ones around it."""
+        return [
+            self.blocks[place].median / statistics.mean((self.blocks[place - 1].median, self.blocks[place + 1].median))
+            for place in range(1, len(self.blocks) - 1, 2)
+        ]
+
+    def noise(self) -> list[float]:
+        """Return the same of every unwatched block and the one before it: what differs although nothing does."""
+        alone = [each.median for each in self.blocks[::2]]
+        return [later / earlier for earlier, later in pairwise(alone)]
+
+    def of(self, watched: bool) -> tuple[float, float]:
+        """Return the medians of wall-clock and processor seconds of all steps that were watched, or were not."""
+        chosen = [each for each in self.blocks if each.watched == watched]
+        seconds, processor = ([s for each in chosen for s in getattr(each, name)] for name in ("seconds", "processor"))
+        return statistics.median(seconds), statistics.median(processor)
 
 
 class Follower(Thread):
@@ -49,64 +80,58 @@ class Follower(Thread):
 
     def run(self) -> None:
         """Look until told to end."""
-        seen = ""
-        while not self.ends.wait(EVERY_SECONDS):
+        seen, took = "", 0.0
+        while not self.ends.wait(max(EVERY_SECONDS, REST * took)):
+            took = 0.0
             if not self.looks.is_set():
                 continue
             try:
                 mark = self._server.client.get("/mark").json()["mark"]
                 if mark != seen:
-                    self._server.seconds(self._path)
+                    took, _ = self._server.seconds(self._path)
                     self.num_pages += 1
                     seen = mark
             except httpx.HTTPStatusError:
                 continue  # a step that is not there yet
 
 
-def watch(root: Path, first: int, num_blocks: int, rollouts: int, group_size: int) -> Watched:
-    """Walk `2 * num_blocks` blocks of steps after the first `first`, every other one watched; the store grows."""
-    last = first + 2 * num_blocks * BLOCK
+def watch(root: Path, first: int, num_watched: int, rollouts: int, group_size: int) -> Watched:
+    """Walk blocks of steps after the first `first`, so many of them watched, each between two that are not.
+
+    The store grows.
+    """
+    last = first + (2 * num_watched + 1) * BLOCK
     command = [sys.executable, "-m", "benchmarks.viewed.walker"]
     command += [str(each) for each in (root, last, rollouts, group_size)]
-    found = Watched()
     with served(root) as server:
         follower = Follower(server, addresses.run(RUN))
-        server.seconds(addresses.runs())
+        server.seconds(addresses.run(RUN))
+        used = server.processor_seconds()
         follower.start()
         walker = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         try:
-            _follow(walker, follower, server, first, found)
+            found = Watched(_blocks(walker, follower, first))
         finally:
             follower.ends.set()
             follower.join()
             walker.terminate()
             walker.wait(60)
+        found.num_pages, found.server_processor = follower.num_pages, server.processor_seconds() - used
     return found
 
 
-def _follow(walker: "subprocess.Popen[str]", follower: Follower, server: Server, first: int, found: Watched) -> None:
+def _blocks(walker: "subprocess.Popen[str]", follower: Follower, first: int) -> list[Block]:
     """Read how long each step took, and let the page be followed in every second block of them."""
     assert walker.stdout is not None
-    block: list[float] = []
-    before: Sequence[float] = ()
-    used = server.processor_seconds()
+    blocks: list[Block] = []
     for line in walker.stdout:
         told = json.loads(line)
         if (number := told["step"] - first) < 0:
             continue
-        on = number // BLOCK % 2 == 1
-        if number % BLOCK:
-            block.append(told["seconds"])
-            (found.watched if on else found.alone).append(told["seconds"])
-            found.processor[on].append(told["processor"])
-        if number % BLOCK < BLOCK - 1:
+        if not number % BLOCK:
+            blocks.append(Block(watched=number // BLOCK % 2 == 1))
+            (follower.looks.set if blocks[-1].watched else follower.looks.clear)()
             continue
-        if on:
-            found.pairs.append(statistics.median(block) / statistics.median(before))
-            found.server_processor += server.processor_seconds() - used
-            follower.looks.clear()
-        else:
-            used = server.processor_seconds()
-            follower.looks.set()
-        before, block = block, []
-    found.num_pages = follower.num_pages
+        blocks[-1].seconds.append(told["seconds"])
+        blocks[-1].processor.append(told["processor"])
+    return blocks
