@@ -1,16 +1,17 @@
 """Reads markdown as those do who are shown it, and says what they find in it."""
 
+import re
 from collections.abc import Iterator
 
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-READERS = [MarkdownIt("commonmark"), MarkdownIt("gfm-like")]
-"""As the standard has it, with HTML; and as GitHub has it, with tables and with links made of addresses and mail."""
+READERS = [MarkdownIt("commonmark"), MarkdownIt("commonmark").enable(["table", "strikethrough"])]
+"""As the standard has it, with HTML; and with what GitHub adds."""
 for each in READERS:
     setattr(each, "validateLink", lambda url: True)  # noqa: B010
-if READERS[1].linkify is not None:
-    READERS[1].linkify.set({"fuzzy_link": False})  # a name with a dot is no address
+ADDRESS = re.compile(r"(?:https?|ftp)://|\bwww\.|\w@\w", re.IGNORECASE)
+"""What GitHub's markdown makes a link of wherever it stands in a text."""
 
 
 def tokens(reader: MarkdownIt, text: str) -> Iterator[Token]:
@@ -21,4 +22,7 @@ def tokens(reader: MarkdownIt, text: str) -> Iterator[Token]:
 
 
 def kinds(text: str) -> set[str]:
-    return {each.type for reader in READERS for each in tokens(reader, text)}
+    """The types of all that either reader finds in a text; addresses are links."""
+    found = [each for reader in READERS for each in tokens(reader, text)]
+    links = {"link_open" for each in found if each.type == "inline" and ADDRESS.search(each.content)}
+    return links | {each.type for each in found}
