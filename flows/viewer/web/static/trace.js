@@ -8,12 +8,16 @@
   const groups = () => box.querySelectorAll(".tokens");
 
   // The address always says what is looked at; a file that was saved has none that can be changed.
+  function changed(address, name, value) {
+    const url = new URL(address);
+    url.searchParams.set(name, value);
+    return url.href;
+  }
   function remember(name, value) {
-    try {
-      const address = new URL(location.href);
-      address.searchParams.set(name, value);
-      history.replaceState(null, "", address);
-    } catch { /* as above */ }
+    try { history.replaceState(null, "", changed(location.href, name, value)); } catch { /* as above */ }
+    for (const link of document.querySelectorAll("[data-previous][href], [data-next][href]")) {
+      link.href = changed(link.href, name, value); // the next trace is looked at in the same way
+    }
     for (const form of document.forms) if (form.elements[name]?.type === "hidden") form.elements[name].value = value;
   }
 
