@@ -25,7 +25,10 @@ def dump(frames: Frames, run: str, directory: Path, steps: range) -> dict[int, P
         traces = frames.of([works[step]], "traces").drop(OWN).collect().to_dicts()
         columns = ("trace_id", "role", "content", "token_ids", "mask", "logprobs")
         messages = frames.of([works[step]], "messages").select(columns).collect()
-        own = {str(name): rows for (name,), rows in messages.partition_by("trace_id", as_dict=True).items()}
+        own = {
+            str(name): rows
+            for (name,), rows in messages.partition_by("trace_id", as_dict=True, include_key=False).items()
+        }
         files[step] = directory / f"step_{step}.jsonl"
         with files[step].open("w") as lines:
             for trace in traces:

@@ -9,6 +9,8 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
+from benchmarks.viewed.dumps import dump, read_best, read_one, read_rewards
+from benchmarks.viewed.watching import Block, Watched
 from benchmarks.viewing_store import CREDITED, FORK, RUN, make, settings
 from flows.views import lineage, why
 from storage.digests import content_digest
@@ -135,6 +137,29 @@ def test_a_rollout_may_be_as_long_as_is_asked_for(tmp_path: Path) -> None:
     assert own.group_by("trace_id").len()["len"].to_list() == [101, 101]
     bodies = own.filter(pl.col("message").is_in([2, 3])).select("role", "body")
     assert all(("tool_calls" in json.loads(body)) == (role == "assistant") for role, body in bodies.iter_rows())
+
+
+def test_rollouts_as_json_lines_are_those_of_the_tables(frames: Frames, tmp_path: Path) -> None:
+    files = dump(frames, RUN, tmp_path / "dumped", range(1, 3))
+    assert sorted(files) == [1, 2]
+    keys = [chain.traces.key for chain in chains(frames.graph, RUN) if chain.for_training]
+    rows = frames.traces.filter(pl.col("key").is_in(keys) & (pl.col("step") == 2)).collect()
+    assert read_rewards([files[2]]) == {"step_2.jsonl": pytest.approx(rows["reward"].mean())}
+    best = rows["reward"].sort(descending=True, nulls_last=True)[:3].to_list()
+    assert [row["reward"] for row in read_best(files[2], 3)] == best
+    name = rows["trace_id"][5]
+    found = read_one(files[2], name)
+    own = frames.messages.filter(pl.col("trace_id") == name).sort("message").collect()
+    assert found["messages"] == own.select("role", "content", "token_ids", "mask", "logprobs").to_dicts()
+
+
+def test_watched_steps_are_compared_with_the_unwatched_around_them() -> None:
+    blocks = [Block(False, [1.0, 3.0, 2.0], [1.0] * 3), Block(True, [3.0] * 3, [2.0] * 3), Block(False, [4.0], [1.0])]
+    found = Watched(blocks)
+    assert found.ratios() == [1.0]
+    assert found.noise() == [2.0]
+    assert found.of(True) == (3.0, 2.0)
+    assert found.of(False) == (2.5, 1.0)
 
 
 def test_the_pace_of_commits_is_put_back(store: Store) -> None:
