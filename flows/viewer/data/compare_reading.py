@@ -1,6 +1,6 @@
 """What two runs recorded, read once to be compared: rows of a step are held by the keys of the work that made them."""
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 
@@ -12,6 +12,9 @@ from flows.views.differences import Reading
 from flows.views.recorded_rows import Made, arrow, made
 from storage.refs import Entry
 from storage.schemas import TRACES
+
+Name = tuple[tuple[str, str], ...]
+"""The work of a step, by stage and key."""
 
 
 class KeptReading(Reading):
@@ -25,7 +28,7 @@ class KeptReading(Reading):
         """Return the rows that works, entries by stage, have made; those that share all their work share the rows."""
         named = {_name(work): work for work in works}
 
-        def read(names: list[Hashable]) -> dict[Hashable, Made]:
+        def read(names: list[Name]) -> dict[Name, Made]:
             return dict(zip(names, made(self.store, [named[name] for name in names]), strict=True))
 
         found = each_once(self._library, ("compared rows",), list(named), read)
@@ -55,5 +58,5 @@ class KeptReading(Reading):
         return pa.concat_tables([schema.empty_table(), *(arrow(part).cast(schema) for part in own)])
 
 
-def _name(work: Mapping[str, Entry]) -> tuple[tuple[str, str], ...]:
+def _name(work: Mapping[str, Entry]) -> Name:
     return tuple(sorted((stage, entry.key) for stage, entry in work.items() if stage not in ("gate", "evaluation")))

@@ -57,8 +57,8 @@ def compared_traces(library: Library, a: str, b: str, step: int) -> pl.DataFrame
     joined = one.rename({name: f"{name}_a" for name in OF_SIDE}).join(
         other.rename({name: f"{name}_b" for name in OF_SIDE}), on="trace_id", how="full", suffix="_b", coalesce=False
     )
-    side = pl.when(pl.col("trace_id_b").is_null()).then(pl.lit(ONLY_A))
-    side = side.when(pl.col("trace_id").is_null()).then(pl.lit(ONLY_B)).otherwise(pl.lit(BOTH)).alias("side")
+    one_alone = pl.when(pl.col("trace_id_b").is_null()).then(pl.lit(ONLY_A))
+    side = one_alone.when(pl.col("trace_id").is_null()).then(pl.lit(ONLY_B)).otherwise(pl.lit(BOTH)).alias("side")
     shared = ("trace_id", "environment", "example_id", "agent", "group")
     found = joined.sort("place", "place_b", nulls_last=True, maintain_order=True).select(
         *(pl.coalesce(name, f"{name}_b") for name in shared[:1]),

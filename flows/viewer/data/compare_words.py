@@ -42,9 +42,9 @@ def shown_of(text: str) -> dict[str, Any]:
 
 
 def _pieces(one: list[str], other: list[str]) -> tuple[list[tuple[str, list[str]]], list[tuple[str, list[str]]]]:
-    near = [words[:MOST_WORDS] for words in (one, other)]
+    near = one[:MOST_WORDS], other[:MOST_WORDS]
     found: tuple[list[tuple[str, list[str]]], list[tuple[str, list[str]]]] = ([], [])
-    for kind, a1, a2, b1, b2 in SequenceMatcher(None, *near).get_opcodes():
+    for kind, a1, a2, b1, b2 in SequenceMatcher(None, near[0], near[1]).get_opcodes():
         how = SAME if kind == "equal" else OWN
         found[0].append((how, near[0][a1:a2]))
         found[1].append((how, near[1][b1:b2]))

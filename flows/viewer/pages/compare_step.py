@@ -111,8 +111,8 @@ def _shown(asked: Asked, view: str, rows: pl.DataFrame, traces: pl.DataFrame) ->
 
 def _with_rewards(groups: Sequence[Mapping[str, Any]], traces: pl.DataFrame) -> list[dict[str, Any]]:
     """Return groups with the reward of each of their rollouts, and its place in the range of the step's rewards."""
-    rewards = pl.concat([traces["reward_a"], traces["reward_b"]]).drop_nulls()
-    lowest, highest = rewards.min(), rewards.max()
+    rewards = pl.concat([traces["reward_a"], traces["reward_b"]]).drop_nulls().drop_nans().to_list()
+    lowest, highest = min(rewards, default=None), max(rewards, default=None)
     wanted = traces.filter(pl.col("group").is_in([each["group"] for each in groups]))
     parts = wanted.partition_by("group", as_dict=True)
 

@@ -3,6 +3,7 @@
 import json
 import re
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -16,6 +17,7 @@ from flows.viewer.pages.compare import is_going
 from flows.viewer.web.app import page_of, respond
 from flows.views.differences import compare
 from storage.frames import existing_store
+from tests.flows.rehearsal import rehearse
 from tests.flows.viewer import compared_runs
 
 pytestmark = pytest.mark.engine  # ten runs are walked, a third of a second each
@@ -168,3 +170,18 @@ def test_a_comparison_is_made_once_for_the_same_work(library: Library) -> None:
     first: Any = compared(library, "base", "longer")
     assert compared(library, "base", "longer") is first
     assert compared(library, "longer", "base") is not first
+
+
+def test_a_run_that_has_only_begun_is_compared_live_and_has_nothing_yet(tmp_path: Path) -> None:
+    store = rehearse(tmp_path / "store", "base", steps=1)
+    config = store.runs.config("base")
+    store.runs.record(run="begun", event="started", kind="train", config=config)
+    library = Library.at(tmp_path / "store")
+    assert is_going(library, "base", "begun") and not is_going(library, "base")
+    status, html = answer(library, "base", "begun")
+    assert status == 200 and "They have nothing in common" in html and "data-live-state" in html
+    assert compared_steps(library, "base", "begun")["only"].to_list() == ["only in a"]
+    store.runs.record(run="begun", event="finished")
+    assert "data-live-state" not in answer(library, "base", "begun")[1]
+    neither = answer(library, "begun", "begun")[1]
+    assert "Neither has finished any work." in neither and "Neither has made a step yet." in neither
