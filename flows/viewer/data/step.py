@@ -90,6 +90,7 @@ def group_page(frame: pl.DataFrame, asked: Asked) -> dict[str, Any]:
         "num_groups": found["group_id"].n_unique(),
         "num_rows": found.height,
         "num_agents": found["agent"].n_unique(),
+        "num_environments": found["environment"].n_unique(),
         "largest": found["num_traces"].max(),
         "sort": sort,
         "order": order,

@@ -42,10 +42,7 @@ def figures(frame: pl.DataFrame) -> dict[str, Any]:
         "num_groups": frame["group_id"].n_unique(),
         "num_examples": frame.select("environment", "example_id").n_unique(),
         "reward": rewards(ended),
-        "environments": [
-            {"environment": name, "num_traces": rows.height, **rewards(rows.filter(pl.col("fate") != STOPPED))}
-            for (name,), rows in sorted(frame.group_by("environment"))
-        ],
+        "environments": _environments(ended),
         "num_judged": frame["keep"].count(),
         "num_kept": frame["keep"].sum() if frame["keep"].count() else None,
         "num_trained": frame["trained"].sum(),
@@ -55,6 +52,16 @@ def figures(frame: pl.DataFrame) -> dict[str, Any]:
         "errors": _counts(frame.filter(pl.col("fate") != STOPPED), "error_class"),
         "filters": _found(frame),
     }
+
+
+def _environments(ended: pl.DataFrame) -> list[dict[str, Any]]:
+    """Return the rewards by environment and, where several agents play, by agent: one wins what another loses."""
+    found = []
+    for (name,), rows in sorted(ended.group_by("environment")):
+        by_agent = [{"agent": agent, **rewards(own)} for (agent,), own in sorted(rows.group_by("agent"))]
+        agents = by_agent if len(by_agent) > 1 else []
+        found.append({"environment": name, "num_traces": rows.height, **rewards(rows), "agents": agents})
+    return found
 
 
 def rewards(rows: pl.DataFrame) -> dict[str, Any]:
