@@ -18,15 +18,14 @@ from configs.run import RunConfig
 from flows.viewer import addresses
 from flows.viewer.data.messages import branches, messages
 from flows.viewer.data.tokens import tokens
-from flows.viewer.data.trace import Found, find_trace, outcome_of, uses
-from flows.viewer.data.trace_index import index
+from flows.viewer.data.trace import Found, outcome_of
+from flows.viewer.data.trace_use import trace_use
 from flows.viewer.library import Library
-from flows.viewer.page import BadQuestion, NotThere, plain
+from flows.viewer.page import BadQuestion, plain
 from flows.viewer.terminal.colours import MEASURES
 from flows.viewer.terminal.trace_head import head
 from flows.viewer.terminal.trace_messages import conversation
 from flows.viewer.terminal.trace_tokens import listed
-from flows.views.identify import nearest
 from storage.errors import border
 
 WIDTH = 120
@@ -61,7 +60,7 @@ def main(
         raise BadQuestion(f"--color {wanted.colour}: there are {', '.join(MEASURES)}")
     library, out = Library.at(store or RunConfig().store), terminal(width)
     with border("reading the tables", library.store.root.address):
-        found = chosen(library, text, library.latest() if run == "latest" else run)
+        found = trace_use(library, text, library.latest() if run == "latest" else run)
         if save:
             from flows.viewer.web.pages_to_files import save_page
 
@@ -82,22 +81,6 @@ def terminal(width: int = 0) -> Console:
     plainly = bool(os.environ.get("NO_COLOR"))
     wide = width or (None if sys.stdout.isatty() or os.environ.get("COLUMNS") else WIDTH)
     return Console(width=wide, color_system=None if plainly else "auto", markup=False, emoji=False, highlight=False)
-
-
-def chosen(library: Library, text: str, run: str = "") -> Found:
-    """Return a trace by its id, or the first eight characters of it or more, as a run uses it.
-
-    Without a run it is as the run has it that computed it. Raises NotThere, with the nearest ids.
-    """
-    if run:
-        return find_trace(library, run, text)
-    found = uses(library, text)
-    if not found:
-        known = index(library, library.graph.making("traces"))["trace_id"]
-        near = nearest(text, known)
-        told = f"; the nearest ids are {', '.join(near)}" if near else "; `stagecoach traces RUN` lists those of a run"
-        raise NotThere(f"no run of {library.store.root.address} has a trace {text!r}{told}")
-    return next((each for each in found if each.run == each.chain.traces.computed_by), found[0])
 
 
 def told(library: Library, found: Found, wanted: Wanted, out: Console) -> list[RenderableType]:

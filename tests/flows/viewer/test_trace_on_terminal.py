@@ -14,9 +14,10 @@ from tokenizers.models import WordLevel
 
 from configs.run import RunConfig
 from flows import cli
+from flows.viewer.data.trace_use import trace_use
 from flows.viewer.library import Library
 from flows.viewer.terminal.colours import MEASURES, Colours
-from flows.viewer.terminal.trace import Wanted, chosen, terminal, told
+from flows.viewer.terminal.trace import Wanted, terminal, told
 from tests import builders
 from tests.flows.viewer.hand_made import FORKED, PATHS, RUN, HandMade, batch, credit, forked, update
 from tests.hostile import ALL, acting
@@ -61,7 +62,7 @@ def printed(root: Path, *arguments: str, capsys: pytest.CaptureFixture[str]) -> 
 def coloured(root: Path, trace_id: str, **wanted: Any) -> str:
     library = Library.at(root)
     out = Console(file=io.StringIO(), force_terminal=True, color_system="truecolor", width=100, markup=False)
-    for part in told(library, chosen(library, trace_id), Wanted(**wanted), out):
+    for part in told(library, trace_use(library, trace_id), Wanted(**wanted), out):
         out.print(part)
     text = out.file.getvalue()  # type: ignore[attr-defined]
     assert "\x1b" not in ESCAPE.sub("", text), "colours alone are escapes"

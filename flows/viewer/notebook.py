@@ -1,0 +1,226 @@
+"""The viewer's door for notebooks: the frames behind every page, from a store that is only read.
+
+    from flows.viewer.notebook import look
+
+    looks = look("stagecoach-store")
+    looks.runs()
+    looks.traces("demo", 3).group_by("fate").len()
+
+What is committed meanwhile is seen by the next call. Texts in the frames are as they were written: what a model or an
+environment wrote may act where it is printed raw; `flows.viewer.texts.visible` makes it harmless.
+"""
+
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from flows.viewer.data import (
+    batch,
+    batch_row,
+    compare,
+    compare_attempts,
+    compare_step,
+    compare_tokens,
+    groups,
+    messages,
+    run_scores,
+    runs,
+    series,
+    shared,
+    step_traces,
+    timeline,
+    tokens,
+)
+from flows.viewer.data import example as examples
+from flows.viewer.data import trace as traces
+from flows.viewer.data.tokenizers import with_texts
+from flows.viewer.data.trace_use import trace_use
+from flows.viewer.library import Library
+from flows.viewer.page import plain
+from storage.frames import Frames
+
+
+def look(store: str | Path) -> "Looks":
+    """Open the store at a root, a directory or a URL, to look at it. Raises LayoutError where there is none."""
+    return Looks(Library.at(store))
+
+
+class Looks:
+    """Everything that pages show, as polars frames. A run is named, or `latest`; NotThere says what is not there."""
+
+    def __init__(self, library: Library) -> None:
+        self.library = library
+
+    def runs(self) -> pl.DataFrame:
+        """All runs, the newest last: state, steps, reward, model, tokens, parent."""
+        return runs.runs(self.library)
+
+    def steps(self, run: str = "latest") -> pl.DataFrame:
+        """One row for each step of a run, every number of it a column."""
+        return series.steps(self.library, self._named(run))
+
+    def series(self, run: str = "latest") -> pl.DataFrame:
+        """One row for each number of each step: run, step, finished, scope, name, value."""
+        return series.series(self.library, self._named(run))
+
+    def scores(self, run: str = "latest") -> pl.DataFrame:
+        """What the policies of a run scored on held-out examples, with intervals."""
+        return run_scores.scores(self.library, self._named(run))
+
+    def stage_times(self, run: str = "latest") -> pl.DataFrame:
+        """When each piece of work that a run uses was done."""
+        return timeline.stage_times(self.library, self._named(run))
+
+    def slices(self, run: str = "latest") -> pl.DataFrame:
+        """The slices that a run uses, own and shared ones."""
+        return shared.slices(self.library, self._named(run))
+
+    def traces(self, run: str, step: int) -> pl.DataFrame:
+        """One row for each trace of a step, with its fate, advantage and verdict."""
+        return step_traces.traces(self.library, self._named(run), step)
+
+    def evaluation(self, run: str, version: int, set_name: str | None = None) -> pl.DataFrame:
+        """The same of an evaluation of a policy, of one set or of all."""
+        return step_traces.evaluation_traces(self.library, self._named(run), version, set_name)
+
+    def groups(self, run: str, step: int) -> pl.DataFrame:
+        """One row for each group of a step and each agent in it, with what its rollouts earned."""
+        return groups.groups(self.library, self._named(run), step)
+
+    def trace(self, trace_id: str, run: str = "") -> "Trace":
+        """A trace by its id, or the first eight characters of it or more.
+
+        Without a run it is as the run has it that computed it.
+        """
+        return Trace(self.library, trace_use(self.library, trace_id, self._named(run) if run else ""))
+
+    def attempts(self, run: str, environment: str, example_id: str) -> pl.DataFrame:
+        """All attempts at an example over the history of a run, in training and in evaluations."""
+        return examples.attempts(self.library, self._named(run), environment, example_id)
+
+    def batch(self, run: str, step: int) -> "Batch":
+        """The packed batch of a step: the one trained last."""
+        return Batch(self.library, batch.packed(self.library, self._named(run), step))
+
+    def compare(self, a: str, b: str) -> "Comparison":
+        """Two runs side by side."""
+        return Comparison(self.library, self._named(a), self._named(b))
+
+    def tables(self, run: str = "") -> Frames:
+        """The stored tables themselves, lazily: the rows that a run uses, or all; `fates` and `accounting` too."""
+        return self.library.frames(self._named(run) if run else "")
+
+    def page(self, address: str) -> dict[str, Any]:
+        """All that the page of an address says, as plain values: `looks.page("/runs/demo/steps/3")`."""
+        from flows.viewer.web.app import page_of
+        from flows.viewer.web.pages_to_files import taken_apart
+
+        name, asked = taken_apart(address)
+        found: dict[str, Any] = plain(page_of(name)(self.library.still(), asked).values)
+        return found
+
+    def _named(self, run: str) -> str:
+        return self.library.latest() if run == "latest" else run
+
+
+class Trace:
+    """One trace as a run uses it."""
+
+    def __init__(self, library: Library, found: traces.Found) -> None:
+        self._library = library
+        self.found = found
+        """Its row and the work that it went through."""
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Its row in the table traces, with the run, and the key of the work that made it."""
+        return {"run": self.found.run, "key": self.found.key, **self.found.row}
+
+    @cached_property
+    def outcome(self) -> dict[str, Any]:
+        """What became of it and why, as `stagecoach why --json` has it of each run."""
+        return traces.outcome_of(self._library, self.found)
+
+    @cached_property
+    def messages(self) -> pl.DataFrame:
+        """Its messages in order: parent, role, content, body, and counts of tokens."""
+        return messages.messages(self._library, self.found)
+
+    @property
+    def branches(self) -> list[list[int]]:
+        """The ways from a root to each leaf, each a list of messages."""
+        return messages.branches(self.messages)
+
+    @cached_property
+    def tokens(self) -> pl.DataFrame:
+        """Its tokens with their texts and all that was measured of them; see `flows.viewer.data.tokens`."""
+        found = tokens.tokens(self._library, self.found)
+        return found if "text" in found.columns else with_texts(self._library, self.found, found)
+
+
+class Batch:
+    """The packed batch of a step."""
+
+    def __init__(self, library: Library, of: batch.Packed) -> None:
+        self._library = library
+        self.of = of
+        """The work that made it, and what it was made of."""
+
+    @property
+    def rows(self) -> pl.DataFrame:
+        """Its rows: update, rank, micro-step, tokens, fill."""
+        return batch.rows(self._library, self.of)
+
+    @property
+    def samples(self) -> pl.DataFrame:
+        """Its samples by row and place, each with its trace, reward and advantage."""
+        return batch.samples(self._library, self.of)
+
+    @property
+    def updates(self) -> pl.DataFrame:
+        """What each optimizer step on it measured; no rows before training."""
+        return batch.updates(self._library, self.of)
+
+    def tokens(self, row: int) -> pl.DataFrame:
+        """The tokens of a row as the learner was given them."""
+        return batch_row.tokens(self._library, self.of, row)
+
+
+class Comparison:
+    """Two runs, `a` and `b`, side by side; differences are b less a."""
+
+    def __init__(self, library: Library, a: str, b: str) -> None:
+        self._library, self.a, self.b = library, a, b
+
+    @property
+    def steps(self) -> pl.DataFrame:
+        """One row for each step of either run: figures of both, and where their work parts."""
+        return compare.compared_steps(self._library, self.a, self.b)
+
+    @property
+    def evaluations(self) -> pl.DataFrame:
+        """How their policies differ on held-out examples."""
+        return compare.compared_evaluations(self._library, self.a, self.b)
+
+    def traces(self, step: int) -> pl.DataFrame:
+        """One row for each rollout of either run at a step, those of both once."""
+        return compare_step.compared_traces(self._library, self.a, self.b, step)
+
+    def groups(self, step: int) -> pl.DataFrame:
+        """One row for each group of either run at a step; groups at the same example are paired."""
+        return compare_step.compared_groups(self._library, self.a, self.b, step)
+
+    def samples(self, step: int) -> pl.DataFrame:
+        """The advantages of the training samples that both runs have at a step."""
+        return compare_step.compared_samples(self._library, self.a, self.b, step)
+
+    def attempts(self, environment: str, example_id: str) -> pl.DataFrame:
+        """The attempts of both runs at an example."""
+        return compare_attempts.compared_attempts(self._library, self.a, self.b, environment, example_id)
+
+    def tokens(self, trace_id: str) -> pl.DataFrame:
+        """The tokens of a rollout that both runs use, with what each run made of them."""
+        found = [traces.find_trace(self._library, run, trace_id) for run in (self.a, self.b)]
+        return compare_tokens.compared_tokens(self._library, *found)
