@@ -71,9 +71,9 @@ def compare(a: str, b: str) -> str:
     return f"/compare/{_part(a)}/{_part(b)}"
 
 
-def compare_choice() -> str:
-    """Where a form sends the two runs that were chosen in it, as `a` and `b`."""
-    return "/compare"
+def compare_choice(a: str = "", b: str = "") -> str:
+    """Where a form sends the two runs that were chosen in it."""
+    return f"/compare{_question({'a': a, 'b': b})}"
 
 
 def compare_step(a: str, b: str, number: int) -> str:

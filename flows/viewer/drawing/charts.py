@@ -14,7 +14,8 @@ from typing import Any
 from markupsafe import Markup
 
 from flows.viewer.drawing.scales import Scale, around, label, thinned
-from flows.viewer.drawing.svg import colour, drawing, link, short, tag, text
+from flows.viewer.drawing.svg import colour, drawing, link, quoted, short, tag, text
+from flows.viewer.texts import visible
 
 WIDTH, HEIGHT = 440.0, 172.0
 LEFT, RIGHT, TOP, BOTTOM = 46.0, 10.0, 10.0, 24.0
@@ -56,7 +57,7 @@ def text_of(drawn: Chart, steps: Steps) -> str:
         if known:
             (first, begun), (last, ended) = known[0], known[-1]
             told.append(f"{each['name']}: {first:.4g} at step {begun}, {last:.4g} at step {ended}")
-    return str(Markup.escape("; ".join(told)))
+    return quoted("; ".join(told))
 
 
 def _across(steps: Steps) -> Scale:
@@ -194,7 +195,7 @@ def _values(drawn: Chart, steps: Steps, places: Sequence[int], x: Scale, y: Scal
         "unit": drawn.get("unit", ""),
         "series": [
             {
-                "name": each["name"],
+                "name": visible(each["name"]),
                 "values": [_told(each["values"][place]) for place in places],
                 "kind": each.get("kind"),
             }

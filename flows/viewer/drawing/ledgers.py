@@ -6,7 +6,7 @@ from typing import Any
 from markupsafe import Markup
 
 from flows.viewer.drawing.scales import label
-from flows.viewer.drawing.svg import NUM_COLOURS, drawing, link, tag, text
+from flows.viewer.drawing.svg import NUM_COLOURS, drawing, link, tag, text, title
 from flows.viewer.web.words import seconds
 from flows.views.curve import ticks
 
@@ -72,8 +72,8 @@ def _column(
         look = (
             f"cell {cell_class(cell['by'])}{' shared' if cell['by'] else ''}{'' if cell['finished'] else ' unfinished'}"
         )
-        title = tag("title", Markup.escape(_told(column["step"], stage, cell, runs)))
-        found.append(tag("rect", title, **place, y=TOP + ROW * row, class_=look))
+        told = title(_told(column["step"], stage, cell, runs))
+        found.append(tag("rect", told, **place, y=TOP + ROW * row, class_=look))
     return found
 
 

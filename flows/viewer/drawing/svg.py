@@ -45,6 +45,11 @@ def text(x: float, y: float, words: str, **values: object) -> str:
     return tag("text", quoted(words), x=float(x), y=float(y), **values)
 
 
+def title(words: str) -> str:
+    """Return words that are shown where the pointer rests on what they are in."""
+    return tag("title", quoted(words))
+
+
 def link(address: str | None, *inside: str, **values: object) -> str:
     """Return a link around what is inside; without an address what is inside alone."""
     return tag("a", *inside, href=address, **values) if address else "".join(inside)

@@ -6,7 +6,7 @@ from typing import Any
 from markupsafe import Markup
 
 from flows.viewer.drawing.scales import Scale
-from flows.viewer.drawing.svg import colour, drawing, link, short, tag, text
+from flows.viewer.drawing.svg import colour, drawing, link, short, tag, text, title
 from flows.viewer.web.words import seconds
 
 WIDTH, LEFT, RIGHT = 1320.0, 142.0, 14.0
@@ -46,15 +46,13 @@ def _bar(bar: Mapping[str, Any], stage: str, x: Scale, top: float, addresses: Ma
     what = f"policy {bar['step']}" if evaluated else f"step {bar['step']}"
     tokens = f", {bar['tokens']:,} tokens" if bar["tokens"] else ""
     unfinished = "" if bar["finished"] else ", in parts so far"
-    title = f"{what}: {stage.replace('_', ' ')}, {seconds(bar['seconds'])}{tokens}{unfinished}, key {bar['key'][:8]}"
+    told = f"{what}: {stage.replace('_', ' ')}, {seconds(bar['seconds'])}{tokens}{unfinished}, key {bar['key'][:8]}"
     shades = f"bar{' odd' if bar['step'] % 2 else ''}{'' if bar['finished'] else ' unfinished'}"
-    rect = tag(
-        "rect", tag("title", Markup.escape(title)), x=start, y=top, width=width, height=ROW - 2, rx="2", class_=shades
-    )
+    rect = tag("rect", title(told), x=start, y=top, width=width, height=ROW - 2, rx="2", class_=shades)
     room = width > 8 + 6 * len(str(bar["step"]))
     number = text(start + width / 2, top + ROW / 2 + 3, str(bar["step"]), text_anchor="middle") if room else ""
     address = addresses.get(f"v{bar['step']}" if evaluated else str(bar["step"]))
-    return link(address, rect, number, aria_label=title, tabindex="-1") if address else rect + number
+    return link(address, rect, number, aria_label=told, tabindex="-1") if address else rect + number
 
 
 def _events(told: Mapping[str, Any], x: Scale, bottom: float) -> list[str]:
@@ -62,9 +60,8 @@ def _events(told: Mapping[str, Any], x: Scale, bottom: float) -> list[str]:
     found, free = [], 0.0
     for event in told["events"]:
         at = x.at(event["at"])
-        title = tag("title", Markup.escape(event["event"]))
         look = f"event {event['look']}"
-        line = tag("path", title, d=f"M{short(at)} {short(TOP - 12)}V{short(bottom)}", class_="stem")
+        line = tag("path", title(event["event"]), d=f"M{short(at)} {short(TOP - 12)}V{short(bottom)}", class_="stem")
         words = ""
         if at >= free:
             near = at > WIDTH - 90
@@ -78,7 +75,7 @@ def _cuts(told: Mapping[str, Any], x: Scale, bottom: float) -> list[str]:
     return [
         tag(
             "path",
-            tag("title", Markup.escape(f"nothing was done for {seconds(cut['seconds'])}")),
+            title(f"nothing was done for {seconds(cut['seconds'])}"),
             d=f"M{short(x.at(cut['at']))} {short(TOP - 4)}V{short(bottom)}",
             class_="cut",
         )

@@ -49,17 +49,23 @@ def tree(rows: Sequence[Row]) -> list[Row]:
     for row in rows:
         below.setdefault(row["parent"] if row["parent"] in names else None, []).append(row)
     placed: set[str] = set()
-
-    def family(row: Row, depth: int) -> list[Row]:
-        placed.add(row["run"])
-        forks = sorted(below.get(row["run"], ()), key=_changed, reverse=True)
-        return [{**row, "depth": depth}, *(each for fork in forks for each in family(fork, depth + 1))]
-
-    families = [family(row, 0) for row in below.get(None, ())]
-    # Two runs that each took rollouts of the other hang below nothing.
-    families += [family(row, 0) for row in rows if row["run"] not in placed]
+    # All once more at the end: two runs that each took rollouts of the other hang below nothing.
+    roots = (*below.get(None, ()), *rows)
+    families = [_family(row, below, placed) for row in roots if row["run"] not in placed]
     families.sort(key=lambda own: max(_changed(row) for row in own), reverse=True)
     return [row for own in families for row in own]
+
+
+def _family(root: Row, below: Mapping[str | None, Sequence[Row]], placed: set[str]) -> list[Row]:
+    """Return a run with all forks below it, the newest first; adds their names to `placed`."""
+    found, waiting = [], [(root, 0)]
+    while waiting:
+        row, depth = waiting.pop()
+        if row["run"] not in placed:
+            placed.add(row["run"])
+            found.append({**row, "depth": depth})
+            waiting += [(fork, depth + 1) for fork in sorted(below.get(row["run"], ()), key=_changed)]
+    return found
 
 
 def _changed(row: Row) -> Any:

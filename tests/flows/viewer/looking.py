@@ -36,7 +36,7 @@ def everything(library: Library) -> list[str]:
     for run in runs:
         found += _of_run(library, run)
     for a, b in pairwise(runs):
-        found += [addresses.compare(a, b), addresses.compare_step(a, b, 0)]
+        found += [addresses.compare(a, b), addresses.compare_choice(a, b), addresses.compare_step(a, b, 0)]
         environment, example = _examples(library, a)[0]
         found.append(addresses.compare_example(a, b, environment, example))
     return found

@@ -1,0 +1,256 @@
+"""The page of a run: its charts and where they lead, its ledger beside its fork's, its time, and what was said."""
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from flows.viewer import addresses
+from flows.viewer.data.run_scores import scores
+from flows.viewer.data.runs import runs
+from flows.viewer.data.shared import ledger, slices
+from flows.viewer.data.timeline import STAGE_TIMES, stage_times
+from flows.viewer.data.timeline_lanes import lanes
+from flows.viewer.library import Library
+from flows.viewer.page import Asked, BadQuestion, NotThere, Page
+from flows.viewer.pages.run import page
+from flows.views import show
+from storage.store import open_store
+from tests.builders import trace
+from tests.flows.evaluations import Sampler, evaluate, train
+from tests.flows.rehearsal import rehearse
+from tests.flows.replays import RLOO, ask, walk
+from tests.flows.viewer.hand_made import RUN, HandMade, batch, credit, update
+from tests.flows.viewer.looking import Elements, visitor
+from tests.flows.viewer.stepped import begun
+
+T0 = datetime(2026, 1, 1, tzinfo=UTC)
+HOSTILE = "</p><script>alert(1)</script>\x1b[31mred\u202e\n" + "long " * 200 + "end"
+
+
+@pytest.fixture(scope="module")
+def forked(tmp_path_factory: pytest.TempPathFactory) -> Library:
+    """A run of two steps, and a replay of it with another algorithm, up to packing."""
+    root = tmp_path_factory.mktemp("run") / "store"
+    rehearse(root, "base", steps=2)
+    walk(ask(root, name="fork", overrides=[RLOO]))
+    return Library.at(root)
+
+
+def told(library: Library, run: str, **query: str) -> Page:
+    return page(library, Asked(addresses.run(run), {"run": run}, query))
+
+
+def charts(values: Any) -> dict[str, Any]:
+    return {each["title"]: each for section in values["sections"] for each in section["charts"]}
+
+
+def test_the_charts_hold_what_was_measured(forked: Library) -> None:
+    values = told(forked, "base").values
+    known = charts(values)
+    rewards = [
+        forked.store.read(entry.slices("traces"), ["reward"])["reward"].to_pylist()
+        for entry in forked.store.ledger.entries(run="base", stage="rollout")
+    ]
+    means = [sum(own) / len(own) for own in rewards]
+    (reward,) = known["Reward"]["series"]
+    assert reward["values"] == pytest.approx(means)
+    spread = [high - low for low, high in zip(reward["low"], reward["high"], strict=True)]
+    assert spread[0] == pytest.approx(2 * (sum((each - means[0]) ** 2 for each in rewards[0]) / 12) ** 0.5)
+    assert known["Loss"]["series"][0]["values"] == [0.0, 0.1]
+    assert known["Rollouts"]["series"][0]["values"] == [12.0, 12.0]
+    stages = [each["name"] for each in known["Seconds by stage"]["series"]]
+    assert stages == ["assignment", "rollout", "filtering", "advantage", "packing", "training"]
+    assert (values["state"], values["steps_done"], values["totals"]["rollouts"]) == ("finished", 2, 24.0)
+    assert "Reward by environment" not in known, "there is one environment"
+
+
+def test_every_point_leads_to_its_step(forked: Library) -> None:
+    with visitor(forked) as client:
+        elements = Elements(client.get(addresses.run("base")).text)
+    hrefs = [value for tag, name, value in elements.values if (tag, name) == ("a", "href")]
+    assert elements.odd == []
+    num_charts = len(charts(told(forked, "base").values))
+    for step in (0, 1):
+        assert hrefs.count(addresses.step("base", step)) > num_charts, "in each chart, the ledger and the table"
+
+
+def test_a_fork_shows_what_it_shares(forked: Library) -> None:
+    found = ledger(forked, "fork")
+    assert found["stages"] == ["assignment", "rollout", "filtering", "advantage", "packing"]
+    assert found["runs"] == ["fork", "base"] and found["num_pieces"] == [4, 6]
+    for column in found["columns"]:
+        assert [cell["by"] for cell in column["cells"]] == [1, 1, 1, 0, 0]
+    rollouts, credits = (found["columns"][0]["cells"][place] for place in (1, 3))
+    assert rollouts["used_by"] == ["base", "fork"] and credits["used_by"] == ["fork"]
+    assert rollouts["rows"] == {"messages": 24, "traces": 12} and rollouts["finished"]
+    frame = slices(forked, "fork")
+    own = frame.filter(pl.col("own"))["stage"].unique().to_list()
+    assert sorted(own) == ["advantage", "packing"]
+    shared = frame.filter(~pl.col("own") & (pl.col("stage") == "rollout"))
+    assert set(shared["computed_by"]) == {"base"} and shared["used_by"].to_list()[0] == ["base", "fork"]
+    with visitor(forked) as client:
+        text = client.get(addresses.run("fork")).text
+    assert text.count("cell s1 shared") == 6 and text.count('class="cell s0"') == 4
+    assert f'href="{addresses.compare("base", "fork")}"' in text and f'href="{addresses.run("base")}"' in text
+
+
+def test_a_fork_tells_what_was_set_otherwise(forked: Library) -> None:
+    values = told(forked, "fork").values
+    assert (
+        values["parent"] == "base"
+        and {"key": "algorithm.type", "a": "grpo", "b": "rloo", "in_keys": True} in values["differences"]
+    )
+    assert told(forked, "base").values["forks"] == ["fork"]
+    assert values["timeline"]["lanes"] and {lane["stage"] for lane in values["timeline"]["lanes"]} == {
+        "advantage",
+        "packing",
+    }, "what another run computed was done in that run's time"
+
+
+def test_steps_that_are_planned_have_empty_columns(forked: Library) -> None:
+    assert [len(each["cells"]) for each in ledger(forked, "base", 4)["columns"]] == [6, 6, 0, 0]
+
+
+def test_times_are_those_of_the_ledger(forked: Library) -> None:
+    frame = stage_times(forked, "base")
+    assert frame.columns == list(STAGE_TIMES)
+    for entry in forked.store.ledger.entries(run="base"):
+        (row,) = frame.filter(pl.col("key") == entry.key).to_dicts()
+        assert (row["started_at"], row["finished_at"]) == (entry.started_at, entry.finished_at)
+        assert row["own"] and row["tokens"] == entry.tokens
+
+
+def test_a_run_without_work_says_so(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    store.runs.record(run="a", event="started", kind="train", config={"name": "a", "steps": 3})
+    with visitor(tmp_path) as client:
+        answer = client.get(addresses.run("a"))
+    assert answer.status_code == 200 and "No rollout of this run is there yet" in answer.text
+
+
+def test_a_failure_is_shown_whole_and_does_nothing(tmp_path: Path) -> None:
+    HandMade(tmp_path).store.runs.record(run=RUN, event="failed", message=HOSTILE)
+    with visitor(tmp_path) as client:
+        text = client.get(addresses.run(RUN)).text
+        values = client.get(f"{addresses.run(RUN)}?format=json").json()
+    elements = Elements(text)
+    assert values["message"] == HOSTILE and elements.odd == []
+    said = "".join(elements.texts)
+    assert "long end" in said and "<script>alert(1)" in said and "\x1b" not in text and "\u202e" not in text
+
+
+def test_an_unfinished_step_and_odd_values_are_drawn(tmp_path: Path) -> None:
+    library = begun(tmp_path, 2)
+    values = told(library, RUN).values
+    assert values["steps"] == [{"step": 0, "address": addresses.step(RUN, 0), "finished": False}]
+    assert charts(values)["Rollouts"]["series"][0]["values"] == [4.0] and "Reward" not in charts(values)
+    assert [cell and cell["finished"] for cell in values["ledger"]["columns"][0]["cells"]] == [False]
+    assert told(library, RUN).live, "this process wrote the event and is there"
+
+
+def test_what_is_not_finite_is_in_the_json_by_name(tmp_path: Path) -> None:
+    rows = [update(loss=float("nan"), entropy=None, mismatch_kl=None)]
+    HandMade(tmp_path).step(
+        [trace(reward=None)], [], [credit("t0", 0, [0], {"rl_weights": [1.0]})], batches=[batch(["t0/0"])], updates=rows
+    )
+    with visitor(tmp_path) as client:
+        known = charts(client.get(f"{addresses.run(RUN)}?format=json").json())
+        text = client.get(addresses.run(RUN)).text
+    assert known["Loss"]["series"][0]["values"] == ["NaN"] and "Entropy" not in known
+    assert 'class="odd"' in text
+
+
+def test_unknown_runs_and_questions_are_refused(forked: Library) -> None:
+    with pytest.raises(NotThere, match="there is no run 'none'"):
+        told(forked, "none")
+    with pytest.raises(BadQuestion, match="timeline='7'"):
+        told(forked, "base", timeline="7")
+
+
+def test_several_environments_and_agents_have_lines_of_their_own(tmp_path: Path) -> None:
+    seats = [
+        trace(f"t{n}", reward=reward, environment=environment, agent=agent)
+        for n, (environment, agent, reward) in enumerate(
+            [("debate", "pro", 1.0), ("debate", "con", -1.0), ("sums", "agent", 0.5), ("sums", "agent", None)]
+        )
+    ]
+    HandMade(tmp_path).step(seats, [])
+    known = charts(told(Library.at(tmp_path), RUN).values)
+    by_name = {each["name"]: each["values"] for each in known["Reward by environment"]["series"]}
+    assert by_name == {"debate": [0.0], "sums": [0.5]}
+    by_agent = {each["name"]: each["values"] for each in known["Reward by agent: debate"]["series"]}
+    assert by_agent == {"con": [-1.0], "pro": [1.0]} and "Reward by agent: sums" not in known
+
+
+def test_errors_that_did_not_happen_are_zero_and_not_a_gap(tmp_path: Path) -> None:
+    made = HandMade(tmp_path)
+    made.step([trace("a0"), trace("a1", reward=None, error_class="timeout")], [])
+    made.step([trace("b0"), trace("b1")], [], step=1)
+    errors = {
+        each["name"]: each["values"] for each in charts(told(Library.at(tmp_path), RUN).values)["Errors"]["series"]
+    }
+    assert errors == {"all": [0.5, 0.0], "timeout": [0.5, 0.0]}
+
+
+def work(stage: str, step: int, start: float, end: float, own: bool = True) -> dict[str, Any]:
+    at = {"started_at": T0 + timedelta(seconds=start), "finished_at": T0 + timedelta(seconds=end)}
+    row = {"run": "a", "step": step, "stage": stage, "key": f"{stage}{step}", "own": own, "computed_by": "a"}
+    return row | at | {"finished": True, "seconds": end - start, "tokens": 0}
+
+
+def test_bars_keep_begin_and_end_and_overlaps_are_seen() -> None:
+    rows = [
+        work("rollout", 0, 0, 10),
+        work("training", 0, 10, 14),
+        work("rollout", 1, 8, 18),
+        work("rollout", 2, 20, 30),
+    ]
+    rows.append(work("rollout", 3, 0, 99, own=False))
+    found = lanes(pl.DataFrame(rows, schema=STAGE_TIMES), [])
+    bars = {lane["stage"]: {bar["step"]: bar for bar in lane["bars"]} for lane in found["lanes"]}
+    assert [lane["stage"] for lane in found["lanes"]] == ["rollout", "training"]
+    assert (bars["rollout"][1]["start"], bars["rollout"][1]["end"]) == (8.0, 18.0)
+    assert [bars["rollout"][step]["row"] for step in (0, 1, 2)] == [0, 1, 0], "side by side where they overlap"
+    assert 3 not in bars["rollout"] and found["length"] == 30.0
+
+
+def test_idle_stretches_are_cut_and_said() -> None:
+    rows = [work("rollout", 0, 0, 10), work("rollout", 1, 3600, 3610)]
+    events = [{"event": name, "at": T0 + timedelta(seconds=at)} for name, at in (("failed", 11), ("resumed", 3599))]
+    found = lanes(pl.DataFrame(rows, schema=STAGE_TIMES), events)
+    assert found["cuts"] == [{"at": pytest.approx(10.15), "seconds": 3590.0}]
+    assert found["length"] == pytest.approx(20.3)
+    assert all(10.0 <= event["at"] <= 10.3 for event in found["events"]), "what came in between stands in between"
+    seconds = [tick["seconds"] for tick in found["ticks"]]
+    assert seconds == sorted(seconds) and seconds[0] == 0 and seconds[-1] >= 3600
+
+
+def test_the_last_steps_alone() -> None:
+    rows = [work("rollout", step, 10 * step, 10 * step + 9) for step in range(30)]
+    found = lanes(pl.DataFrame(rows, schema=STAGE_TIMES), [], recent=5)
+    assert [bar["step"] for bar in found["lanes"][0]["bars"]] == [25, 26, 27, 28, 29]
+    assert found["lanes"][0]["bars"][0]["start"] == 0.0
+
+
+@pytest.mark.engine  # two whole runs
+def test_evaluations_are_points_that_lead_to_them(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    held_out = {"num_examples": 4, "attempts": 1, "every": 1, "at_start": True}
+    train(root, "a", Sampler(), steps=2, evaluation=held_out)
+    evaluate(root, "b", Sampler(), steps=1, evaluation={"num_examples": 4})
+    library = Library.at(root)
+    shown = show.describe(library.store, "a", library.config("a"))["evaluations"]
+    held = charts(told(library, "a").values)["Held-out average"]
+    (points,) = held["series"]
+    assert held["versions"] == [0, 1, 2] == [each["version"] for each in shown]
+    assert points["values"] == [each["scores"][0]["average"] for each in shown] and points["kind"] == "points"
+    assert points["low"][0] == shown[0]["scores"][0]["interval"]["low"] and points["values"][0] < points["values"][2]
+    assert [each["address"] for each in held["steps"]] == [addresses.evaluation("a", n) for n in range(3)]
+    assert scores(library, "a")["average"].to_list() == points["values"]
+    assert {row["run"]: row["held_out"] for row in runs(library).to_dicts()}["a"] == points["values"][-1]
+    with visitor(library) as client:
+        text = client.get(addresses.run("b")).text
+    assert 'data-live="nothing" hidden' in text and addresses.evaluation("b", 0) in text

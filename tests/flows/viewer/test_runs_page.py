@@ -1,0 +1,173 @@
+"""The list of runs: what each came to, forks below what they branched off, and what is asked of the list."""
+
+import os
+import socket
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.viewer import addresses
+from flows.viewer.data.run_states import GONE, is_going, seconds_at_work, state_of
+from flows.viewer.data.runs import RUNS, runs
+from flows.viewer.library import Library
+from flows.viewer.page import Asked, BadQuestion
+from flows.viewer.pages.runs import page, tree
+from flows.views import show
+from storage.frames import Frames
+from storage.runs import Event
+from storage.store import open_store
+from tests.flows.rehearsal import rehearse
+from tests.flows.replays import RLOO, ask, walk
+from tests.flows.viewer.looking import Elements, visitor
+
+T0 = datetime(2026, 1, 1, tzinfo=UTC)
+HOSTILE = "<script>alert(1)</script>\x1b[31m\u202e"
+
+
+@pytest.fixture(scope="module")
+def forked(tmp_path_factory: pytest.TempPathFactory) -> Library:
+    """A run, a replay of it with another algorithm, and a run that failed and says so in a hostile way."""
+    root = tmp_path_factory.mktemp("runs") / "store"
+    rehearse(root, "base", steps=2)
+    walk(ask(root, name="fork", overrides=[RLOO]))
+    store = open_store(root)
+    store.runs.record(run="broken", event="started", kind="train", config={"name": "broken", "steps": 7})
+    store.runs.record(run="broken", event="failed", message=HOSTILE)
+    return Library.at(root)
+
+
+def listed(library: Library, **query: str) -> list[dict[str, Any]]:
+    return [dict(row) for row in page(library, Asked("/", {}, query)).values["runs"]]
+
+
+def test_what_each_run_came_to(forked: Library) -> None:
+    found = {row["run"]: row for row in runs(forked).to_dicts()}
+    base, fork, broken = found["base"], found["fork"], found["broken"]
+    told = show.describe(forked.store, "base", forked.config("base"))["steps"]
+    assert base["rewards"] == pytest.approx([step["reward"] for step in told], rel=1e-12)
+    assert (base["last_reward"], base["losses"], base["last_loss"]) == (base["rewards"][-1], [0.0, 0.1], 0.1)
+    assert (base["steps_done"], base["steps_planned"], base["state"], base["parent"]) == (2, 2, "finished", None)
+    assert (base["algorithms"], base["environments"]) == (["grpo"], ["reverse_text"])
+    assert base["tokens_sampled"] == sum(
+        forked.store.read(entry.slices("traces"), ["num_output_tokens"])["num_output_tokens"].to_numpy().sum()
+        for entry in forked.store.ledger.entries(run="base", stage="rollout")
+    )
+    assert (fork["kind"], fork["parent"], fork["algorithms"]) == ("replay", "base", ["rloo"])
+    assert (fork["steps_done"], fork["last_loss"]) == (2, None), "done as far as it goes, which is not to training"
+    assert fork["rewards"] == base["rewards"], "the same rollouts, whoever computed them"
+    assert (broken["state"], broken["message"], broken["steps_done"]) == ("failed", HOSTILE, 0)
+    assert (broken["last_reward"], broken["held_out"], broken["rewards"]) == (None, None, [])
+    assert runs(forked).columns == list(RUNS)
+
+
+def test_forks_stand_below_what_they_branched_off(forked: Library) -> None:
+    shown = listed(forked)
+    assert [(row["run"], row["depth"]) for row in shown] == [("broken", 0), ("base", 0), ("fork", 1)]
+
+
+def row(name: str, parent: str | None, minutes: int) -> dict[str, Any]:
+    return {"run": name, "parent": parent, "changed_at": T0 + timedelta(minutes=minutes)}
+
+
+def test_a_tree_has_every_run_once() -> None:
+    rows = [row("a", None, 0), row("b", "a", 5), row("c", "b", 9), row("d", "gone", 7), row("e", "a", 6)]
+    told = [(each["run"], each["depth"]) for each in tree(rows)]
+    assert told == [("a", 0), ("e", 1), ("b", 1), ("c", 2), ("d", 0)]
+    ring = [row("x", "y", 1), row("y", "x", 2)]
+    assert sorted(each["run"] for each in tree(ring)) == ["x", "y"], "two that took of each other are shown, once"
+
+
+def test_the_list_is_filtered_and_sorted(forked: Library) -> None:
+    assert [row["run"] for row in listed(forked, q="RLOO")] == ["fork"]
+    assert [row["run"] for row in listed(forked, q="reverse_text grpo")] == ["base"]
+    assert listed(forked, q="nothing like it") == []
+    assert [row["run"] for row in listed(forked, state="failed")] == ["broken"]
+    assert [row["run"] for row in listed(forked, sort="run", down="1")] == ["fork", "broken", "base"]
+    assert [row["run"] for row in listed(forked, sort="reward")][-1] == "broken", "without a reward, last whichever way"
+    assert [row["run"] for row in listed(forked, sort="reward", down="1")][-1] == "broken"
+    with pytest.raises(BadQuestion, match="sort='colour' is not known"):
+        listed(forked, sort="colour")
+
+
+def test_all_runs_are_read_in_one_look_and_not_again(forked: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    library, reads, read = Library(forked.store), [], Frames.of
+
+    def of(frames: Frames, works: Any, name: str) -> Any:
+        asked = list(works)
+        reads.append((name, len(asked)))
+        return read(frames, asked, name)
+
+    monkeypatch.setattr(Frames, "of", of)
+    runs(library)
+    assert sorted(reads) == [("traces", 2), ("updates", 2)], "two steps of rollouts, shared by two runs"
+    runs(library)
+    assert len(reads) == 2
+
+
+def test_the_page_is_harmless_and_leads_on(forked: Library) -> None:
+    with visitor(forked) as client:
+        elements = Elements(client.get("/").text)
+        assert elements.odd == [] and "script" in "".join(elements.texts) and "\x1b" not in "".join(elements.texts)
+        links = {value for tag, name, value in elements.values if (tag, name) == ("a", "href")}
+        assert {addresses.run(name) for name in ("base", "fork", "broken")} <= links
+        named = [(tag, value) for tag, name, value in elements.values if name == "name" and value in ("a", "b")]
+        assert named.count(("input", "a")) == named.count(("input", "b")) == 3, "each run can be chosen, as A and as B"
+        assert client.get(addresses.compare_choice("base", "fork")).status_code == 200
+        assert client.get(addresses.compare_choice("base")).status_code == 400
+        said = client.get("/?format=json").json()
+        assert [each["run"] for each in said["runs"]] == ["broken", "base", "fork"]
+
+
+def test_an_empty_store_says_so(tmp_path: Path) -> None:
+    open_store(tmp_path)
+    with visitor(tmp_path) as client:
+        answer = client.get("/")
+    assert answer.status_code == 200 and "There is no run in this store yet" in answer.text
+
+
+def event(name: str, minutes: float = 0.0, **more: Any) -> Event:
+    known: dict[str, Any] = {"kind": "train", "config": {}, "parent_run": None, "step": 0, "message": ""}
+    known |= {"flow_run": None, "host": "elsewhere", "pid": 1}
+    return Event(**{"run": "a", "event": name, "at": T0 + timedelta(minutes=minutes), **known, **more})
+
+
+@pytest.mark.parametrize(
+    ("last", "state", "look"),
+    [
+        (event("finished"), "finished", "good"),
+        (event("failed"), "failed", "bad"),
+        (event("crashed"), "crashed", "bad"),
+        (event("evicted"), "evicted", "warn"),
+        (event("started"), "going", "going"),
+        (event("resumed", host=socket.gethostname(), pid=2**22 + 1), GONE, "warn"),
+    ],
+)
+def test_a_state_in_a_word(last: Event, state: str, look: str) -> None:
+    told = state_of(last)
+    assert (told["state"], told["look"]) == (state, look)
+    assert is_going(last) == (state == "going")
+
+
+def test_a_run_of_this_process_is_going() -> None:
+    now = datetime.now(UTC)
+    assert state_of(event("started", host=socket.gethostname(), pid=os.getpid(), at=now))["state"] == "going"
+
+
+@pytest.mark.parametrize(
+    ("events", "last_work", "minutes"),
+    [
+        ([("started", 0), ("finished", 5)], 4, 5),
+        ([("started", 0), ("failed", 5), ("resumed", 60), ("finished", 70)], 69, 15),
+        ([("started", 0)], 3, 3),
+        ([("started", 0)], None, 0),
+        ([("started", 0), ("resumed", 60), ("finished", 70)], 69, 70),
+        ([("failed", 0)], None, 0),
+    ],
+)
+def test_the_time_at_work_leaves_out_what_was_idle(
+    events: list[tuple[str, int]], last_work: int | None, minutes: int
+) -> None:
+    last = None if last_work is None else T0 + timedelta(minutes=last_work)
+    assert seconds_at_work([event(*each) for each in events], last) == 60 * minutes
