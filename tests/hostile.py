@@ -203,7 +203,7 @@ def _trace(row: Mapping[str, Any], fails: bool) -> dict[str, Any]:
     words: dict[str, Any] = {
         "agent": TEXTS["handler"] + TEXTS["rich"] + "\x1b[31m",
         "stop_condition": ALL,
-        "episode_id": SHORT[0],
+        "episode_id": f"{SHORT[0]} {row['trace_id']}",
     }
     words |= {"rewards": json.dumps({text: {"score": 0.5, "weight": 1.0} for text in SHORT} | {ALL: None})}
     words |= {"metrics": json.dumps({text: 0.25 for text in SHORT} | {"none": float("nan")})}

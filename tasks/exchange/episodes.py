@@ -73,8 +73,16 @@ def canonical(value: Any) -> str:
 
 
 def compact(value: Any) -> str:
-    """Return JSON with its keys in their own order and no spaces."""
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+    """Return JSON with its keys in their own order and no spaces, which can be written as UTF-8.
+
+    Half of a surrogate pair stays an escape, and so does then all that is not ASCII: a record of the store may hold it.
+    """
+    text = json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return json.dumps(value, separators=(",", ":"))
+    return text
 
 
 def digest(*parts: str) -> str:

@@ -124,6 +124,15 @@ def test_a_program_is_given_every_character(hostile: Hostile, capsys: pytest.Cap
         assert [row["stop_condition"] for row in found] == [ALL] * len(hostile.traces)
 
 
+def test_an_export_is_json_with_every_character(hostile: Hostile, said: Said, tmp_path: Path) -> None:
+    target = tmp_path / "episodes.jsonl"
+    said("export", "base", "--format", "verifiers", "--quarantined", "--to", str(target))
+    traces = [trace for line in target.read_bytes().split(b"\n")[:-1] for trace in json.loads(line)["traces"]]
+    assert {trace["id"] for trace in traces} == set(hostile.traces)
+    assert {trace["task"]["data"]["prompt"] for trace in traces} == {ALL}
+    assert {trace["task"]["data"]["half"] for trace in traces} == {"\ud800"}
+
+
 def test_questions_hold_no_marks(hostile: Hostile) -> None:
     assert len(hostile.questions) == 3
     for each in hostile.questions:
