@@ -8,7 +8,7 @@ from typing import Any
 
 import polars as pl
 from rich.cells import cell_len
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
@@ -100,7 +100,7 @@ def _print_rows(out: Console, found: Mapping[str, Any], chosen_by_user: bool, pi
     left_out = [each["name"] for each in columns if each["name"] not in shown]
     columns = [each for each in columns if each["name"] in shown]
     for each in columns:
-        side = "left" if each["kind"] in LEFT else "right"
+        side: JustifyMethod = "left" if each["kind"] in LEFT else "right"
         table.add_column(Text(one_line(each["title"], widest)), justify=side, no_wrap=True, overflow="ellipsis")
     for at, row in enumerate(found["rows"]):
         style = STYLES.get(row["fate"], "")

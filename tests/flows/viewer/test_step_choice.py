@@ -147,7 +147,7 @@ TYPES = {"text": pl.String, "number": pl.Float64, "whole": pl.Int64, "flag": pl.
 
 
 @pytest.mark.parametrize("kind", VALUES)
-@settings(max_examples=40)
+@settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_orders_are_those_of_plain_sorting(kind: str, data: st.DataObject) -> None:
     values = data.draw(st.lists(st.none() | VALUES[kind], max_size=12))

@@ -1,6 +1,7 @@
 """The traces of a step: one row each, with fates as `why` and the derived table tell them, from that step's work."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -18,10 +19,8 @@ RUNS = ("base", "branch", "gated", "regraded", "begun", "hurried")
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
-    """A store with every fate that a rollout can have."""
-    root = tmp_path_factory.mktemp("steps") / "store"
-    asked.everything(root)
+def library(root: Path) -> Library:
+    """The store with every fate that a rollout can have, to look at."""
     return Library.at(root)
 
 
