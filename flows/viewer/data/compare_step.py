@@ -6,6 +6,7 @@ import polars as pl
 
 from flows.viewer.data.compare import state_of
 from flows.viewer.data.compare_reading import KeptReading
+from flows.viewer.data.groups import natural
 from flows.viewer.data.step_traces import chains_of, of_chains
 from flows.viewer.library import Library
 from flows.viewer.page import NotThere
@@ -47,10 +48,11 @@ def works_of(library: Library, run: str) -> Work:
 def compared_traces(library: Library, a: str, b: str, step: int) -> pl.DataFrame:
     """Return one row for each rollout of either run at a step, those of both once; in the order of a, then of b.
 
-    Columns: trace_id; `side` (both, a or b); key_a and key_b, the work that made it, as each run uses it; environment,
-    example_id, agent; `group`, a number for the groups that are compared with each other, with group_a and group_b;
-    and for each run, ending in _a and _b: reward, fate (`kept`, or the filter's reason; null where nothing was judged),
-    advantage, num_output_tokens, error_class. Traces are the same where their ids are. Raises NotThere.
+    Columns: trace_id; `side` (both, a or b); environment, example_id, agent; `group`, a number for the rollouts that
+    are compared with each other, those of paired groups by the same agent; key_a and key_b, the work that made the
+    trace, as each run uses it; group_a and group_b; and for each run, ending in _a and _b: reward, fate (`kept`, or
+    the filter's reason; null where nothing was judged), advantage, num_output_tokens, error_class.
+    Traces are the same where their ids are. Raises NotThere.
     """
     pair = step_pair(library, a, b, step)
     one, other = (_traces(library, run, step, made) for run, made in zip((a, b), pair, strict=True))
@@ -75,27 +77,26 @@ def compared_traces(library: Library, a: str, b: str, step: int) -> pl.DataFrame
 
 
 def compared_groups(library: Library, a: str, b: str, step: int) -> pl.DataFrame:
-    """Return one row for each group of rollouts of either run at a step; groups at the same example are paired.
+    """Return one row for each group of rollouts of either run at a step, and each agent in it, by group_a.
 
-    Where an example has several groups in a step, the first is paired with the first. Columns: group (as in
-    `compared_traces`), group_a, group_b, environment, example_id; num_shared (rollouts in both); for each run num_X,
-    reward_X (mean, null where none was scored), kept_X (null where nothing was judged); difference (reward_b -
-    reward_a); max_advantage_difference, over the samples of both, null where there are none. Raises NotThere.
+    Groups at the same example are paired; where it has several in a step, the first with the first.
+    Columns: group (as in `compared_traces`), group_a, group_b, environment, example_id, agent; num_shared (rollouts in
+    both); for each run num_X, reward_X (mean, null where none was scored), kept_X (null where nothing was judged);
+    difference (reward_b - reward_a); max_advantage_difference, over the samples of both, null where there are none.
+    Raises NotThere.
     """
     rows = compared_traces(library, a, b, step)
-    moved = _moved(library, a, b, step)
-    return (
-        rows.group_by("group", maintain_order=True)
-        .agg(
-            *(pl.col(name).drop_nulls().first() for name in ("group_a", "group_b", "environment", "example_id")),
-            num_shared=(pl.col("side") == BOTH).sum().cast(pl.Int64),
-            **_of_side("a"),
-            **_of_side("b"),
-        )
-        .with_columns(difference=pl.col("reward_b") - pl.col("reward_a"))
-        .join(moved, left_on="group_a", right_on="group_id", how="left", maintain_order="left")
-        .sort("group")
+    samples = compared_samples(library, a, b, step).join(rows.select("trace_id", "group"), on="trace_id")
+    moved = samples.group_by("group").agg(max_advantage_difference=pl.col("difference").abs().max())
+    facts = ("group_a", "group_b", "environment", "example_id", "agent")
+    found = rows.group_by("group", maintain_order=True).agg(
+        *(pl.col(name).drop_nulls().first() for name in facts),
+        num_shared=(pl.col("side") == BOTH).sum().cast(pl.Int64),
+        **_of_side("a"),
+        **_of_side("b"),
     )
+    found = found.with_columns(difference=pl.col("reward_b") - pl.col("reward_a"))
+    return found.join(moved, on="group", how="left").sort("group")
 
 
 def compared_samples(library: Library, a: str, b: str, step: int) -> pl.DataFrame:
@@ -130,15 +131,20 @@ def _traces(library: Library, run: str, step: int, made: Made) -> pl.DataFrame:
 
 
 def _group() -> pl.Expr:
-    """Return what names a group in both runs: its example, and which of the example's groups it is."""
+    """Return what names a group in both runs: its example, which of the example's groups it is, and the agent."""
     number = pl.col("group_id").rank("dense").over("environment", "example_id")
-    return pl.concat_str("environment", "example_id", number, separator="\0").alias("group")
+    return pl.concat_str("environment", "example_id", number, "agent", separator="\0").alias("group")
 
 
 def _numbered(rows: pl.DataFrame) -> pl.Series:
-    """Return the groups as numbers in order of appearance."""
-    order = {name: number for number, name in enumerate(rows["group"].unique(maintain_order=True))}
-    return pl.Series("group", [order[name] for name in rows["group"]], dtype=pl.Int64)
+    """Return the groups as numbers in the order of a's ids; those that b alone has come last."""
+    named = rows.group_by("group").agg(pl.col("group_a").drop_nulls().first(), pl.col("group_b", "agent").first())
+    order = sorted(
+        named.iter_rows(),
+        key=lambda row: (row[1] is None, natural(row[1] or row[2] or ""), row[3], row[0]),
+    )
+    numbers = {row[0]: number for number, row in enumerate(order)}
+    return pl.Series("group", [numbers[name] for name in rows["group"]], dtype=pl.Int64)
 
 
 def _of_side(side: str) -> dict[str, pl.Expr]:
@@ -150,8 +156,3 @@ def _of_side(side: str) -> dict[str, pl.Expr]:
         f"reward_{side}": pl.col(f"reward_{side}").mean(),
         f"kept_{side}": kept,
     }
-
-
-def _moved(library: Library, a: str, b: str, step: int) -> pl.DataFrame:
-    apart = pl.col("difference").abs().max().alias("max_advantage_difference")
-    return compared_samples(library, a, b, step).group_by("group_id").agg(apart)

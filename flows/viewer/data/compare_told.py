@@ -28,7 +28,10 @@ def told(found: Mapping[str, Any]) -> list[str]:
     if where is None and not found["together"]["steps"]:
         return [f"No step is in both. Pieces of work with the same keys: {shared}."]
     same = all(piece["state"] == SAME for piece in pieces if piece["stage"] != "gate")
-    return sentences({**found, "pieces": pieces, "parting": where, "same_work": same})[1:]
+    # Examples belong to the run; a step that is there for their sake alone is no step that both have.
+    alone = {step: each["only"] for step, each in by_step(pieces).items()}
+    steps = [{**each, "only": alone.get(each["step"])} for each in found["steps"]]
+    return sentences({**found, "pieces": pieces, "parting": where, "same_work": same, "steps": steps})[1:]
 
 
 def without_lone_import(pieces: Sequence[Piece]) -> list[Piece]:

@@ -23,18 +23,23 @@ Attempt = Mapping[str, Any]
 def page(library: Library, asked: Asked) -> Page:
     """Return the attempts of two runs at an example.
 
-    `step_a` or `version_a` (an evaluation) choose when, `trace_a` which attempt; the same for b.
+    `step_a` or `version_a` (an evaluation) choose when, `trace_a` which attempt; the same for b. `agent` chooses whose
+    attempts, where there are several.
     """
     a, b = asked.path["a"], asked.path["b"]
     environment, example_id = asked.text("environment"), asked.text("id")
     if not (environment and example_id):
         raise BadQuestion("an example is named by its environment and its id: ?environment=...&id=...")
     attempts = compared_attempts(library, a, b, environment, example_id)
+    agents = attempts["agent"].unique().sort().to_list()
+    agent = asked.one_of("agent", agents, agents[0])
+    attempts = attempts.filter(agent=agent)
     when = moments(attempts)
     sides = {side: _side(asked, side, attempts, when, a == b) for side in "ab"}
     chosen = _chosen(asked, sides)
     values = {
         **{"a": a, "b": b, "environment": environment, "example_id": example_id},
+        **{"agents": agents, "agent": agent},
         **{f"of_{side}": {**own, "attempts": own["attempts"].to_dicts()} for side, own in sides.items()},
         **{f"chosen_{side}": dict(each) if each else None for side, each in chosen.items()},
         **_beside(library, asked, chosen),

@@ -74,6 +74,7 @@ def page(library: Library, asked: Asked) -> Page:
         "figures": _figures(steps),
         "meanings": MEANINGS,
         "between": between(*made),
+        "agents": traces["agent"].n_unique(),
         "rollouts": {side: int((traces["side"] == side).sum()) for side in (BOTH, "a", "b")},
         "views": [{"name": each, "title": title, "num": tables[each].height} for each, title in VIEWS.items()],
         **_shown(asked, view, tables[view].sort(sort, descending=down, nulls_last=True, maintain_order=True), traces),

@@ -185,3 +185,13 @@ def test_a_run_that_has_only_begun_is_compared_live_and_has_nothing_yet(tmp_path
     assert "data-live-state" not in answer(library, "base", "begun")[1]
     neither = answer(library, "begun", "begun")[1]
     assert "Neither has finished any work." in neither and "Neither has made a step yet." in neither
+
+
+def test_a_step_that_is_there_for_its_examples_alone_is_not_in_both(library: Library) -> None:
+    """A replay of later steps has the examples of step 0, and no step 0."""
+    assert told(compared(library, "base", "later")) == [
+        "They part at step 1, stage advantage: the key is another one. 4 pieces are shared.",
+        "Only in a: step 0.",
+    ]
+    said = json.loads(answer(library, "base", "later", format="json")[1])
+    assert [step["only"] for step in said["steps"]] == ["only in a", None]

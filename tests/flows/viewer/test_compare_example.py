@@ -152,7 +152,16 @@ def test_hostile_texts_stand_on_the_page_as_texts() -> None:
     found = side_by_side([([], "<script>a</script>\x1b[31m")], [([], "<script>b</script>\u202e")])
     nothing: dict[str, Any] = {"moments": [], "shown": None, "attempts": [], "reward": None}
     one = {"trace_id": "t", "key": "k", "reward": None}
-    said = {"a": "x", "b": "y", "of_a": nothing, "of_b": nothing, "chosen_a": one, "chosen_b": one}
+    said = {
+        "agents": ["x"],
+        "agent": "x",
+        "a": "x",
+        "b": "y",
+        "of_a": nothing,
+        "of_b": nothing,
+        "chosen_a": one,
+        "chosen_b": one,
+    }
     page = Page("compare_example.html", "t", said | {"tokens": None, "texts": found})
     html = as_html(page, Asked("/compare/x/y/example")).decode()
     said_of_a = html.partition('class="halves spoken"')[2]
