@@ -26,7 +26,8 @@ MEASURED = (
     "masked_fraction",
     "learning_rate",
 )
-DENOMINATORS = ("rl_tokens", "ce_tokens", "ref_kl_tokens")
+DENOMINATORS = {"rl_tokens": "RL tokens", "ce_tokens": "CE tokens", "ref_kl_tokens": "Ref-KL tokens"}
+"""Tokens of an update that each component weighs, and is divided by; with what they are called."""
 
 
 def page(library: Library, asked: Asked) -> Page:
@@ -39,10 +40,13 @@ def page(library: Library, asked: Asked) -> Page:
     values = {
         "run": run,
         "step": step,
-        "colour": asked.one_of("colour", COLOURS, COLOURS[0]),
+        **(told := overview(library, of)),
+        "colour": asked.one_of("colour", COLOURS, "sample" if told["largest"] is None else "advantage"),
         "colours": COLOURS,
-        **overview(library, of),
-        "updates": _updates(library, of, rows, shown),
+        "updates": _updates(library, of, rows),
+        "rows": shown,
+        "denominators": DENOMINATORS,
+        "measures": MEASURED,
         "decisions": [_decision(each) for each in data.decisions(library, of)],
         "first_row": start,
         "page_number": start // ROWS_PER_PAGE,
@@ -109,8 +113,14 @@ def _policy(library: Library, of: data.Packed) -> dict[str, Any] | None:
         return None
     version = policy_version(of.updates)
     before = library.graph.works.get(of.updates.inputs.get("policy", ""))
-    name = policy_names(before)[0] if before else None
-    return {"made": f"{of.run}:{version}", "version": version, "key": of.updates.key, "from": name}
+    names = policy_names(before) if before else []
+    own = [name for name in names if name.rpartition(":")[0] == of.run]
+    return {
+        "made": f"{of.run}:{version}",
+        "version": version,
+        "key": of.updates.key,
+        "from": next(iter((*own, *names)), None),
+    }
 
 
 def drawn_rows(library: Library, of: data.Packed, rows: pl.DataFrame) -> list[dict[str, Any]]:
@@ -135,26 +145,19 @@ def shown_sample(run: str, environments: list[str], sample: dict[str, Any]) -> d
     }
 
 
-def _updates(
-    library: Library, of: data.Packed, rows: pl.DataFrame, shown: list[dict[str, Any]]
-) -> list[dict[str, Any]]:
-    """Return the updates that rows are shown of, with their denominators and what was measured."""
+def _updates(library: Library, of: data.Packed, rows: pl.DataFrame) -> list[dict[str, Any]]:
+    """Return the updates of a batch with their denominators, what is in their rows, and what was measured."""
     measured = {each["update"]: each for each in data.updates(library, of).to_dicts()}
-    found = []
-    for number in dict.fromkeys(row["update"] for row in shown):
-        own = rows.filter(pl.col("update") == number)
-        found.append(
-            {
-                "number": number,
-                **{name: own[name][0] for name in DENOMINATORS},
-                "num_rows": len(own),
-                "num_ranks": own["rank"].n_unique(),
-                "num_tokens": int(own["num_tokens"].sum()),
-                "measured": _measured(measured.get(number)),
-                "rows": [row for row in shown if row["update"] == number],
-            }
-        )
-    return found
+    own = rows.group_by("update", maintain_order=True).agg(
+        pl.col(*DENOMINATORS).first(),
+        num_rows=pl.len().cast(pl.Int64),
+        num_ranks=pl.col("rank").n_unique().cast(pl.Int64),
+        num_tokens=pl.col("num_tokens").sum(),
+    )
+    return [
+        {"number": row.pop("update"), **row, "measured": _measured(measured.get(number))}
+        for number, row in zip(own["update"], own.to_dicts(), strict=True)
+    ]
 
 
 def _measured(update: dict[str, Any] | None) -> dict[str, Any] | None:

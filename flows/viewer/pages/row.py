@@ -38,7 +38,7 @@ def page(library: Library, asked: Asked) -> Page:
         "step": step,
         "row": drawn_rows(library, of, own)[0] | {name: own[name][0] for name in DENOMINATORS},
         "samples": _samples(library, of, number),
-        "colour": asked.one_of("colour", COLOURS, COLOURS[0]),
+        "colour": asked.one_of("colour", COLOURS, "component" if whole["largest"] is None else "advantage"),
         "colours": COLOURS,
         **{name: whole[name] for name in ("state", "policy", "key", "capacity", "largest", "rewards", "environments")},
         "drawn": _drawn(library, of, number, asked, whole["largest"]),

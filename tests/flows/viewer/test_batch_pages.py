@@ -42,7 +42,7 @@ STEP = {"run": "run", "step": "0"}
 
 def test_a_batch_leads_to_its_rows_and_traces_and_a_row_leads_back(library: Library) -> None:
     said = values(library, "batch", STEP)
-    rows = [row for update in said["updates"] for row in update["rows"]]
+    rows = said["rows"]
     assert sum(len(row["samples"]) for row in rows) == said["num_samples"] == 12
     status, text = answer(library, "batch", STEP)
     assert status == 200
@@ -64,8 +64,8 @@ def test_a_batch_says_what_was_measured_and_which_policy_came_of_it(library: Lib
     (update,) = said["updates"]
     assert update["measured"]["loss"] == 0.1, "what the learner that is played says of step 1"
     assert update["rl_tokens"] > 0 and update["ce_tokens"] == 0
-    assert said["num_padding"] == sum(not row["samples"] for row in update["rows"])
-    assert said["largest"] == max(abs(sample["advantage"]) for row in update["rows"] for sample in row["samples"])
+    assert said["num_padding"] == sum(not row["samples"] for row in said["rows"])
+    assert said["largest"] == max(abs(sample["advantage"]) for row in said["rows"] for sample in row["samples"])
 
 
 def test_a_row_tells_every_token_and_leaves_what_was_not_measured_open(library: Library) -> None:
@@ -84,12 +84,7 @@ def test_a_row_tells_every_token_and_leaves_what_was_not_measured_open(library: 
 def test_long_rows_are_drawn_in_parts_that_join(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flows.viewer.pages.row.MOST_TOKENS", 20)
     narrow = Library.at(library.store.root.address)
-    row = next(
-        row["row"]
-        for update in values(narrow, "batch", STEP)["updates"]
-        for row in update["rows"]
-        if len(row["samples"]) > 1
-    )
+    row = next(row["row"] for row in values(narrow, "batch", STEP)["rows"] if len(row["samples"]) > 1)
     seen, first = [], 0
     while first is not None:
         drawn = values(narrow, "row", {**STEP, "row": str(row)}, first=str(first))["drawn"]
