@@ -16,7 +16,8 @@ def overview(library: Library, run: str, steps: list[StepWork]) -> dict[str, Any
     events = library.store.runs.events(run)
     own = [work for work in library.frames(run).graph.works.values() if work.computed_by == run]
     last_work = max((work.entry.finished_at for work in own), default=None)
-    parent = parent_of(library, run, events[-1], steps)
+    known = library.store.runs.names()
+    parent = parent_of(run, events[-1], steps, known)
     return {
         "run": run,
         "kind": config.kind,
@@ -34,7 +35,7 @@ def overview(library: Library, run: str, steps: list[StepWork]) -> dict[str, Any
         "policy": policy_of(library, events[-1].config),
         **_settings(config),
         "parent": parent,
-        "forks": _forks(library, run),
+        "forks": [name for name in known if branched_off(library).get(name) == run],
         "differences": _differences(library, parent, config),
         "config": config.model_dump(mode="json"),
     }
@@ -54,10 +55,12 @@ def _settings(config: RunConfig) -> dict[str, Any]:
     }
 
 
-def _forks(library: Library, run: str) -> list[str]:
-    """Return the runs that say they branched off a run."""
-    store = library.store.runs
-    return [name for name in store.names() if store.events(name)[-1].parent_run == run]
+def branched_off(library: Library) -> dict[str, str | None]:
+    """Return the run that each run says it branched off, if any."""
+    runs = library.store.runs
+    return library.kept(
+        ("branched off", library.mark), lambda: {name: runs.events(name)[-1].parent_run for name in runs.names()}
+    )
 
 
 def _differences(library: Library, parent: str | None, config: RunConfig) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from configs.run import RunConfig
 from flows.scores import READ, RecordedEvaluation, recorded_evaluations, scored
+from flows.viewer.data.run_steps import evaluations_of
 from flows.viewer.data.shared_reads import each_once
 from flows.viewer.library import Library
 from storage.schemas import TRACES
@@ -28,6 +29,14 @@ SCORES = {
 
 def held_out(library: Library, run: str) -> list[dict[str, Any]]:
     """Return the evaluations of a run as `stagecoach show` does: `version`, `set` and `scores`. Raises NotThere."""
+    done = tuple(work.key for work in evaluations_of(library, run) if work.finished)
+    if not done:
+        return []
+    num_events = len(library.store.runs.events(run))  # each may bring another config
+    return library.kept(("held-out", run, num_events, done), lambda: _held_out(library, run))
+
+
+def _held_out(library: Library, run: str) -> list[dict[str, Any]]:
     config = library.config(run)
     found = recorded_evaluations(library.store, run, config)
     works = library.graph.works

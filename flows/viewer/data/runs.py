@@ -1,7 +1,7 @@
 """All runs of a store: where each one stands, what it came to, and which one it branched off."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,25 +62,25 @@ def runs(library: Library) -> pl.DataFrame:
     every = [step for own in by_run.values() for step in own]
     sampled = _rollouts(library, every)
     trained = update_numbers(library, [step.updates for step in every if step.updates])
-    rows = [_run(library, name, by_run[name], sampled, trained) for name in names]
+    rows = [_run(library, name, by_run, sampled, trained) for name in names]
     return pl.DataFrame(rows, schema=RUNS)
 
 
 def _run(
     library: Library,
     name: str,
-    steps: Sequence[StepWork],
+    by_run: Mapping[str, Sequence[StepWork]],
     sampled: Mapping[tuple[str, ...], _Rollouts],
     trained: Mapping[str, Mapping[str, float]],
 ) -> dict[str, Any]:
-    events = library.store.runs.events(name)
+    events, steps = library.store.runs.events(name), by_run[name]
     config = events[-1].config
     rewards = [sampled[_name(each)].reward for each in steps]
     updates = [trained.get(each.updates.key, {}) if each.updates else {} for each in steps]
     losses = [each.get("updates/loss/mean") for each in updates]
     return {
         "run": name,
-        "parent": parent_of(library, name, events[-1], steps),
+        "parent": parent_of(name, events[-1], steps, by_run),
         "kind": events[-1].kind,
         **state_of(events[-1]),
         "steps_done": steps_done(steps, config),
@@ -98,13 +98,15 @@ def _run(
     }
 
 
-def parent_of(library: Library, name: str, event: Event, steps: Sequence[StepWork]) -> str | None:
-    """Return the run that a run branches off: as it says, or the one that computed most of what it shares."""
-    known = set(library.store.runs.names()) - {name}
+def parent_of(name: str, event: Event, steps: Sequence[StepWork], known: Container[str]) -> str | None:
+    """Return the run that a run branches off: as it says, or the one that computed most of what it shares.
+
+    `known` are the runs that the store has; of others there is nothing to show.
+    """
     if event.parent_run:
         return event.parent_run if event.parent_run in known else None
-    others = Counter(work.computed_by for each in steps for work in each.traces if work.computed_by in known)
-    return others.most_common(1)[0][0] if others else None
+    others = Counter(work.computed_by for each in steps for work in each.traces if work.computed_by != name)
+    return next((other for other, _ in others.most_common() if other in known), None)
 
 
 def steps_done(steps: Sequence[StepWork], config: Mapping[str, Any]) -> int:

@@ -50,8 +50,8 @@ def charts(values: Any) -> dict[str, Any]:
 def test_the_charts_hold_what_was_measured(forked: Library) -> None:
     values = told(forked, "base").values
     known = charts(values)
-    rewards = [
-        forked.store.read(entry.slices("traces"), ["reward"])["reward"].to_pylist()
+    rewards: list[list[float]] = [
+        forked.store.read(entry.slices("traces"), ["reward"])["reward"].to_numpy().tolist()
         for entry in forked.store.ledger.entries(run="base", stage="rollout")
     ]
     means = [sum(own) / len(own) for own in rewards]

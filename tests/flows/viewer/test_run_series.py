@@ -21,8 +21,8 @@ from flows.viewer.data.series_updates import update_numbers
 from flows.viewer.library import Library
 from flows.views import show
 from storage.frames import Frames
+from storage.schemas import TRACES
 from tasks.inference.failures import STRAGGLER
-from tests import builders
 from tests.builders import table, trace, verdict
 from tests.flows.rehearsal import rehearse
 from tests.flows.test_refills import EQUAL, REFILL, play
@@ -82,7 +82,7 @@ def invented(seed: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         error = chance.choice([None, None, None, "timeout", "model", STRAGGLER])
         reward = None if error or chance.random() < 0.2 else chance.choice([0.1, 0.2, 1.0, chance.random()])
         measured = {name: chance.random() for name in ("exact", "format") if chance.random() < 0.5}
-        made = {
+        made: dict[str, Any] = {
             "environment": chance.choice(["debate", "sums"]),
             "agent": chance.choice(["first", "second"]),
             "trainable": chance.random() < 0.7,
@@ -204,11 +204,8 @@ def test_a_refresh_reads_only_the_new_step(tmp_path: Path, monkeypatch: pytest.M
 
 def test_reading_takes_no_more_than_names_and_numbers() -> None:
     heavy = {"record", "info", "error_message", "error_traceback"}
-    assert not heavy & set(COLUMNS) and not any(pa.types.is_list(_type(name)) for name in COLUMNS if name != "key")
-
-
-def _type(name: str) -> pa.DataType:
-    return builders.table("traces", [trace()]).schema.field(name).type
+    kinds = {field.name: field.type for field in TRACES.arrow}
+    assert not heavy & set(COLUMNS) and not any(pa.types.is_list(kinds[name]) for name in COLUMNS if name != "key")
 
 
 @pytest.mark.engine  # a whole run of its own
