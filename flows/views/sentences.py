@@ -3,12 +3,15 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from flows.viewer.texts import one_line
 from flows.views.telling import KEY, flat, number
 from tasks.accounting import ERRORED, FILTERED, NO_WEIGHT, STOPPED, TRAINED
 from tasks.fates import EVALUATED, PENDING, REFUSED
 from tasks.filters.finding import QUARANTINED
 
 Found = Mapping[str, Any]
+LONGEST_VALUE = 1000
+"""Characters of a value that a sentence has room for, of its name a tenth: of an error, a reason, of evidence."""
 STAGES = ("rollout", "demonstration", "regrade", "filtering", "reference", "advantage", "packing", "gate")
 
 
@@ -31,6 +34,11 @@ def sentence(found: Found, use: Found) -> str:
     if use["fate"] != EVALUATED:
         told.append(_group(use))
     return " ".join(told)
+
+
+def in_quarantine(each: Found) -> str:
+    """Return which quarantine a rollout is in, and why."""
+    return f"It is in quarantine {each['quarantine']}: {_brief(each['reason'])} (where {_brief(each['where'])})."
 
 
 def _trained(found: Found, use: Found) -> str:
@@ -61,7 +69,7 @@ def _filtered(found: Found, use: Found) -> str:
 
 def _errored(found: Found, use: Found) -> str:
     trace = found["trace"]
-    what = ": ".join(filter(None, (trace["error_type"], trace["error_message"])))
+    what = _brief(": ".join(filter(None, (trace["error_type"], trace["error_message"]))))
     return (
         f"{_not(use)}: the rollout failed with an error of class {use['detail']}{f' ({what})' if what else ''}. "
         f"Failed rollouts are in no baseline and in no batch."
@@ -69,19 +77,19 @@ def _errored(found: Found, use: Found) -> str:
 
 
 def _stopped(found: Found, use: Found) -> str:
-    return f"{_not(use)}: it was {found['trace']['error_message']}."
+    return f"{_not(use)}: it was {_brief(found['trace']['error_message'] or 'stopped')}."
 
 
 def _quarantined(found: Found, use: Found) -> str:
-    return f"{_not(use)}: it is in quarantine: {use['verdict']['evidence'][QUARANTINED]['reason']}."
+    return f"{_not(use)}: it is in quarantine: {_brief(use['verdict']['evidence'][QUARANTINED]['reason'])}."
 
 
 def _refused(found: Found, use: Found) -> str:
     decision = use["decision"]
     figures = ", ".join(f"{name} {_value(value)}" for name, value in decision["figures"].items())
     return (
-        f"{_not(use)}: the {decision['gate']} gate held back the whole batch. Decided by {decision['decided_by']}: "
-        f"{decision['reason']}. The figures were: {figures}."
+        f"{_not(use)}: the {decision['gate']} gate held back the whole batch. "
+        f"Decided by {_brief(decision['decided_by'])}: {_brief(decision['reason'])}. The figures were: {figures}."
     )
 
 
@@ -127,7 +135,9 @@ def _worth(sample: Found) -> str:
 
 def _evidence(use: Found, name: str) -> str:
     found = (use["verdict"] or {}).get("evidence", {}).get(name) or {}
-    told = ", ".join(f"{path.replace('_', ' ')} {_value(value)}" for path, value in flat(found))
+    told = ", ".join(
+        f"{_brief(path.replace('_', ' '), LONGEST_VALUE // 10)} {_value(value)}" for path, value in flat(found)
+    )
     return f" ({told})" if told else ""
 
 
@@ -156,4 +166,8 @@ def _group(use: Found) -> str:
 
 
 def _value(value: Any) -> str:
-    return number(value) if isinstance(value, float) else "none" if value is None else str(value)
+    return number(value) if isinstance(value, float) else "none" if value is None else _brief(str(value))
+
+
+def _brief(text: str, most: int = LONGEST_VALUE) -> str:
+    return one_line(text, most)

@@ -9,7 +9,7 @@ import polars as pl
 from configs.run import RunConfig
 from flows.views.identify import identify, policy_names, policy_version
 from flows.views.printing import say
-from flows.views.sentences import head, sentence
+from flows.views.sentences import head, in_quarantine, sentence
 from storage.errors import border
 from storage.frames import Frames, existing_store
 from storage.lineage import Work
@@ -55,7 +55,7 @@ def main(text: str, as_json: bool = False, store: str = "", run: str = "") -> in
         say(sentence(found, use))
     for each in found["quarantines"]:
         print()
-        say(f"It is in quarantine {each['quarantine']}: {each['reason']} (where {each['where']}).")
+        say(in_quarantine(each))
     return 0
 
 
