@@ -34,12 +34,17 @@ def with_texts(library: Library, found: Found, tokens: pl.DataFrame) -> pl.DataF
 
 def tokenizer(library: Library, found: Found) -> tuple[TokenTexts | None, str]:
     """Return the tokenizer of a trace; where there is none, None and why: token ids can be looked at all the same."""
-    policy = str(found.row["policy_key"])
+    policy = str(found.row["policy_key"]) or _rendered_for(library, found)
     try:
         texts = tokenizer_of(library.store, library.config(found.run), policy, _other_policies(library, found))
     except TokenizerUnreadable as error:
         return None, str(error)
     return texts, "" if texts else "no tokenizer of the policy that sampled it is at hand"
+
+
+def _rendered_for(library: Library, found: Found) -> str:
+    """Return a policy whose tokenizer made the tokens of a text that none sampled: what is trained on is of the run."""
+    return next(_other_policies(library, found), "") if found.row["trainable"] else ""
 
 
 def _other_policies(library: Library, found: Found) -> Iterator[str]:

@@ -69,7 +69,7 @@ COLOURINGS = (
         "r - 1 - log r of the importance ratio r: its mean over rl tokens is the step's mismatch KL.",
         "mismatch",
         rising("mismatch", MISMATCH),
-        from_edges(MISMATCH, ""),
+        from_edges(MISMATCH),
     ),
     Colouring(
         "entropy",
@@ -77,7 +77,7 @@ COLOURINGS = (
         "Entropy of the learner's distribution before the token, in nats.",
         "entropy",
         rising("entropy", ENTROPY),
-        from_edges(ENTROPY, ""),
+        from_edges(ENTROPY),
     ),
     Colouring(
         "reference",

@@ -39,6 +39,8 @@ class Colouring:
 
 
 def relative(column: str) -> Callable[[pl.DataFrame, float], str]:
+    """Return shades around zero, the deepest those of the largest size; what is not zero never looks like it."""
+
     def shades(tokens: pl.DataFrame, largest: float) -> str:
         values = tokens[column].cast(pl.Float64).to_numpy()
         share = np.abs(values) / (largest or 1.0)
@@ -49,11 +51,14 @@ def relative(column: str) -> Callable[[pl.DataFrame, float], str]:
 
 
 def ratio(tokens: pl.DataFrame, largest: float) -> str:
+    """Return shades of the importance ratio around one, by the size of its logarithm."""
     values = tokens["log_ratio"].to_numpy()
     return _signed(values, np.searchsorted(LOG_RATIO, np.abs(np.nan_to_num(values, posinf=9, neginf=-9)), "right"))
 
 
 def rising(column: str, edges: Sequence[float]) -> Callable[[pl.DataFrame, float], str]:
+    """Return shades from little to much, divided at some edges; an edge belongs to what is above it."""
+
     def shades(tokens: pl.DataFrame, largest: float) -> str:
         values = tokens[column].cast(pl.Float64).to_numpy()
         steps = np.searchsorted(edges, np.nan_to_num(values, posinf=1e9), "right")
@@ -76,39 +81,47 @@ def _joined(values: Values, letters: Sequence[str]) -> str:
 
 
 def mask(tokens: pl.DataFrame, largest: float) -> str:
+    """Return who wrote each token: s the policy, p and t an environment (text, template), u unknown which."""
     names = {True: "p", False: "t", None: "u"}
     pairs = zip(tokens["sampled"], tokens["is_content"], strict=True)
     return "".join("s" if sampled else names[content] for sampled, content in pairs)
 
 
 def flag(column: str, yes: str, no: str) -> Callable[[pl.DataFrame, float], str]:
+    """Return one of two letters for each token."""
     letters = {True: yes, False: no, None: NONE}
     return lambda tokens, largest: "".join(letters[value] for value in tokens[column])
 
 
 def around(largest: float) -> Legend:
+    """Return the legend of `relative`."""
     sizes = [f"{largest * step / STEPS:.3g}" for step in range(1, STEPS + 1)]
     below = [(letter, f"-{size}") for letter, size in zip(reversed(BELOW), reversed(sizes), strict=True)]
     return [*below, (MIDDLE, "0"), *((letter, f"+{size}") for letter, size in zip(ABOVE, sizes, strict=True))]
 
 
 def around_one(largest: float) -> Legend:
+    """Return the legend of `ratio`."""
     bounds = [np.exp(size) for size in LOG_RATIO]
     below = [(letter, f"< {1 / bound:.3g}") for letter, bound in zip(reversed(BELOW), reversed(bounds), strict=True)]
     return [*below, (MIDDLE, "1"), *((letter, f"> {bound:.4g}") for letter, bound in zip(ABOVE, bounds, strict=True))]
 
 
-def from_edges(edges: Sequence[float], unit: str) -> Callable[[float], Legend]:
+def from_edges(edges: Sequence[float]) -> Callable[[float], Legend]:
+    """Return the legend of `rising`."""
     labels = [f"< {edges[0]:g}", *(f"≥ {edge:g}" for edge in edges)]
-    return lambda largest: [(letter, label + unit) for letter, label in zip(RISING, labels, strict=True)]
+    return lambda largest: list(zip(RISING, labels, strict=True))
 
 
 def likely(largest: float) -> Legend:
+    """Return the legend of `unlikely`."""
     labels = [f"p > {SURPRISE[0]:g}", *(f"≤ {edge:g}" for edge in SURPRISE)]
     return list(zip(RISING, labels, strict=True))
 
 
 def unlikely(column: str) -> Callable[[pl.DataFrame, float], str]:
+    """Return shades of log-probs, deeper where a token was less likely."""
+
     def shades(tokens: pl.DataFrame, largest: float) -> str:
         negated = tokens.select((-pl.col(column).cast(pl.Float64)).alias(column))
         return rising(column, [-np.log(edge) for edge in SURPRISE])(negated, largest)
@@ -117,4 +130,5 @@ def unlikely(column: str) -> Callable[[pl.DataFrame, float], str]:
 
 
 def named(*pairs: tuple[str, str]) -> Callable[[float], Legend]:
+    """Return a legend that is the same whatever the numbers are."""
     return lambda largest: list(pairs)

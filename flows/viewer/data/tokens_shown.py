@@ -28,7 +28,8 @@ def shown_tokens(
     """Return the tokens of messages as values, by message, and the rows of those that are drawn.
 
     Of each message `num_tokens`, how many were `left_out`, `columns` (a list for each of `data.tokens.TOKENS`), `drawn`
-    (how each looks) and `shades` (a letter for each token, by colouring). `start` is the first token of the first message that is drawn.
+    (how each looks) and `shades` (a letter for each token, by colouring). `start` is the first token of the first
+    message that is drawn.
     """
     whole = tokens(library, found, within=messages, texts=False)
     order = pl.DataFrame(
@@ -95,7 +96,7 @@ def plain_number(value: Any) -> Any:
 def drawn_text(text: str | None, number: int) -> str:
     """Return a token as it is drawn: blanks at its ends and line ends by signs; its number where it has no text."""
     if text is None:
-        return f"‹{number}›"
+        return f"⟨{number}⟩"
     text = text.replace("\t", "⇥").replace("\n", "⏎\n")
     return _BLANKS.sub(lambda blanks: "·" * len(blanks[0]), text) or "∅"
 

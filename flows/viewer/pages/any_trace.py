@@ -12,7 +12,7 @@ from flows.views.identify import nearest
 def page(library: Library, asked: Asked) -> Page:
     """Return the runs that use a trace, each with the trace's fate and the address of its page there.
 
-    Of a trace that one run uses the page is the one in that run. Raises NotThere, with the nearest ids, where none does.
+    Of a trace that one run uses it is the page in that run. Raises NotThere, with the nearest ids, where none does.
     """
     given = asked.path["trace"]
     found = uses(library, given)

@@ -23,7 +23,7 @@ from flows.viewer.page import Asked, BadQuestion, Crumb, Page
 from flows.views.show import GOING
 
 VIEWS = ("both", "text", "tokens")
-JUMPS = ("first", "last", "trained")
+JUMPS = ("first", "last", "trained", "error")
 JSONS = ("rewards", "metrics", "info", "record")
 ERROR = ("error_class", "error_type", "error_message", "error_traceback")
 Values = dict[str, Any]
@@ -33,7 +33,7 @@ def page(library: Library, asked: Asked) -> Page:
     """Return a trace as a run uses it.
 
     The question may have: `key` (the work that made it), `branch`, `from` (the first message of the window), `to`
-    (first, last or trained, instead), `message` (that one alone, `at` its first token), `view`, `color` and `q`.
+    (first, last, trained or error, instead), `message` (that one alone, `at` its first token), `view`, `color` and `q`.
     """
     found = find_trace(library, asked.path["run"], asked.path["trace"], asked.text("key"))
     row = found.row
@@ -56,11 +56,11 @@ def page(library: Library, asked: Asked) -> Page:
         **_around(library, found),
         **_conversation(library, found, asked),
     }
-    live = values["outcome"]["fate"] == "pending" and values_going(library, found)
+    live = values["outcome"]["fate"] == "pending" and _going(library, found)
     return Page("trace.html", f"Trace {found.trace_id[:8]}", values, _crumbs(found), live)
 
 
-def values_going(library: Library, found: Found) -> bool:
+def _going(library: Library, found: Found) -> bool:
     """Say whether the run goes on, so that what is pending may be decided while somebody looks."""
     return library.store.runs.events(found.run)[-1].event in GOING
 
@@ -179,7 +179,7 @@ def _jump(library: Library, found: Found, told: Reading, to: str) -> int:
         own = tokens(library, found, texts=False).filter("trained")["message"].unique()
         trained = set(own)
         return next((place for place, line in enumerate(told.lines) if line.message in trained), 0)
-    return max(len(told.lines) - WINDOW, 0) if to == "last" else 0
+    return max(len(told.lines) - WINDOW, 0) if to in ("last", "error") else 0
 
 
 def _messages(
