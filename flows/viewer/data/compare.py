@@ -7,7 +7,7 @@ import polars as pl
 
 from flows.scores import compared as compared_figures
 from flows.scores import recorded_evaluations
-from flows.viewer.data.compare_reading import KeptReading
+from flows.viewer.data.compare_reading import KeptReading, latest
 from flows.viewer.library import Library
 from flows.views.differences import compare
 from flows.views.recorded_rows import MEASURES
@@ -46,10 +46,11 @@ difference with 95 % confidence, over those examples. Null where nothing can be 
 def compared(library: Library, a: str, b: str) -> Mapping[str, Any]:
     """Return how run `b` differs from run `a`, exactly as `flows.views.differences.compare` does.
 
-    Made once for the work that both have. Raises NotThere for an unknown run.
+    Made anew when one of them has done more. Raises NotThere for an unknown run.
     """
-    name = ("compared", *state_of(library, a), *state_of(library, b))
-    return library.kept(name, lambda: compare(library.store, a, b, reading=KeptReading(library)))
+    state = state_of(library, a), state_of(library, b)
+    reading = KeptReading(library)
+    return latest(library, ("compared", a, b), state, lambda: compare(library.store, a, b, reading=reading))
 
 
 def compared_steps(library: Library, a: str, b: str) -> pl.DataFrame:

@@ -1,6 +1,7 @@
 """What two runs recorded, read once to be compared: rows of a step are held by the keys of the work that made them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import TypeVar
 
 import pyarrow as pa
 
@@ -15,6 +16,7 @@ from storage.schemas import TRACES
 
 Name = tuple[tuple[str, str], ...]
 """The work of a step, by stage and key."""
+Value = TypeVar("Value")
 
 
 class KeptReading(Reading):
@@ -56,6 +58,18 @@ class KeptReading(Reading):
         parts = read.drop("seq").partition_by("attempt", as_dict=True, include_key=False)
         own = [parts[piece.attempt,] for piece in entry.slices(TRACES.name) if (piece.attempt,) in parts]
         return pa.concat_tables([schema.empty_table(), *(arrow(part).cast(schema) for part in own)])
+
+
+def latest(library: Library, name: tuple[Hashable, ...], state: Hashable, make: Callable[[], Value]) -> Value:
+    """Return what `make` returns, made anew when `state` is another; what was made before is let go.
+
+    A run that goes on has another state after each piece of work: all of them would fill the memory.
+    """
+    held: dict[str, tuple[Hashable, Value]] = library.kept(("latest", *name), dict)
+    known = held.get("value")
+    if known is None or known[0] != state:
+        known = held["value"] = state, make()
+    return known[1]
 
 
 def _name(work: Mapping[str, Entry]) -> Name:

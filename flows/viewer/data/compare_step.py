@@ -5,7 +5,7 @@ from typing import Any
 import polars as pl
 
 from flows.viewer.data.compare import state_of
-from flows.viewer.data.compare_reading import KeptReading
+from flows.viewer.data.compare_reading import KeptReading, latest
 from flows.viewer.data.groups import natural
 from flows.viewer.data.step_traces import chains_of, of_chains
 from flows.viewer.library import Library
@@ -41,8 +41,8 @@ def steps_of_both(library: Library, a: str, b: str) -> list[int]:
 
 def works_of(library: Library, run: str) -> Work:
     """Return a run's finished work by step and stage. Raises NotThere for an unknown run."""
-    name = ("finished work", *state_of(library, run))
-    return library.kept(name, lambda: work_of(library.store, run, library.config(run)))
+    state = state_of(library, run)
+    return latest(library, ("finished work", run), state, lambda: work_of(library.store, run, library.config(run)))
 
 
 def compared_traces(library: Library, a: str, b: str, step: int) -> pl.DataFrame:

@@ -35,14 +35,15 @@ def sampled(tables: Tables, config: View, *, step: int, policy: Policy) -> Table
     }
     ids = [names[name] for name in traces["trace_id"].to_pylist()]
     rewards = [random.Random(name).random() for name in ids]
-    traces = _with(_with(traces, "trace_id", ids), "reward", rewards)
+    traces = with_column(with_column(traces, "trace_id", ids), "reward", rewards)
     return {
         "traces": traces,
-        "messages": _with(messages, "trace_id", [names[n] for n in messages["trace_id"].to_pylist()]),
+        "messages": with_column(messages, "trace_id", [names[n] for n in messages["trace_id"].to_pylist()]),
     }
 
 
-def _with(table: pa.Table, name: str, values: list[Any]) -> pa.Table:
+def with_column(table: pa.Table, name: str, values: list[Any]) -> pa.Table:
+    """Return a table with other values in a column."""
     place = table.schema.get_field_index(name)
     return table.set_column(place, table.schema.field(place), pa.array(values, table.schema.field(place).type))
 

@@ -195,3 +195,14 @@ def test_a_step_that_is_there_for_its_examples_alone_is_not_in_both(library: Lib
     ]
     said = json.loads(answer(library, "base", "later", format="json")[1])
     assert [step["only"] for step in said["steps"]] == ["only in a", None]
+
+
+def test_what_a_run_had_before_it_did_more_is_let_go(tmp_path: Path) -> None:
+    store = rehearse(tmp_path / "store", "base", steps=1)
+    library = Library.at(tmp_path / "store")
+    first = compared(library, "base", "base")
+    rehearse(tmp_path / "store", "base", steps=2)
+    second = compared(library, "base", "base")
+    assert len(first["steps"]) == 1 and len(second["steps"]) == 2
+    assert library.held(("latest", "compared", "base", "base"))["value"][1] is second
+    assert [entry.step for entry in store.ledger.entries(run="base", stage="training")] == [0, 1]

@@ -1,18 +1,23 @@
 """The same step of two runs: which rollouts are the same, and what of them changed, as `stagecoach diff` has it."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
 
+from configs.run import View
 from flows.viewer.data.compare_step import compared_groups, compared_samples, compared_traces, step_pair
 from flows.viewer.library import Library
 from flows.viewer.page import Asked, NotThere
 from flows.viewer.web.app import page_of, respond
 from flows.views.differences import compare
 from flows.views.step_differences import changed_advantages, changed_verdicts
+from tasks.stage import Policy, Tables
+from tests.flows.rehearsal import rehearse
 from tests.flows.viewer import compared_runs
+from tests.flows.viewer.compared_runs import with_column
 
 pytestmark = pytest.mark.engine  # see test_compare
 
@@ -140,3 +145,28 @@ def test_samples_come_the_farthest_first_and_sort_by_any_column(library: Library
     assert answer(library, "base", "credited", 0, view="samples", sort="luck")[0] == 400
     assert answer(library, "base", "credited", 0, view="luck")[0] == 400
     assert values(library, "base", "credited", 0, page="9")["rows"] == []
+
+
+def test_agents_of_an_episode_are_compared_each_with_its_like(tmp_path: Path) -> None:
+    """What one wins the other loses: over all agents every mean would be zero."""
+
+    def opposed(tables: Tables, config: View, *, step: int, policy: Policy) -> Tables:
+        made = compared_runs.sampled(tables, config, step=step, policy=policy)
+        traces = made["traces"]
+        won = [float(number % 2) * 2 - 1 for number in range(traces.num_rows)]
+        agents = ["first" if reward > 0 else "second" for reward in won]
+        return made | {"traces": with_column(with_column(traces, "reward", won), "agent", agents)}
+
+    with compared_runs.played(rollout=opposed):
+        for name, seed in (("one", 7), ("other", 8)):
+            rehearse(tmp_path / "store", name, steps=1, seed=seed, algorithm={"type": "rae"})
+    library = Library.at(tmp_path / "store")
+    groups = compared_groups(library, "one", "other", 0)
+    own = groups.filter(pl.col("num_a") > 0)
+    assert own.select("agent", "num_a", "reward_a").rows() == [("first", 2, 1.0), ("second", 2, -1.0)] * 3
+    assert set(groups.drop_nulls("difference")["difference"]) <= {0.0}
+    said = values(library, "one", "other", 0)
+    assert (
+        said["agents"] == 2 and [row["group_a"] for row in said["rows"][:6]] == ["0-0"] * 2 + ["0-1"] * 2 + ["0-2"] * 2
+    )
+    assert '<span class="chip">second</span>' in answer(library, "one", "other", 0)[1]
