@@ -4,6 +4,7 @@ In an object store the one file is read, not the weights; nothing is written any
 """
 
 import hashlib
+import json
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -64,7 +65,10 @@ def _in_policy(store: Store, key: str) -> TokenTexts | None:
     """Return the tokenizer of a policy; None where the policy or its tokenizer is gone."""
     if not key.replace("-", "").replace("_", "").isalnum():
         return None  # no key of ours: whoever made the trace wrote it
-    policy = store.policies.find(key)
+    try:
+        policy = store.policies.find(key)
+    except (json.JSONDecodeError, KeyError, TypeError):
+        return None  # its manifest is damaged, and says nothing of a tokenizer; `stagecoach repair` tells of it
     file = next((each for each in policy.files if each.path == FILE), None) if policy else None
     if policy is None or file is None:
         return None
@@ -73,6 +77,8 @@ def _in_policy(store: Store, key: str) -> TokenTexts | None:
         return _once(file.sha256, lambda: store.root.read(place), store.root.child(place))
     except FileNotFoundError:
         return None
+    except OSError as error:
+        raise TokenizerUnreadable(f"{place} cannot be read: {error}. Token ids can be looked at") from error
 
 
 def _once(digest: str, read: Callable[[], bytes], where: str) -> TokenTexts:

@@ -105,6 +105,24 @@ def test_a_file_that_is_gone_is_no_tokenizer(tmp_path: Path, store: Store) -> No
         open_tokenizer(tmp_path / "store/policies/a")
 
 
+@pytest.mark.parametrize("manifest", ["", "{", "{}", "[]", '{"files": 3, "weights_sha256": "", "below": ""}'])
+def test_a_policy_with_a_damaged_manifest_is_passed_by(tmp_path: Path, store: Store, manifest: str) -> None:
+    for key, said in (("a", "one"), ("b", "two")):
+        store.policies.publish(model(tmp_path / key, said), key)
+    (tmp_path / "store/policies/a/manifest.json").write_text(manifest)
+    assert tokenizer_of(store, config(), "a") is None
+    assert word(tokenizer_of(store, config(), "a", others=["b"])) == "two"
+
+
+def test_a_file_that_cannot_be_read_is_told_of(tmp_path: Path, store: Store) -> None:
+    store.policies.publish(model(tmp_path / "a", "one"), "a")
+    file = tmp_path / "store/policies/a" / FILE
+    file.unlink()
+    file.mkdir()
+    with pytest.raises(TokenizerUnreadable, match="policies/a"):
+        tokenizer_of(store, config(), "a")
+
+
 def test_a_policy_without_one_leaves_it_to_the_others(tmp_path: Path, store: Store) -> None:
     adapter = tmp_path / "adapter"
     adapter.mkdir()
