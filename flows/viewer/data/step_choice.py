@@ -40,7 +40,7 @@ class Choice:
     group: str = ""
     example: str = ""
     search: str = ""
-    """A piece of what the messages say, or of an id or an error's text, in upper or lower case alike."""
+    """A piece of what messages or tool calls say, of an id or of an error's text; upper and lower case are alike."""
     sort: str = ""
     """A column; without one, the order in which rollouts were handed over."""
     order: str = ASCENDING

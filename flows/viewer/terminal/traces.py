@@ -108,7 +108,7 @@ def _print_rows(out: Console, found: Mapping[str, Any], chosen_by_user: bool, pi
             *(Text(cells[each["name"]][at], style=style if each["name"] == "fate" else "") for each in columns)
         )
     if found["rows"]:
-        out.print(table, no_wrap=True, crop=not piped)
+        out.print(table, no_wrap=True)
     if left_out:
         out.print(Text(f"Not shown for want of room: {', '.join(left_out)} (--columns, or --json)", style="dim"))
 

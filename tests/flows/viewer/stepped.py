@@ -25,8 +25,11 @@ PARTLY = "70617274" * 4
 __all__ = ["HOSTILE", "PARTLY", "RUN", "SAID", "begun", "stepped"]
 
 
-def stepped(root: Path, **changes: Mapping[str, Any]) -> Library:
-    """Write a step of a trace for each of SAID, and another step with the first alone; `changes` are columns by id."""
+def stepped(root: Path, bodies: Mapping[str, str] | None = None, **changes: Mapping[str, Any]) -> Library:
+    """Write a step of a trace for each of SAID, and another step with another.
+
+    `changes` are columns of a trace by its id, `bodies` those of its second message.
+    """
     made = HandMade(root)
     traces = [
         trace(
@@ -34,9 +37,9 @@ def stepped(root: Path, **changes: Mapping[str, Any]) -> Library:
         )
         for at, name in enumerate(SAID)
     ]
-    messages = [
-        message(name, number, content=text if number else None) for name, text in SAID.items() for number in (0, 1)
-    ]
+    given = bodies or {}
+    messages = [message(name, 0, content=None) for name in SAID]
+    messages += [message(name, 1, content=text, body=given.get(name, "{}")) for name, text in SAID.items()]
     made.step(traces, messages)
     made.step([trace("later")], [message("later", 0, content="The quick later fox")], step=1)
     return Library.at(root)

@@ -159,6 +159,14 @@ def test_orders_are_those_of_plain_sorting(kind: str, data: st.DataObject) -> No
         assert found == slowly(rows.to_dicts(), "value", descending)
 
 
+@pytest.mark.parametrize("descending", [False, True])
+def test_equals_of_a_large_step_stay_as_they_came(descending: bool) -> None:
+    values = [(n * 7919) % 3 or None for n in range(20_000)]  # few values: a sort that is not stable mixes thousands
+    rows = pl.DataFrame({"value": values}).with_row_index("place")
+    found = ordered(rows, step_columns.Column("value", "value", "whole", ""), descending)["place"].to_list()
+    assert found == slowly(rows.to_dicts(), "value", descending)
+
+
 @pytest.mark.parametrize("name", [each.name for each in step_columns.COLUMNS])
 @pytest.mark.parametrize("order", ["asc", "desc"])
 def test_every_column_can_be_sorted_by(name: str, order: str) -> None:

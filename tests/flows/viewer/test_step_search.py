@@ -1,6 +1,8 @@
 """Searching in what was said: text is text, in upper or lower case, and only the step's own messages are read."""
 
+import json
 import re
+from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -61,6 +63,33 @@ def holding(library: Library, text: str, step: int = 0) -> list[str]:
 )
 def test_text_is_found_as_it_is_written(library: Library, text: str, names: list[str]) -> None:
     assert holding(library, text) == names
+
+
+CALL = {"id": "call_7", "type": "function", "name": "Calc", "arguments": '{"expression": "14-6 %"}'}
+BODIES: list[tuple[dict[str, Any], list[str]]] = [
+    ({"tool_calls": [CALL]}, ["Calc", '{"expression": "14-6 %"}']),
+    (
+        {"tool_calls": [{"id": "1", "function": {"name": "look", "arguments": {"at": "\u03c3"}}}]},
+        ["look", '{"at": "\u03c3"}'],
+    ),
+    ({"reasoning_content": "hm", "tool_calls": None}, ["hm"]),
+    ({"tool_calls": ["odd", None, 5, {"function": "odd"}]}, []),
+    ({"tool_calls": "odd", "content": "said"}, []),
+]
+
+
+@pytest.mark.parametrize(("body", "said"), BODIES)
+def test_what_a_message_says_beside_its_content(body: dict[str, Any], said: list[str]) -> None:
+    assert step_search.said_beside(json.dumps(body)) == said
+    assert step_search.said_beside("[" * 100_000) == step_search.said_beside("no JSON") == []
+
+
+def test_tool_calls_and_thoughts_are_searched(tmp_path: Path) -> None:
+    bodies = {"plain": {"tool_calls": [CALL]}, "greek": {"reasoning_content": "CALC or not", "tool_calls": None}}
+    library = stepped(tmp_path / "store", bodies={name: json.dumps(body) for name, body in bodies.items()})
+    assert holding(library, "calc") == ["plain", "greek"]
+    assert holding(library, "14-6 %") == ["plain"] and holding(library, "quick") == ["plain"]
+    assert holding(library, "call_7") == holding(library, "reasoning_content") == []
 
 
 def test_nothing_to_look_for_is_no_search(library: Library) -> None:
