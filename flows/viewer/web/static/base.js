@@ -85,10 +85,12 @@
     const again = focused && counterpart(focused, part, other);
     if ((focused && !again) || selectedIn(part)) return false;
     const scrolled = [...part.querySelectorAll(".scroll")].map((each) => [each.scrollLeft, each.scrollTop]);
+    const opened = foldsOf(part).map((each) => each.open);
     part.replaceWith(document.adoptNode(other));
+    foldsOf(other).forEach((each, at) => { each.open = opened[at] ?? each.open; });
     other.querySelectorAll(".scroll").forEach((each, at) => each.scrollTo(...(scrolled[at] || [0, 0])));
-    again?.focus({ preventScroll: true });
     document.dispatchEvent(new CustomEvent("stagecoach:fresh", { detail: other }));
+    again?.focus({ preventScroll: true });
     return true;
   }
   // What is in the new part what the focused element was in the old one; nothing where somebody types or chooses.
@@ -101,6 +103,7 @@
     const same = (inside) => [...inside.querySelectorAll("a[href]")].filter((a) => a.getAttribute("href") === address);
     return same(other)[same(part).indexOf(focused)] || null;
   }
+  const foldsOf = (part) => [part, ...part.querySelectorAll("details")].filter((each) => each.matches("details"));
   function selectedIn(part) {
     const chosen = window.getSelection();
     return Boolean(chosen) && !chosen.isCollapsed && part.contains(chosen.anchorNode);

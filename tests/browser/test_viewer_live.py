@@ -1,0 +1,119 @@
+"""A page that is open while its run goes on: new points come, nothing jumps, and a person is not disturbed."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.browser.conftest import Opened
+from tests.browser.viewing import PATIENCE, SHIFTS, Going, picture, viewer
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
+STEPS = 5
+PLACES = """() => [...document.querySelectorAll("main > *, main section, main figure")].map((each) => {
+  const box = each.getBoundingClientRect();
+  return [each.dataset.live || each.className, box.x + scrollX, box.y + scrollY, box.width];
+}).filter((each) => each[3])"""
+SHIFTED = "() => window.shifts.filter(([value, ours]) => value > 0 && !ours)"
+COMMITTED = "(before) => document.querySelector('main').innerText.includes(before)"
+
+
+class Live:
+    """A run that goes on, and the viewer of its store."""
+
+    def __init__(self, going: Going, address: str) -> None:
+        self.going, self.address = going, address
+
+
+@pytest.fixture
+def live(tmp_path: Path) -> Iterator[Live]:
+    going = Going(tmp_path / "store", "going", STEPS)
+    going.step()
+    with viewer(tmp_path / "store") as address:
+        yield Live(going, address)
+    going.finish()
+
+
+def steps_done(page: Any) -> int:
+    """How many steps of a run its page shows."""
+    return int(page.locator("progress").get_attribute("value"))
+
+
+def wait_for_steps(page: Any, number: int) -> None:
+    page.wait_for_function(
+        "(number) => document.querySelector('progress').getAttribute('value') === String(number)", arg=number
+    )
+
+
+def test_new_points_come_and_nothing_moves(live: Live, opened: Opened) -> None:
+    window = opened(live.address, SHIFTS)
+    page = window.open("/runs/going")
+    live.going.step()
+    wait_for_steps(page, 2)  # a run of one step alone has no lines yet
+    page.wait_for_timeout(500)
+    places, points = page.evaluate(PLACES), page.locator("svg.chart .hits a").count()
+    page.evaluate("window.shifts.length = 0")
+    for number in (3, 4):
+        live.going.step()
+        wait_for_steps(page, number)
+    page.wait_for_timeout(500)
+    assert page.locator("svg.chart .hits a").count() > points
+    assert page.evaluate(PLACES) == places
+    assert page.evaluate(SHIFTED) == []
+    picture(page, "live")
+
+
+def test_scrolling_focus_and_what_is_opened_are_left_alone(live: Live, opened: Opened) -> None:
+    window = opened(live.address)
+    page = window.open("/runs/going")
+    live.going.step()
+    wait_for_steps(page, 2)
+    page.locator("#numbers summary").click()
+    link = page.locator("#numbers tbody a").first
+    link.focus()
+    page.evaluate("scrollTo(0, 700)")
+    page.wait_for_timeout(300)
+    before = page.evaluate("[scrollY, document.activeElement.getAttribute('href')]")
+    assert before == [700, "/runs/going/steps/0"]
+    live.going.step()
+    wait_for_steps(page, 3)
+    page.locator("#numbers tbody tr").nth(2).wait_for()  # the table with the focus in it was taken anew, and is open
+    assert page.evaluate("[scrollY, document.activeElement.getAttribute('href')]") == before
+
+
+def test_a_choice_in_the_list_is_kept_while_runs_go_on(live: Live, opened: Opened) -> None:
+    window = opened(live.address)
+    page = window.open("/")
+    page.get_by_label("compare going as A", exact=True).check()
+    page.locator("[data-search]").fill("typing")
+    live.going.step()
+    page.wait_for_function("() => document.querySelector('main').innerText.includes('2 / 5')")
+    assert page.get_by_label("compare going as A", exact=True).is_checked()
+    assert page.locator("[data-search]").input_value() == "typing"
+
+
+def test_a_run_that_ends_says_so_and_is_asked_for_no_more(live: Live, opened: Opened) -> None:
+    window = opened(live.address)
+    page = window.open("/runs/going")
+    assert page.locator("[data-live-state]").count() == 1
+    live.going.finish()
+    page.locator(".chip", has_text="finished").first.wait_for()
+    page.locator("[data-live-state]").wait_for(state="detached")
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.wait_for_timeout(5000)
+    assert asked == []
+
+
+def test_a_viewer_that_is_gone_is_told(tmp_path: Path, opened: Opened) -> None:
+    going = Going(tmp_path / "store", "going", STEPS)
+    going.step()
+    with viewer(tmp_path / "store") as address:
+        window = opened(address)
+        page = window.open("/runs/going")
+        page.locator("[data-live-state]", has_text="live").wait_for()
+    page.locator("[data-live-state].stale", has_text="not answering").wait_for(timeout=PATIENCE)
+    going.finish()
+    assert window.complaints and all("ERR_CONNECTION_REFUSED" in each for each in window.complaints)
+    window.complaints.clear()

@@ -1,0 +1,164 @@
+"""What tests of the viewer in a browser stand on: a store of the demo, viewers as processes, and a Chromium.
+
+Needs Chromium and the package `playwright`: `make test-browser`. STAGECOACH_DEMO_STORE names the store of a finished
+demo, which is only read; without it a short one is made with the real engine. Pictures are left in
+STAGECOACH_PICTURES, if set.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from flows import pipeline
+from flows.session import Session, recorded
+from tests.flows.rehearsal import SOURCE, Rehearsal, session_for
+
+CHECKOUT = Path(__file__).parents[2]
+SMALL = CHECKOUT / "tests/acceptance/small.toml"
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or "/usr/bin/chromium"
+PATIENCE = 30_000
+"""Milliseconds that a page may take on a busy machine."""
+
+
+def stagecoach(*arguments: str) -> None:
+    """Run the command line as a person does, to its end."""
+    command = [sys.executable, "-m", "flows.cli", *arguments]
+    done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+
+
+def short_demo(directory: Path) -> Path:
+    """Make a store with two steps of the demo by the real engine, from a model that knows nothing, and a replay."""
+    from tasks.learner.tiny import tiny_qwen3
+
+    store, model = directory / "store", tiny_qwen3(directory / "model", seed=3)
+    given = ["--store", str(store), "--plain"]
+    stagecoach("run", "demo", str(SMALL), f"model.path={model}", "steps=2", "--name", "demo", *given)
+    changed = ["--from", "advantage", "--until", "packing", "--set", "algorithm.type=rloo"]  # no learner is needed
+    stagecoach("replay", "demo", *changed, "--name", "demo-by-rloo", *given)
+    return store
+
+
+@contextmanager
+def viewer(store: Path) -> Iterator[str]:
+    """Serve a store by `stagecoach view`; yield the address without a slash at its end."""
+    command = [sys.executable, "-m", "flows.cli", "view", "--store", str(store), "--port", "0"]
+    with subprocess.Popen(command, cwd=CHECKOUT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            found = re.search(r"http://\S+", process.stdout.readline())
+            assert found, "the viewer printed no address"
+            yield found[0].rstrip("/")
+        finally:
+            process.kill()
+
+
+class Watched:
+    """A page of a browser whose every complaint and request is noted."""
+
+    def __init__(self, page: Any, base: str) -> None:
+        self.page, self.base = page, base
+        self.complaints: list[str] = []
+        self.elsewhere: list[str] = []
+        page.set_default_timeout(PATIENCE)
+        page.on("console", self._said)
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        page.on("dialog", lambda dialog: (self.complaints.append(f"dialog {dialog.message}"), dialog.dismiss()))
+        page.on("request", self._asked)
+        page.on("response", self._answered)
+
+    def _said(self, message: Any) -> None:
+        if message.type in ("error", "warning"):
+            self.complaints.append(message.text)
+
+    def _asked(self, request: Any) -> None:
+        if not request.url.startswith((self.base + "/", "data:")):
+            self.elsewhere.append(request.url)
+
+    def _answered(self, response: Any) -> None:
+        if response.status >= 400:
+            self.complaints.append(f"{response.status} {response.url}")
+
+    def open(self, address: str) -> Any:
+        """Go to an address of the viewer; return the page."""
+        self.page.goto(self.base + address)
+        return self.page
+
+    def address(self) -> str:
+        """The address of the page without the viewer's own."""
+        return str(self.page.url).removeprefix(self.base)
+
+    def quiet(self) -> None:
+        """Hold that nothing was complained of and nothing asked of anybody else."""
+        assert (self.complaints, self.elsewhere) == ([], [])
+
+
+MIDDLE = """(part) => {
+  const box = part.getClientRects()[0];
+  return [box.x + box.width / 2, box.y + box.height / 2];
+}"""
+
+
+def point_at(page: Any, aim: Any) -> str:
+    """Move the mouse over something, as a hand does, until the page tells of it; return what it tells."""
+    aim.scroll_into_view_if_needed()
+    tip = page.locator(".tip:not([hidden])").first
+    for trial in range(PATIENCE // 100):
+        x, y = aim.evaluate(MIDDLE)  # of its first line: a box around several has no middle of its own
+        page.mouse.move(x + trial % 2, y)
+        page.wait_for_timeout(100)  # a page that was just scrolled hides what it told
+        if tip.is_visible():
+            return str(tip.inner_text())
+    raise AssertionError(f"nothing is told of {aim}")
+
+
+def picture(page: Any, name: str) -> None:
+    """Keep a picture for people to look at, where they said where."""
+    directory = os.environ.get("STAGECOACH_PICTURES")
+    if directory:
+        page.screenshot(path=str(Path(directory) / f"{name}.png"))
+
+
+class Going:
+    """A run that goes on a step at a time, when the test says so; the rest is the real walk without engines."""
+
+    def __init__(self, root: Path, name: str, steps: int) -> None:
+        self._thread = ThreadPoolExecutor(1)  # a browser's own loop runs in the thread of the test
+        self._steps = self._thread.submit(self._walk, root, name, steps).result()
+
+    def _walk(self, root: Path, name: str, steps: int) -> Iterator[Any]:
+        def going() -> Iterator[Any]:
+            session: Session = session_for(root, name, steps=steps)
+            with recorded(session):
+                yield from pipeline.run_steps(Rehearsal(session), SOURCE, session.config)
+
+        return going()
+
+    def step(self) -> bool:
+        """Do one step; return whether there was one to do: after the last the run is finished."""
+        return self._thread.submit(lambda: next(self._steps, None) is not None).result()
+
+    def finish(self) -> None:
+        """Do the rest of the steps; the run is then over."""
+        while self.step():
+            pass
+
+
+SHIFTS = """
+window.shifts = [];
+new PerformanceObserver((list) => {
+  for (const each of list.getEntries()) {
+    const moved = each.sources.map((one) => one.node && (one.node.className || one.node.nodeName));
+    window.shifts.push([each.value, each.hadRecentInput, String(moved)]);
+  }
+}).observe({ type: "layout-shift", buffered: true });
+"""
+"""Notes what moved on a page without anybody having done anything."""
