@@ -118,7 +118,8 @@ class _Charts:
         return [self._one(measure, ALL, ALL), *(self._by_scope(measure) if self._several else [])]
 
     def _by_scope(self, measure: str) -> list[Series]:
-        return [self._one(measure, scope, scope) for scope in self._scopes]
+        """Return a measure by environment, each at the same place in all charts, the first being that of all."""
+        return [self._one(measure, scope, scope) | {"place": n + 1} for n, scope in enumerate(self._scopes)]
 
     def _agents(self, scope: str) -> list[Series]:
         known = {"reward/mean", "reward/std", "reward/min", "reward/max"}

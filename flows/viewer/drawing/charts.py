@@ -19,6 +19,7 @@ from flows.viewer.texts import visible
 
 WIDTH, HEIGHT = 440.0, 172.0
 LEFT, RIGHT, TOP, BOTTOM = 46.0, 10.0, 10.0, 24.0
+BESIDE = 5.0
 FEW = 40
 """Steps up to which every point of a line is marked by a dot."""
 Chart = Mapping[str, Any]
@@ -35,7 +36,8 @@ def chart(drawn: Chart, steps: Steps) -> Markup:
     if series and series[0].get("kind") == "bars":
         parts.append(_bars(series, steps, places, x, y))
     else:
-        parts += [_series(number, each, steps, places, x, y) for number, each in enumerate(series)]
+        middle = (len(series) - 1) / 2
+        parts += [_series(n, each, steps, places, x, y, BESIDE * (n - middle)) for n, each in enumerate(series)]
     parts += [_hits(steps, places, x), tag("g", class_="cursor")]
     return drawing(
         WIDTH,
@@ -85,8 +87,18 @@ def _grid(x: Scale, y: Scale) -> str:
     return tag("g", *lines, class_="grid") + tag("g", *left, *below, class_="ticks")
 
 
-def _series(number: int, each: Mapping[str, Any], steps: Steps, places: Sequence[int], x: Scale, y: Scale) -> str:
-    points = [(x.at(steps[place]["step"]), each["values"][place], place) for place in places]
+def _series(
+    number: int,
+    each: Mapping[str, Any],
+    steps: Steps,
+    places: Sequence[int],
+    x: Scale,
+    y: Scale,
+    beside: float,
+) -> str:
+    """Return one series; points stand `beside` their step, so that their intervals do not cover each other."""
+    beside = beside if each.get("kind") == "points" else 0.0
+    points = [(x.at(steps[place]["step"]) + beside, each["values"][place], place) for place in places]
     parts = []
     if each.get("low") and each.get("kind") == "points":
         parts += _intervals(each, points, y)
@@ -100,7 +112,7 @@ def _series(number: int, each: Mapping[str, Any], steps: Steps, places: Sequence
     dots = [own for own in stretches if every or len(own) == 1]
     parts += [_dot(at, value, steps[place], y) for own in dots for at, value, place in own]
     parts += [_odd(at, value, y) for at, value, _ in points if value is not None and not math.isfinite(value)]
-    return tag("g", *parts, class_=colour(number))
+    return tag("g", *parts, class_=each.get("colour") or colour(number))
 
 
 Points = Sequence[tuple[float, float | None, int]]

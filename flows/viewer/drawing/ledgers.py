@@ -11,7 +11,7 @@ from flows.viewer.web.words import seconds
 from flows.views.curve import ticks
 
 LEFT, TOP, BOTTOM, ROW = 142.0, 4.0, 20.0, 18.0
-NARROW, WIDE, WIDTH = 6.0, 26.0, 1180.0
+NARROW, WIDE, WIDTH = 4.0, 26.0, 1110.0
 """Least and most of a column, and what all of them take where there are few enough."""
 MOST_USERS = 6
 EVALUATION = "evaluation"
@@ -61,7 +61,7 @@ def _column(
     cells = column["cells"] or [None] * len(stages)
     begun = any(cell for stage, cell in zip(stages, cells, strict=True) if stage != EVALUATION)
     after = bool(column["cells"]) and not begun  # the last policy was evaluated; there is no such step
-    place = {"x": at, "width": width - 1.5, "height": ROW - 2, "rx": "2"}
+    place = {"x": at, "width": width - min(1.5, 0.2 * width), "height": ROW - 2, "rx": "2"}
     found = []
     for row, (stage, cell) in enumerate(zip(stages, cells, strict=True)):
         if cell is None:

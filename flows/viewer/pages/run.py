@@ -20,12 +20,14 @@ from flows.viewer.page import Asked, Crumb, Page
 
 SPANS = ("all", "20", "5")
 """How many of the last steps the timeline shows."""
+MOST_NUMBERS = 50
+"""Steps in the table of numbers, the last ones, until asked for all: cells are most of what a long page weighs."""
 MANY = 40
 """Steps from which on the timeline shows the last ones alone, until asked for all."""
 
 
 def page(library: Library, asked: Asked) -> Page:
-    """Return the page of a run. Asks: `timeline`, one of SPANS. Raises NotThere for an unknown run."""
+    """Return the page of a run. Asks: `timeline`, one of SPANS; `numbers=all`. Raises NotThere for an unknown run."""
     run = asked.path["run"]
     measured = numbers(library, run)
     told = overview(library, run, [each.work for each in measured])
@@ -41,6 +43,7 @@ def page(library: Library, asked: Asked) -> Page:
         "ledger": _ledger(library, run, told),
         "addresses": _addresses(run, measured, evaluations),
         "totals": _totals(measured),
+        "numbers_from": 0 if asked.one_of("numbers", ("all",)) else max(0, len(measured) - MOST_NUMBERS),
     }
     return Page("run.html", run, values, (Crumb("Runs", addresses.runs()),), live=told["going"])
 
@@ -57,7 +60,7 @@ def _section(run: str, section: Mapping[str, Any]) -> dict[str, Any]:
 def _chart(run: str, chart: Mapping[str, Any]) -> dict[str, Any]:
     of_stages = chart["series"][0].get("kind") == "bars"
     series = [
-        {**each, "colour": stage_class(each["name"]) if of_stages else colour(number)}
+        {**each, "colour": stage_class(each["name"]) if of_stages else colour(each.get("place", number))}
         for number, each in enumerate(chart["series"])
     ]
     versions = chart.get("versions")

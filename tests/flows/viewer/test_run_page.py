@@ -254,3 +254,27 @@ def test_evaluations_are_points_that_lead_to_them(tmp_path: Path) -> None:
     with visitor(library) as client:
         text = client.get(addresses.run("b")).text
     assert 'data-live="nothing" hidden' in text and addresses.evaluation("b", 0) in text
+
+
+def test_an_environment_has_one_colour_in_all_charts(tmp_path: Path) -> None:
+    rows = [trace(f"t{n}", reward=float(n), environment=name) for n, name in enumerate(("debate", "sums"))]
+    HandMade(tmp_path).step(rows, [])
+    colours: dict[str, set[str]] = {}
+    for each in charts(told(Library.at(tmp_path), RUN).values).values():
+        for one in each["series"]:
+            if one["name"] in ("all", "debate", "sums"):
+                colours.setdefault(one["name"], set()).add(one["colour"])
+    assert colours == {"all": {"s0"}, "debate": {"s1"}, "sums": {"s2"}}
+
+
+def test_a_long_run_has_its_last_numbers_until_all_are_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flows.viewer.pages.run.MOST_NUMBERS", 1)
+    made = HandMade(tmp_path)
+    for step in range(2):
+        made.work("rollout", {"traces": [trace(f"t{step}")]}, step)
+    with visitor(tmp_path) as client:
+        few, every = (client.get(f"{addresses.run(RUN)}{question}").text for question in ("", "?numbers=all"))
+    first, last = (f'<td class="number"><a href="{addresses.step(RUN, step)}">' for step in (0, 1))
+    assert first in every and last in every and first not in few and last in few
