@@ -22,7 +22,12 @@ def page(library: Library, asked: Asked) -> Page:
     values = {
         "run": run,
         "step": version,
-        "evaluation": {"set": chosen, "sets": sets, "scores": _scores(library, run, version, chosen)},
+        "evaluation": {
+            "set": chosen,
+            "sets": sets,
+            "scores": _scores(library, run, version, chosen),
+            "num_replaced": frame["replaced"].sum(),
+        },
         "stages": ["rollout"],
         "computed_by": [],
         "finished": all(chain.traces.finished for chain in step_traces.evaluation_chains(library, run, version)),

@@ -205,6 +205,7 @@ def evaluated(library: Library, version: int, **query: str) -> dict[str, Any]:
 def test_an_evaluation_and_its_sets(scored: Library) -> None:
     every = evaluated(scored, 1)
     assert every["evaluation"]["sets"] == ["easy", "hard"] and every["evaluation"]["set"] is None
+    assert every["evaluation"]["num_replaced"] == 2
     assert every["traces"]["num_all"] == 10  # two sets of four attempts, and one of each made again
     for name in ("easy", "hard"):
         page = evaluated(scored, 1, set=name, columns="reward,set,round,replaced,assignment_id,error_class")
