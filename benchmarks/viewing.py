@@ -3,7 +3,8 @@
 The stores are made first by `benchmarks.viewing_store`, in some minutes, or found in DIRECTORY, where they are left:
 `large` (200 steps of 512 rollouts and its forks), `kept` (the same after housekeeping), `wide` (one step of 10,000) and
 `long` (rollouts of 10,001 messages). Pages are had from the real server over HTTP. Cold is the first request to a
-server that was just started, warm the median of those after it; the disk's files are in memory in both.
+server that was just started, warm those after it, medians; the disk's files are in memory in both. Beside wall-clock
+stands the server's processor time, which other work on the machine hardly changes.
 
 Beside each page stands what else it could have been made of, in the same run: the same rows through `Store.read`, which
 checks every digest, and the same rollouts as JSON lines read with a loop (`benchmarks/viewed/dumps.py`).
@@ -16,24 +17,26 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import httpx
 
 from benchmarks.viewed.dumps import dump, read_best, read_one, read_rewards
 from benchmarks.viewed.questions import Question, questions
-from benchmarks.viewed.serving import Server, served
+from benchmarks.viewed.serving import Cost, middle, processor, served
 from benchmarks.viewed.watching import BLOCK, watch
 from benchmarks.viewing_store import RUN, make
 from storage.frames import Frames, existing_store
 from storage.keeping.maintenance import maintain
+from storage.lineage import Work
 from tasks.fates import chains
 
 STEPS, ROLLOUTS, GROUP_SIZE = 200, 512, 16
 FORK = 180
 WIDE, LONG = 10_000, 10_001
-COLD, WARM = 3, 7
+COLD, WARM = 3, 5
 DUMPED = 20
 """Steps that are dumped as JSON lines for the run's page; its time is taken that many times over."""
 BLOCKS = 6
@@ -51,9 +54,9 @@ def main() -> None:
 
 def _measure(directory: Path) -> None:
     _fill(directory)
-    print("| store | page | cold ms | warm ms | kB |")
-    print("|---|---|---|---|---|")
-    cold: dict[tuple[str, str], float] = {}
+    print("| store | page | cold ms | of the processor | warm ms | of the processor | kB |")
+    print("|---|---|---|---|---|---|---|")
+    cold: dict[tuple[str, str], Cost] = {}
     for store in ("large", "kept", "wide", "long"):
         for question in questions(directory / store, store):
             cold[store, question.name] = _told(directory / store, store, question)
@@ -63,76 +66,75 @@ def _measure(directory: Path) -> None:
 
 def _fill(directory: Path) -> None:
     """Make the stores that are not there."""
-    asked = {
+    asked: dict[str, dict[str, Any]] = {
         "large": {"steps": STEPS, "rollouts": ROLLOUTS, "group_size": GROUP_SIZE, "fork": FORK},
         "wide": {"steps": 1, "rollouts": WIDE},
         "long": {"steps": 1, "rollouts": 2, "group_size": 2, "messages": LONG},
     }
     for name, given in asked.items():
         if not (directory / name).exists():
-            took = _seconds(lambda name=name, given=given: make(directory / name, **given))  # type: ignore[misc]
-            print(f"made the store `{name}` in {took:.0f} s", flush=True)
+            began = time.perf_counter()
+            make(directory / name, **given)
+            print(f"made the store `{name}` in {time.perf_counter() - began:.0f} s", flush=True)
     if not (directory / "kept").exists():
         shutil.copytree(directory / "large", directory / "kept")
         maintain(existing_store(directory / "kept"))
 
 
-def _told(root: Path, store: str, question: Question) -> float:
-    """Print how long a page takes; return what it took cold, in seconds."""
-    cold, warm, size = [], [], 0
+def _told(root: Path, store: str, question: Question) -> Cost:
+    """Print what a page costs; return what it costs cold."""
+    cold: list[Cost] = []
+    warm: list[Cost] = []
+    size = 0
     for attempt in range(COLD):
         with served(root) as server:
             try:
-                took, size = server.seconds(question.path)
+                cost, size = server.cost(question.path)
             except httpx.HTTPStatusError as error:
-                print(f"| {store} | {question.name} | {error.response.status_code} | | |", flush=True)
-                return 0.0
-            cold.append(took)
+                print(f"| {store} | {question.name} | {error.response.status_code} | | | | |", flush=True)
+                return Cost(0.0, 0.0)
+            cold.append(cost)
             if attempt == COLD - 1:
-                warm = [_again(server, question) for _ in range(WARM)]
-    first, later = statistics.median(cold), statistics.median(warm)
-    print(f"| {store} | {question.name} | {first * 1e3:.0f} | {later * 1e3:.0f} | {size / 1e3:.0f} |", flush=True)
+                warm = [server.cost(question.path)[0] for _ in range(WARM)]
+    first, later = middle(cold), middle(warm)
+    print(f"| {store} | {question.name} | {first} | {later} | {size / 1e3:.0f} |", flush=True)
     return first
 
 
-def _again(server: Server, question: Question) -> float:
-    return server.seconds(question.path)[0]
-
-
-def _alternatives(directory: Path, cold: dict[tuple[str, str], float]) -> None:
-    """Print how long the same takes with digests checked and out of JSON lines, and the ratios of the pages to that."""
-    print("\n| store | page, cold | ms | `Store.read` ms | ratio | JSON lines ms | ratio |")
+def _alternatives(directory: Path, cold: dict[tuple[str, str], Cost]) -> None:
+    """Print what the same costs with digests checked and out of JSON lines, and the ratios of the pages to that."""
+    print("\nMilliseconds of the processor; a page had cold, against")
+    print("| store | page | page | `Store.read` | ratio | JSON lines | ratio |")
     print("|---|---|---|---|---|---|---|")
     for store, steps in (("large", range(STEPS - DUMPED, STEPS)), ("wide", range(1))):
         frames = Frames(existing_store(directory / store))
         chosen = [chain for chain in chains(frames.graph, RUN) if chain.for_training and chain.traces.step in steps]
-        works = [w for w in (chosen[-1].traces, chosen[-1].verdicts, chosen[-1].credits, chosen[-1].batches) if w]
+        last = chosen[-1]
+        works = [work for work in (last.traces, last.verdicts, last.credits, last.batches) if work]
+        checked = processor(partial(_read_all, frames, works))
         with tempfile.TemporaryDirectory(dir=directory) as place:
             files = dump(frames, RUN, Path(place) / "dumped", steps)
-            trace_id = str(frames.of([chosen[-1].traces], "traces").select("trace_id").collect()["trace_id"][-1])
-            checked = _seconds(lambda works=works, frames=frames: _read_all(frames, works))  # type: ignore[misc]
-            last = files[steps[-1]]
-            table = _seconds(lambda last=last: read_best(last))  # type: ignore[misc]
-            single = _seconds(lambda last=last, name=trace_id: read_one(last, name))  # type: ignore[misc]
-            curve = _seconds(lambda files=files: read_rewards(list(files.values())))  # type: ignore[misc]
-        whole = curve * (STEPS / DUMPED)
-        rows = [("step", checked, table), ("trace", checked, single)] + (
-            [("run", None, whole)] if store == "large" else []
-        )
-        for page, read, text in rows:
-            _ratio(store, page, cold[store, page], read, text)
+            trace_id = str(frames.of([last.traces], "traces").select("trace_id").collect()["trace_id"][-1])
+            table = processor(partial(read_best, files[steps[-1]]))
+            single = processor(partial(read_one, files[steps[-1]], trace_id))
+            curve = processor(partial(read_rewards, list(files.values()))) * STEPS / DUMPED
+        _ratio(store, "step", cold[store, "step"], checked, table)
+        _ratio(store, "trace", cold[store, "trace"], checked, single)
+        if store == "large":
+            _ratio(store, "run", cold[store, "run"], None, curve)
 
 
-def _ratio(store: str, page: str, took: float, read: float | None, text: float) -> None:
+def _ratio(store: str, page: str, cost: Cost, read: float | None, text: float) -> None:
+    took = cost.processor
     checked = f"{read * 1e3:.0f} | {took / read:.2f}" if read else "- | -"
     print(f"| {store} | {page} | {took * 1e3:.0f} | {checked} | {text * 1e3:.0f} | {took / text:.2f} |", flush=True)
 
 
-def _read_all(frames: Frames, works: list[object]) -> None:
+def _read_all(frames: Frames, works: list[Work]) -> None:
     """Read all that some work made, with digests checked, as a stage does."""
     for work in works:
-        for table in sorted(work.tables):  # type: ignore[attr-defined]
-            frames.store.read(list(work.slices_of(table)))  # type: ignore[attr-defined]
+        for table in sorted(work.tables):
+            frames.store.read(list(work.slices_of(table)))
 
 
 def _watching(directory: Path) -> None:
@@ -156,12 +158,6 @@ def _watching(directory: Path) -> None:
 
 def _spread(ratios: list[float]) -> str:
     return f"median {statistics.median(ratios):.2f} ({', '.join(f'{each:.2f}' for each in ratios)})"
-
-
-def _seconds(act: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    act()
-    return time.perf_counter() - began
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ class Question:
 
 
 def questions(root: Path, store: str) -> list[Question]:
-    """Return what is asked of a store: of the large ones everything, of the others their step and a trace."""
+    """Return what is asked of a store: of the large one everything, of others what differs there."""
     frames = Frames(existing_store(root))
     chain = [each for each in chains(frames.graph, RUN) if each.for_training][-1]
     step, key = chain.traces.step, chain.traces.key
@@ -38,18 +38,16 @@ def questions(root: Path, store: str) -> list[Question]:
         Question("trace", addresses.trace(RUN, name, key)),
         Question("batch", addresses.batch(RUN, step)),
     ]
-    if store == "long":
-        return [
-            each for each in of_step if each.name != "step, filtered and sorted"
-        ]  # two rollouts have no second page
+    if store == "long":  # a step of two rollouts has no second page
+        return [each for each in of_step if each.name != "step, filtered and sorted"]
     if store == "wide":
         return of_step
-    return [
+    of_runs = [
         Question("runs", addresses.runs()),
         Question("run", addresses.run(RUN)),
-        *of_step,
         Question("trace by its id alone", addresses.any_trace(name)),
         Question("example over the history", addresses.example(RUN, environment, example)),
         Question("compare two runs", addresses.compare(RUN, FORK)),
         Question("compare a step", addresses.compare_step(RUN, CREDITED, step)),
     ]
+    return of_runs if store == "kept" else [*of_runs, *of_step]  # a step has a few files, whoever kept house

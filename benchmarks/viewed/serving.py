@@ -2,17 +2,42 @@
 
 import os
 import re
+import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 import psutil
 
 ADDRESS = re.compile(r"http://\S+")
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What something took: wall-clock and processor time, in seconds."""
+
+    wall: float
+    processor: float
+
+    def __str__(self) -> str:
+        return f"{self.wall * 1e3:.0f} | {self.processor * 1e3:.0f}"
+
+
+def middle(costs: Sequence[Cost]) -> Cost:
+    """Return the medians."""
+    return Cost(statistics.median(each.wall for each in costs), statistics.median(each.processor for each in costs))
+
+
+def processor(act: Callable[[], object]) -> float:
+    """Return the processor time that a call takes in this process, in seconds."""
+    began = time.process_time()
+    act()
+    return time.process_time() - began
 
 
 class Server:
@@ -22,13 +47,13 @@ class Server:
         self.client = httpx.Client(base_url=url, timeout=300)
         self._process = psutil.Process(pid)
 
-    def seconds(self, path: str) -> tuple[float, int]:
-        """Return how long a page takes, and its bytes. Raises httpx.HTTPStatusError where it cannot be had."""
-        began = time.perf_counter()
+    def cost(self, path: str) -> tuple[Cost, int]:
+        """Return what a page costs, and its bytes. Raises httpx.HTTPStatusError where it cannot be had."""
+        began, used = time.perf_counter(), self.processor_seconds()
         answer = self.client.get(path)
-        took = time.perf_counter() - began
+        cost = Cost(time.perf_counter() - began, self.processor_seconds() - used)
         answer.raise_for_status()
-        return took, len(answer.content)
+        return cost, len(answer.content)
 
     def processor_seconds(self) -> float:
         """Return the processor time that the server has used since it began."""

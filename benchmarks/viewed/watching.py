@@ -88,7 +88,7 @@ class Follower(Thread):
             try:
                 mark = self._server.client.get("/mark").json()["mark"]
                 if mark != seen:
-                    took, _ = self._server.seconds(self._path)
+                    took = self._server.cost(self._path)[0].wall
                     self.num_pages += 1
                     seen = mark
             except httpx.HTTPStatusError:
@@ -105,7 +105,7 @@ def watch(root: Path, first: int, num_watched: int, rollouts: int, group_size: i
     command += [str(each) for each in (root, last, rollouts, group_size)]
     with served(root) as server:
         follower = Follower(server, addresses.run(RUN))
-        server.seconds(addresses.run(RUN))
+        server.cost(addresses.run(RUN))
         used = server.processor_seconds()
         follower.start()
         walker = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
