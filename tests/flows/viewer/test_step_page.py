@@ -174,7 +174,9 @@ def test_a_step_of_which_parts_are_done(tmp_path: Path) -> None:
     assert "Some of the rollouts are still to come" in "".join(html(library, RUN, 0).texts)
     begun(tmp_path / "store", 3)
     assert values(library, RUN, 0)["figures"]["num_traces"] == 6, "what was held is not what is there now"
-    assert {row["key"] for row in values(library, RUN, 0)["traces"]["rows"]} == {PARTLY}
+    rows = values(library, RUN, 0)["traces"]["rows"]
+    assert {row["key"] for row in rows} == {PARTLY}
+    assert [row["trace_id"] for row in rows] == ["p0-0", "p0-1", "p1-0", "p1-1", "p2-0", "p2-1"]
 
 
 def test_the_page_is_live_while_the_run_goes(library: Library, tmp_path: Path) -> None:
