@@ -11,14 +11,19 @@
   function changed(address, name, value) {
     const url = new URL(address);
     url.searchParams.set(name, value);
-    return url.href;
+    return url.pathname + url.search + url.hash;
   }
   function remember(name, value) {
     try { history.replaceState(null, "", changed(location.href, name, value)); } catch { /* as above */ }
-    for (const link of document.querySelectorAll("[data-previous][href], [data-next][href]")) {
-      link.href = changed(link.href, name, value); // the next trace is looked at in the same way
+    // Whatever leads to this trace, or to the next one, is looked at in the same way.
+    for (const link of document.querySelectorAll('a[href^="/"]')) {
+      const here = link.pathname === location.pathname || link.matches("[data-previous], [data-next]");
+      if (here) link.setAttribute("href", changed(link.href, name, value));
     }
-    for (const form of document.forms) if (form.elements[name]?.type === "hidden") form.elements[name].value = value;
+    for (const form of document.querySelectorAll("form[method=get]")) {
+      const field = form.elements[name] || form.appendChild(document.createElement("input"));
+      if (field.tagName === "INPUT") Object.assign(field, { type: "hidden", name, value });
+    }
   }
 
   function colour(name) {
