@@ -16,6 +16,7 @@ from flows.viewer.data.timeline_lanes import lanes
 from flows.viewer.library import Library
 from flows.viewer.page import Asked, BadQuestion, NotThere, Page
 from flows.viewer.pages.run import page
+from flows.viewer.web.words import DASH
 from flows.views import show
 from storage.store import open_store
 from tests.builders import trace
@@ -128,7 +129,10 @@ def test_a_run_without_work_says_so(tmp_path: Path) -> None:
     store.runs.record(run="a", event="started", kind="train", config={"name": "a", "steps": 3})
     with visitor(tmp_path) as client:
         answer = client.get(addresses.run("a"))
+        listed = client.get(addresses.runs())
     assert answer.status_code == 200 and "No rollout of this run is there yet" in answer.text
+    words = {word.strip() for each in (answer, listed) for word in Elements(each.text).texts}
+    assert "None" not in words and DASH in words, "what is not known is a dash"
 
 
 def test_a_failure_is_shown_whole_and_does_nothing(tmp_path: Path) -> None:
