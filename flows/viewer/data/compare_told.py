@@ -34,6 +34,12 @@ def told(found: Mapping[str, Any]) -> list[str]:
     return sentences({**found, "pieces": pieces, "parting": where, "same_work": same, "steps": steps})[1:]
 
 
+def parts_at(found: Mapping[str, Any]) -> int | None:
+    """Return the first step of both that is not the same work; None where there is none."""
+    where = parting(without_lone_import(found["pieces"]))
+    return None if where is None else int(where["step"])
+
+
 def without_lone_import(pieces: Sequence[Piece]) -> list[Piece]:
     """Return the pieces of work without weights that only one of the runs brought in."""
     return [piece for piece in pieces if piece["stage"] != "policy_import" or (piece["a"] and piece["b"])]

@@ -5,7 +5,7 @@ from typing import Any
 
 from flows.viewer import addresses
 from flows.viewer.data.compare import FIGURES, compared, compared_evaluations, difference
-from flows.viewer.data.compare_told import by_step, picture, replays, told
+from flows.viewer.data.compare_told import by_step, parts_at, picture, replays, told
 from flows.viewer.library import Library
 from flows.viewer.page import Asked, Crumb, Page
 from flows.views.show import GOING, process_gone
@@ -38,6 +38,7 @@ def page(library: Library, asked: Asked) -> Page:
         "a": a,
         "b": b,
         "told": told(found),
+        "parts_at": parts_at(found),
         "replays": replays(library, a, b, found["config"]),
         "config": sorted(found["config"], key=lambda each: not each["in_keys"]),
         "long_config": len(found["config"]) > LONG_CONFIG,

@@ -194,6 +194,8 @@ def test_a_step_that_is_there_for_its_examples_alone_is_not_in_both(library: Lib
         "Only in a: step 0.",
     ]
     said = json.loads(answer(library, "base", "later", format="json")[1])
+    assert said["parts_at"] == 1
+    assert '<a href="/compare/base/later/steps/1">Look at step 1</a>' in answer(library, "base", "later")[1]
     assert [step["only"] for step in said["steps"]] == ["only in a", None]
 
 
