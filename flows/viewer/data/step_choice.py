@@ -57,16 +57,11 @@ class Chosen:
     rows: pl.DataFrame
     page: pl.DataFrame
     columns: list[Column]
+    num_pages: int
+    """At least one, where nothing is there too."""
     num_all: int
     num_found: int | None
     """How many of all hold the text that was looked for; None where none was."""
-
-    @property
-    def num_pages(self) -> int:
-        """The pages that there are; one where nothing is there."""
-        return max(-(-self.rows.height // max(self.size, 1)), 1)
-
-    size: int = PAGE_SIZE
 
 
 EXACT = {"environment": "environment", "agent": "agent", "outcome": "fate", "reason": "reason", "error": "error_class"}
@@ -87,12 +82,11 @@ def choose(frame: pl.DataFrame, choice: Choice, found: pl.Series | None = None) 
     frame = with_named(frame, (*(each.name for each in shown), choice.sort))
     kept = frame if found is None else frame.filter(found)
     rows = ordered(kept.filter(*_wanted(choice)), by, choice.order == DESCENDING)
-    done = Chosen(
-        rows, rows.slice((choice.page - 1) * choice.size, choice.size), shown, frame.height, None, choice.size
-    )
-    if choice.page > done.num_pages:
-        raise BadQuestion(f"page={choice.page}: there are {done.num_pages} of {choice.size} traces each")
-    return done if found is None else Chosen(rows, done.page, shown, frame.height, int(found.sum()), choice.size)
+    num_pages = max(-(-rows.height // choice.size), 1)
+    if choice.page > num_pages:
+        raise BadQuestion(f"page={choice.page}: there are {num_pages} of {choice.size} traces each")
+    page = rows.slice((choice.page - 1) * choice.size, choice.size)
+    return Chosen(rows, page, shown, num_pages, frame.height, None if found is None else int(found.sum()))
 
 
 def ordered(rows: pl.DataFrame, by: Column | None, descending: bool) -> pl.DataFrame:

@@ -58,7 +58,8 @@ def test_rows_by_hand(library: Library) -> None:
     kept, cut, two, failed = (rows[f"trace-0-0-{member}"] for member in range(4))
     assert (kept["fate"], kept["detail"], kept["keep"], kept["trained"]) == ("trained", "", True, True)
     assert kept["num_samples"] == 1 and two["num_samples"] == 2 and two["num_branches"] == 2
-    assert kept["advantage"] == pytest.approx(kept["reward"] - kept["baseline"])
+    for row in (kept, two):
+        assert row["advantage"] == pytest.approx(row["reward"] - row["baseline"])
     assert (cut["fate"], cut["detail"], cut["detected"], cut["advantage"]) == (
         "filtered",
         "truncated",
