@@ -11,7 +11,8 @@ from flows.viewer.data.attempts import episode, history, mates, neighbours
 from flows.viewer.data.images import images
 from flows.viewer.data.messages import messages, rejected
 from flows.viewer.data.messages_read import linked, long_text, read_message
-from flows.viewer.data.messages_window import WINDOW, Reading, hits, reading
+from flows.viewer.data.messages_window import MOST_HITS, WINDOW, Reading, hits, reading
+from flows.viewer.data.run_states import is_going
 from flows.viewer.data.tokenizers import tokenizer
 from flows.viewer.data.tokens import tokens
 from flows.viewer.data.tokens_colourings import NAMES, chosen
@@ -20,7 +21,7 @@ from flows.viewer.data.trace import Found, find_trace, other_runs
 from flows.viewer.drawing.message_graph import classes, drawable
 from flows.viewer.library import Library
 from flows.viewer.page import Asked, BadQuestion, Crumb, Page
-from flows.views.show import GOING
+from tasks.fates import PENDING
 
 VIEWS = ("both", "text", "tokens")
 JUMPS = ("first", "last", "trained", "error")
@@ -56,13 +57,9 @@ def page(library: Library, asked: Asked) -> Page:
         **_around(library, found),
         **_conversation(library, found, asked),
     }
-    live = values["outcome"]["fate"] == "pending" and _going(library, found)
+    # What is pending may be decided while somebody looks; nothing else of a trace ever changes.
+    live = values["outcome"]["fate"] == PENDING and is_going(library.store.runs.events(found.run)[-1])
     return Page("trace.html", f"Trace {found.trace_id[:8]}", values, _crumbs(found), live)
-
-
-def _going(library: Library, found: Found) -> bool:
-    """Say whether the run goes on, so that what is pending may be decided while somebody looks."""
-    return library.store.runs.events(found.run)[-1].event in GOING
 
 
 def _crumbs(found: Found) -> tuple[Crumb, ...]:
@@ -140,6 +137,7 @@ def _conversation(library: Library, found: Found, asked: Asked) -> Values:
         "colourings": colourings(library, found, measured),
         "q": asked.text("q"),
         "hits": _hits(rows, told, asked.text("q")),
+        "most_hits": MOST_HITS,
     }
 
 
