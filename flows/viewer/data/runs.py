@@ -7,6 +7,7 @@ from typing import Any
 
 import polars as pl
 
+from configs.errors import ConfigError
 from flows.metrics import mean
 from flows.viewer.data.run_scores import held_out
 from flows.viewer.data.run_states import seconds_at_work, state_of
@@ -84,7 +85,7 @@ def _run(
         "kind": events[-1].kind,
         **state_of(events[-1]),
         "steps_done": steps_done(steps, config),
-        "steps_planned": config.get("steps"),
+        "steps_planned": _number(config.get("steps")),
         "rewards": rewards,
         "last_reward": next((each for each in reversed(rewards) if each is not None), None),
         "losses": losses,
@@ -111,12 +112,15 @@ def parent_of(name: str, event: Event, steps: Sequence[StepWork], known: Contain
 
 def steps_done(steps: Sequence[StepWork], config: Mapping[str, Any]) -> int:
     """Return how many steps are through: trained, or as far as a replay that trains nothing goes."""
-    until = (config.get("replay") or {}).get("until", "training") if config.get("kind") == "replay" else "training"
+    until = section(config, "replay").get("until", "training") if config.get("kind") == "replay" else "training"
     return sum(any(work.stage == until and work.finished for work in each.works) for each in steps)
 
 
 def _held_out(library: Library, name: str) -> float | None:
-    found = held_out(library, name)
+    try:
+        found = held_out(library, name)
+    except ConfigError:  # of a version of the program that wrote other configs: the other runs are listed all the same
+        return None
     last = max((each["version"] for each in found), default=None)
     averages = [
         score["average"]
@@ -130,21 +134,31 @@ def _held_out(library: Library, name: str) -> float | None:
 
 def chosen(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the config of a run says it is about; a run of another version's config says what it can."""
-    environments = [each for each in config.get("environments") or () if isinstance(each, Mapping)]
-    own = [each.get("algorithm") or {} for each in environments]
-    types = [(config.get("algorithm") or {}).get("type"), *(each.get("type") for each in own)]
-    if environments and all(own):
-        types = types[1:]
+    given = config.get("environments")
+    environments = [each for each in given if isinstance(each, Mapping)] if isinstance(given, Sequence) else []
+    own = [section(each, "algorithm").get("type") for each in environments]
+    types = own if environments and all(own) else [section(config, "algorithm").get("type"), *own]
+    model = section(config, "model").get("path")
     return {
-        "model": (config.get("model") or {}).get("path"),
-        "algorithms": list(dict.fromkeys(each for each in types if each)) if config.get("kind") != "sft" else [],
+        "model": str(model) if model else None,
+        "algorithms": list(dict.fromkeys(str(each) for each in types if each)) if config.get("kind") != "sft" else [],
         "environments": [str(each.get("name")) for each in environments],
     }
 
 
+def section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return a section of a config as it was written; an empty one where there is none."""
+    found = config.get(name)
+    return found if isinstance(found, Mapping) else {}
+
+
+def _number(value: object) -> int | None:
+    return value if isinstance(value, int) else None
+
+
 def policy_of(library: Library, config: Mapping[str, Any]) -> str | None:
     """Return the name RUN:VERSION of the policy that a run starts from; None where no run of the store made it."""
-    path = str((config.get("model") or {}).get("path") or "")
+    path = str(section(config, "model").get("path") or "")
     work = library.graph.works.get(path.rstrip("/").rpartition("/")[2])
     made = work is not None and work.stage == "training"
     return f"{work.computed_by}:{policy_version(work)}" if work is not None and made else None

@@ -127,6 +127,19 @@ def test_an_empty_store_says_so(tmp_path: Path) -> None:
     assert answer.status_code == 200 and "There is no run in this store yet" in answer.text
 
 
+def test_a_config_that_is_none_of_ours_hides_no_run(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    odd = {"environments": "x", "model": "m", "algorithm": [], "replay": 3, "steps": "many", "kind": "replay"}
+    store.runs.record(run="odd", event="started", kind="train", config=odd)
+    store.runs.record(run="plain", event="started", kind="train", config={"name": "plain", "steps": 3})
+    found = {row["run"]: row for row in runs(Library.at(tmp_path)).to_dicts()}
+    assert (found["odd"]["model"], found["odd"]["algorithms"], found["odd"]["steps_planned"]) == (None, [], None)
+    assert found["plain"]["steps_planned"] == 3
+    with visitor(tmp_path) as client:
+        answer = client.get(addresses.run("odd"))
+    assert answer.status_code == 503 and "The config has" in answer.text
+
+
 def event(name: str, minutes: float = 0.0, **more: Any) -> Event:
     known: dict[str, Any] = {"kind": "train", "config": {}, "parent_run": None, "step": 0, "message": ""}
     known |= {"flow_run": None, "host": "elsewhere", "pid": 1}
