@@ -31,35 +31,40 @@ def shown_tokens(
     (how each looks) and `shades` (a letter for each token, by colouring). `start` is the first token of the first
     message that is drawn.
     """
-    whole = tokens(library, found, within=messages, texts=False)
-    order = pl.DataFrame(
-        {"message": list(messages), "order": range(len(messages))}, schema={"message": pl.Int32, "order": pl.Int64}
-    )
-    whole = whole.join(order, on="message").sort("order", "place", maintain_order=True).drop("order")
+    whole = _in_order(tokens(library, found, within=messages, texts=False), messages)
     if start and messages:
         whole = whole.filter((pl.col("message") != messages[0]) | (pl.col("place") >= start))
     drawn = with_texts(library, found, whole.head(DRAWN))
     sizes = {each.name: _largest(library, found, drawn, each.column) for each in COLOURINGS}
     shades = {each.name: each.shades(drawn, sizes[each.name]) for each in COLOURINGS}
-    counts = dict(whole.group_by("message").len().iter_rows())
     parts, at = {}, 0
     for (message,), part in drawn.group_by("message", maintain_order=True):
-        end = at + len(part)
-        parts[int(str(message))] = {
-            "num_tokens": counts[message],
-            "left_out": counts[message] - len(part),
-            "columns": {
-                name: [plain_number(value) for value in part[name]] for name in part.columns if name != "message"
-            },
-            "drawn": [drawn_text(text, number) for text, number in zip(part["text"], part["token_id"], strict=True)],
-            "shades": {name: letters[at:end] for name, letters in shades.items()},
-        }
-        at = end
-    for message, count in counts.items():
-        parts.setdefault(
-            message, {"num_tokens": count, "left_out": count, "columns": None, "drawn": [], "shades": None}
-        )
-    return parts, drawn
+        of_part = {name: letters[at : at + len(part)] for name, letters in shades.items()}
+        parts[message] = _drawn(part) | {"shades": of_part}
+        at += len(part)
+    nothing: Values = {"columns": None, "drawn": [], "shades": None}
+    counts = dict(whole.group_by("message").len().iter_rows())
+    told = {message: parts.get(message, nothing) for message in counts}
+    return {
+        message: {"num_tokens": count, "left_out": count - len(told[message]["drawn"]), **told[message]}
+        for message, count in counts.items()
+    }, drawn
+
+
+def _in_order(rows: pl.DataFrame, messages: Sequence[int]) -> pl.DataFrame:
+    """Return the tokens of messages in the order in which these are given."""
+    order = pl.DataFrame({"message": list(messages)}, schema={"message": pl.Int32}).with_row_index("order")
+    return rows.join(order, on="message").sort("order", "place", maintain_order=True).drop("order")
+
+
+def _drawn(part: pl.DataFrame) -> Values:
+    """Return the values of tokens as columns, and how each is drawn."""
+    names = [name for name in part.columns if name != "message"]
+    pairs = zip(part["text"], part["token_id"], strict=True)
+    return {
+        "columns": {name: [plain_number(value) for value in part[name]] for name in names},
+        "drawn": [drawn_text(text, number) for text, number in pairs],
+    }
 
 
 def colourings(library: Library, found: Found, drawn: pl.DataFrame) -> list[Values]:
