@@ -8,7 +8,9 @@ from typing import Any
 
 import polars as pl
 import pytest
+from rich.cells import cell_len
 from rich.console import Console
+from rich.text import Text
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
@@ -17,6 +19,7 @@ from flows import cli
 from flows.viewer.data.trace_use import trace_use
 from flows.viewer.library import Library
 from flows.viewer.terminal.colours import MEASURES, Colours
+from flows.viewer.terminal.indented import LONG, Indented
 from flows.viewer.terminal.trace import Wanted, terminal, told
 from tests import builders
 from tests.flows.viewer.hand_made import FORKED, PATHS, RUN, HandMade, batch, credit, forked, update
@@ -190,3 +193,14 @@ def test_scales_reach_as_far_as_the_values_and_never_make_noise_large() -> None:
     assert [mismatch.step(row) for row in rows] == ["0of4", "4of4", "none"]
     assert str(mismatch.of(rows[2])) == "none" and "0.5" in mismatch.legend().plain
     assert {measure.scale for measure in MEASURES.values()} == {"around", "up", "down", "named"}
+
+
+@pytest.mark.parametrize("letter", ["x", "日"])
+def test_texts_without_end_are_broken_where_lines_are_full_and_nothing_is_lost(letter: str) -> None:
+    out = Console(file=io.StringIO(), width=50, color_system=None)
+    text = f"first\n\n{letter * (LONG + 1)}\nlast"
+    out.print(Indented(Text(text)))
+    lines = out.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert max(cell_len(line) for line in lines) == 50
+    assert (lines[0], lines[1], lines[-1]) == ("    first", "", "    last")
+    assert "".join(line.strip() for line in lines[2:-1]) == letter * (LONG + 1)
