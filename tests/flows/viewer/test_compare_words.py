@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flows.viewer.data.compare_words import LONGEST, MOST_WORDS, compared_words
@@ -34,6 +34,7 @@ def test_texts_that_are_empty_or_alike(a: str, b: str, expected: Any) -> None:
     assert tuple(told(each) for each in compared_words(a, b)) == expected
 
 
+@settings(max_examples=50)
 @given(WORDS, WORDS)
 def test_pieces_are_the_texts_again_and_what_is_the_same_is_so_in_both(one: list[str], other: list[str]) -> None:
     texts = "".join(one), "".join(other)
