@@ -7,6 +7,7 @@ import polars as pl
 
 from flows.viewer import addresses
 from flows.viewer.data import batch as data
+from flows.viewer.data.run_states import is_going
 from flows.viewer.library import Library
 from flows.viewer.page import Asked, Crumb, Page
 from flows.views.identify import policy_names, policy_version
@@ -53,7 +54,12 @@ def page(library: Library, asked: Asked) -> Page:
         "num_pages": -(-len(rows) // ROWS_PER_PAGE),
         **neighbours(data.steps(library, run), step),
     }
-    return Page("batch.html", "Batch", values, crumbs(run, step), live=of.updates is None)
+    return Page("batch.html", "Batch", values, crumbs(run, step), live=may_change(library, of))
+
+
+def may_change(library: Library, of: data.Packed) -> bool:
+    """Say whether the batch may still be trained: its run goes on."""
+    return of.updates is None and is_going(library.store.runs.events(of.run)[-1])
 
 
 def crumbs(run: str, step: int) -> tuple[Crumb, ...]:
@@ -141,8 +147,16 @@ def shown_sample(run: str, environments: list[str], sample: dict[str, Any]) -> d
     return {
         **sample,
         "of_environment": environments.index(environment) if environment in environments else None,
-        "address": addresses.trace(run, sample["trace_id"], sample["key"] or "") if sample["trace_id"] else None,
+        "address": trace_of(run, sample),
     }
+
+
+def trace_of(run: str, sample: dict[str, Any]) -> str | None:
+    """Return the address of the trace that a sample is of, at its branch; None where the trace is not there."""
+    if not sample["trace_id"]:
+        return None
+    branch = str(sample["branch"]) if sample["branch"] else ""
+    return addresses.trace(run, sample["trace_id"], sample["key"] or "", branch=branch)
 
 
 def _updates(library: Library, of: data.Packed, rows: pl.DataFrame) -> list[dict[str, Any]]:

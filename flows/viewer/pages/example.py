@@ -7,9 +7,9 @@ import polars as pl
 
 from flows.viewer import addresses
 from flows.viewer.data.example import PASS_REWARD, attempts, by_step, example
+from flows.viewer.data.run_states import is_going
 from flows.viewer.library import Library
 from flows.viewer.page import Asked, BadQuestion, Crumb, Page
-from flows.views.show import GOING, process_gone
 
 PER_PAGE = 200
 MOST_RUNS = 12
@@ -29,7 +29,6 @@ def page(library: Library, asked: Asked) -> Page:
     steps = by_step(rows)
     number = asked.number("page", 0, most=max(len(rows) - 1, 0) // PER_PAGE)
     listed = [_shown(run, each) for each in rows.to_dicts()]
-    last = library.store.runs.events(run)[-1]
     values = {
         "run": run,
         "environment": environment,
@@ -50,7 +49,7 @@ def page(library: Library, asked: Asked) -> Page:
         "others": _others(library, run, environment),
     }
     crumbs = (Crumb(run, addresses.run(run)),)
-    live = last.event in GOING and not process_gone(last)
+    live = is_going(library.store.runs.events(run)[-1])
     return Page("example.html", f"{environment} / {example_id}", values, crumbs, live)
 
 

@@ -11,7 +11,7 @@ from flows.viewer.data.batch_texts import texts
 from flows.viewer.drawing.levels import diverging, sequential
 from flows.viewer.library import Library
 from flows.viewer.page import Asked, BadQuestion, Crumb, NotThere, Page
-from flows.viewer.pages.batch import DENOMINATORS, crumbs, drawn_rows, neighbours, overview
+from flows.viewer.pages.batch import DENOMINATORS, crumbs, drawn_rows, may_change, neighbours, overview, trace_of
 
 COLOURS = ("advantage", "logprob", "component")
 """By what tokens are coloured."""
@@ -46,18 +46,12 @@ def page(library: Library, asked: Asked) -> Page:
         **neighbours(rows["row"].to_list(), number),
     }
     way = (*crumbs(run, step), Crumb("batch", addresses.batch(run, step)))
-    return Page("row.html", f"Row {number}", values, way, live=of.updates is None)
+    return Page("row.html", f"Row {number}", values, way, may_change(library, of))
 
 
 def _samples(library: Library, of: batch.Packed, number: int) -> list[dict[str, Any]]:
     found = batch_row.row_samples(library, of, number).to_dicts()
-    return [each | {"address": _trace(of.run, each)} for each in found]
-
-
-def _trace(run: str, sample: dict[str, Any]) -> str | None:
-    if not sample["trace_id"]:
-        return None
-    return addresses.trace(run, sample["trace_id"], sample["key"] or "")
+    return [each | {"address": trace_of(of.run, each)} for each in found]
 
 
 def _drawn(library: Library, of: batch.Packed, number: int, asked: Asked, largest: float | None) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from flows.viewer.drawing.levels import diverging, sequential
 from flows.viewer.drawing.packed import packed_row
 from flows.viewer.library import Library
 from flows.viewer.page import Asked
+from flows.viewer.pages.batch import trace_of
 from flows.viewer.web.app import page_of, respond
 from tests.flows.rehearsal import rehearse
 
@@ -141,3 +142,10 @@ def test_a_bar_escapes_what_environments_named(tmp_path: Path) -> None:
     assert "<script" not in drawn and "\u202e" not in drawn
     assert not re.search(r'=""[^>]*>', drawn), "no attribute was ended early"
     assert 'width="50.0000%"' in drawn and "adv-none" in drawn
+
+
+def test_a_sample_leads_to_its_branch_of_the_trace() -> None:
+    sample = {"trace_id": "t", "key": "k", "branch": 2}
+    assert trace_of("run", sample) == "/runs/run/traces/t?key=k&branch=2"
+    assert trace_of("run", sample | {"branch": 0}) == "/runs/run/traces/t?key=k"
+    assert trace_of("run", sample | {"trace_id": None}) is None
