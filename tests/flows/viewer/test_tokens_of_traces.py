@@ -31,7 +31,10 @@ STATISTICS = [
     {"sample_id": f"{FORKED}/1", "logprobs": [0, 0, 0, -0.5, -1], "entropies": [0, 0, 0, 2, 3]},
 ]
 MASKS = [{"sample_id": f"{FORKED}/1", "masked": [False, False, False, True, False]}]
-REFERENCES = [{"trace_id": FORKED, "message": 3, "logprobs": [-1.25, -0.125]}]
+REFERENCES = [
+    {"trace_id": FORKED, "message": 1, "logprobs": [0, -3, -4]},
+    {"trace_id": FORKED, "message": 3, "logprobs": [-1.25, -0.125]},
+]
 WHOLE: dict[str, Any] = {
     "credits": [credit(FORKED, 0, PATHS[0], FIRST), credit(FORKED, 1, PATHS[1], SECOND)],
     "batches": [batch([f"{FORKED}/0"]), batch([f"{FORKED}/1"], row=1)],
@@ -84,7 +87,7 @@ def test_every_token_has_what_each_table_says_of_it(found: pl.DataFrame) -> None
     assert found["entropy"].to_list() == [*none, None, 0.5, 0, None, 0.25, 1, 2, 3]
     assert found["log_ratio"].to_list() == [*none, None, -0.5, 0, None, 0.25, -2.75, 0.5, 0]
     assert found["outside"].to_list() == [*none, None, False, False, None, None, None, True, False]
-    assert found["reference_logprob"].to_list() == [*none, None, None, None, None, -1.25, -0.125, None, None]
+    assert found["reference_logprob"].to_list() == [*none, None, -3, -4, None, -1.25, -0.125, None, None]
     assert found["signal"].to_list() == [*none, None, None, None, None, -0.75, None, None, None]
     assert found["text"].to_list() == [None] * 11, "no tokenizer lies anywhere"
 
@@ -101,9 +104,10 @@ def test_ratio_and_mismatch_are_those_of_the_learner(found: pl.DataFrame) -> Non
 
 
 def test_a_tiny_mismatch_is_not_rounded_away(tmp_path: Path) -> None:
-    near = [STATISTICS[0] | {"logprobs": [0, 0, 0, 0, -1 + 2**-20, -2, 0, -0.25, -3]}, STATISTICS[1]]
+    near = [STATISTICS[0] | {"logprobs": [0, 0, 0, 0, -1.5, -2, 0, -0.25, -0.25 + 2**-26]}, STATISTICS[1]]
     found = tokens_of(tmp_path / "store", token_statistics=near)
-    assert found["mismatch"][4] == pytest.approx(2**-41, rel=1e-5)
+    assert found["log_ratio"][8] == 2**-26
+    assert found["mismatch"][8] == pytest.approx(2**-53, rel=1e-6, abs=0), "exp(x) - 1 - x would be nothing"
 
 
 @pytest.mark.engine  # torch takes its time to load
