@@ -105,7 +105,10 @@ def test_texts_stay_in_their_place() -> None:
     assert "<script" not in svg and "\x1b" not in svg and "\u202e" not in svg
     assert {name for each in element.iter() for name in each.attrib} & {"onload"} == set()
     assert "script" in element.attrib["aria-label"]
-    assert json.loads(element.attrib["data-chart"])["series"][0]["name"].startswith("</text>")
+    (series,) = json.loads(element.attrib["data-chart"])["series"]
+    assert series["name"].startswith("</text>") and not {"\x1b", "\u202e"} & set(series["name"]), (
+        "the tip shows it as it is"
+    )
 
 
 def test_attributes_and_texts_are_escaped() -> None:

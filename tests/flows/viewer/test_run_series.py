@@ -5,6 +5,7 @@ import math
 import os
 import random
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,13 @@ from flows.viewer.data.series_updates import update_numbers
 from flows.viewer.library import Library
 from flows.views import show
 from storage.frames import Frames
+from storage.refs import Entry
 from storage.schemas import TRACES
 from tasks.inference.failures import STRAGGLER
 from tests.builders import table, trace, verdict
 from tests.flows.rehearsal import rehearse
 from tests.flows.test_refills import EQUAL, REFILL, play
-from tests.flows.viewer.hand_made import RUN, HandMade, update
+from tests.flows.viewer.hand_made import NOW, RUN, HandMade, update
 from tests.flows.viewer.stepped import begun
 
 OWN = ("longest_output",)
@@ -159,6 +161,22 @@ def test_an_unfinished_step_is_told_as_far_as_it_is(tmp_path: Path) -> None:
     (later,) = numbers(library, RUN)
     assert later.value("rollouts", "all") == 6.0, "what was kept of two parts is not taken for three"
     assert later.value("reward/mean", "all") is None, "nothing was scored, which is no reward of zero"
+
+
+def test_of_a_step_that_was_drawn_again_the_last_batch_counts(tmp_path: Path) -> None:
+    made = HandMade(tmp_path)
+    for number, reward in enumerate((0.0, 1.0)):
+        rollouts, verdicts = (f"{name}{number}".encode().hex().ljust(32, "0") for name in ("rollout", "filtering"))
+        for key, stage, rows, inputs in (
+            (rollouts, "rollout", table("traces", [trace(f"t{number}", reward=reward)]), {}),
+            (verdicts, "filtering", table("verdicts", [verdict(f"t{number}")]), {"rollout": rollouts}),
+        ):
+            name = "traces" if stage == "rollout" else "verdicts"
+            piece = made.store.append(name, rows, run=RUN, step=0, key=key, attempt=key)
+            at = NOW + timedelta(minutes=number)
+            made.store.ledger.commit(Entry(RUN, 0, stage, 1, key, "", key, {}, inputs, (piece,), at, at))
+    (each,) = numbers(Library.at(tmp_path), RUN)
+    assert (each.value("rollouts", "all"), each.value("reward/mean", "all")) == (1.0, 1.0)
 
 
 def test_the_frames_say_the_same_wide_and_long(walked: Library) -> None:

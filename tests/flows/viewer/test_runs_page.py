@@ -10,7 +10,8 @@ import pytest
 
 from flows.viewer import addresses
 from flows.viewer.data.run_states import GONE, is_going, seconds_at_work, state_of
-from flows.viewer.data.runs import RUNS, runs
+from flows.viewer.data.run_steps import steps_of
+from flows.viewer.data.runs import RUNS, parent_of, runs
 from flows.viewer.library import Library
 from flows.viewer.page import Asked, BadQuestion
 from flows.viewer.pages.runs import page, tree
@@ -60,6 +61,14 @@ def test_what_each_run_came_to(forked: Library) -> None:
     assert (broken["state"], broken["message"], broken["steps_done"]) == ("failed", HOSTILE, 0)
     assert (broken["last_reward"], broken["held_out"], broken["rewards"]) == (None, None, [])
     assert runs(forked).columns == list(RUNS)
+
+
+def test_without_a_word_a_parent_is_who_computed_most_and_is_still_there(forked: Library) -> None:
+    steps, silent = steps_of(forked, "fork"), event("started")
+    assert parent_of("fork", silent, steps, {"fork", "base"}) == "base"
+    assert parent_of("fork", silent, steps, {"fork"}) is None
+    assert parent_of("base", silent, steps_of(forked, "base"), {"fork", "base"}) is None
+    assert parent_of("fork", event("started", parent_run="gone"), steps, {"fork", "base"}) is None
 
 
 def test_forks_stand_below_what_they_branched_off(forked: Library) -> None:
