@@ -16,8 +16,8 @@ from flows.viewer.library import Library
 from flows.viewer.page import Asked
 from flows.viewer.web.app import application
 
-MOST_EACH = 3
-"""Traces and rows of each run that are opened."""
+MOST_EACH = 2
+"""Traces and examples of each run that are opened."""
 EMPTY = {"meta", "link", "br", "hr", "img", "input", "col", "wbr"}
 """Elements without an end."""
 
@@ -29,9 +29,9 @@ def visitor(store: Path | str | Library, token: str = "", hosts: tuple[str, ...]
     return TestClient(app, base_url="http://127.0.0.1:8265", raise_server_exceptions=False, follow_redirects=False)
 
 
-def everything(library: Library) -> list[str]:
-    """Return addresses of all kinds of pages of a store, of every run each."""
-    runs = [name for name in library.store.runs.names() if library.store.runs.events(name)]
+def everything(library: Library, *only: str) -> list[str]:
+    """Return addresses of all kinds of pages of a store, of every run each or of some alone."""
+    runs = only or library.store.runs.names()
     found = [addresses.runs()]
     for run in runs:
         found += _of_run(library, run)
@@ -40,6 +40,16 @@ def everything(library: Library) -> list[str]:
         environment, example = _examples(library, a)[0]
         found.append(addresses.compare_example(a, b, environment, example))
     return found
+
+
+def formed(address: str, form: str) -> str:
+    """The address of a page in another form: html, json or file."""
+    return f"{address}{'&' if '?' in address else '?'}format={form}"
+
+
+def one_of_each(library: Library, *only: str) -> dict[str, str]:
+    """Return an address of each kind of page."""
+    return {asked(address)[0]: address for address in reversed(everything(library, *only))}
 
 
 def asked(address: str) -> tuple[str, Asked]:

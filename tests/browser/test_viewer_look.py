@@ -1,0 +1,192 @@
+"""How pages look and who can use them: widths, labels, contrast, focus; and hostile texts in a browser."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.viewer import addresses
+from flows.viewer.library import Library
+from flows.viewer.web.rendering import STATIC
+from tests.browser.conftest import Opened
+from tests.browser.viewing import picture, viewer
+from tests.flows.viewer.looking import everything, one_of_each
+from tests.hostile import hostile_store
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
+LEAST_CONTRAST = 4.5
+"""For text, by WCAG 2.2, 1.4.3."""
+TEXT = ("ink", "soft", "accent", "good", "bad", "warn", *(f"c{number}" for number in range(8)))
+GROUNDS = ("ground", "card", "raised", "accent-ground")
+NAMELESS = """() => [...document.querySelectorAll(
+  "input:not([type=hidden]), select, textarea, button, a[href]:not([tabindex='-1']), summary")]
+  .filter((each) => !(each.labels?.length || each.getAttribute("aria-label") || each.title || each.textContent.trim()))
+  .map((each) => each.outerHTML.slice(0, 200))"""
+TWICE = """() => {
+  const ids = [...document.querySelectorAll("[id]")].map((each) => each.id);
+  return ids.filter((each, place) => ids.indexOf(each) !== place);
+}"""
+WIDER = "() => document.documentElement.scrollWidth - document.documentElement.clientWidth"
+PALE = """() => {
+  const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+  const rgba = (colour) => {
+    canvas.clearRect(0, 0, 1, 1); canvas.fillStyle = colour; canvas.fillRect(0, 0, 1, 1);
+    return [...canvas.getImageData(0, 0, 1, 1).data].map((each) => each / 255);
+  };
+  const over = (top, below) => [0, 1, 2].map((at) => top[at] * top[3] + below[at] * (1 - top[3])).concat(1);
+  const light = (colour) => [0.2126, 0.7152, 0.0722].reduce((sum, part, at) =>
+    sum + part * (colour[at] <= 0.04045 ? colour[at] / 12.92 : ((colour[at] + 0.055) / 1.055) ** 2.4), 0);
+  const behind = (each) => {
+    const own = rgba(getComputedStyle(each).backgroundColor);
+    return own[3] === 1 ? own : over(own, each.parentElement ? behind(each.parentElement) : [1, 1, 1, 1]);
+  };
+  const found = {};
+  for (const each of document.querySelectorAll("body *:not(svg *)")) {
+    if (![...each.childNodes].some((child) => child.nodeType === 3 && child.data.trim())) continue;
+    if (!each.checkVisibility({ visibilityProperty: true, opacityProperty: true })) continue;
+    const ground = behind(each), ink = over(rgba(getComputedStyle(each).color), ground);
+    const [dark, bright] = [light(ground), light(ink)].sort((a, b) => a - b);
+    const contrast = (bright + 0.05) / (dark + 0.05);
+    if (contrast < 4.5) found[`${each.nodeName}.${each.className}`] = `${contrast.toFixed(2)} ${each.textContent}`;
+  }
+  return found;
+}"""
+
+
+@pytest.fixture(scope="module")
+def kinds(demo_store: Path) -> dict[str, str]:
+    """An address of each kind of page."""
+    library = Library.at(demo_store)
+    fork = next(name for name in library.store.runs.names() if library.store.runs.last(name).parent_run == "demo")
+    return one_of_each(library, "demo", fork)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_kind_of_page_can_be_read_and_used(demo: str, kinds: dict[str, str], opened: Opened, scheme: str) -> None:
+    window = opened(demo, color_scheme=scheme)
+    wrong: list[Any] = []
+    for kind, address in kinds.items():
+        page = window.open(address)
+        picture(page, f"{kind}-{scheme}")
+        wrong += [(kind, "no name", each) for each in page.evaluate(NAMELESS)]
+        wrong += [(kind, "an id twice", each) for each in page.evaluate(TWICE)]
+        wrong += [(kind, "pale", *each) for each in page.evaluate(PALE).items()]
+        wrong += [(kind, "headings", page.locator("h1").count())] if page.locator("h1").count() != 1 else []
+        for width in (1360, 800):
+            page.set_viewport_size({"width": width, "height": 900})
+            wrong += [(kind, width, "is too narrow by", over)] if (over := page.evaluate(WIDER)) > 0 else []
+        picture(page, f"{kind}-{scheme}-narrow")
+        page.set_viewport_size({"width": 1360, "height": 900})
+    assert wrong == [], "\n".join(map(str, wrong))
+
+
+def test_the_focus_is_seen_wherever_it_goes(demo: str, kinds: dict[str, str], opened: Opened) -> None:
+    window = opened(demo)
+    seen = """() => {
+      const style = getComputedStyle(document.activeElement), box = document.activeElement.getBoundingClientRect();
+      const outlined = style.outlineStyle !== "none" && parseFloat(style.outlineWidth) > 0;
+      return [document.activeElement.outerHTML.slice(0, 120), outlined,
+              box.width > 0 && box.bottom > 0 && box.top < innerHeight];
+    }"""
+    for kind in ("runs", "run", "step", "trace", "row", "compare"):
+        page = window.open(kinds[kind])
+        for _ in range(25):
+            page.keyboard.press("Tab")
+            what, outlined, inside = page.evaluate(seen)
+            assert outlined and inside, (kind, what)
+
+
+def test_the_first_stop_leads_past_the_header(demo: str, opened: Opened) -> None:
+    page = opened(demo).open("/")
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "main"
+
+
+def brightness(colour: str) -> float:
+    """The relative luminance of a colour, by WCAG 2.2."""
+    parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    linear = [each / 12.92 if each <= 0.04045 else ((each + 0.055) / 1.055) ** 2.4 for each in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(a: str, b: str) -> float:
+    dark, bright = sorted((brightness(a), brightness(b)))
+    return (bright + 0.05) / (dark + 0.05)
+
+
+def test_every_named_colour_can_be_read_on_every_ground() -> None:
+    assert contrast("#000000", "#ffffff") == 21 and contrast("#777777", "#ffffff") < LEAST_CONTRAST
+    source = (STATIC / "base.css").read_text()
+    named = {
+        name: (light, dark) for name, light, dark in re.findall(r"--([\w-]+): light-dark\((#\w+), (#\w+)\)", source)
+    }
+    pairs = [(each, ground) for each in TEXT for ground in GROUNDS]
+    pairs += [(each, f"{each}-ground") for each in ("good", "bad", "warn", "accent")]
+    pale = [
+        (text, ground, scheme)
+        for text, ground in pairs
+        for scheme in (0, 1)
+        if contrast(named[text][scheme], named[ground][scheme]) < LEAST_CONTRAST
+    ]
+    assert pale == []
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, list[str]]]:
+    """A viewer of a store of hostile rollouts, and addresses of all kinds in it."""
+    store = hostile_store(tmp_path_factory.mktemp("hostile") / "store").store
+    with viewer(Path(store.root.address)) as address:
+        library = Library.at(store.root.address)
+        trained = {**one_of_each(library, "base", "replayed"), "refused": addresses.run("refused")}
+        more = everything(library, "base")[-4:]
+        yield address, list(dict.fromkeys([*trained.values(), *more]))
+
+
+TRAP = """
+window.hacked = [];
+window.alert = window.confirm = window.prompt = (text) => { window.hacked.push(text); };
+document.addEventListener("securitypolicyviolation", (event) => window.hacked.push(event.violatedDirective));
+"""
+
+
+def test_hostile_texts_run_nothing_and_fetch_nothing(
+    hostile: tuple[str, list[str]], opened: Opened, tmp_path: Path
+) -> None:
+    base, pages = hostile
+    window = opened(base, TRAP)
+    for number, address in enumerate(pages):
+        page = window.open(address)
+        for part in page.locator("details:not([open]) > summary").all()[:5]:
+            if part.is_visible():
+                part.click()
+        for part in page.locator("[data-tip], svg.chart, .tokens .t, .tok").all()[:3]:
+            if part.is_visible():
+                part.hover(force=True)
+        assert page.evaluate("window.hacked") == [], address
+        assert page.evaluate("document.querySelectorAll('img, iframe, object, embed, base').length") == 0
+        assert page.evaluate("[...document.scripts].every((each) => each.src.startsWith(location.origin))")
+        file = tmp_path / f"{number}.html"
+        file.write_bytes(page.request.get(f"{base}{address}{'&' if '?' in address else '?'}format=file").body())
+    kept = opened(tmp_path.as_uri(), TRAP)
+    for number, address in enumerate(pages):
+        page = kept.open(f"/{number}.html")
+        assert page.evaluate("window.hacked") == [], address
+    picture(page, "hostile")
+
+
+def test_the_trap_would_tell(opened: Opened, tmp_path: Path) -> None:
+    """A page that does run what a rollout says is caught: else the test above would hold of anything."""
+    file = tmp_path / "caught.html"
+    file.write_text("<img src=x onerror=alert(1)><script>alert(2)</script>")
+    window = opened(tmp_path.as_uri(), TRAP)
+    page = window.open("/caught.html")
+    page.wait_for_function("() => window.hacked.length === 2")
+    guarded = "<meta http-equiv=Content-Security-Policy content=\"default-src 'none'\">"
+    file.write_text(guarded + "<script>alert(2)</script>")
+    page = window.open("/caught.html")
+    page.wait_for_function("() => window.hacked.length === 1 && window.hacked[0].startsWith('script-src')")
+    assert window.complaints
+    window.complaints.clear()
