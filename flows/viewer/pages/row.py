@@ -16,7 +16,7 @@ from flows.viewer.pages.batch import DENOMINATORS, crumbs, drawn_rows, may_chang
 COLOURS = ("advantage", "logprob", "component")
 """By what tokens are coloured."""
 MOST_TOKENS = 2000
-"""Tokens that are drawn at once; the first sample is drawn whole."""
+"""Tokens that are drawn at once; of a sample that has more, the first. The page of its trace has all."""
 LEAST_LOGPROB = -4.0
 """What is as improbable as this, or more, has the faintest colour: exp(-4) is 2 in 100."""
 COMPONENTS = {"rl_weights": "rl", "ce_weights": "ce", "ref_kl_weights": "ref_kl"}
@@ -66,13 +66,11 @@ def _drawn(library: Library, of: batch.Packed, number: int, asked: Asked, larges
     shown = _fitting(lengths[first:])
     chosen = samples.slice(first, shown)
     tokens = batch_row.tokens(library, of, number)
-    pieces = [
-        {
-            "place": sample["place"],
-            "tokens": _tokens(library, of, tokens.filter(pl.col("place") == sample["place"]), largest),
-        }
-        for sample in chosen.to_dicts()
-    ]
+    pieces = []
+    for place in chosen["place"]:
+        own = tokens.filter(pl.col("place") == place)
+        drawn = _tokens(library, of, own.head(MOST_TOKENS), largest)
+        pieces.append({"place": place, "tokens": drawn, "left_out": len(own) - len(drawn)})
     return {
         "first": first,
         "last": first + shown - 1,

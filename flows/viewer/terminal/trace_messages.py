@@ -92,7 +92,7 @@ def _tokens(
 
 def _message(message: dict[str, Any], line: Line, dropped: bool, several: bool) -> Iterator[Text]:
     """Yield the heading of a message."""
-    text = Text(f"\n{message['message']:>3} ", "dim")
+    text = Text("\n").append(f"{message['message']:>3} ", "dim")
     role = one_line(message["role"], 40)
     text.append(role, f"bold {ROLES.get(message['role'], 'cyan')}")
     if message["name"]:

@@ -90,9 +90,19 @@ def test_long_rows_are_drawn_in_parts_that_join(library: Library, monkeypatch: p
     while first is not None:
         drawn = values(narrow, "row", {**STEP, "row": str(row)}, first=str(first))["drawn"]
         seen += [piece["place"] for piece in drawn["samples"]]
-        assert sum(len(piece["tokens"]) for piece in drawn["samples"]) <= 20 or len(drawn["samples"]) == 1
+        assert sum(len(piece["tokens"]) for piece in drawn["samples"]) <= 20
         first = drawn["after"]
     assert seen == list(range(len(seen))) and len(seen) > 1
+
+
+def test_of_a_sample_without_end_the_beginning_is_drawn_and_the_rest_counted(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flows.viewer.pages.row.MOST_TOKENS", 4)
+    said = values(library, "row", {**STEP, "row": "0"})
+    (piece,) = said["drawn"]["samples"]
+    assert len(piece["tokens"]) == 4 and piece["left_out"] == said["samples"][0]["num_tokens"] - 4 > 0
+    assert f"{piece['left_out']} more tokens" in answer(library, "row", {**STEP, "row": "0"})[1]
 
 
 @pytest.mark.parametrize(
