@@ -35,7 +35,7 @@ test: $(STAMP) ## the pure tests, then those that start engines
 test-all: $(STAMP) ## every test; those that need a GPU are skipped without one
 	@$(RUN)python -m pytest -q -m "not browser" $(ARGS)
 
-test-browser: $(STAMP) ## Prefect's pages in a real Chromium, which is installed where it is missing
+test-browser: $(STAMP) ## the viewer and Prefect's pages in a real Chromium, which is installed where it is missing
 	@command -v chromium >/dev/null || { apt-get update -qq && apt-get install -qq -y chromium; }
 	@.venv/bin/python -m pip install --disable-pip-version-check -q playwright
 	@$(RUN)python -m pytest -q -m browser tests/browser $(ARGS)
