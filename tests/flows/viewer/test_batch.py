@@ -11,7 +11,10 @@ from flows.viewer.data import batch, batch_row
 from flows.viewer.library import Library
 from flows.viewer.page import NotThere
 from storage.frames import Frames
+from tests.builders import trace
 from tests.flows.rehearsal import rehearse
+from tests.flows.viewer.hand_made import RUN, HandMade, credit, update
+from tests.flows.viewer.hand_made import batch as packed_row
 
 REFUSED = {"type": "rule", "rule": "reward_mean > 0.45"}  # of the first step it is 0.51, of the second 0.44
 
@@ -109,16 +112,20 @@ def test_what_is_not_there_is_named_with_what_is(library: Library) -> None:
         batch.packed(library, "nobody", 0)
 
 
-def test_of_several_packings_the_one_trained_counts(tmp_path: Path) -> None:
-    """A run that is resumed with longer rows packs again, and trains on that; and again, held back before training."""
-    root = tmp_path / "store"
-    rehearse(root, "run", steps=1)
-    first = batch.packed(Library.at(root), "run", 0)
-    rehearse(root, "run", steps=1, packing={"tokens_per_row": 96})
-    second = batch.packed(Library.at(root), "run", 0)
-    assert (first.capacity, second.capacity) == (64, 96)
-    with pytest.raises(GateRefused):
-        rehearse(root, "run", steps=1, packing={"tokens_per_row": 128}, gate=REFUSED | {"rule": "reward_mean > 0.9"})
-    library = Library.at(root)
-    assert len(library.frames("run").graph.making("batches")) == 3
-    assert batch.packed(library, "run", 0).capacity == 96, "the last packing was not trained"
+def test_of_several_packings_the_one_trained_last_counts(tmp_path: Path) -> None:
+    hand = HandMade(tmp_path / "store")
+    sample = credit("t0", 0, (0,), {"rl_weights": [0.0, 1.0], "advantages": [0.0, 0.5]})
+    above = hand.step([trace("t0")], [], [sample])
+    above = {"advantage": above["advantage"], "rollout": above["rollout"]}
+    packings = {
+        name: hand.work(f"packing {name}", {"batches": [packed_row([sample["sample_id"]])]}, 0, **above)
+        for name in "abc"
+    }
+    assert batch.packed(Library.at(tmp_path / "store"), RUN, 0).batches.key == packings["c"], (
+        "none is trained: the last"
+    )
+    for name in "ab":
+        hand.work(f"training {name}", {"updates": [update()]}, packing=packings[name])
+    found = batch.packed(Library.at(tmp_path / "store"), RUN, 0)
+    assert found.batches.key == packings["b"] and found.updates is not None
+    assert found.capacity is None and batch.rows(Library.at(tmp_path / "store"), found)["fill"].to_list() == [None]
