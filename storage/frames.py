@@ -17,7 +17,7 @@ import pyarrow.dataset as ds
 from storage.actions import PARTITION
 from storage.books import BOOKS, QUARANTINES
 from storage.columns import Column, Table
-from storage.datasets import of_attempts, of_files
+from storage.datasets import of_attempts, of_files, scan_attempts
 from storage.errors import LayoutError, SchemaError, border
 from storage.lineage import Graph, Work
 from storage.quarantines import ALL_RUNS
@@ -126,7 +126,11 @@ class Frames:
 
     def of(self, works: Iterable[Work], table: str) -> pl.LazyFrame:
         """The rows of a table that some work made."""
-        return pl.scan_pyarrow_dataset(self._named(table, [each for w in works for each in w.slices_of(table)]))
+        stored = self._stored(table)
+        if stored is None:
+            return pl.DataFrame(TABLES[table].stored.empty_table()).lazy()
+        wanted = _attempts(each for w in works for each in w.slices_of(table))
+        return scan_attempts(self.store.root, stored, TABLES[table].stored, wanted)
 
     def dataset(self, name: str) -> ds.Dataset:
         """A table that is stored, or `uses`, as an Arrow dataset; SchemaError if there is none of that name."""
@@ -144,10 +148,7 @@ class Frames:
         stored = self._stored(name)
         if stored is None:
             return ds.dataset(schema.empty_table())
-        wanted: dict[str, list[str]] = {}
-        for piece in slices:
-            wanted.setdefault(piece.run, []).append(piece.attempt)
-        return of_attempts(self.store.root, stored, schema, wanted)
+        return of_attempts(self.store.root, stored, schema, _attempts(slices))
 
     def _book(self, name: str) -> ds.Dataset:
         schema = TABLES[name].arrow
@@ -175,6 +176,14 @@ def open(
     LayoutError where there is no store.
     """
     return Frames(existing_store(root, options, reading=True), derived)
+
+
+def _attempts(slices: Iterable[Slice]) -> dict[str, list[str]]:
+    """Return the attempts of some slices by run."""
+    wanted: dict[str, list[str]] = {}
+    for piece in slices:
+        wanted.setdefault(piece.run, []).append(piece.attempt)
+    return wanted
 
 
 def _uses(graph: Graph, only: str | None) -> pa.Table:
