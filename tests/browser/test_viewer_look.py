@@ -95,6 +95,8 @@ def test_the_focus_is_seen_wherever_it_goes(demo: str, kinds: dict[str, str], op
         for _ in range(25):
             page.keyboard.press("Tab")
             what, outlined, inside = page.evaluate(seen)
+            if what.startswith("<body"):
+                break  # past the last
             assert outlined and inside, (kind, what)
 
 

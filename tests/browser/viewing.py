@@ -24,6 +24,8 @@ CHECKOUT = Path(__file__).parents[2]
 SMALL = CHECKOUT / "tests/acceptance/small.toml"
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or "/usr/bin/chromium"
+UPDATES = 60
+"""With which the model of the short demo is taught before it: seconds."""
 PATIENCE = 30_000
 """Milliseconds that a page may take on a busy machine."""
 
@@ -36,15 +38,29 @@ def stagecoach(*arguments: str) -> None:
 
 
 def short_demo(directory: Path) -> Path:
-    """Make a store with two steps of the demo by the real engine, from a model that knows nothing, and a replay."""
-    from tasks.learner.tiny import tiny_qwen3
-
-    store, model = directory / "store", tiny_qwen3(directory / "model", seed=3)
+    """Make a store with two steps of the demo by the real engine, from a model that knows a little, and a replay."""
+    store, model = directory / "store", taught_a_little(directory / "model")
     given = ["--store", str(store), "--plain"]
     stagecoach("run", "demo", str(SMALL), f"model.path={model}", "steps=2", "--name", "demo", *given)
     changed = ["--from", "advantage", "--until", "packing", "--set", "algorithm.type=rloo"]  # no learner is needed
     stagecoach("replay", "demo", *changed, "--name", "demo-by-rloo", *given)
     return store
+
+
+def taught_a_little(directory: Path) -> Path:
+    """Make a model that answers in the form that is asked for and is right now and then, so that rewards differ."""
+    from reverse_text.demonstrations import demonstrations
+
+    from tasks.learner.tiny import tiny_qwen3
+    from tests.acceptance.warming import WORDS, taught
+
+    tiny_qwen3(directory, hidden=96, layers=2, heads=3, kv_heads=3, words=WORDS)
+    rows = demonstrations(16 * UPDATES, seed=1, right=0.5, untagged=0.3, max_length=5)
+    said = [
+        ([{"role": "user", "content": row["prompt"]}, {"role": "assistant", "content": row["completion"]}],)
+        for row in rows
+    ]
+    return taught(directory, {}, said)
 
 
 @contextmanager
@@ -98,7 +114,7 @@ class Watched:
 
     def quiet(self) -> None:
         """Hold that nothing was complained of and nothing asked of anybody else."""
-        assert (self.complaints, self.elsewhere) == ([], [])
+        assert not self.complaints and not self.elsewhere, f"{self.complaints}; asked of others: {self.elsewhere}"
 
 
 MIDDLE = """(part) => {
