@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from storage.refs import Entry, Slice
+from storage.refs import Entry, Slice, identity
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,14 @@ class Work:
         """The keys, and digests of what has no key, that went in, by name."""
         return self.entry.inputs
 
+    @cached_property
+    def identity(self) -> tuple[str, ...]:
+        """What names the rows that it has now: its key and their attempts.
+
+        The key alone does not: parts add rows to it, and of work that was removed and done again it has others.
+        """
+        return identity(self.key, self.slices)
+
     @property
     def computed_by(self) -> str:
         """The run whose process computed the rows."""
@@ -77,6 +85,11 @@ class Work:
             "section": dict(self.entry.section),
             "versions": dict(self.entry.versions),
         }
+
+
+def marks(works: Iterable[Work | Entry | None]) -> tuple[str, ...]:
+    """Return what names the rows of some works together, those that are not done left out."""
+    return tuple(name for work in works if work is not None for name in work.identity)
 
 
 class Graph:

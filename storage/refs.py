@@ -1,7 +1,7 @@
 """References: what travels between stages instead of rows, and what the ledger holds."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -52,6 +52,11 @@ class Slice:
         return cls(**{**row, "files": tuple(File.from_row(file) for file in row["files"])})
 
 
+def identity(key: str, slices: Iterable[Slice]) -> tuple[str, ...]:
+    """Return a key with the attempts of the rows that were made under it, each once."""
+    return (key, *dict.fromkeys(piece.attempt for piece in slices))
+
+
 @dataclass(frozen=True)
 class Entry:
     """One ledger row: a finished piece of work as a run uses it, or (with `part`) a finished part of one.
@@ -78,6 +83,11 @@ class Entry:
     def row_id(self) -> tuple[str, str, str]:
         """What names the row: run, key, part."""
         return self.run, self.key, self.part
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """What names the very rows that were made: the key and their attempts; see `storage.lineage.Work.identity`."""
+        return identity(self.key, self.outputs)
 
     def slices(self, table: str) -> tuple[Slice, ...]:
         """The outputs in one table, in order."""

@@ -107,9 +107,9 @@ class Library:
         return recorded_run(self.store, run)[1]
 
     def kept(self, name: Hashable, make: Callable[[], Value]) -> Value:
-        """What `make` returns, made once: for what is derived from keys alone, and `name` holds those keys.
+        """What `make` returns, made once: for what is derived from finished rows alone.
 
-        Work is never done twice under one key, so nothing that was derived from it goes stale.
+        `name` holds what names those rows (`storage.lineage.marks`): then nothing that was derived goes stale.
         """
         return self._kept.once(name, make)
 

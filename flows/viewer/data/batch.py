@@ -12,7 +12,7 @@ import polars as pl
 
 from flows.viewer.library import Library
 from flows.viewer.page import NotThere
-from storage.lineage import Work
+from storage.lineage import Work, marks
 
 ROW = ("row", "update", "rank", "micro_step", "sample_ids", "cu_seqlens", "rl_tokens", "ce_tokens", "ref_kl_tokens")
 SAMPLE = ("sample_id", "trace_id", "branch", "group_id", "reward", "baseline", "advantage", "num_tokens")
@@ -35,9 +35,9 @@ class Packed:
     """The training on it; None as long as there is none."""
 
     @property
-    def keys(self) -> tuple[str, ...]:
-        """The keys of all that its samples are told from: what is kept of them goes by these."""
-        return tuple(work.key for work in (self.batches, *self.credits, *self.traces))
+    def identity(self) -> tuple[str, ...]:
+        """What names all rows that its samples are told from: what is kept of them goes by it."""
+        return marks((self.batches, *self.credits, *self.traces))
 
     @property
     def capacity(self) -> int | None:
@@ -89,7 +89,7 @@ def rows(library: Library, of: Packed) -> pl.DataFrame:
 
     `fill` is the share of a row's room that samples take: 0 in a padding row, null where the room is not known.
     """
-    return library.kept(("batch rows", of.batches.key), lambda: _rows(library, of))
+    return library.kept(("batch rows", *of.batches.identity), lambda: _rows(library, of))
 
 
 def _rows(library: Library, of: Packed) -> pl.DataFrame:
@@ -107,7 +107,7 @@ def samples(library: Library, of: Packed) -> pl.DataFrame:
     Columns: `row`, `place`, `start` (its first token in the row), those of `SAMPLE` and `TRACE`, and `key`, the work
     that made the rollout.
     """
-    return library.kept(("batch samples", *of.keys), lambda: _samples(library, of))
+    return library.kept(("batch samples", *of.identity), lambda: _samples(library, of))
 
 
 def _samples(library: Library, of: Packed) -> pl.DataFrame:

@@ -91,7 +91,7 @@ def state_of(library: Library, run: str) -> tuple[Any, ...]:
     """Return what a comparison of a run depends on: its finished work, its config and its last event."""
     works = library.frames(run).graph.works.values()
     last = library.store.runs.events(run)[-1]
-    return run, last.event, canonical(last.config), frozenset(work.key for work in works if work.finished)
+    return run, last.event, canonical(last.config), frozenset(work.identity for work in works if work.finished)
 
 
 def _step(found: Mapping[str, Any]) -> dict[str, Any]:

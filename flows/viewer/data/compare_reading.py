@@ -1,4 +1,4 @@
-"""What two runs recorded, read once to be compared: rows of a step are held by the keys of the work that made them."""
+"""What two runs recorded, read once to be compared: rows of a step are held by what names them."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TypeVar
@@ -11,16 +11,17 @@ from flows.viewer.data.shared_reads import each_once
 from flows.viewer.library import Library
 from flows.views.differences import Reading
 from flows.views.recorded_rows import Made, arrow, made
+from storage.lineage import marks
 from storage.refs import Entry
 from storage.schemas import TRACES
 
-Name = tuple[tuple[str, str], ...]
-"""The work of a step, by stage and key."""
+Name = tuple[tuple[str, ...], ...]
+"""The work of a step: its stages, each with what names its rows."""
 Value = TypeVar("Value")
 
 
 class KeptReading(Reading):
-    """Reads as `stagecoach diff` does, and holds what it read: work is never done twice under one key."""
+    """Reads as `stagecoach diff` does, and holds what it read by what names the rows."""
 
     def __init__(self, library: Library) -> None:
         super().__init__(library.store)
@@ -38,9 +39,9 @@ class KeptReading(Reading):
 
     def scored(self, recorded: RecordedEvaluation, config: RunConfig) -> Evaluated:
         """Return what the rollouts of an evaluation say; of its traces only the columns that scores need are read."""
-        keys = tuple(entry.key for entry in recorded.rounds)
+        rounds = marks(recorded.rounds)
         environments = tuple(each.model_dump_json() for each in config.environments)
-        name = ("scored", recorded.set_name, recorded.version, recorded.pass_at, keys, environments)
+        name = ("scored", recorded.set_name, recorded.version, recorded.pass_at, rounds, environments)
         return self._library.kept(name, lambda: self._scored(recorded, config))
 
     def _scored(self, recorded: RecordedEvaluation, config: RunConfig) -> Evaluated:
@@ -73,4 +74,5 @@ def latest(library: Library, name: tuple[Hashable, ...], state: Hashable, make: 
 
 
 def _name(work: Mapping[str, Entry]) -> Name:
-    return tuple(sorted((stage, entry.key) for stage, entry in work.items() if stage not in ("gate", "evaluation")))
+    stages = sorted(stage for stage in work if stage not in ("gate", "evaluation"))
+    return tuple((stage, *work[stage].identity) for stage in stages)

@@ -11,6 +11,7 @@ from flows.scores import READ, RecordedEvaluation, recorded_evaluations, scored
 from flows.viewer.data.run_steps import evaluations_of
 from flows.viewer.data.shared_reads import each_once
 from flows.viewer.library import Library
+from storage.lineage import marks
 from storage.schemas import TRACES
 
 _SCHEMA = pa.schema([TRACES.arrow.field(name) for name in READ])
@@ -29,7 +30,7 @@ SCORES = {
 
 def held_out(library: Library, run: str) -> list[dict[str, Any]]:
     """Return the evaluations of a run as `stagecoach show` does: `version`, `set` and `scores`. Raises NotThere."""
-    done = tuple(work.key for work in evaluations_of(library, run) if work.finished)
+    done = marks(work for work in evaluations_of(library, run) if work.finished)
     if not done:
         return []
     num_events = len(library.store.runs.events(run))  # each may bring another config
@@ -67,7 +68,8 @@ def scores(library: Library, run: str) -> pl.DataFrame:
 def _name(each: RecordedEvaluation, config: RunConfig) -> tuple[object, ...]:
     """Return all that the scores come from: the rollouts, and what the config says of seats and passes."""
     seats = tuple(environment.model_dump_json() for environment in config.environments)
-    return (each.set_name, each.version, *(entry.key for entry in each.rounds), each.pass_at, seats)
+    rounds = marks(each.rounds)
+    return each.set_name, each.version, rounds, each.pass_at, seats
 
 
 def _read(

@@ -1,11 +1,11 @@
 """The steps of a run as its work: which pieces belong together, the last batch of a step where there were several."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flows.viewer.library import Library
 from flows.views.show import STAGES
-from storage.lineage import Graph, Work
+from storage.lineage import Graph, Work, marks
 from tasks.fates import Chain
 
 
@@ -31,15 +31,6 @@ class StepWork:
     def name(self) -> tuple[str, ...]:
         """What the rollouts and their verdicts are known by: another as soon as there are more of them."""
         return marks((*self.traces, self.verdicts))
-
-
-def marks(works: Iterable[Work | None]) -> tuple[str, ...]:
-    """Return what work is known by: its key, and of unfinished work the attempts that are committed too."""
-    found: list[str] = []
-    for work in works:
-        if work is not None:
-            found += [work.key, *(() if work.finished else (piece.attempt for piece in work.slices))]
-    return tuple(found)
 
 
 def steps_of(library: Library, run: str) -> list[StepWork]:

@@ -11,11 +11,12 @@ from configs.errors import ConfigError
 from flows.metrics import mean
 from flows.viewer.data.run_scores import held_out
 from flows.viewer.data.run_states import seconds_at_work, state_of
-from flows.viewer.data.run_steps import StepWork, marks, steps_of
+from flows.viewer.data.run_steps import StepWork, steps_of
 from flows.viewer.data.series_updates import update_numbers
 from flows.viewer.data.shared_reads import each_once
 from flows.viewer.library import Library
 from flows.views.identify import policy_version
+from storage.lineage import marks
 from storage.runs import Event
 
 RUNS: dict[str, Any] = {

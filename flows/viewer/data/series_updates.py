@@ -20,14 +20,16 @@ def update_numbers(library: Library, works: Iterable[Work]) -> dict[str, dict[st
     `updates/loss/mean`, `min` and `max` are over all optimizer steps of the batch; `updates/num_tokens` and
     `updates/weighted_tokens` are sums. One look at the table for all that were not read before.
     """
-    wanted = {work.key: work for work in works}
+    wanted = {work.identity: work for work in works}
 
-    def read(keys: list[str]) -> dict[str, dict[str, float]]:
-        rows = library.frames().of([wanted[key] for key in keys], "updates").drop(SLICE).collect()
+    def read(names: list[tuple[str, ...]]) -> dict[tuple[str, ...], dict[str, float]]:
+        rows = library.frames().of([wanted[name] for name in names], "updates").drop(SLICE).collect()
         by_key = rows.sort("key", "update").group_by("key", maintain_order=True)
-        return {str(key): _numbers(own.drop("key").to_dicts()) for (key,), own in by_key}
+        made = {key: _numbers(own.drop("key").to_dicts()) for (key,), own in by_key}
+        return {name: made[wanted[name].key] for name in names if wanted[name].key in made}
 
-    return each_once(library, "numbers of updates", list(wanted), read)
+    found = each_once(library, "numbers of updates", list(wanted), read)
+    return {wanted[name].key: numbers for name, numbers in found.items()}
 
 
 def _numbers(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:

@@ -6,10 +6,9 @@ from typing import Any
 
 import polars as pl
 
-from flows.viewer.data.step_traces import identity
 from flows.viewer.library import Library
 from flows.views.identify import policy_names, policy_version
-from storage.lineage import Work
+from storage.lineage import Work, marks
 from tasks.accounting import STOPPED
 from tasks.fates import Chain
 
@@ -124,7 +123,7 @@ def updates(library: Library, run: str, found: Sequence[Chain]) -> list[dict[str
     if not works:
         return []
     rows = library.frames(run).of(works, "updates").select("key", *MEASURED)
-    name = ("step_updates", tuple(identity(work) for work in works))
+    name = ("step_updates", marks(works))
     return library.kept(name, lambda: rows.sort("key", "update").drop("key").collect().to_dicts())
 
 

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 import polars as pl
 
 from flows.viewer.data.step_columns import parsed
-from flows.viewer.data.step_traces import identity
 from flows.viewer.library import Library
-from storage.lineage import Work
+from storage.lineage import Work, marks
 
 ITSELF = ("trace_id", "group_id", "example_id", "assignment_id", "error_type", "error_message")
 """What is searched of a trace beside its messages."""
@@ -26,11 +25,11 @@ def found(library: Library, run: str, frame: pl.DataFrame, text: str) -> pl.Seri
         return None
     works = [library.graph.works[key] for key in frame["key"].unique(maintain_order=True)]
     pattern = "(?i)" + pl.escape_regex(text.encode("utf-8", "replace").decode())
-    name = ("step_search", text, tuple(identity(work) for work in works))
+    name = ("step_search", text, marks(works))
     saying = library.kept(name, lambda: _saying(library, run, works, pattern))
     itself = pl.any_horizontal(pl.col(each).str.contains(pattern).fill_null(False) for each in ITSELF)
-    marks = frame.join(saying, on=["key", "trace_id"], how="left", maintain_order="left")
-    return marks.select((itself | pl.col("says").is_not_null()).alias("found"))["found"]
+    joined = frame.join(saying, on=["key", "trace_id"], how="left", maintain_order="left")
+    return joined.select((itself | pl.col("says").is_not_null()).alias("found"))["found"]
 
 
 def _saying(library: Library, run: str, works: Sequence[Work], pattern: str) -> pl.DataFrame:

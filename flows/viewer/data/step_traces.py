@@ -10,7 +10,7 @@ import polars as pl
 from flows.viewer.data.step_evaluations import rounds_of
 from flows.viewer.library import Library
 from flows.viewer.page import NotThere
-from storage.lineage import Work
+from storage.lineage import Work, marks
 from tasks.accounting import TRAINED
 from tasks.fates import Chain, fates_of
 
@@ -84,18 +84,13 @@ def _at(library: Library, run: str, step: int, for_training: bool) -> list[Chain
 
 def of_chains(library: Library, run: str, found: Sequence[Chain]) -> pl.DataFrame:
     """Return the traces of some chains of a run in their order, with columns as in `traces`; read once and held."""
-    known = tuple(identity(work) for chain in found for work in works_of(chain))
+    known = tuple(marks(works_of(chain)) for chain in found)
     return library.kept(("step_traces", known), lambda: _joined(library, run, list(found)))
 
 
 def works_of(chain: Chain) -> list[Work | None]:
     """Return the work of a chain from sampling to training, None for what is not done."""
     return [chain.traces, chain.verdicts, chain.credits, chain.batches, chain.decision, chain.updates]
-
-
-def identity(work: Work | None) -> tuple[str, ...]:
-    """Return what names the rows of a work as they are now: its key and the attempts, which parts still add to."""
-    return () if work is None else (work.key, *(piece.attempt for piece in work.slices))
 
 
 def _joined(library: Library, run: str, found: list[Chain]) -> pl.DataFrame:

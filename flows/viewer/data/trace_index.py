@@ -4,7 +4,6 @@ from collections.abc import Iterable
 
 import polars as pl
 
-from flows.viewer.data.run_steps import marks
 from flows.viewer.data.shared_reads import each_once
 from flows.viewer.library import Library
 from storage.lineage import Work
@@ -25,7 +24,7 @@ INDEX = (
 
 def index(library: Library, works: Iterable[Work]) -> pl.DataFrame:
     """Return one row for each trace that some works made, columns as in `INDEX`, work by work."""
-    named = {marks([work]): work for work in works}
+    named = {work.identity: work for work in works}
     unread = library.frames().of([], "traces").select(INDEX).collect()
 
     def read(names: list[tuple[str, ...]]) -> dict[tuple[str, ...], pl.DataFrame]:

@@ -7,6 +7,7 @@ from flows.viewer.data import step_figures, step_traces
 from flows.viewer.library import Library
 from flows.viewer.page import Asked, BadQuestion, Page
 from flows.viewer.pages.step import CARRIED, crumbs, is_going, neighbours, told
+from storage.lineage import marks
 
 ALL = "all"
 """The value of `set` that asks for every set at once."""
@@ -60,11 +61,7 @@ def _scores(library: Library, run: str, version: int, set_name: str | None) -> l
     found = [each for each in recorded_evaluations(library.store, run, config) if each.version == version]
     wanted = [each for each in found if set_name in (None, each.set_name)]
     # The config, which may be another after a resume, says which seats are scored.
-    name = (
-        "scores",
-        run,
-        len(library.store.runs.events(run)),
-        *(entry.key for each in wanted for entry in each.rounds),
-    )
+    rounds = tuple((each.set_name, marks(each.rounds)) for each in wanted)
+    name = ("scores", run, len(library.store.runs.events(run)), rounds)
     scored = library.kept(name, lambda: [each.scored(library.store, config).described for each in wanted])
     return [{"set": each["set"], **score} for each in scored for score in each["scores"]]

@@ -1,0 +1,67 @@
+"""Work that was removed and done again while somebody looks: its keys are the same, its rows are not."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from flows.viewer.library import Library
+from flows.viewer.page import plain
+from flows.viewer.web.app import page_of
+from storage.keeping.gc import plan
+from storage.keeping.sweeping import sweep_plan
+from storage.store import open_store
+from tasks.stage import Policy, Tables
+from tests.flows import rehearsal
+from tests.flows.evaluations import HELD_OUT, Sampler, train
+from tests.flows.viewer.looking import asked, everything
+
+pytestmark = pytest.mark.engine  # whole runs, and every page three times
+EVALUATED = {"num_examples": HELD_OUT, "attempts": 2, "every": 1}
+
+
+class Luckier(Sampler):
+    """Stands in for a model that samples otherwise the second time: every reward is higher."""
+
+    def __call__(self, tables: Tables, config: Any, *, step: int, policy: Policy) -> Tables:
+        made = super().__call__(tables, config, step=step, policy=policy)
+        rows = pl.DataFrame(made["traces"]).with_columns(pl.col("reward") + 0.125)
+        return made | {"traces": rows.to_arrow().cast(made["traces"].schema)}
+
+
+def trained_worse(tables: Tables, config: Any, *, step: int, key: str, policy: Policy) -> Tables:
+    """Stand in for the training on it: the loss is another too."""
+    made = rehearsal.trained(tables, config, step=step, key=key, policy=policy)
+    rows = pl.DataFrame(made["updates"]).with_columns(pl.col("loss") + 7.0)
+    return made | {"updates": rows.to_arrow().cast(made["updates"].schema)}
+
+
+def looked_at(library: Library) -> dict[str, str]:
+    """Return what every page of a store says, as JSON."""
+    found = {}
+    for address in everything(library):
+        name, question = asked(address)
+        found[address] = json.dumps(plain(page_of(name)(library.still(), question).values), default=str)
+    return found
+
+
+def test_pages_tell_the_rows_that_are_there_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = tmp_path / "store"
+    train(root, "run", Sampler(), steps=1, evaluation=EVALUATED)
+    train(root, "other", Sampler(), steps=1, seed=8, evaluation=EVALUATED)
+    held = Library.at(root)
+    before, keys = looked_at(held), set(held.graph.works)
+    store = open_store(root)
+    sweep_plan(store, plan(store, keep=[], force=["run", "other"]))
+    training = replace(rehearsal.STAND_INS["training"], function=trained_worse)
+    monkeypatch.setitem(rehearsal.STAND_INS, "training", training)
+    train(root, "run", Luckier(), steps=1, evaluation=EVALUATED)
+    train(root, "other", Luckier(), steps=1, seed=8, evaluation=EVALUATED)
+    fresh = looked_at(Library.at(root))
+    assert set(held.graph.works) == keys and set(before) == set(fresh)
+    assert not [address for address in fresh if fresh[address] == before[address]], "all of them tell of rewards"
+    now = looked_at(held)
+    assert [address for address in fresh if now[address] != fresh[address]] == []
