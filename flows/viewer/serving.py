@@ -32,6 +32,7 @@ def main(store: str = "", run: str = "", host: str = "127.0.0.1", port: int | No
 
     Raises LayoutError where there is no store, NotThere for an unknown run, ConfigError where the port is taken.
     """
+    from flows.viewer.web import warming
     from flows.viewer.web.app import application
 
     library = Library.at(store or RunConfig().store)
@@ -50,6 +51,7 @@ def main(store: str = "", run: str = "", host: str = "127.0.0.1", port: int | No
         opening.daemon = True
         opening.start()
     os.nice(NICENESS)
+    warming.in_background(library)
     return _serve(application(library, names(host), token), listening)
 
 

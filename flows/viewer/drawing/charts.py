@@ -8,6 +8,7 @@ over are the same for all charts of a page, so that a cursor can stand at the sa
 import json
 import math
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -28,7 +29,16 @@ Steps = Sequence[Mapping[str, Any]]
 
 
 def chart(drawn: Chart, steps: Steps) -> Markup:
-    """Return a chart over steps."""
+    """Return a chart over steps; what was drawn lately is not drawn again: most charts are looked at more than once."""
+    return _drawn_once(json.dumps((drawn, steps)))
+
+
+@lru_cache(maxsize=256)
+def _drawn_once(told: str) -> Markup:
+    return _picture(*json.loads(told))
+
+
+def _picture(drawn: Chart, steps: Steps) -> Markup:
     series = drawn["series"]
     places = thinned([each["values"] for each in series])
     x, y = _across(steps), _up(drawn)
@@ -188,13 +198,15 @@ def _bars(series: Sequence[Mapping[str, Any]], steps: Steps, places: Sequence[in
 
 def _hits(steps: Steps, places: Sequence[int], x: Scale) -> str:
     """Return a link for each step over its whole height; the keyboard reaches them by the chart's own keys."""
-    ats = [x.at(steps[place]["step"]) for place in places]
-    wide = min((b - a for a, b in pairwise(ats)), default=x.end - x.begin)
+    return _links(tuple((x.at(steps[place]["step"]), steps[place].get("address")) for place in places), x.end - x.begin)
+
+
+@lru_cache(maxsize=32)
+def _links(placed: tuple[tuple[float, str | None], ...], across: float) -> str:
+    """Return the links at their places, drawn once for all charts over the same steps."""
+    wide = min((b - a for (a, _), (b, _) in pairwise(placed)), default=across)
     line = f" {short(TOP)}V{short(HEIGHT - BOTTOM)}"
-    links = [
-        link(steps[place].get("address"), tag("path", d=f"M{short(at)}{line}"), tabindex="-1")
-        for at, place in zip(ats, places, strict=True)
-    ]
+    links = [link(address, tag("path", d=f"M{short(at)}{line}"), tabindex="-1") for at, address in placed]
     return tag("g", *links, class_="hits", stroke_width=max(1.0, wide))
 
 

@@ -14,7 +14,8 @@ from flows.views.identify import policy_names, policy_version
 
 COLOURS = ("advantage", "reward", "sample", "environment")
 """By what samples are coloured."""
-ROWS_PER_PAGE = 100
+MOST_ROWS, MOST_SAMPLES = 100, 2000
+"""What a page shows at most; of samples about so many, and a row at least."""
 MEASURED = (
     "loss",
     "rl_loss",
@@ -36,8 +37,9 @@ def page(library: Library, asked: Asked) -> Page:
     run, step = asked.path["run"], asked.place("step")
     of = data.packed(library, run, step)
     rows = data.rows(library, of)
-    start = asked.number("page", 0, most=max(len(rows) - 1, 0) // ROWS_PER_PAGE) * ROWS_PER_PAGE
-    shown = drawn_rows(library, of, rows.slice(start, ROWS_PER_PAGE))
+    size = rows_per_page(rows)
+    start = asked.number("page", 0, most=max(len(rows) - 1, 0) // size) * size
+    shown = drawn_rows(library, of, rows.slice(start, size))
     values = {
         "run": run,
         "step": step,
@@ -50,11 +52,17 @@ def page(library: Library, asked: Asked) -> Page:
         "measures": MEASURED,
         "decisions": [_decision(each) for each in data.decisions(library, of)],
         "first_row": start,
-        "page_number": start // ROWS_PER_PAGE,
-        "num_pages": -(-len(rows) // ROWS_PER_PAGE),
+        "page_number": start // size,
+        "num_pages": -(-len(rows) // size),
         **neighbours(data.steps(library, run), step),
     }
     return Page("batch.html", "Batch", values, crumbs(run, step), live=may_change(library, of))
+
+
+def rows_per_page(rows: pl.DataFrame) -> int:
+    """Return how many rows of a batch a page shows: fewer where each holds many samples, as each is a link."""
+    samples = int(rows["num_samples"].sum())
+    return max(1, min(MOST_ROWS, MOST_SAMPLES * len(rows) // max(samples, 1)))
 
 
 def may_change(library: Library, of: data.Packed) -> bool:

@@ -25,6 +25,8 @@ from tasks.fates import PENDING
 
 VIEWS = ("both", "text", "tokens")
 JUMPS = ("first", "last", "trained", "error")
+SMALL_RUN = 32
+"""Batches of rollouts whose traces are looked through for the history of an example without being asked to."""
 JSONS = ("rewards", "metrics", "info", "record")
 ERROR = ("error_class", "error_type", "error_message", "error_traceback")
 Values = dict[str, Any]
@@ -34,7 +36,8 @@ def page(library: Library, asked: Asked) -> Page:
     """Return a trace as a run uses it.
 
     The question may have: `key` (the work that made it), `branch`, `from` (the first message of the window), `to`
-    (first, last, trained or error, instead), `message` (that one alone, `at` its first token), `view`, `color` and `q`.
+    (first, last, trained or error, instead), `message` (that one alone, `at` its first token), `view`, `color`, `q` and
+    `history` (1 for all attempts at its example where the run is large; what is saved or read by a program has them).
     """
     found = find_trace(library, asked.path["run"], asked.path["trace"], asked.text("key"))
     row = found.row
@@ -54,7 +57,7 @@ def page(library: Library, asked: Asked) -> Page:
         "policies": facts.policies(library, found),
         "timing": facts.timing(row),
         "other_runs": other_runs(found),
-        **_around(library, found),
+        **_around(library, found, asked),
         **_conversation(library, found, asked),
     }
     # What is pending may be decided while somebody looks; nothing else of a trace ever changes.
@@ -85,13 +88,18 @@ def _error(row: Mapping[str, Any]) -> Values | None:
     return told | {name: long_text(text) if text else None for name, text in texts.items()}
 
 
-def _around(library: Library, found: Found) -> Values:
-    """Return the traces around it: of its group, its episode, its example, and the ones before and after it."""
+def _around(library: Library, found: Found, asked: Asked) -> Values:
+    """Return the traces around it: of its group, its episode, its example, and the ones before and after it.
+
+    `history` is None where nobody asked for it and it costs more than the rest: every batch of a large run is read.
+    """
+    wanted = asked.flag("history") or asked.text("format") in ("json", "file")
+    told = wanted or len(library.chains(found.run)) <= SMALL_RUN
     beside = neighbours(library, found)
     return {
         "mates": _linked(found, mates(library, found)),
         "episode": _linked(found, episode(library, found)),
-        "history": _linked(found, history(library, found)),
+        "history": _linked(found, history(library, found)) if told else None,
         "place": beside.place,
         "num_traces": beside.num_traces,
         "previous": beside.previous,

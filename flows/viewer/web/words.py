@@ -37,7 +37,9 @@ def share(value: float | None) -> str:
     if value in (0, 1) or 0.1 <= abs(value) <= 0.99 or abs(value) >= 10 or not math.isfinite(value):
         return f"{100 * value:.0f} %"
     # Few digits, but almost all is not all.
-    return f"{100 * value:.2g} %" if abs(value) < 0.1 else f"{100 * value:.5g} %"
+    if abs(value) < 0.1:
+        return f"{100 * value:.2g} %"
+    return f"{100 * value:.1f}".removesuffix(".0") + " %" if round(100 * value, 1) != 100 else f"{100 * value:.5g} %"
 
 
 def seconds(value: float | None) -> str:
