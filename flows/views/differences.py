@@ -4,7 +4,7 @@ The keys are compared piece by piece along the ledger. A key that two runs share
 decision at a gate changes no weights and is no difference in work.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from typing import Any
 
@@ -67,16 +67,17 @@ def compare(store: Store, a: str, b: str, step: int | None = None, reading: Read
     steps = sorted({step for work in works for step, stages in work.items() if is_step(stages)})
     rows = reading.made([works[run].get(each, {}) for run, each in product((0, 1), steps)])
     pairs = dict(zip(steps, zip(rows[: len(steps)], rows[len(steps) :], strict=True), strict=True))
-    by_step = [_step(each, pair, pieces) for each, pair in pairs.items()]
+    parted = by_step(pieces)
+    told = [{"step": each, **_parted(parted, each), **_both(pair)} for each, pair in pairs.items()]
     found = {
         "runs": [_described(store, *each) for each in zip(runs, configs, works, strict=True)],
         "config": compared_configs(*configs),
         "pieces": pieces,
-        "same_work": all(piece["state"] == SAME for piece in pieces if piece["stage"] != "gate"),
+        "same_work": not pieces or {piece["state"] for piece in counting(pieces)} == {SAME},
         "parting": parting(pieces),
-        "steps": by_step,
+        "steps": told,
         "together": _together(works, pairs),
-        "weights_part_at": next((each["step"] for each in by_step if each["between"]["weights_equal"] is False), None),
+        "weights_part_at": next((each["step"] for each in told if each["between"]["weights_equal"] is False), None),
         "evaluations": _evaluations(*(_averages(reading, *each) for each in zip(runs, configs, strict=True))),
     }
     return found if step is None else found | {"detail": detail(*_pair_of(step, pairs))}
@@ -110,13 +111,46 @@ def compared_keys(a: Work, b: Work) -> list[dict[str, Any]]:
     ]
 
 
+def counting(pieces: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the pieces of work that can tell two runs apart.
+
+    A decision at a gate is no work, and weights that only one of them brought in part nothing: a replay goes on from
+    those of the run that it goes through again.
+    """
+    return [piece for piece in pieces if piece["stage"] != "gate" and not _lone_import(piece)]
+
+
 def parting(pieces: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     """Return the first piece of work, in a step that both runs have, that is not the same; None where there is none."""
     both = {piece["step"] for piece in pieces if piece["a"] and piece["b"] and piece["stage"] != "examples"}
-    for piece in pieces:
-        if piece["state"] != SAME and piece["step"] in both and piece["stage"] != "gate":
+    for piece in counting(pieces):
+        if piece["state"] != SAME and piece["step"] in both:
             return {name: piece[name] for name in ("step", "stage", "state")}
     return None
+
+
+def by_step(pieces: Iterable[Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
+    """Return by step its `pieces`, `only` (the side that alone has it) and the stage where it parts first.
+
+    Evaluations are of no step. Examples are of the run: a step that is there for their sake alone is none.
+    """
+    own: dict[int, list[Mapping[str, Any]]] = {}
+    for each in pieces:
+        if each["stage"] != "evaluation" and not _lone_import(each):
+            own.setdefault(each["step"], []).append(each)
+    steps = {step: found for step, found in own.items() if any(each["stage"] != "examples" for each in found)}
+    return {step: {"pieces": found, **_where_apart(found)} for step, found in steps.items()}
+
+
+def _lone_import(piece: Mapping[str, Any]) -> bool:
+    return piece["stage"] == "policy_import" and piece["state"] in (ONLY_A, ONLY_B)
+
+
+def _where_apart(own: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    counted = counting(own)
+    made = {each["state"] for each in counted if each["stage"] != "examples"}
+    first = next((each["stage"] for each in counted if each["state"] != SAME), None)
+    return {"only": next((state for state in (ONLY_A, ONLY_B) if made == {state}), None), "first_difference": first}
 
 
 def compared_configs(a: RunConfig, b: RunConfig) -> list[dict[str, Any]]:
@@ -151,11 +185,9 @@ def _state(one: str | None, other: str | None) -> str:
     return SAME if one == other else DIFFERENT
 
 
-def _step(step: int, pair: tuple[Made, Made], pieces: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    own = [piece for piece in pieces if piece["step"] == step and piece["stage"] not in ("gate", "evaluation")]
-    differing = next((piece["stage"] for piece in own if piece["state"] != SAME), None)
-    only = next((state for state in (ONLY_A, ONLY_B) if all(piece["state"] == state for piece in own)), None)
-    return {"step": step, "first_difference": differing, "only": only, **_both(pair)}
+def _parted(parted: Mapping[int, Mapping[str, Any]], step: int) -> dict[str, Any]:
+    own = parted.get(step, {})
+    return {name: own.get(name) for name in ("first_difference", "only")}
 
 
 def _both(pair: tuple[Made, Made]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from flows.views.diff_sheets import pair, ranges, sentences
 from flows.views.differences import compare
 from flows.views.recorded_rows import MEASURES
 from storage.store import Store, open_store
+from tests.flows import replays
 from tests.flows.rehearsal import rehearse
 
 NARROW = 0.25
@@ -152,6 +153,37 @@ def test_a_decision_at_a_gate_is_no_difference_in_work(store: Store) -> None:
         "Only in a: step 1.",
         "The weights are equal.",
     ]
+
+
+@pytest.fixture(scope="module")
+def replayed(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """A run of two steps, a replay of both and one of the last, both until packing."""
+    root = tmp_path_factory.mktemp("replayed") / "store"
+    rehearse(root, "base")
+    for name, asked in {"whole": {}, "last": {"steps": "1:"}}.items():
+        replays.walk(replays.ask(root, name=name, from_stage="filtering", **asked))
+    return open_store(root)
+
+
+def test_weights_that_only_the_source_brought_in_part_no_replay_from_it(replayed: Store) -> None:
+    found = compare(replayed, "base", "whole")
+    assert states(found, 0)["policy_import"] == "only in a"
+    assert found["parting"] == {"step": 0, "stage": "training", "state": "only in a"} and not found["same_work"]
+    assert [each["first_difference"] for each in found["steps"]] == ["training"] * 2
+
+
+def test_a_replay_of_later_steps_has_the_examples_and_no_first_step(replayed: Store) -> None:
+    found = compare(replayed, "base", "last")
+    assert states(found, 0)["examples"] == "same key" and found["parting"]["step"] == 1
+    assert [each["only"] for each in found["steps"]] == ["only in a", None]
+    assert sentences(found)[2] == "Only in a: step 0."
+    assert sentences(compare(replayed, "last", "base"))[2] == "Only in b: step 0."
+
+
+def test_nothing_done_is_not_the_same_work_as_weights_brought_in(replayed: Store) -> None:
+    replayed.runs.record(run="begun", event="started", kind="train", config=replayed.runs.config("base"))
+    assert not compare(replayed, "base", "begun")["same_work"]
+    assert compare(replayed, "begun", "begun")["same_work"]
 
 
 def test_what_was_not_measured_is_none_and_not_zero(store: Store) -> None:

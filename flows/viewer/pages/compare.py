@@ -5,7 +5,7 @@ from typing import Any
 
 from flows.viewer import addresses
 from flows.viewer.data.compare import FIGURES, compared, compared_evaluations, difference
-from flows.viewer.data.compare_told import by_step, parts_at, picture, replays, told
+from flows.viewer.data.compare_told import picture, replays, told
 from flows.viewer.library import Library
 from flows.viewer.page import Asked, Crumb, Page
 from flows.views.show import GOING, process_gone
@@ -32,13 +32,12 @@ def page(library: Library, asked: Asked) -> Page:
     a, b = asked.path["a"], asked.path["b"]
     figure = asked.one_of("figure", FIGURES, "num_kept")
     found = compared(library, a, b)
-    parted = by_step(found["pieces"])
     values = {
         **found,
         "a": a,
         "b": b,
         "told": told(found),
-        "parts_at": parts_at(found),
+        "parts_at": found["parting"] and found["parting"]["step"],
         "replays": replays(library, a, b, found["config"]),
         "config": sorted(found["config"], key=lambda each: not each["in_keys"]),
         "long_config": len(found["config"]) > LONG_CONFIG,
@@ -49,7 +48,6 @@ def page(library: Library, asked: Asked) -> Page:
         "figures": list(FIGURES),
         "meanings": MEANINGS,
         "totals": totals(found["together"]),
-        "steps": [{**each, **_parting(parted, each["step"])} for each in found["steps"]],
         "paired": compared_evaluations(library, a, b).to_dicts(),
     }
     return Page("compare.html", f"{a} and {b}", values, (Crumb(a, addresses.run(a)),), is_going(library, a, b))
@@ -89,8 +87,3 @@ def totals(together: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _across(a: str, b: str, step: int) -> dict[str, Any]:
     return {"step": step, "address": addresses.compare_step(a, b, step), "finished": True}
-
-
-def _parting(parted: Mapping[int, Mapping[str, Any]], step: int) -> dict[str, Any]:
-    own = parted.get(step, {})
-    return {name: own.get(name) for name in ("only", "first_difference")}
