@@ -79,6 +79,8 @@ def choose(frame: pl.DataFrame, choice: Choice, found: pl.Series | None = None) 
     _check(frame, choice)
     shown = step_columns.columns(choice.columns, frame)
     by = step_columns.column(choice.sort, frame) if choice.sort else None
+    if by is not None and by not in shown and not choice.columns:
+        shown.insert(1, by)  # beside the trace's id: what a list is sorted by is seen
     frame = with_named(frame, (*(each.name for each in shown), choice.sort))
     kept = frame if found is None else frame.filter(found)
     rows = ordered(kept.filter(*_wanted(choice)), by, choice.order == DESCENDING)

@@ -53,6 +53,7 @@ COLUMNS = (
     Column("num_branches", "branches", "whole", "root-to-leaf paths of its messages"),
     Column("place", "place", "whole", "its place in the order in which rollouts were handed over", False),
     Column("baseline", "baseline", "number", "what was subtracted from the reward", False),
+    Column("mismatch_kl", "mismatch KL", "number", "of the learner against the engine, its tokens' mean", False),
     Column("reason", "left out by", "text", "the filter that decided against it", False),
     Column("error_class", "error class", "text", "whose fault the error was", False),
     Column("error_message", "error text", "text", "the text of the exception", False),

@@ -8,6 +8,8 @@ import polars as pl
 from flows.viewer import addresses
 from flows.viewer.data import step as data
 from flows.viewer.data import step_choice, step_figures, step_search, step_traces
+from flows.viewer.data.step_columns import read_names
+from flows.viewer.data.step_mismatch import with_mismatch
 from flows.viewer.library import Library
 from flows.viewer.page import Asked, Crumb, NotThere, Page
 from flows.views.show import GOING, process_gone
@@ -22,6 +24,8 @@ def page(library: Library, asked: Asked) -> Page:
     run, step = asked.path["run"], asked.place("step")
     chains = step_traces.chains_of(library, run, step)
     frame = step_traces.of_chains(library, run, chains)
+    asked_for = (*read_names(asked.text("columns")), asked.text("sort"))
+    frame = with_mismatch(library, run, chains, frame, asked_for)
     values = {
         "run": run,
         "step": step,

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -17,6 +17,7 @@ from flows.viewer.data import step as data
 from flows.viewer.data import step_choice, step_figures, step_search, step_traces
 from flows.viewer.data.step_choice import Choice
 from flows.viewer.data.step_columns import LEFT
+from flows.viewer.data.step_mismatch import with_mismatch
 from flows.viewer.library import Library
 from flows.viewer.page import NotThere, plain
 from flows.viewer.texts import one_line
@@ -50,7 +51,7 @@ def main(
     library = Library.at(store or RunConfig().store)
     with border("reading the tables", library.store.root.address):
         name = library.latest() if run == "latest" else run
-        title, frame = _frame(library, name, step, evaluation, set_name)
+        title, frame = _frame(library, name, step, evaluation, set_name, (*choice.columns, choice.sort))
         chosen = step_choice.choose(frame, choice, step_search.found(library, name, frame, choice.search))
         found = data.listed(frame, chosen, choice)
         figures = step_figures.figures(frame)
@@ -66,7 +67,7 @@ def main(
 
 
 def _frame(
-    library: Library, run: str, step: int | None, evaluation: int | None, set_name: str | None
+    library: Library, run: str, step: int | None, evaluation: int | None, set_name: str | None, names: Sequence[str]
 ) -> tuple[str, pl.DataFrame]:
     if evaluation is not None:
         return f"evaluation of policy {evaluation}", step_traces.evaluation_traces(library, run, evaluation, set_name)
@@ -74,7 +75,8 @@ def _frame(
     if not steps:
         raise NotThere(f"run {run!r} has no rollouts yet")
     place = steps[-1] if step is None else step
-    return f"step {place}", step_traces.traces(library, run, place)
+    chains = step_traces.chains_of(library, run, place)
+    return f"step {place}", with_mismatch(library, run, chains, step_traces.of_chains(library, run, chains), names)
 
 
 def _headline(run: str, title: str, figures: Mapping[str, Any]) -> str:

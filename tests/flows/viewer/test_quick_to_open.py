@@ -88,7 +88,7 @@ def test_warming_reads_the_ledger_and_compiles_every_template(library: Library) 
     assert thread.daemon and fresh._moment is not None
     found = rendering.templates()
     names = {path.name for path in rendering.TEMPLATES.glob("*.html")}
-    assert found.cache is not None and {name for _, name in found.cache.keys()} == names
+    assert found.cache is not None and {name for _, name in found.cache} == names
 
 
 def test_warming_leaves_what_is_wrong_to_the_first_page(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
