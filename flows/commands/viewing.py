@@ -15,7 +15,7 @@ entropy, reference, signal, outside, mask, trained"""
 FILTERS = {
     "env": "of this environment",
     "agent": "of this agent",
-    "outcome": "trained, filtered, errored, stopped, quarantined, 'no weight', refused, pending or evaluated",
+    "outcome": "trained, filtered, errored, stopped, quarantined, 'no weight', refused, pending, evaluated or expired",
     "error": "with an error of this class",
     "filter": "on which this filter found something, whether it decided or only reported",
     "reason": "that this filter decided against",
@@ -52,8 +52,9 @@ def _add_traces(commands: Commands) -> None:
     traces.epilog = TRACES
     traces.formatter_class = argparse.RawDescriptionHelpFormatter
     traces.add_argument("run", nargs="?", default="latest", metavar="RUN", help="a run, `latest` for the newest")
-    traces.add_argument("--step", type=int, default=None, help="a step; by default the last one")
-    traces.add_argument("--evaluation", type=int, default=None, metavar="VERSION", help="an evaluation instead")
+    place = traces.add_mutually_exclusive_group()
+    place.add_argument("--step", type=int, default=None, help="a step; by default the last one")
+    place.add_argument("--evaluation", type=int, default=None, metavar="VERSION", help="an evaluation instead")
     traces.add_argument("--set", default=None, metavar="NAME", help="only this set of the evaluation")
     for name, text in FILTERS.items():
         traces.add_argument(f"--{name}", default="", metavar="X", help=text)
@@ -77,12 +78,14 @@ def _add_trace(commands: Commands) -> None:
     trace.add_argument("--color", default="", metavar="MEASURE", help=f"by what tokens are coloured: {COLOURS}")
     trace.add_argument("--branch", type=int, default=None, metavar="K", help="only the messages of one branch")
     trace.add_argument("--messages", default="", metavar="A:B", help="only these messages, both included")
-    trace.add_argument("--tokens", action="store_true", help="a line for each token, with all that was measured of it")
-    trace.add_argument("--text", action="store_true", help="messages as they were said, without tokens")
+    drawn = trace.add_mutually_exclusive_group()
+    drawn.add_argument("--tokens", action="store_true", help="a line for each token, with all that was measured of it")
+    drawn.add_argument("--text", action="store_true", help="messages as they were said, without tokens")
     trace.add_argument("--whole", action="store_true", help="cut nothing, however long it is")
-    trace.add_argument("--width", type=int, default=0, help="columns of the output")
-    trace.add_argument("--json", action="store_true", help="for programs: all of it")
-    trace.add_argument("--save", default="", metavar="FILE", help="write its page as one static HTML file instead")
+    trace.add_argument("--width", type=int, default=None, help="columns of the output")
+    form = trace.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="for programs: all of it")
+    form.add_argument("--save", default="", metavar="FILE", help="write its page as one static HTML file instead")
 
 
 def _view(arguments: argparse.Namespace) -> int | None:
@@ -90,8 +93,11 @@ def _view(arguments: argparse.Namespace) -> int | None:
 
     given = arguments
     if given.save:
+        from flows.viewer.page import BadQuestion
         from flows.viewer.web.pages_to_files import main as save
 
+        if given.run or given.open or given.port is not None:
+            raise BadQuestion("--save writes one page and starts nothing: it goes without --run, --port and --open")
         address, file = given.save
         return save(address, file, store=given.store)
     return view(store=given.store, run=given.run, host=given.host, port=given.port, browse=given.open)
@@ -100,9 +106,12 @@ def _view(arguments: argparse.Namespace) -> int | None:
 def _traces(arguments: argparse.Namespace) -> int | None:
     from flows.viewer.data.step_choice import Choice
     from flows.viewer.data.step_columns import read_names
+    from flows.viewer.page import BadQuestion
     from flows.viewer.terminal.traces import main as traces
 
     given = arguments
+    if given.set is not None and given.evaluation is None:
+        raise BadQuestion("--set chooses of an evaluation: name its policy's version with --evaluation")
     filters = {name: getattr(given, name) for name in FILTERS if name != "env"}
     choice = Choice(
         **filters,

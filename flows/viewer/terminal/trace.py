@@ -30,6 +30,8 @@ from storage.errors import border
 
 WIDTH = 120
 """Columns of output that goes into a pipe or a file."""
+NARROWEST = 20
+"""Columns that can be asked for at least."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,13 @@ class Wanted:
 
 
 def main(
-    text: str, wanted: Wanted, store: str = "", run: str = "", width: int = 0, as_json: bool = False, save: str = ""
+    text: str,
+    wanted: Wanted,
+    store: str = "",
+    run: str = "",
+    width: int | None = None,
+    as_json: bool = False,
+    save: str = "",
 ) -> int:
     """Print a trace, or write its page to a file; return the exit status.
 
@@ -58,6 +66,8 @@ def main(
     """
     if wanted.colour and wanted.colour not in MEASURES:
         raise BadQuestion(f"--color {wanted.colour}: there are {', '.join(MEASURES)}")
+    if width is not None and width < NARROWEST:
+        raise BadQuestion(f"--width {width}: at least {NARROWEST}, or nothing can be read")
     library, out = Library.at(store or RunConfig().store), terminal(width)
     with border("reading the tables", library.store.root.address):
         found = trace_use(library, text, library.latest() if run == "latest" else run)
@@ -76,7 +86,7 @@ def main(
     return 0
 
 
-def terminal(width: int = 0) -> Console:
+def terminal(width: int | None = None) -> Console:
     """Return a console for texts of others: nothing in them is markup, and NO_COLOR is no escape at all."""
     plainly = bool(os.environ.get("NO_COLOR"))
     wide = width or (None if sys.stdout.isatty() or os.environ.get("COLUMNS") else WIDTH)

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from flows import cli
+from flows.viewer.data.step_choice import OUTCOMES
 from flows.viewer.library import Library
 from flows.viewer.page import Asked
 from flows.viewer.pages import step as step_page
 from flows.viewer.terminal import traces as listing
+from flows.viewer.terminal.colours import MEASURES
 from flows.viewer.terminal.traces import _that_fit
 from flows.viewer.web.app import respond
 from flows.viewer.web.words import DASH
@@ -134,12 +136,46 @@ def test_a_terminal_gets_the_columns_that_it_has_room_for(
         (("nobody",), "there is no run 'nobody'"),
         (("--page", "3"), "page=3: there are 1 of 40 traces each"),
         (("--evaluation", "3"), "run 'hand' has no evaluation of policy 3; it has none at all"),
+        (("--set", "small"), "--set chooses of an evaluation: name its policy's version with --evaluation"),
     ],
 )
 def test_mistakes_are_explained(
     capsys: pytest.CaptureFixture[str], root: Path, arguments: tuple[str, ...], said: str
 ) -> None:
     assert lines(capsys, root, *arguments, status=2)[0].startswith(f"stagecoach: {said}")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("traces", "--step", "1", "--evaluation", "0"),
+        ("trace", "t", "--tokens", "--text"),
+        ("trace", "t", "--json", "--save", "x.html"),
+    ],
+)
+def test_what_excludes_each_other_is_refused(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main([*arguments])
+    assert caught.value.code == 2
+    assert "not allowed with argument" in capsys.readouterr().err
+
+
+def test_the_help_names_every_outcome_and_measure(capsys: pytest.CaptureFixture[str]) -> None:
+    for command, names in (("traces", OUTCOMES), ("trace", MEASURES)):
+        with pytest.raises(SystemExit):
+            cli.main([command, "--help"])
+        said = " ".join(capsys.readouterr().out.split())
+        assert [name for name in names if not re.search(rf"(?<![\w-]){name}(?![\w-])", said)] == []
+
+
+@pytest.mark.parametrize("more", [("--run", RUN), ("--open",), ("--port", "0")], ids=str)
+def test_a_page_that_is_saved_is_not_served(
+    capsys: pytest.CaptureFixture[str], root: Path, tmp_path: Path, more: tuple[str, ...]
+) -> None:
+    file = tmp_path / "page.html"
+    assert cli.main(["view", "--save", "/", str(file), *more, "--store", str(root)]) == 2
+    assert "it goes without --run, --port and --open" in capsys.readouterr().err and not file.exists()
+    assert cli.main(["view", "--save", "/", str(file), "--store", str(root)]) == 0 and file.exists()
 
 
 def test_a_run_that_has_just_begun(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
