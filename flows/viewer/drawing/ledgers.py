@@ -7,7 +7,7 @@ from markupsafe import Markup
 
 from flows.viewer.drawing.scales import label
 from flows.viewer.drawing.svg import NUM_COLOURS, drawing, link, tag, text, title
-from flows.viewer.web.words import seconds
+from flows.viewer.words import seconds
 from flows.views.curve import ticks
 
 LEFT, TOP, BOTTOM, ROW = 142.0, 4.0, 20.0, 18.0

@@ -7,7 +7,7 @@ from markupsafe import Markup
 
 from flows.viewer.drawing.scales import Scale
 from flows.viewer.drawing.svg import colour, drawing, link, short, tag, text, title
-from flows.viewer.web.words import seconds
+from flows.viewer.words import seconds
 
 WIDTH, LEFT, RIGHT = 1320.0, 142.0, 14.0
 ROW, GAP, TOP, BOTTOM = 15.0, 7.0, 30.0, 24.0

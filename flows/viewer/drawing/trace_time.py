@@ -6,7 +6,7 @@ from typing import Any
 from markupsafe import Markup
 
 from flows.viewer.drawing.svg import drawing, tag
-from flows.viewer.web.words import seconds
+from flows.viewer.words import seconds
 
 WIDTH, HEIGHT, GAP = 320.0, 16.0, 1.0
 LEAST = 1.5

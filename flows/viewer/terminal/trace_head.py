@@ -13,7 +13,7 @@ from flows.viewer.data.trace import Found, other_runs, outcome_of
 from flows.viewer.library import Library
 from flows.viewer.terminal.indented import Indented
 from flows.viewer.texts import cut, one_line, visible
-from flows.viewer.web.words import number, seconds
+from flows.viewer.words import number, seconds
 from flows.views.sentences import sentence
 
 TRACEBACK = 4000

@@ -16,7 +16,7 @@ from flows.viewer.data.trace import Found
 from flows.viewer.library import Library
 from flows.viewer.terminal.colours import MEASURES, Colours
 from flows.viewer.texts import one_line
-from flows.viewer.web.words import DASH
+from flows.viewer.words import DASH
 
 if TYPE_CHECKING:
     from flows.viewer.terminal.trace import Wanted

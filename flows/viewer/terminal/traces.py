@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from configs.run import RunConfig
+from flows.viewer import words
 from flows.viewer.data import step as data
 from flows.viewer.data import step_choice, step_figures, step_search, step_traces
 from flows.viewer.data.step_choice import Choice
@@ -21,7 +22,6 @@ from flows.viewer.data.step_mismatch import with_mismatch
 from flows.viewer.library import Library
 from flows.viewer.page import NotThere, plain
 from flows.viewer.texts import one_line
-from flows.viewer.web import words
 from storage.errors import border
 
 LIMIT = 40

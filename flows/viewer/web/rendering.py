@@ -9,10 +9,9 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from flows.viewer import addresses
+from flows.viewer import addresses, words
 from flows.viewer.page import Asked, Page, plain
 from flows.viewer.texts import visible
-from flows.viewer.web import words
 
 HERE = Path(__file__).parent
 TEMPLATES, STATIC = HERE / "templates", HERE / "static"

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 from flows.viewer.page import Asked, Page
 from flows.viewer.web.rendering import STATIC, as_html
-from flows.viewer.web.words import moment
+from flows.viewer.words import moment
 
 _STYLE = re.compile(r'<link rel="stylesheet" href="/static/([a-z_]+\.css)\?v=[0-9a-f]+">')
 _SCRIPT = re.compile(r'<script src="/static/([a-z_]+\.js)\?v=[0-9a-f]+" defer></script>')

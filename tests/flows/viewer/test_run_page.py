@@ -16,7 +16,7 @@ from flows.viewer.data.timeline_lanes import lanes
 from flows.viewer.library import Library
 from flows.viewer.page import Asked, BadQuestion, NotThere, Page
 from flows.viewer.pages.run import page
-from flows.viewer.web.words import DASH
+from flows.viewer.words import DASH
 from flows.views import show
 from storage.store import open_store
 from tests.builders import trace

@@ -17,7 +17,7 @@ from flows.viewer.terminal import traces as listing
 from flows.viewer.terminal.colours import MEASURES
 from flows.viewer.terminal.traces import _that_fit
 from flows.viewer.web.app import respond
-from flows.viewer.web.words import DASH
+from flows.viewer.words import DASH
 from tests.flows.viewer.stepped import HOSTILE, RUN, SAID, begun, stepped
 
 BROKEN = {"reward": None, "error_class": "timeout", "error_type": HOSTILE, "error_message": "too slow\nfor us"}

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from flows.viewer.web import words
-from flows.viewer.web.words import DASH
+from flows.viewer import words
+from flows.viewer.words import DASH
 
 
 @pytest.mark.parametrize("word", ["number", "signed", "share", "seconds", "moment", "short", "line"])
