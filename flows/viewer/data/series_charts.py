@@ -128,7 +128,7 @@ class _Charts:
 
     def _under(self, begin: str) -> list[Series]:
         names = [each for each in self._measures if each.startswith(begin)]
-        found = _known(self._one(name, ALL, name[len(begin) :].replace("_", " ")) for name in names)
+        found = _known(self._one(name, ALL, _words(name[len(begin) :])) for name in names)
         return [each for each in found if any(each["values"])] or found[:1]
 
     def _errors(self) -> list[Series]:
@@ -178,6 +178,11 @@ def _chart(title: str, series: Iterable[Series], note: str = "", zero: bool = Fa
 def _known(series: Iterable[Series]) -> list[Series]:
     """Return the series that have a value."""
     return [each for each in series if any(value is not None for value in each["values"])]
+
+
+def _words(name: str) -> str:
+    """Return the name of a filter, or of the share that any of them left out, as words."""
+    return "left out" if name == "is_filtered" else name.replace("_", " ")
 
 
 def _moved(mean: float | None, deviation: float | None, sign: float) -> float | None:

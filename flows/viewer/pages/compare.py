@@ -20,7 +20,7 @@ LINES = {
     "grad_norm": "Gradient norm",
     "entropy": "Entropy",
     "mismatch_kl": "Mismatch KL",
-    "masked_fraction": "Masked fraction",
+    "masked_fraction": "Masked share",
 }
 """What is drawn of both runs, by figure."""
 LONG_CONFIG = 8
