@@ -46,6 +46,12 @@ class Retirements(KeptBook):
             self._refresh()
             return [piece for piece in pieces if _id(piece) not in self._found]
 
+    def of(self, pieces: Iterable[Slice]) -> list[Retirement]:
+        """What is known of those of some slices that were given up, in their order."""
+        with self._lock:
+            self._refresh()
+            return [self._found[_id(piece)] for piece in pieces if _id(piece) in self._found]
+
     def explain(self, pieces: Sequence[Slice]) -> SliceExpired | None:
         """The error for whoever wants to read slices of which one was given up; None where none was."""
         with self._lock:

@@ -13,8 +13,9 @@ from storage.frames import Derivation, Frames
 from storage.lineage import Graph, Work
 from tasks.accounting import NO_WEIGHT, TRAINED, fate_of
 
-EVALUATED, PENDING, REFUSED = "evaluated", "pending", "refused"
-"""Sampled to score a policy, never to train on; not through all stages yet; held back by a gate."""
+EVALUATED, PENDING, REFUSED, EXPIRED = "evaluated", "pending", "refused", "expired"
+"""Sampled to score a policy, never to train on; not through all stages yet; held back by a gate; not known any more,
+as the rows that would say it were dropped for their age (storage.retirements)."""
 EVALUATION = "evaluation_assignment"
 
 FATES = {
@@ -106,7 +107,9 @@ def fates_of(frames: Frames, found: list[Chain]) -> pl.DataFrame:
     rows = rows.join(_reasons(frames, found), on=["verdicts", "trace_id"], how="left")
     rows = rows.join(_packed(frames, found), on=["batches", "trace_id"], how="left")
     waits = pl.col("for_training").not_() | pl.col("batches").is_null() | pl.col("packed").is_not_null()
-    rows = rows.with_columns(otherwise=pl.when(waits).then("outcome").otherwise(pl.lit(NO_WEIGHT)))
+    dropped = pl.col("expired") & pl.col("for_training") & pl.col("packed").is_null()
+    of_others = pl.when(dropped).then(pl.lit(EXPIRED)).when(waits).then("outcome").otherwise(pl.lit(NO_WEIGHT))
+    rows = rows.with_columns(otherwise=of_others)
     given = ["error_class", "reason", "otherwise"]
     return rows.join(_ruled(rows.select(given).unique()), on=given, nulls_equal=True).select(*FATES)
 
@@ -133,12 +136,22 @@ def _chains(frames: Frames, found: list[Chain]) -> pl.DataFrame:
             "verdicts": chain.verdicts and chain.verdicts.key,
             "batches": chain.batches and chain.batches.key,
             "for_training": chain.for_training,
+            "expired": expired(frames, chain),
             "outcome": outcome(chain, refused),
         }
         for chain in found
     ]
     text = dict.fromkeys(("run", "key", "verdicts", "batches"), pl.String)
-    return pl.DataFrame(rows, schema={**text, "for_training": pl.Boolean, "outcome": pl.String})
+    flags = dict.fromkeys(("for_training", "expired"), pl.Boolean)
+    return pl.DataFrame(rows, schema={**text, **flags, "outcome": pl.String})
+
+
+def expired(frames: Frames, chain: Chain) -> bool:
+    """Say whether rows of a chain were dropped for their age that say what became of its rollouts after sampling."""
+    decided = None if chain.updates else chain.decision
+    made = {"verdicts": chain.verdicts, "credits": chain.credits, "batches": chain.batches, "decisions": decided}
+    pieces = [piece for table, work in made.items() if work for piece in work.slices_of(table)]
+    return bool(frames.store.slices.retirements.of(pieces))
 
 
 def outcome(chain: Chain, refused: Collection[str]) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 from flows.viewer.texts import one_line
 from flows.views.telling import KEY, flat, number
 from tasks.accounting import ERRORED, FILTERED, NO_WEIGHT, STOPPED, TRAINED
-from tasks.fates import EVALUATED, PENDING, REFUSED
+from tasks.fates import EVALUATED, EXPIRED, PENDING, REFUSED
 from tasks.filters.finding import QUARANTINED
 
 Found = Mapping[str, Any]
@@ -111,6 +111,14 @@ def _evaluated(found: Found, use: Found) -> str:
     return f"Run {use['run']} sampled it to score policy {use['scored']}, not to train on.{failed}"
 
 
+def _expired(found: Found, use: Found) -> str:
+    did = f"that step made policy {use['policy']}" if use["policy"] else "that step made no policy"
+    return (
+        f"Whether run {use['run']} trained on it at step {use['step']} is not known any more: rows that say it were "
+        f"dropped for their age (`stagecoach maintain --retain`); {did}."
+    )
+
+
 SENTENCES: dict[str, Callable[[Found, Found], str]] = {
     TRAINED: _trained,
     FILTERED: _filtered,
@@ -121,6 +129,7 @@ SENTENCES: dict[str, Callable[[Found, Found], str]] = {
     NO_WEIGHT: _no_weight,
     PENDING: _pending,
     EVALUATED: _evaluated,
+    EXPIRED: _expired,
 }
 
 

@@ -14,7 +14,7 @@ from storage.errors import border
 from storage.frames import Frames, existing_store
 from storage.lineage import Work
 from tasks.accounting import NO_WEIGHT
-from tasks.fates import EVALUATED, Chain, chains, outcome, ruled
+from tasks.fates import EVALUATED, EXPIRED, Chain, chains, expired, outcome, ruled
 from tasks.inference.failures import STRAGGLER
 
 TRACE = (
@@ -95,6 +95,8 @@ def use_of(frames: Frames, chain: Chain, trace: Mapping[str, Any]) -> dict[str, 
     refused = {chain.decision.key} if chain.decision and decision and not decision["approved"] else set()
     weighted = any(sample["row"] is not None for sample in samples)
     otherwise = outcome(chain, refused) if not chain.for_training or not chain.batches or weighted else NO_WEIGHT
+    if chain.for_training and not weighted and expired(frames, chain):
+        otherwise = EXPIRED
     fate, detail = ruled(trace["error_class"], verdict["reason"] if verdict else None, otherwise)
     return {
         "run": chain.run,

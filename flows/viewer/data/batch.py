@@ -116,10 +116,18 @@ def _samples(library: Library, of: Packed) -> pl.DataFrame:
     traces = frames.of(of.traces, "traces").select("key", *TRACE).collect()
     placed = rows(library, of).filter(pl.col("num_samples") > 0)
     starts = pl.col("cu_seqlens").list.head(pl.col("cu_seqlens").list.len() - 1)
-    each = placed.select("row", starts.alias("start"), pl.col("sample_ids").alias("sample_id"))
-    each = each.explode("start", "sample_id").with_columns(place=pl.int_range(pl.len()).over("row"))
+    lengths = pl.col("cu_seqlens").list.diff(null_behavior="drop").cast(pl.List(pl.Int64))
+    names = {"start": starts, "sample_id": pl.col("sample_ids"), "length": lengths}
+    each = placed.select("row", **names).explode(*names).with_columns(place=pl.int_range(pl.len()).over("row"))
+    # Credits may have been dropped for their age: whose the samples are, and how long, the batch says itself.
+    of_trace, branch = pl.col("sample_id").str.extract(r"(?s)^(.*)/"), pl.col("sample_id").str.extract(r"([^/]*)$")
     return (
         each.join(credited, on="sample_id", how="left", maintain_order="left")
+        .with_columns(
+            trace_id=pl.coalesce("trace_id", of_trace),
+            branch=pl.coalesce("branch", branch.cast(pl.Int32, strict=False)),
+            num_tokens=pl.coalesce("num_tokens", "length"),
+        )
         .join(traces, on="trace_id", how="left", maintain_order="left")
         .select("row", "place", "start", *SAMPLE, *TRACE[1:], "key")
     )

@@ -20,8 +20,8 @@ def groups(library: Library, run: str, step: int) -> pl.DataFrame:
     Columns: `group_id`, `agent`, `environment`, `example_id`, `num_traces`, `num_scored`, `reward_mean`,
     `reward_spread` (standard deviation over the scored ones, of the whole group and no sample of more), `reward_min`,
     `reward_max`; `baseline`, null where there is none or the members have different ones; `num_kept` (null before the
-    filters), `num_trained`, `num_filtered`, `num_errored`, `num_stopped`. Those that were stopped are in no reward.
-    Raises NotThere.
+    filters), `num_trained` (null where that is not known any more), `num_filtered`, `num_errored`, `num_stopped`.
+    Those that were stopped are in no reward. Raises NotThere.
     """
     return of_traces(step_traces.traces(library, run, step))
 
@@ -46,7 +46,7 @@ def of_traces(frame: pl.DataFrame) -> pl.DataFrame:
         reward_max=reward.max(),
         baseline=pl.when(baselines.len() == 1).then(baselines.first()),
         num_kept=pl.when(pl.col("keep").count() > 0).then(pl.col("keep").sum()),
-        num_trained=pl.col("trained").sum(),
+        num_trained=pl.when(pl.col("trained").is_not_null().all()).then(pl.col("trained").sum()),
         **counts,
     )
     whole = pl.col("^num_.*$").cast(pl.Int64)

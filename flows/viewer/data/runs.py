@@ -1,7 +1,7 @@
 """All runs of a store: where each one stands, what it came to, and which one it branched off."""
 
 from collections import Counter
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from flows.viewer.data.series_updates import update_numbers
 from flows.viewer.data.shared_reads import each_once
 from flows.viewer.library import Library
 from flows.views.identify import policy_version
-from storage.lineage import marks
+from storage.lineage import Work, marks
 from storage.runs import Event
 
 RUNS: dict[str, Any] = {
@@ -46,7 +46,7 @@ RUNS: dict[str, Any] = {
 """One row for each run. `parent` is the run it branches off, or the one most of whose rollouts it uses. `rewards` and
 `losses` are means by step, null where there is none; `held_out` is the mean of the last policy's averages. `policy`
 names the model as RUN:VERSION where a run of the store made it. Sampled are the tokens that were generated for the
-run's steps, trained those that had a weight."""
+run's steps, trained those that had a weight; null where rows that say it were dropped for their age."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,8 @@ class _Rollouts:
     """What the list of runs tells of one step's rollouts."""
 
     reward: float | None
-    num_tokens: int
+    num_tokens: int | None
+    """None where rows were dropped for their age."""
 
 
 def runs(library: Library) -> pl.DataFrame:
@@ -94,8 +95,7 @@ def _run(
         "held_out": _held_out(library, name),
         **chosen(config),
         "policy": policy_of(library, config),
-        "tokens_sampled": sum(sampled[_name(each)].num_tokens for each in steps),
-        "tokens_trained": int(sum(each.get("updates/weighted_tokens", 0.0) for each in updates)),
+        **_tokens(steps, sampled, trained),
         **_times(library, name, events),
     }
 
@@ -176,6 +176,24 @@ def _name(step: StepWork) -> tuple[str, ...]:
     return marks(step.traces)
 
 
+def tokens_of(library: Library, steps: Sequence[StepWork]) -> dict[str, int | None]:
+    """Return the tokens of some steps, `tokens_sampled` and `tokens_trained`, as in RUNS."""
+    trained = update_numbers(library, [each.updates for each in steps if each.updates])
+    return _tokens(steps, _rollouts(library, steps), trained)
+
+
+def _tokens(
+    steps: Sequence[StepWork],
+    sampled: Mapping[tuple[str, ...], _Rollouts],
+    trained: Mapping[str, Mapping[str, float]],
+) -> dict[str, int | None]:
+    made = [each.updates.key for each in steps if each.updates]
+    return {
+        "tokens_sampled": _total(sampled[_name(each)].num_tokens for each in steps),
+        "tokens_trained": _total(trained.get(key, {}).get("updates/weighted_tokens") for key in made),
+    }
+
+
 def _rollouts(library: Library, steps: Sequence[StepWork]) -> dict[tuple[str, ...], _Rollouts]:
     """Return rewards and tokens of steps; one look at the table for all that were not read before."""
     by_name = {_name(each): each for each in steps}
@@ -184,13 +202,22 @@ def _rollouts(library: Library, steps: Sequence[StepWork]) -> dict[tuple[str, ..
         works = {work.key: work for name in names for work in by_name[name].traces}
         columns = ("key", "reward", "num_output_tokens")
         rows = library.frames().of(works.values(), "traces").select(columns).collect()
-        of_key = rows.group_by("key").agg(pl.col("reward").drop_nulls(), pl.col("num_output_tokens").sum())
-        found = {key: (rewards, tokens) for key, rewards, tokens in of_key.iter_rows()}
-        return {name: _joined([found[w.key] for w in by_name[name].traces if w.key in found]) for name in names}
+        of_key = rows.group_by("key").agg(pl.col("reward").drop_nulls(), pl.col("num_output_tokens").sum(), pl.len())
+        found = {key: own for key, *own in of_key.iter_rows()}
+        return {name: _joined(by_name[name].traces, found) for name in names}
 
     return each_once(library, "rewards of rollouts", list(by_name), read)
 
 
-def _joined(found: Sequence[tuple[Sequence[float], int]]) -> _Rollouts:
-    rewards = [reward for own, _ in found for reward in own]
-    return _Rollouts(mean(rewards) if rewards else None, sum(tokens for _, tokens in found))
+def _joined(works: Sequence[Work], found: Mapping[str, Sequence[Any]]) -> _Rollouts:
+    """Return what pieces of a step's rollouts come to together; `found` has rewards, tokens and rows by key."""
+    there = [found.get(work.key, ((), 0, 0)) for work in works]
+    rewards = [reward for own, _, _ in there for reward in own]
+    whole = all(rows == work.num_rows("traces") for work, (_, _, rows) in zip(works, there, strict=True))
+    return _Rollouts(mean(rewards) if rewards else None, sum(tokens for _, tokens, _ in there) if whole else None)
+
+
+def _total(counts: Iterable[float | None]) -> int | None:
+    """Return the sum of some counts; None where one of them is not known."""
+    known = list(counts)
+    return None if any(each is None for each in known) else int(sum(each for each in known if each is not None))

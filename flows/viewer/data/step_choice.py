@@ -9,10 +9,10 @@ from flows.viewer.data import step_columns
 from flows.viewer.data.step_columns import Column, with_named
 from flows.viewer.page import BadQuestion
 from tasks.accounting import ERRORED, FILTERED, NO_WEIGHT, STOPPED, TRAINED
-from tasks.fates import EVALUATED, PENDING, REFUSED
+from tasks.fates import EVALUATED, EXPIRED, PENDING, REFUSED
 from tasks.filters.finding import QUARANTINED
 
-OUTCOMES = (TRAINED, FILTERED, ERRORED, STOPPED, QUARANTINED, NO_WEIGHT, REFUSED, PENDING, EVALUATED)
+OUTCOMES = (TRAINED, FILTERED, ERRORED, STOPPED, QUARANTINED, NO_WEIGHT, REFUSED, PENDING, EVALUATED, EXPIRED)
 ERRORS = ("infrastructure", "timeout", "model", "environment", "cancelled", "incomplete")
 """The classes that an error may have; a rollout that was stopped for others' sake is no error, see OUTCOMES."""
 YES, NO = "yes", "no"

@@ -44,7 +44,7 @@ def figures(frame: pl.DataFrame) -> dict[str, Any]:
         "environments": _environments(ended),
         "num_judged": frame["keep"].count(),
         "num_kept": frame["keep"].sum() if frame["keep"].count() else None,
-        "num_trained": frame["trained"].sum(),
+        "num_trained": None if frame["trained"].has_nulls() else frame["trained"].sum(),
         "tokens": int(frame["num_tokens"].sum()),
         "means": told,
         "fates": _counts(frame, "fate", "detail"),

@@ -12,7 +12,7 @@ from flows.viewer.library import Library
 from flows.viewer.page import NotThere
 from storage.lineage import Work, marks
 from tasks.accounting import TRAINED
-from tasks.fates import Chain, fates_of
+from tasks.fates import EXPIRED, Chain, fates_of
 
 NAMES = (
     *("trace_id", "group_id", "example_id", "environment", "agent", "assignment_id", "episode_id", "trainable"),
@@ -100,7 +100,7 @@ def _joined(library: Library, run: str, found: list[Chain]) -> pl.DataFrame:
     rows = rows.join(fates, on=["key", "trace_id"], how="left", maintain_order="left")
     for of_table in (_verdicts(library, run, found), _samples(library, run, found)):
         rows = rows.join(of_table, on=["key", "trace_id"], how="left", maintain_order="left")
-    return rows.with_columns(trained=pl.col("fate") == TRAINED)
+    return rows.with_columns(trained=pl.when(pl.col("fate") != EXPIRED).then(pl.col("fate") == TRAINED))
 
 
 def _in_order(read: pl.LazyFrame, found: list[Chain]) -> pl.DataFrame:

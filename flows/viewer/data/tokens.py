@@ -9,10 +9,12 @@ import numpy as np
 import polars as pl
 
 from flows.viewer.data.messages import message_works
+from flows.viewer.data.retired import lost
 from flows.viewer.data.tokenizers import TEXTS, with_texts
 from flows.viewer.data.trace import Found
 from flows.viewer.data.training import samples, works
 from flows.viewer.library import Library
+from tasks.fates import expired
 
 WEIGHTS = {"rl_weights": "rl_weight", "ce_weights": "ce_weight", "ref_kl_weights": "ref_kl_weight"}
 STREAMS = {"advantages": "signal", **WEIGHTS}
@@ -49,7 +51,8 @@ text, special       what it adds to the text, for people; null where its tokeniz
 sampled             the mask: the policy sampled it
 is_content          body rather than template; null where that is not known
 branch, position    the first branch through its message, whose sample has its weights, and its place in that sample
-trained             it has weight in a sample of a batch that an update was made on
+trained             it has weight in a sample of a batch that an update was made on; null where rows that say it were
+                    dropped for their age
 advantage           where it has rl weight
 rl_weight, ...      null where the trace has no credit; 0 is no member of the component
 engine_logprob      as it was sampled, temperature applied; null where it was not, or nobody measured it
@@ -78,7 +81,7 @@ def tokens(library: Library, found: Found, within: Collection[int] | None = None
     rl, pulled = pl.col("rl_weight") != 0, pl.col("ref_kl_weight") != 0
     both = pl.col("learner_logprob").cast(pl.Float64) - pl.col("engine_logprob").cast(pl.Float64)
     own = own.with_columns(
-        trained=weighted & pl.col("packed").fill_null(False) & pl.lit(found.chain.updates is not None),
+        trained=_trained(library, found, weighted),
         advantage=pl.when(rl).then("signal"),
         signal=pl.when(pulled).then("signal"),
         outside=pl.when(rl).then("outside"),
@@ -88,6 +91,13 @@ def tokens(library: Library, found: Found, within: Collection[int] | None = None
     own = own.with_columns(_ratios(own["log_ratio"]))
     own = with_texts(library, found, own) if texts else own
     return own.select(pl.col(name).cast(kind) for name, kind in TOKENS.items() if name in own.columns)
+
+
+def _trained(library: Library, found: Found, weighted: pl.Expr) -> pl.Expr:
+    """Return whether each token was trained on; null where that is not known any more."""
+    own = weighted & pl.col("packed").fill_null(False) & pl.lit(found.chain.updates is not None)
+    gone = found.chain.for_training and expired(library.frames(), found.chain)
+    return pl.when(own).then(True) if gone else own
 
 
 def _by_policy(found: Found) -> bool:
@@ -134,6 +144,8 @@ def _credited(library: Library, found: Found) -> pl.DataFrame:
     flat = _exploded(streams.rename(STREAMS)).join(
         _measured(library, found, own), on=("sample_id", "position"), how="left"
     )
+    if _masks_known(library, found):
+        flat = flat.with_columns(pl.col("outside").fill_null(False))
     weighted = pl.any_horizontal(pl.col(name) != 0 for name in WEIGHTS.values())
     flat = flat.join(own.select("sample_id", packed=pl.col("row").is_not_null()), on="sample_id")
     # The first token of a sample has nothing before it: packing takes its weight away.
@@ -165,19 +177,18 @@ def _measured(library: Library, found: Found, own: pl.DataFrame) -> pl.DataFrame
     read = frames.of(works(made), "token_statistics").filter(named).select("sample_id", *MEASURED).collect()
     masks = frames.of(works(made), "token_masks").filter(named).select("sample_id", outside="masked").collect()
     flat = _exploded(read.rename(MEASURED))
-    flat = flat.join(_exploded(masks), on=("sample_id", "position"), how="left")
-    if made is None or not _masks_known(library, found):
-        return flat
-    return flat.with_columns(pl.col("outside").fill_null(False))
+    # Statistics may have been dropped for their age, and masks are not there where nothing was outside.
+    return flat.join(_exploded(masks), on=("sample_id", "position"), how="full", coalesce=True)
 
 
 def _masks_known(library: Library, found: Found) -> bool:
     """Say whether a sample without a row in token_masks had no masked token, rather than that none were kept."""
-    assert found.chain.updates is not None
+    if found.chain.updates is None:
+        return False
     if "token_masks" in found.chain.updates.tables:
-        return True
+        return not lost(library, [found.chain.updates], "token_masks")
     rows = library.frames().of([found.chain.updates], "updates").select("masked_fraction").collect()
-    return not any(rows["masked_fraction"])
+    return len(rows) > 0 and not any(rows["masked_fraction"])
 
 
 def _references(library: Library, found: Found) -> pl.DataFrame:

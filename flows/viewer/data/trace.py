@@ -6,6 +6,7 @@ from typing import Any
 
 import polars as pl
 
+from flows.viewer.data.retired import lost
 from flows.viewer.data.trace_index import index
 from flows.viewer.library import Library
 from flows.viewer.page import NotThere
@@ -120,4 +121,6 @@ def _nowhere(library: Library, run: str, trace_id: str) -> str:
     near = [] if others else nearest(trace_id, known)
     told = f"; it is one of {', '.join(dict.fromkeys(others))}" if others else ""
     told += f"; the nearest ids are {', '.join(near)}" if near else ""
+    if lost(library, [chain.traces for chain in library.chains(run)], "traces"):
+        told += "; rows of its traces were dropped for their age (`stagecoach maintain --retain`)"
     return f"run {run!r} has no trace {trace_id!r}{told}"

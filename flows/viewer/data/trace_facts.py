@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from flows.viewer import addresses
+from flows.viewer.data.retired import lost
 from flows.viewer.data.trace import Found, outcome_of
 from flows.viewer.data.training import samples
 from flows.viewer.library import Library
@@ -12,12 +13,12 @@ from flows.views.identify import policy_version
 from flows.views.sentences import sentence
 from flows.views.telling import flat
 from tasks.accounting import ERRORED, FILTERED, NO_WEIGHT, STOPPED, TRAINED
-from tasks.fates import PENDING, REFUSED
+from tasks.fates import EXPIRED, PENDING, REFUSED
 from tasks.filters.finding import QUARANTINED
 
 Values = dict[str, Any]
 TONES = {TRAINED: "good", FILTERED: "warn", REFUSED: "warn", NO_WEIGHT: "warn", ERRORED: "bad", STOPPED: "bad"}
-TONES |= {PENDING: "going", QUARANTINED: "bad"}
+TONES |= {PENDING: "going", QUARANTINED: "bad", EXPIRED: "warn"}
 SPANS = ("setup", "generation", "scoring")
 
 
@@ -69,10 +70,11 @@ def trained_in(library: Library, found: Found) -> list[Values]:
     """Return the samples that the trace became, each with the batch row that it is in, and that row's address."""
     packed, made = found.chain.batches, found.chain.updates
     rows = samples(library, found).drop("path").to_dicts()
+    gone = packed is not None and lost(library, [packed], "batches")
     for each in rows:
         known = packed is not None and each["row"] is not None
         each["address"] = addresses.row(found.run, packed.step, each["row"]) if packed and known else None
-        each["trained"] = bool(known and made)
+        each["trained"] = None if gone and not known else bool(known and made)
     return rows
 
 

@@ -7,6 +7,7 @@ import polars as pl
 
 from flows.viewer import addresses
 from flows.viewer.data import batch as data
+from flows.viewer.data.retired import retired
 from flows.viewer.data.run_states import is_going
 from flows.viewer.library import Library
 from flows.viewer.page import Asked, Crumb, Page
@@ -89,6 +90,7 @@ def overview(library: Library, of: data.Packed) -> dict[str, Any]:
         "state": _state(library, of),
         "policy": _policy(library, of),
         "key": of.batches.key,
+        "retired": retired(library, (of.batches, *of.credits, *of.traces, of.updates)),
         "computed_by": of.batches.computed_by,
         "capacity": of.capacity,
         "num_rows": len(rows),

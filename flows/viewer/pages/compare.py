@@ -6,6 +6,7 @@ from typing import Any
 from flows.viewer import addresses
 from flows.viewer.data.compare import FIGURES, compared, compared_evaluations, difference
 from flows.viewer.data.compare_told import picture, replays, told
+from flows.viewer.data.retired import retired_of
 from flows.viewer.library import Library
 from flows.viewer.page import Asked, Crumb, Page
 from flows.views.show import GOING, process_gone
@@ -34,6 +35,7 @@ def page(library: Library, asked: Asked) -> Page:
     found = compared(library, a, b)
     values = {
         **found,
+        "retired": retired_of(library, a, b),
         "a": a,
         "b": b,
         "told": told(found),

@@ -9,6 +9,7 @@ from flows.viewer import addresses
 from flows.viewer.data.compare_attempts import compared_attempts, moments, typical
 from flows.viewer.data.compare_texts import side_by_side, turns
 from flows.viewer.data.compare_tokens import MEASURES, changed_measures, compared_tokens
+from flows.viewer.data.retired import retired_of
 from flows.viewer.data.trace import find_trace
 from flows.viewer.drawing.levels import diverging
 from flows.viewer.library import Library
@@ -38,6 +39,7 @@ def page(library: Library, asked: Asked) -> Page:
     sides = {side: _side(asked, side, attempts, when, a == b) for side in "ab"}
     chosen = _chosen(asked, sides)
     values = {
+        "retired": retired_of(library, a, b),
         **{"a": a, "b": b, "environment": environment, "example_id": example_id},
         **{"agents": agents, "agent": agent},
         **{f"of_{side}": {**own, "attempts": own["attempts"].to_dicts()} for side, own in sides.items()},

@@ -17,6 +17,7 @@ from flows.viewer.data.compare_step import (
     works_of,
 )
 from flows.viewer.data.compare_told import step_of
+from flows.viewer.data.retired import retired_of
 from flows.viewer.drawing.levels import sequential
 from flows.viewer.library import Library
 from flows.viewer.page import Asked, Crumb, Page
@@ -66,6 +67,7 @@ def page(library: Library, asked: Asked) -> Page:
     works = [works_of(library, run) for run in (a, b)]
     pieces = compared_keys(*({step: work.get(step, {})} for work in works))
     values = {
+        "retired": retired_of(library, a, b),
         **{"a": a, "b": b, "step": step, "view": view, "sort": sort, "down": down},
         "in_run": {side: bool(work.get(step)) and bool(steps[side]) for side, work in zip("ab", works, strict=True)},
         "work": step_of(pieces, step),

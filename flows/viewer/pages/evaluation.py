@@ -4,6 +4,7 @@ from typing import Any
 
 from flows.scores import recorded_evaluations
 from flows.viewer.data import step_figures, step_traces
+from flows.viewer.data.retired import retired
 from flows.viewer.library import Library
 from flows.viewer.page import Asked, BadQuestion, Page
 from flows.viewer.pages.step import CARRIED, crumbs, is_going, neighbours, told
@@ -23,6 +24,7 @@ def page(library: Library, asked: Asked) -> Page:
     values = {
         "run": run,
         "step": version,
+        "retired": retired(library, [c.traces for c in step_traces.evaluation_chains(library, run, version)]),
         "evaluation": {
             "set": chosen,
             "sets": sets,

@@ -7,6 +7,7 @@ import polars as pl
 
 from flows.viewer import addresses
 from flows.viewer.data.example import PASS_REWARD, attempts, by_step, example
+from flows.viewer.data.retired import retired_of
 from flows.viewer.data.run_states import is_going
 from flows.viewer.library import Library
 from flows.viewer.page import Asked, BadQuestion, Crumb, Page
@@ -31,6 +32,7 @@ def page(library: Library, asked: Asked) -> Page:
     listed = [_shown(run, each) for each in rows.to_dicts()]
     values = {
         "run": run,
+        "retired": retired_of(library, run),
         "environment": environment,
         "example_id": example_id,
         **_task(example(library, run, environment, example_id)),

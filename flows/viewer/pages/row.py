@@ -8,6 +8,7 @@ import polars as pl
 from flows.viewer import addresses
 from flows.viewer.data import batch, batch_row
 from flows.viewer.data.batch_texts import texts
+from flows.viewer.data.retired import lost
 from flows.viewer.drawing.levels import diverging, sequential
 from flows.viewer.library import Library
 from flows.viewer.page import Asked, BadQuestion, Crumb, NotThere, Page
@@ -29,9 +30,8 @@ def page(library: Library, asked: Asked) -> Page:
     rows = batch.rows(library, of)
     own = rows.filter(pl.col("row") == number)
     if own.is_empty():
-        raise NotThere(
-            f"the batch of step {step} of run {run!r} has {len(rows)} rows, numbered from 0; no row {number}"
-        )
+        why = "its rows were dropped for their age" if lost(library, [of.batches], "batches") else f"no row {number}"
+        raise NotThere(f"the batch of step {step} of run {run!r} has {len(rows)} rows, numbered from 0; {why}")
     whole = overview(library, of)
     values = {
         "run": run,
@@ -41,6 +41,7 @@ def page(library: Library, asked: Asked) -> Page:
         "colour": asked.one_of("colour", COLOURS, "component" if whole["largest"] is None else "advantage"),
         "colours": COLOURS,
         **{name: whole[name] for name in ("state", "policy", "key", "capacity", "largest", "rewards", "environments")},
+        "retired": whole["retired"],
         "drawn": _drawn(library, of, number, asked, whole["largest"]),
         "command": f"stagecoach lineage {run}:{step}:{number}",
         **neighbours(rows["row"].to_list(), number),

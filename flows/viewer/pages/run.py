@@ -4,9 +4,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flows.viewer import addresses
+from flows.viewer.data.retired import retired_of
 from flows.viewer.data.run import overview
 from flows.viewer.data.run_scores import held_out
 from flows.viewer.data.run_states import look_of
+from flows.viewer.data.runs import tokens_of
 from flows.viewer.data.series import StepNumbers, numbers
 from flows.viewer.data.series_charts import charts
 from flows.viewer.data.shared import ledger
@@ -35,6 +37,7 @@ def page(library: Library, asked: Asked) -> Page:
     span = asked.one_of("timeline", SPANS) or ("20" if len(measured) > MANY else "all")
     values = {
         **told,
+        "retired": retired_of(library, run),
         "steps": [_step(run, each) for each in measured],
         "sections": [_section(run, each) for each in charts(measured, evaluations)],
         "evaluations": _evaluations(run, evaluations),
@@ -42,7 +45,7 @@ def page(library: Library, asked: Asked) -> Page:
         "timeline": {"span": span, "spans": SPANS, **_timeline(library, run, span)},
         "ledger": _ledger(library, run, told),
         "addresses": _addresses(run, measured, evaluations),
-        "totals": _totals(measured),
+        "totals": _totals(library, measured),
         "numbers_from": 0 if asked.one_of("numbers", ("all",)) else max(0, len(measured) - MOST_NUMBERS),
     }
     return Page("run.html", run, values, (Crumb("Runs", addresses.runs()),), live=told["going"])
@@ -98,13 +101,12 @@ def _addresses(run: str, measured: Sequence[StepNumbers], evaluations: Sequence[
     return steps | {f"v{version}": addresses.evaluation(run, version) for version in sorted(versions)}
 
 
-def _totals(measured: Sequence[StepNumbers]) -> dict[str, float | None]:
-    """Return sums over all steps, and the last reward and loss."""
-    sampled = [(each.value("num_output_tokens", "all"), each.value("rollouts", "all")) for each in measured]
+def _totals(library: Library, measured: Sequence[StepNumbers]) -> dict[str, float | None]:
+    """Return sums over all steps, and the last reward and loss; rollouts without those that were stopped."""
+    counts = [count for each in measured if (count := each.value("rollouts", "all")) is not None]
     return {
-        "rollouts": sum(count for _, count in sampled if count is not None),
-        "tokens_sampled": sum(round(mean * count) for mean, count in sampled if mean is not None and count is not None),
-        "tokens_trained": sum(each.value("updates/weighted_tokens") or 0.0 for each in measured),
+        "rollouts": sum(counts) if counts or not measured else None,
+        **tokens_of(library, [each.work for each in measured]),
         "reward": _last(measured, "reward/mean", "all"),
         "loss": _last(measured, "updates/loss/mean", ""),
     }

@@ -8,6 +8,7 @@ import polars as pl
 from flows.viewer import addresses
 from flows.viewer.data import step as data
 from flows.viewer.data import step_choice, step_figures, step_search, step_traces
+from flows.viewer.data.retired import retired
 from flows.viewer.data.step_columns import read_names
 from flows.viewer.data.step_mismatch import with_mismatch
 from flows.viewer.library import Library
@@ -30,6 +31,7 @@ def page(library: Library, asked: Asked) -> Page:
         "run": run,
         "step": step,
         "evaluation": None,
+        "retired": retired(library, [work for chain in chains for work in step_traces.works_of(chain)]),
         **_of_step(library, run, chains, frame),
         **told(library, run, frame, asked),
         **neighbours(step_traces.steps_of(library, run), step),

@@ -9,10 +9,12 @@ from flows.viewer import addresses
 from flows.viewer.data import trace_facts as facts
 from flows.viewer.data.attempts import episode, history, mates, neighbours
 from flows.viewer.data.images import images
-from flows.viewer.data.messages import messages, rejected
+from flows.viewer.data.messages import message_works, messages, rejected
 from flows.viewer.data.messages_read import linked, long_text, read_message
 from flows.viewer.data.messages_window import MOST_HITS, WINDOW, Reading, hits, reading
+from flows.viewer.data.retired import retired
 from flows.viewer.data.run_states import is_going
+from flows.viewer.data.step_traces import works_of
 from flows.viewer.data.tokenizers import tokenizer
 from flows.viewer.data.tokens import tokens
 from flows.viewer.data.tokens_colourings import NAMES, chosen
@@ -47,6 +49,7 @@ def page(library: Library, asked: Asked) -> Page:
         "key": found.key,
         "step": found.step,
         "for_training": found.chain.for_training,
+        "retired": retired(library, (*works_of(found.chain), *message_works(library, found))),
         "trace": {name: value for name, value in row.items() if name not in (*JSONS, *ERROR)},
         "error": _error(row),
         "reward_parts": facts.reward_parts(row["rewards"]),

@@ -134,15 +134,15 @@ def test_what_cannot_be_shown_is_explained(
 def test_tokens_are_listed_with_what_was_measured(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = printed(made, FORKED, "--tokens", "--messages", "1", capsys=capsys)
     lines = [line.split() for line in out.splitlines() if re.match(r"^(message| +1) ", line)]
-    assert lines[0] == ["message", "place", "id", "token", "advantage", "rl", "engine", "trained"]
+    assert lines[0] == ["message", "place", "id", "token", "advantage", "rl", "engine", "outside", "trained"]
     assert lines[1:] == [
-        ["1", "0", "4", "<4>", "\u2013", "0", "\u2013", "no"],
-        ["1", "1", "5", "<5>", "0.5", "1", "-1", "yes"],
-        ["1", "2", "6", "<6>", "0.5", "1", "-2", "yes"],
+        ["1", "0", "4", "<4>", "\u2013", "0", "\u2013", "\u2013", "no"],
+        ["1", "1", "5", "<5>", "0.5", "1", "-1", "no", "yes"],
+        ["1", "2", "6", "<6>", "0.5", "1", "-2", "no", "yes"],
     ]
     narrow = printed(made, FORKED, "--tokens", "--width", "60", "--color", "engine", capsys=capsys)
     assert re.search(r"token +engine\n", narrow), "what it is coloured by comes first"
-    assert "No room for advantage, rl, trained" in narrow
+    assert "No room for advantage, rl, outside, trained" in narrow
 
 
 def test_errors_come_with_their_tracebacks(made: Path, capsys: pytest.CaptureFixture[str]) -> None:

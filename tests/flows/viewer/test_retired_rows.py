@@ -1,0 +1,121 @@
+"""Rows that were dropped for their age: pages say so, and what came from them is unknown, not zero and not false."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from flows.viewer.data import runs, step_traces, tokens, trace
+from flows.viewer.library import Library
+from flows.viewer.page import NotThere
+from flows.viewer.web.app import page_of, respond
+from flows.views.why import explain
+from storage.keeping.retention import Retention, expire
+from storage.store import open_store
+from tasks.fates import EXPIRED
+from tests import builders
+from tests.flows.rehearsal import rehearse
+from tests.flows.viewer.hand_made import FORKED, PATHS, RUN, HandMade, batch, credit, forked, update
+from tests.flows.viewer.looking import asked, everything
+
+TABLES = ("assignments", "traces", "messages", "verdicts", "credits", "batches", "updates")
+Without = Callable[[str], Library]
+
+
+@pytest.fixture(scope="module")
+def without(tmp_path_factory: pytest.TempPathFactory) -> Without:
+    """Returns a store of two runs that has lost the rows of a table; of none, where none is named."""
+    base = tmp_path_factory.mktemp("retired")
+    rehearse(base / "whole", "run", steps=1)
+    rehearse(base / "whole", "again", steps=1, training={"learning_rate": 0.5})
+
+    def lacking(table: str) -> Library:
+        if not (base / f"without-{table}").exists():
+            shutil.copytree(base / "whole", base / f"without-{table}")
+            if table:
+                expire(open_store(base / f"without-{table}"), Retention(table, 0))
+        return Library.at(base / f"without-{table}")
+
+    return lacking
+
+
+@pytest.mark.engine  # every page of a store, seven times
+@pytest.mark.parametrize("table", TABLES)
+def test_every_page_opens_and_says_which_rows_went(without: Without, table: str) -> None:
+    library, told = without(table), {}
+    for address in everything(without("")):
+        name, question = asked(address)
+        answer = respond(page_of(name), library, question)
+        assert answer.status_code in (200, 404), address
+        if answer.status_code == 404:
+            assert b"dropped for their age" in answer.body or name.startswith(("any_trace", "compare")), address
+        else:
+            told[name] = b"rows dropped" in answer.body
+    assert told["run"] and told["compare"]
+    assert told["step"] == (table != "assignments")
+    assert not any(b"rows dropped" in respond(page_of(n), without(""), q).body for n, q in map(asked, ["/runs/run"]))
+
+
+@pytest.mark.parametrize("table", ["verdicts", "credits", "batches"])
+def test_nobody_says_that_a_rollout_had_no_weight_whose_batch_cannot_be_read(without: Without, table: str) -> None:
+    before, library = step_traces.traces(without(""), "run", 0), without(table)
+    assert set(before["fate"]) == {"trained"} and before["trained"].all()
+    found = step_traces.traces(library, "run", 0)
+    known = table == "verdicts"  # a packed sample was trained on whatever its verdict said
+    assert set(found["fate"]) == {"trained" if known else EXPIRED}
+    assert found["trained"].to_list() == [True if known else None] * len(before)
+    assert set(library.frames("run")["fates"].collect()["fate"]) == set(found["fate"])
+    (use,) = [use for use in explain(library.frames(), "trace-0-0-0")["runs"] if use["run"] == "run"]
+    assert use["fate"] == found["fate"][0]
+
+
+def test_tokens_of_runs_are_unknown_and_not_none(without: Without) -> None:
+    whole = runs.runs(without("")).row(0, named=True)
+    assert whole["tokens_sampled"] > 0
+    assert runs.runs(without("traces")).row(0, named=True)["tokens_sampled"] is None
+    lost = runs.runs(without("updates")).row(0, named=True)
+    assert lost["tokens_trained"] is None and lost["tokens_sampled"] == whole["tokens_sampled"]
+
+
+def test_a_trace_whose_row_went_is_said_to_be_gone(without: Without) -> None:
+    with pytest.raises(NotThere, match="dropped for their age"):
+        trace.find_trace(without("traces"), "run", "trace-0-0-0")
+
+
+@pytest.mark.parametrize("table", ["", "credits", "batches", "token_masks", "updates"])
+def test_tokens_are_not_called_untrained_or_inside(tmp_path: Path, table: str) -> None:
+    made = HandMade(tmp_path)
+    credits = [
+        credit(FORKED, at, path, {"rl_weights": [0.0] * 3 + [1.0] * (2 + 4 * (at == 0))})
+        for at, path in enumerate(PATHS)
+    ]
+    masks = [{"sample_id": f"{FORKED}/0", "masked": [False] * 4 + [True] * 5}]
+    batches = [batch([f"{FORKED}/0", f"{FORKED}/1"])]
+    learnt = {"updates": [update(masked_fraction=0.5)], "token_masks": masks}
+    made.step([builders.trace(FORKED)], forked(), credits, batches=batches, **learnt)
+    if table:
+        expire(made.store, Retention(table, 0))
+    library = Library.at(tmp_path)
+    found = tokens.tokens(library, trace.find_trace(library, RUN, FORKED))
+    unknown = table in ("credits", "batches")
+    assert found["trained"].to_list() == [None] * 11 if unknown else set(found["trained"]) == {True, False}
+    outside = [each for each in found["outside"] if each is not None]
+    assert set(outside) == (set() if table in ("credits", "token_masks") else {True, False})
+
+
+@pytest.mark.parametrize(("table", "outside"), [("token_statistics", [False]), ("updates", [])])
+def test_nothing_is_called_inside_once_nobody_knows_whether_masks_were_kept(
+    tmp_path: Path, table: str, outside: list[bool]
+) -> None:
+    made = HandMade(tmp_path)
+    credits = [credit(FORKED, 0, PATHS[0], {"rl_weights": [0.0] * 3 + [1.0] * 6})]
+    statistics = [{"sample_id": f"{FORKED}/0", "logprobs": [-1.0] * 9, "entropies": [1.0] * 9}]
+    learnt = {"updates": [update(masked_fraction=0.0)], "token_statistics": statistics}
+    made.step([builders.trace(FORKED)], forked(), credits, batches=[batch([f"{FORKED}/0"])], **learnt)
+    expire(made.store, Retention(table, 0))
+    library = Library.at(tmp_path)
+    found = tokens.tokens(library, trace.find_trace(library, RUN, FORKED))
+    assert found["trained"].sum() == 6
+    assert found["outside"].drop_nulls().unique().to_list() == outside
+    assert found["learner_logprob"].count() == (0 if table == "token_statistics" else 6)
