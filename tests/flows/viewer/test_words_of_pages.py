@@ -1,13 +1,18 @@
 """What pages call things, and the way back from each: the same words everywhere, the field's and not a column's."""
 
 import re
+from html import unescape
+from pathlib import Path
 
 import pytest
 
+from flows.viewer import addresses
 from flows.viewer.library import Library
 from flows.viewer.web.app import page_of, respond
+from tests.builders import message, trace
 from tests.flows.rehearsal import rehearse
 from tests.flows.replays import RLOO, ask, walk
+from tests.flows.viewer.hand_made import RUN, HandMade
 from tests.flows.viewer.looking import asked, one_of_each
 
 
@@ -52,3 +57,23 @@ def test_a_setting_is_written_as_a_config_file_has_it(pages: dict[str, str]) -> 
     (row,) = re.findall(r'<tr><td class="mono">algorithm\.type</td>.*', pages["compare"])
     assert "&#34;grpo&#34;" in row and "&#34;rloo&#34;" in row
     assert ">False<" not in pages["compare"] and ">false<" in pages["compare"]
+
+
+def test_an_example_that_two_policies_tried_leads_to_both_side_by_side(tmp_path: Path) -> None:
+    made = HandMade(tmp_path / "store")
+    for step, name in enumerate(("before", "after")):
+        made.step([trace(name, example_id="again", policy_version=step)], [message(name, 0)], step=step)
+    made.step([trace("once", example_id="once")], [message("once", 0)], step=2)
+    library = Library.at(tmp_path / "store")
+
+    def beside(example_id: str) -> list[str]:
+        kind, question = asked(addresses.example(RUN, trace("x")["environment"], example_id))
+        text = bytes(respond(page_of(kind), library, question).body).decode()
+        return [unescape(each) for each in re.findall(r'href="([^"]*/compare/[^"]*)"', text)]
+
+    (way,) = beside("again")
+    assert "step_a=0" in way and "step_b=1" in way
+    kind, question = asked(way)
+    sides = page_of(kind)(library, question).values
+    assert [[each["trace_id"] for each in sides[f"of_{side}"]["attempts"]] for side in "ab"] == [["before"], ["after"]]
+    assert beside("once") == []
