@@ -26,11 +26,6 @@ def groups(library: Library, run: str, step: int) -> pl.DataFrame:
     return of_traces(step_traces.traces(library, run, step))
 
 
-def evaluation_groups(library: Library, run: str, version: int, set_name: str | None = None) -> pl.DataFrame:
-    """Return the same of an evaluation; see `groups` and `step_traces.evaluation_traces`."""
-    return of_traces(step_traces.evaluation_traces(library, run, version, set_name))
-
-
 def of_traces(frame: pl.DataFrame) -> pl.DataFrame:
     """Return the groups of a frame of traces in order of their ids, numbers in them by value; see `groups`."""
     reward = pl.col("reward").filter(pl.col("fate") != STOPPED)

@@ -25,8 +25,6 @@ SLICES: dict[str, Any] = {
     "seconds": pl.Float64,
 }
 """One row for each table that a piece of work made rows of: `used_by` names all runs that use it."""
-ONCE = ("policy_import", "examples", "evaluation_assignment")
-"""Stages whose work is of the run and not of each step."""
 
 
 def slices(library: Library, run: str) -> pl.DataFrame:

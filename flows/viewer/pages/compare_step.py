@@ -50,7 +50,6 @@ SORTS = {
     "lone": ("side", "group", "reward", "num_output_tokens"),
 }
 """What each table can be sorted by; the first is how it comes."""
-Pair = tuple[str, str]
 
 
 def page(library: Library, asked: Asked) -> Page:

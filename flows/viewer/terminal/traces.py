@@ -24,8 +24,6 @@ from flows.viewer.page import NotThere, plain
 from flows.viewer.texts import one_line
 from storage.errors import border
 
-LIMIT = 40
-"""Traces on a page, where nobody says how many."""
 WIDEST, WIDEST_PIPED = 28, 400
 """Characters of one cell, on a terminal and in a pipe: there, a whole id has to be found."""
 STYLES = {"trained": "green", "errored": "red", "filtered": "yellow", "quarantined": "yellow", "refused": "yellow"}

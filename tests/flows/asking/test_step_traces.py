@@ -105,7 +105,7 @@ def test_an_evaluation_by_version(library: Library) -> None:
     assert rows.height == 8 and set(rows["fate"]) == {"evaluated"}
     assert rows.select("set", "round", "replaced").unique().rows() == [("", 0, False)]
     assert rows["keep"].null_count() == rows["advantage"].null_count() == 8
-    (score,) = groups.evaluation_groups(library, "base", 1).select(pl.col("num_traces").sum()).to_series().to_list()
+    (score,) = groups.of_traces(rows).select(pl.col("num_traces").sum()).to_series().to_list()
     assert score == 8
 
 
