@@ -12,23 +12,13 @@ from flows.viewer.data.run_states import is_going
 from flows.viewer.library import Library
 from flows.viewer.page import Asked, Crumb, Page
 from flows.views.identify import policy_names, policy_version
+from flows.views.recorded_rows import MEASURES
 
 COLOURS = ("advantage", "reward", "sample", "environment")
 """By what samples are coloured."""
 MOST_ROWS, MOST_SAMPLES = 100, 2000
 """What a page shows at most; of samples about so many, and a row at least."""
-MEASURED = (
-    "loss",
-    "rl_loss",
-    "ce_loss",
-    "ref_kl_loss",
-    "grad_norm",
-    "entropy",
-    "mismatch_kl",
-    "mismatch_kl_max",
-    "masked_fraction",
-    "learning_rate",
-)
+MEASURED = (*MEASURES, "mismatch_kl_max")
 DENOMINATORS = {"rl_tokens": "RL tokens", "ce_tokens": "CE tokens", "ref_kl_tokens": "Ref-KL tokens"}
 """Tokens of an update that each component weighs, and is divided by; with what they are called."""
 

@@ -9,6 +9,7 @@ from flows.viewer.data.tokens import TOKENS
 from flows.viewer.data.tokens_colourings import COLOURINGS, chosen, largest
 from flows.viewer.data.tokens_shades import NONE
 from flows.viewer.data.tokens_shown import drawn_text, plain_number
+from flows.viewer.terminal.colours import MEASURES
 
 BY_NAME = {each.name: each for each in COLOURINGS}
 
@@ -86,3 +87,7 @@ def test_numbers_are_plain_json() -> None:
     assert plain_number(0.123456789012) == 0.12345679 and plain_number(math.inf) == "Infinity"
     assert plain_number(-math.inf) == "-Infinity" and plain_number(math.nan) == "NaN"
     assert plain_number(None) is None and plain_number(True) is True and plain_number(7) == 7
+
+
+def test_the_terminal_has_the_colourings_of_the_page_by_the_same_names() -> None:
+    assert set(MEASURES) - {"weight"} == {each.name for each in COLOURINGS}

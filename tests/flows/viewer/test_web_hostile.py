@@ -133,10 +133,10 @@ def test_the_sources_keep_to_what_cannot_be_made_to_run() -> None:
 
 def test_errors_repeat_what_was_asked_as_text_alone(library: Library) -> None:
     client = visitor(library)
-    for text in ("<script>alert(1)</script>", "\x1b[31m", "\u202e", '"><img src=x onerror=alert(1)>', "{{7*7}}"):
+    for text in ("<script>alert(1)</script>", "\x1b[31m", "\u202e", '"><img src=x onerror=alert(1)>', "{{7019*7057}}"):
         for address in ("/runs/base/steps/0", "/"):
             for name in ("sort", "page", "format", "outcome", "search", "q", text):
                 answer = client.get(address, params={name: text})
                 assert answer.status_code in (200, 400), (address, name, answer.status_code)
-                assert acting(answer.text) == set() and "49" not in re.findall(r"\{\{7\*7\}\}|\b49\b", answer.text)
+                assert acting(answer.text) == set() and "49533083" not in answer.text
                 assert not {"img", "iframe"} & {tag for tag, _ in Elements(answer.text).tags}
