@@ -23,6 +23,9 @@ STAGES = ["advantage", "assignment", "examples", "filtering", "packing", "policy
 OF_STEP = {"assignment": 1, "rollout": 1, "filtering": 1, "advantage": 1, "packing": 1, "training": 1}
 
 
+pytestmark = pytest.mark.engine  # a store of three steps is made: seconds
+
+
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     yield make(tmp_path_factory.mktemp("made") / "store", steps=3, rollouts=32, group_size=8, fork=2)
