@@ -98,6 +98,8 @@ def test_the_page_of_a_step_sorts_by_it_and_leads_to_that(library: Library) -> N
     found = page(library, Asked(where, path, {"sort": NAME, "order": "desc"})).values["traces"]
     assert [row["trace_id"] for row in found["rows"]] == [FORKED, "near", "outside", "unused"]
     assert [each["name"] for each in found["columns"]][:2] == ["trace_id", NAME], "what it is sorted by is seen"
+    narrow = page(library, Asked(where, path, {"sort": NAME, "columns": "reward"})).values["traces"]
+    assert [each["name"] for each in narrow["columns"]] == ["trace_id", "reward"], "columns that were chosen stay"
     plain = page(library, Asked(where, path)).values["traces"]
     assert NAME not in [each["name"] for each in plain["columns"]]
     assert NAME in [each["name"] for each in plain["offered"]]

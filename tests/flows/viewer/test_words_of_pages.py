@@ -53,6 +53,10 @@ def test_a_batch_and_its_step_call_what_was_measured_the_same(pages: dict[str, s
         assert raw not in pages["batch"], raw
 
 
+def test_the_share_that_filters_took_has_a_name(pages: dict[str, str]) -> None:
+    assert '<span dir="auto">left out</span>' in pages["run"] and "is filtered" not in pages["run"]
+
+
 def test_a_setting_is_written_as_a_config_file_has_it(pages: dict[str, str]) -> None:
     (row,) = re.findall(r'<tr><td class="mono">algorithm\.type</td>.*', pages["compare"])
     assert "&#34;grpo&#34;" in row and "&#34;rloo&#34;" in row
