@@ -54,7 +54,8 @@ branch, position    the first branch through its message, whose sample has its w
 trained             it has weight in a sample of a batch that an update was made on; null where rows that say it were
                     dropped for their age
 advantage           where it has rl weight
-rl_weight, ...      null where the trace has no credit; 0 is no member of the component
+rl_weight, ...      as the advantage stage gave it; null where the trace has no credit; 0 is no member of the component.
+                    Packing scales it where losses are divided by constant lengths: the batch row has what was trained
 engine_logprob      as it was sampled, temperature applied; null where it was not, or nobody measured it
 learner_logprob     before the update, at the same temperature; null where the learner did not measure it
 log_ratio, ratio    learner_logprob - engine_logprob, and its exp: the importance ratio r of tasks.learner.loss; null

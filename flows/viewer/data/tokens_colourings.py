@@ -22,7 +22,7 @@ from flows.viewer.data.tokens_shades import (
 
 def _weight(component: str, of: str) -> Colouring:
     column = f"{component}_weight"
-    told = f"Weight of the token in the {of} component of the loss; zero is no member."
+    told = f"Weight of the token in the {of} component, before packing scales it for constant lengths; zero: no member."
     return Colouring(column, f"{component} weight", told, column, relative(column), around)
 
 
