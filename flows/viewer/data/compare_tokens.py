@@ -11,8 +11,10 @@ MEASURES = ("advantage", "rl_weight", "ce_weight", "ref_kl_weight", "signal")
 
 
 def compared_tokens(library: Library, one: Found, other: Found) -> pl.DataFrame:
-    """Return one row for each token that was sampled: message, place, token_id, text, and each measure as `NAME_a`,
-    `NAME_b` and `NAME_difference` (b - a; null where either has none). Both are the same rollout in two runs.
+    """Return one row for each token that was sampled, of the same rollout in two runs.
+
+    Columns: message, place, token_id, text, and each measure as `NAME_a`, `NAME_b` and `NAME_difference` (b - a; null
+    where either has none).
     """
     rows = tokens(library, one).filter("sampled").select(*PLACE, "token_id", "text", *MEASURES)
     beside = tokens(library, other).select(*PLACE, *(pl.col(name).alias(f"{name}_b") for name in MEASURES))

@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from shlex import quote
 from typing import Any
 
 import polars as pl
@@ -153,4 +154,4 @@ def _ending(found: Mapping[str, Any]) -> str:
     if found["num_pages"] > 1:
         parts.append(f"page {found['page']} of {found['num_pages']} (--page, --limit)")
     first = found["rows"][0]["trace_id"][: found["id_length"]] if found["rows"] else "ID"
-    return f"{'; '.join(parts)}. One of them: stagecoach trace {one_line(first, 60)}"
+    return f"{'; '.join(parts)}. One of them: stagecoach trace {quote(one_line(first, 60))}"

@@ -15,7 +15,7 @@ from flows.viewer.page import Asked
 from flows.viewer.pages import step as step_page
 from flows.viewer.terminal import traces as listing
 from flows.viewer.terminal.colours import MEASURES
-from flows.viewer.terminal.traces import _that_fit
+from flows.viewer.terminal.traces import _ending, _that_fit
 from flows.viewer.web.app import respond
 from flows.viewer.words import DASH
 from tests.flows.viewer.stepped import HOSTILE, RUN, SAID, begun, stepped
@@ -176,6 +176,11 @@ def test_a_page_that_is_saved_is_not_served(
     assert cli.main(["view", "--save", "/", str(file), *more, "--store", str(root)]) == 2
     assert "it goes without --run, --port and --open" in capsys.readouterr().err and not file.exists()
     assert cli.main(["view", "--save", "/", str(file), "--store", str(root)]) == 0 and file.exists()
+
+
+def test_a_command_that_is_offered_runs_nothing_of_a_rollout() -> None:
+    found = {"num_chosen": 1, "num_all": 1, "num_found": None, "num_pages": 1, "id_length": 12}
+    assert _ending({**found, "rows": [{"trace_id": "$(reboot);x y z"}]}).endswith("stagecoach trace '$(reboot);x '")
 
 
 def test_a_run_that_has_just_begun(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
