@@ -3,10 +3,14 @@
 import re
 from html import unescape
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from flows.viewer import addresses
+from flows.viewer.data.series import StepNumbers
+from flows.viewer.data.series_charts import charts
+from flows.viewer.data.series_rollouts import ALL
 from flows.viewer.library import Library
 from flows.viewer.web.app import page_of, respond
 from tests.builders import message, trace
@@ -53,10 +57,6 @@ def test_a_batch_and_its_step_call_what_was_measured_the_same(pages: dict[str, s
         assert raw not in pages["batch"], raw
 
 
-def test_the_share_that_filters_took_has_a_name(pages: dict[str, str]) -> None:
-    assert '<span dir="auto">left out</span>' in pages["run"] and "is filtered" not in pages["run"]
-
-
 def test_a_setting_is_written_as_a_config_file_has_it(pages: dict[str, str]) -> None:
     (row,) = re.findall(r'<tr><td class="mono">algorithm\.type</td>.*', pages["compare"])
     assert "&#34;grpo&#34;" in row and "&#34;rloo&#34;" in row
@@ -81,3 +81,10 @@ def test_an_example_that_two_policies_tried_leads_to_both_side_by_side(tmp_path:
     sides = page_of(kind)(library, question).values
     assert [[each["trace_id"] for each in sides[f"of_{side}"]["attempts"]] for side in "ab"] == [["before"], ["after"]]
     assert beside("once") == []
+
+
+def test_what_filters_took_is_named_beside_each_filter() -> None:
+    values = {(ALL, f"filters/{name}"): 0.5 for name in ("is_filtered", "zero_advantage")}
+    work: Any = None  # charts look at the numbers alone
+    (found,) = charts([StepNumbers(work, values)], [])[1]["charts"]
+    assert [each["name"] for each in found["series"]] == ["left out", "zero advantage"]
