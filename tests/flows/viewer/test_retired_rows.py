@@ -10,6 +10,7 @@ from flows.viewer.data import runs, step_traces, tokens, trace
 from flows.viewer.library import Library
 from flows.viewer.page import NotThere
 from flows.viewer.web.app import page_of, respond
+from flows.views.sentences import sentence
 from flows.views.why import explain
 from storage.keeping.retention import Retention, expire
 from storage.store import open_store
@@ -68,6 +69,7 @@ def test_nobody_says_that_a_rollout_had_no_weight_whose_batch_cannot_be_read(wit
     assert set(library.frames("run")["fates"].collect()["fate"]) == set(found["fate"])
     (use,) = [use for use in explain(library.frames(), "trace-0-0-0")["runs"] if use["run"] == "run"]
     assert use["fate"] == found["fate"][0]
+    assert ("not known any more" in sentence({"trace": {"reward": 0.0}}, use)) != known
 
 
 def test_tokens_of_runs_are_unknown_and_not_none(without: Without) -> None:
