@@ -40,7 +40,7 @@ def test_what_the_page_on_viewing_writes_works(root: Path, monkeypatch: pytest.M
 
 def test_every_command_of_the_page_is_one() -> None:
     commands = [line.split() for line in re.findall(r"^\$ (?:ssh .* )?stagecoach (.*)$", PAGE, re.MULTILINE)]
-    assert len(commands) == 9
+    assert len(commands) >= 9, "or the page writes its commands in another form"
     for command in commands:
         assert parse([word.strip('"') for word in command]).command
 
