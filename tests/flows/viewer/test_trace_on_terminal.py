@@ -132,7 +132,7 @@ def test_what_cannot_be_shown_is_explained(
 
 
 def test_tokens_are_listed_with_what_was_measured(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = printed(made, FORKED, "--tokens", "--messages", "1", capsys=capsys)
+    out = printed(made, FORKED, "--tokens", "--messages", "1", "--width", "120", capsys=capsys)
     lines = [line.split() for line in out.splitlines() if re.match(r"^(message| +1) ", line)]
     assert lines[0] == ["message", "place", "id", "token", "advantage", "rl", "engine", "outside", "trained"]
     assert lines[1:] == [
