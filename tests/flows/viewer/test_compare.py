@@ -105,7 +105,7 @@ def test_a_replay_beside_its_source_is_told_first_with_what_it_changed(library: 
         ("b", False, []),
     ]
     _, html = answer(library, "credited", "base")
-    assert html.index("is a replay of") < html.index("They part at") and "grpo → rloo" in html
+    assert html.index("is a replay of") < html.index("They part at") and "&#34;grpo&#34; → &#34;rloo&#34;" in html
 
 
 def test_the_ledger_of_both_is_one_picture_of_states(library: Library) -> None:
