@@ -1,5 +1,6 @@
 """The application: every address of the viewer, answered as a page, as JSON, or as one file to keep."""
 
+import logging
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
@@ -19,7 +20,7 @@ from flows.viewer.page import Asked, BadQuestion, NotThere, Page
 from flows.viewer.texts import cut
 from flows.viewer.web import rendering, saving
 from flows.viewer.web.security import Guard
-from storage.errors import StoreError
+from storage.errors import StoreError, border
 
 STATIC = Path(__file__).parent / "static"
 FORMATS = ("html", "json", "file")
@@ -28,6 +29,7 @@ AT_ONCE = 2
 MOST_SAID = 4000
 """Characters of an error's message that are shown: it may repeat what was asked."""
 METHODS = ["GET", "HEAD"]
+_log = logging.getLogger("stagecoach")
 PageOf = Callable[[Library, Asked], Page]
 """Reads what a page says. Raises NotThere and BadQuestion."""
 
@@ -92,13 +94,15 @@ def respond(read: PageOf, library: Library, asked: Asked) -> Response:
     form = asked.text("format") or "html"
     try:
         form = asked.one_of("format", FORMATS, "html")
-        now = library.still()
-        return _formed(read(now, asked), form, asked, now.mark)
+        with border("reading the tables", library.store.root.address):
+            now = library.still()
+            return _formed(read(now, asked), form, asked, now.mark)
     except NotThere as error:
         return _mistake(404, "This is not in the store", str(error), form)
     except BadQuestion as error:
         return _mistake(400, "This cannot be answered", str(error), form)
     except (StoreError, ConfigError) as error:
+        _log.warning("%s could not be answered", asked.address, exc_info=error)
         return _mistake(503, "The store cannot be read", str(error), form)
 
 

@@ -170,6 +170,17 @@ def test_a_store_that_cannot_be_read_is_told_so(made: Any) -> None:
     assert answer.status_code == 503 and "mount it" in answer.text and "<b>" not in answer.text
 
 
+def test_files_that_went_while_they_were_read_are_no_fault_of_the_viewer(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rehearse(tmp_path / "store", "base")
+    for file in (tmp_path / "store" / "tables" / "traces").rglob("*.parquet"):
+        file.unlink()
+    answer = visitor(tmp_path / "store").get("/runs/base/steps/0")
+    assert answer.status_code == 503 and "reading the tables" in answer.text and "Traceback" not in answer.text
+    assert "/runs/base/steps/0 could not be answered" in caplog.text and "Traceback" in caplog.text
+
+
 def test_numbers_that_are_none_and_halves_of_characters_come_through_as_json(made: Any) -> None:
     values = {"nan": float("nan"), "inf": [float("-inf")], "half": "\ud800\udc00\ud800", "none": None, "zero": 0}
     client = made(lambda library, asked: Page("mistake.html", "x\ud800", {**values, "message": "\ud800\0"}))
