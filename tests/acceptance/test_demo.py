@@ -74,7 +74,9 @@ def test_it_says_what_was_learnt_and_what_to_try(first: str, store: str) -> None
     evaluations = [line for line in first.splitlines() if line.startswith("Held-out examples")]
     assert len(evaluations) == 2
     commands = [line.split() for line in first.split("Try next:")[1].splitlines() if line.strip()]
-    assert len(commands) == 3 and all(command[0] == "stagecoach" for command in commands)
+    assert [command[:2] for command in commands] == [
+        ["stagecoach", name] for name in ("view", "show", "show", "resume")
+    ]
     shows = [command[1:] for command in commands if command[1] == "show"]
     assert len(shows) == 2
     for arguments in shows:
