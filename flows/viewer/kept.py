@@ -38,6 +38,8 @@ class Kept:
     def held(self, name: Hashable) -> Any | None:
         """Return what is held under a name; None where there is nothing."""
         with self._lock:
+            if name in self._things:
+                self._things.move_to_end(name)
             return self._things.get(name)
 
     def _keep(self, name: Hashable, made: Any) -> None:

@@ -38,7 +38,7 @@ class Library:
         self.store = store
         self._lock = RLock()
         self._moment: Moment | None = None
-        self._held: Moment | None = None
+        self._still: Moment | None = None
         self._kept = Kept()
 
     @classmethod
@@ -49,21 +49,21 @@ class Library:
     def still(self) -> "Library":
         """The same library at this moment: all that one page reads is then of one look, whoever commits meanwhile."""
         found = copy(self)  # what is kept and the lock are shared
-        found._held = self.moment()
+        found._still = self.moment()
         return found
 
     @property
     def mark(self) -> str:
         """A text that is another as soon as anything was committed."""
-        if self._held is not None:
-            return self._held.mark
+        if self._still is not None:
+            return self._still.mark
         books = (self.store.ledger, self.store.runs, self.store.quarantines)
         return "-".join(str(book.look()) for book in books)
 
     def moment(self) -> Moment:
         """The store as it is now; the same object until somebody commits."""
-        if self._held is not None:
-            return self._held
+        if self._still is not None:
+            return self._still
         with self._lock:
             mark = self.mark  # before the reading: what is committed meanwhile is then seen as new
             if self._moment is None or self._moment.mark != mark:

@@ -135,3 +135,13 @@ def _evaluation(one: tuple[str, int], other: tuple[str, int], figure: Mapping[st
         "num_examples": figure["num_examples"],
         "same_work": same,
     }
+
+
+def figures_of(both: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the figures that `a` or `b` has, of a step or of several together, with b - a."""
+    rows = []
+    for name in FIGURES:
+        if name in both["a"] or name in both["b"]:
+            one, other = both["a"].get(name), both["b"].get(name)
+            rows.append({"figure": name, "a": one, "b": other, "difference": difference(one, other)})
+    return rows

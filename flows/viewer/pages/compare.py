@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flows.viewer import addresses
-from flows.viewer.data.compare import FIGURES, compared, compared_evaluations, difference
+from flows.viewer.data.compare import FIGURES, compared, compared_evaluations, figures_of
 from flows.viewer.data.compare_told import picture, replays, told
 from flows.viewer.data.retired import retired_of
 from flows.viewer.library import Library
@@ -49,7 +49,7 @@ def page(library: Library, asked: Asked) -> Page:
         "figure": figure,
         "figures": list(FIGURES),
         "meanings": MEANINGS,
-        "totals": totals(found["together"]),
+        "totals": figures_of(found["together"]),
         "paired": compared_evaluations(library, a, b).to_dicts(),
     }
     return Page("compare.html", f"{a} and {b}", values, (Crumb(a, addresses.run(a)),), is_going(library, a, b))
@@ -75,16 +75,6 @@ def charts(a: str, b: str, steps: Sequence[Mapping[str, Any]]) -> list[dict[str,
 def _series(side: str, run: str, values: Sequence[float | None]) -> dict[str, Any]:
     last = next((value for value in reversed(values) if value is not None), None)
     return {"name": f"{side}: {run}", "values": values, "last": last}
-
-
-def totals(together: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the figures over the steps that both have, with b - a."""
-    rows = []
-    for name in FIGURES:
-        if name in together["a"] or name in together["b"]:
-            one, other = together["a"].get(name), together["b"].get(name)
-            rows.append({"figure": name, "a": one, "b": other, "difference": difference(one, other)})
-    return rows
 
 
 def _across(a: str, b: str, step: int) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Any
 import polars as pl
 
 from flows.viewer import addresses
-from flows.viewer.data.compare import FIGURES, difference
+from flows.viewer.data.compare import figures_of
 from flows.viewer.data.compare_step import (
     BOTH,
     compared_groups,
@@ -72,7 +72,7 @@ def page(library: Library, asked: Asked) -> Page:
         "work": step_of(pieces, step),
         "previous": known[place - 1] if place else None,
         "next": known[place + 1] if place + 1 < len(known) else None,
-        "figures": _figures(steps),
+        "figures": figures_of(steps),
         "meanings": MEANINGS,
         "between": between(*made),
         "agents": traces["agent"].n_unique(),
@@ -130,12 +130,3 @@ def _with_rewards(groups: Sequence[Mapping[str, Any]], traces: pl.DataFrame) -> 
         ]
 
     return [{**each, **{f"rewards_{side}": of_side(each["group"], side) for side in "ab"}} for each in groups]
-
-
-def _figures(both: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    rows = []
-    for name in FIGURES:
-        if name in both["a"] or name in both["b"]:
-            one, other = both["a"].get(name), both["b"].get(name)
-            rows.append({"figure": name, "a": one, "b": other, "difference": difference(one, other)})
-    return rows

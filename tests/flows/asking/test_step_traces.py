@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 import pytest
@@ -14,6 +13,7 @@ from flows.views.why import explain
 from storage.frames import Frames
 from tasks.fates import EVALUATED
 from tests.flows.asking import asked
+from tests.flows.viewer.looking import what_is_read
 
 RUNS = ("base", "branch", "gated", "regraded", "begun", "hurried")
 
@@ -82,15 +82,7 @@ def test_what_is_regraded_has_the_reward_of_today(library: Library) -> None:
 
 
 def test_only_the_step_is_read_and_only_once(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
-    fresh, read = Library(library.store), []
-    of = Frames.of
-
-    def spying(self: Frames, works: Any, table: str) -> pl.LazyFrame:
-        works = list(works)
-        read.extend((table, work.step) for work in works)
-        return of(self, works, table)
-
-    monkeypatch.setattr(Frames, "of", spying)
+    fresh, read = Library(library.store), what_is_read(monkeypatch)
     monkeypatch.setattr(Frames, "__getitem__", lambda *_: pytest.fail("a whole table was read"))
     one = step_traces.traces(fresh, "base", 1)
     assert {step for _, step in read} == {1} and {table for table, _ in read} >= {"traces", "verdicts", "credits"}

@@ -5,9 +5,11 @@ from collections.abc import Iterator
 from html.parser import HTMLParser
 from itertools import islice, pairwise
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import polars as pl
+import pytest
 from starlette.testclient import TestClient
 
 from flows.viewer import addresses
@@ -15,6 +17,7 @@ from flows.viewer.addresses import PATTERNS
 from flows.viewer.library import Library
 from flows.viewer.page import Asked
 from flows.viewer.web.app import application
+from storage.frames import Frames
 
 MOST_EACH = 2
 """Traces and examples of each run that are opened."""
@@ -132,3 +135,17 @@ class Elements(HTMLParser):
 
     def handle_pi(self, data: str) -> None:
         self.odd.append(f"<?{data[:40]}")
+
+
+def what_is_read(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """The tables and steps whose rows are asked for from now on, in order, as they are asked for."""
+    read: list[tuple[str, int]] = []
+    of = Frames.of
+
+    def spying(self: Frames, works: Any, table: str) -> pl.LazyFrame:
+        works = list(works)
+        read.extend((table, work.step) for work in works)
+        return of(self, works, table)
+
+    monkeypatch.setattr(Frames, "of", spying)
+    return read

@@ -36,6 +36,15 @@ def test_what_was_not_asked_for_longest_goes_first() -> None:
     assert kept.num_bytes == 3 * weight(frame(100)) == 3 * (SMALL + 800)
 
 
+def test_what_is_only_looked_for_counts_as_asked_for() -> None:
+    kept = Kept(most_bytes=2 * (SMALL + 800))
+    for name in "ab":
+        kept.once(name, lambda: frame(100))
+    assert kept.held("a") is not None
+    kept.once("c", lambda: frame(100))
+    assert [kept.held(name) is None for name in "abc"] == [False, True, False]
+
+
 def test_what_is_larger_than_the_room_is_held_alone() -> None:
     kept = Kept(most_bytes=SMALL)
     kept.once("small", lambda: 1)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from flows.viewer.data import step_search, step_traces
 from flows.viewer.data.step_choice import Choice, choose
 from flows.viewer.library import Library
-from storage.frames import Frames
+from tests.flows.viewer.looking import what_is_read
 from tests.flows.viewer.stepped import HOSTILE, RUN, SAID, stepped
 
 
@@ -128,15 +128,7 @@ def test_only_this_steps_messages_are_read_once_and_of_them_only_what_is_said(
 ) -> None:
     fresh = Library(library.store)
     frame = step_traces.traces(fresh, RUN, 0)
-    read: list[tuple[str, int]] = []
-    of = Frames.of
-
-    def spying(self: Frames, works: Any, table: str) -> pl.LazyFrame:
-        works = list(works)
-        read.extend((table, work.step) for work in works)
-        return of(self, works, table)
-
-    monkeypatch.setattr(Frames, "of", spying)
+    read = what_is_read(monkeypatch)
     assert step_search.found(fresh, RUN, frame, "fox").sum() == 1
     assert read == [("messages", 0)]
     assert step_search.found(fresh, RUN, frame, "fox").sum() == 1 and len(read) == 1
