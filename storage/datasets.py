@@ -33,10 +33,10 @@ def scan_attempts(
     """
     options = dict(root.options) or None
     parts = [pl.LazyFrame(pl.DataFrame(schema.empty_table()))]
-    for run in wanted:
-        files = holding(stored, {run: wanted[run]})
-        if not files:
-            continue
+    by_run: dict[str, list[Active]] = {}
+    for file in holding(stored, wanted):
+        by_run.setdefault(file.run, []).append(file)
+    for run, files in by_run.items():
         places = [root.child(f"{stored.place}/{each.path}") for each in files]
         rows = pl.scan_parquet(places, glob=False, hive_partitioning=False, storage_options=options)
         if any(each.first_attempt != each.last_attempt for each in files):
