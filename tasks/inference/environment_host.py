@@ -23,6 +23,7 @@ from tasks.inference.environment_config import resolved
 from tasks.inference.environment_examples import write_examples
 from tasks.inference.seating import seat_players
 from tasks.inference.shared_tools import watch_shared_tools
+from tasks.inference.termination import end_when_told
 
 WORK_VARIABLE = "STAGECOACH_RUNTIMES"
 LABELS_VARIABLE = "STAGECOACH_SANDBOX_LABELS"
@@ -54,6 +55,7 @@ def label_sandboxes() -> None:
 
 def set_up_server() -> None:
     """Set up a process that serves, and load what its first rollout would otherwise wait for."""
+    end_when_told()
     set_up_process()
     remember_signatures()
     seat_players()

@@ -17,9 +17,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import zmq
-from verifiers.v1.serve.pool import EnvServerPool, _arm_teardown
+from verifiers.v1.serve.pool import EnvServerPool
 
 from tasks.inference.environments import answers, hangs
+from tasks.inference.termination import end_when_told
 
 ASK_SECONDS = 5.0
 END_SECONDS = 1.0
@@ -101,7 +102,7 @@ def serve_pool(
     `environment` is our section of the config, `config_data` what verifiers makes of it, `report` takes the address
     once a worker answers, `set_up_worker` is called in every worker.
     """
-    _arm_teardown()
+    end_when_told()
     own = environment["pool"]
     elastic = own["type"] == "elastic"
     pool = WatchedPool(
@@ -114,7 +115,7 @@ def serve_pool(
         own.get("multiplex", 128),
         elastic,
     )
-    with contextlib.suppress(KeyboardInterrupt):  # how the handler of verifiers passes on the signal to end
+    with contextlib.suppress(KeyboardInterrupt):  # told to end before the loop went, or while workers started
         asyncio.run(pool.run())
     if not pool.ending.is_set():  # the signal came while workers were being started, which verifiers leaves alone
         pool._shutdown()

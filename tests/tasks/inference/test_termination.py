@@ -1,0 +1,44 @@
+"""SIGTERM in the middle of a weak reference's callback, where an exception is printed and lost."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
+PROGRAM = """
+import asyncio, os, signal, sys, weakref
+from tasks.inference.termination import end_when_told
+
+class Thing: ...
+
+async def main():
+    thing = Thing()
+    told = weakref.ref(thing, lambda _: [os.kill(os.getpid(), signal.SIGTERM) for _ in range(3)])
+    try:
+        del thing
+        await asyncio.sleep(60)
+    except asyncio.CancelledError:
+        print("cancelled", flush=True)
+        {then}
+
+end_when_told()
+asyncio.run(main())
+print("ended", flush=True)
+"""
+
+
+def run(then: str) -> "subprocess.CompletedProcess[str]":
+    program = PROGRAM.replace("{then}", then)
+    return subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120)
+
+
+def test_a_signal_inside_a_callback_cancels_what_the_loop_runs() -> None:
+    done = run(then="pass")
+    assert (done.stdout.split(), done.returncode) == (["cancelled", "ended"], 0)
+    assert "Exception ignored" not in done.stderr
+
+
+def test_a_server_that_passes_the_cancellation_on_ends_as_interrupted() -> None:
+    done = run(then="raise")
+    assert done.stdout.split() == ["cancelled"]
+    assert "KeyboardInterrupt" in done.stderr
