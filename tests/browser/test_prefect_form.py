@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from storage.store import open_store
-from tests.deploy.serving import PATIENCE, Serving, serving, until
+from tests.deploy.serving import Serving, serving
+from tests.waiting import PATIENCE, until
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(900)]
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
@@ -123,6 +124,7 @@ def test_cancel_and_retry_in_the_pages(page: Any, served: Serving) -> None:
     assert served.ended(flow_run, "CANCELLED")[0] == "CANCELLED"
     done = len(store.ledger.entries(run="long", stage="training"))
     picture(page, "cancelled")
+    served.settled(flow_run)
     press(page, served, flow_run, "Retry")
     until(lambda: len(store.ledger.entries(run="long", stage="training")) > done, served.log)
     assert [event.event for event in store.runs.events("long")] == ["started", "cancelled", "resumed"]

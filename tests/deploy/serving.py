@@ -12,17 +12,19 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from flows.processes.ownership import sweep
+from flows.orchestration.prefect_api import process_of
+from flows.processes.ownership import start_time, sweep
+from tests.waiting import PATIENCE, until
 
 ROOT = Path(__file__).parents[2]
 PREFECT = str(Path(sys.executable).with_name("prefect"))
-PATIENCE = 240.0
-"""Seconds until a wait counts as failed: generous, for machines that are busy with other things."""
+SILENT_SECONDS = 30.0
+"""After so long without a word on a run whose process is gone, a worker has none to say."""
 SHAPE = ["--hidden", "32", "--layers", "1", "--heads", "1", "--kv-heads", "1"]
 SMALL = ["assignment.groups_per_step=4", "packing.tokens_per_row=256", "packing.updates_per_step=1"]
 
@@ -103,9 +105,26 @@ class Serving:
         until(lambda: self.state(flow_run)[0] in final, lambda: f"{self.state(flow_run)}\n{self.log()}")
         return self.state(flow_run)
 
+    def owner(self, flow_run: str) -> str:
+        """Return the identity of the process that a flow run says it has."""
+        found = process_of(self.ask(f"/flow_runs/{flow_run}")["tags"])
+        assert found is not None
+        return found[2]
+
+    def settled(self, flow_run: str) -> None:
+        """Wait until the worker has done with a cancelled run: when its process is gone it writes the end once more.
+
+        It writes over a retry that was asked for before. Where the process was gone before it looked, it says nothing.
+        """
+        process = int(self.owner(flow_run).partition(":")[0])
+        until(lambda: start_time(process) is None, self.log)
+        done = f"Cancelled flow run '{self.ask(f'/flow_runs/{flow_run}')['name']}'"
+        silent = time.monotonic() + SILENT_SECONDS
+        until(lambda: done in self._said() or time.monotonic() > silent, self.log)
+
     def log(self) -> str:
         """Return the end of what server and workers said."""
-        return (self.place / "processes.log").read_text(errors="replace")[-4000:]
+        return self._said()[-4000:]
 
     def close(self) -> None:
         """End everything, the last started first."""
@@ -114,6 +133,9 @@ class Serving:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         sweep()
+
+    def _said(self) -> str:
+        return (self.place / "processes.log").read_text(errors="replace")
 
     def _run(self, *command: str) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(
@@ -147,14 +169,6 @@ def serving(place: Path) -> Iterator[Serving]:
         yield served
     finally:
         served.close()
-
-
-def until(holds: Callable[[], bool], told: Callable[[], str]) -> None:
-    """Wait until something holds; fail with what is told when it does not."""
-    deadline = time.monotonic() + PATIENCE
-    while not holds():
-        assert time.monotonic() < deadline, told()
-        time.sleep(0.3)
 
 
 def free_port() -> int:

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from flows.orchestration.prefect_api import process_of
 from flows.processes.ownership import owned, start_time
 from storage.store import Store, open_store
-from tests.deploy.serving import Serving, serving, until
+from tests.deploy.serving import Serving, serving
+from tests.waiting import until
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 DEPLOYMENTS = {"train/demo", "train/train", "sft/sft", "evaluate/evaluate", "replay/replay", "maintain/maintain"}
@@ -113,7 +113,7 @@ def test_cancelled_retried_and_killed_it_goes_on_where_it_stopped(served: Servin
     flow_run = sft(served, steps=4000)
     run = f"sft-{flow_run[:8]}"
     until(lambda: run in store(served).runs.names() and len(trained(served, run)) > 1, served.log)
-    owner = _owner(served, flow_run)
+    owner = served.owner(flow_run)
     assert owned(owner)
     assert served.prefect("flow-run", "cancel", flow_run).returncode == 0
     assert served.ended(flow_run, "CANCELLED")[0] == "CANCELLED"
@@ -121,6 +121,7 @@ def test_cancelled_retried_and_killed_it_goes_on_where_it_stopped(served: Servin
     assert events(served, run) == [("started", flow_run), ("cancelled", flow_run)]
     before = trained(served, run)
 
+    served.settled(flow_run)
     assert served.prefect("flow-run", "retry", flow_run).returncode == 0
     until(lambda: len(trained(served, run)) > len(before) + 1, served.log)
     assert trained(served, run).items() > before.items()  # what was done is not done again
@@ -141,12 +142,5 @@ def test_cancelled_retried_and_killed_it_goes_on_where_it_stopped(served: Servin
     assert events(served, run)[-1] == ("crashed", flow_run)
 
 
-def _owner(served: Serving, flow_run: str) -> str:
-    """The identity of the process that a flow run says it has."""
-    found = process_of(served.ask(f"/flow_runs/{flow_run}")["tags"])
-    assert found is not None
-    return found[2]
-
-
 def _process(served: Serving, flow_run: str) -> int:
-    return int(_owner(served, flow_run).partition(":")[0])
+    return int(served.owner(flow_run).partition(":")[0])

@@ -9,8 +9,7 @@ import re
 import signal
 import subprocess
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,10 +26,10 @@ from flows.processes.ownership import identity, owned, start_time
 from flows.processes.services import ServiceFailed, Supervisor
 from tasks.inference import environment_pool, environments
 from tests.tasks.inference.conftest import PLUGINS
+from tests.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.engine
 
-PATIENCE = 120.0
 STARTED = re.compile(r"started worker (\d+), process (\d+)")
 HOLDING = re.compile(r"holding (\w+) in process (\d+)")
 
@@ -69,14 +68,6 @@ class Pools:
         return [int(process) for _, process in HOLDING.findall(self.log(name))]
 
 
-def until(condition: Callable[[], bool]) -> None:
-    """Wait for something that is certain to come."""
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come"
-        time.sleep(0.1)
-
-
 @contextmanager
 def rollouts(address: str, count: int) -> Iterator[None]:
     """So many rollouts under way until the block ends."""
@@ -112,14 +103,14 @@ def pools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pools]:
 def test_a_static_pool_starts_its_workers_at_once_and_shares_the_rollouts(pools: Pools) -> None:
     assert len(pools.workers("fixed")) == 2
     with rollouts(pools.addresses["fixed"], 4):
-        until(lambda: len(pools.holders("fixed")) == 4)
+        until(lambda: len(pools.holders("fixed")) == 4, lambda: pools.log("fixed")[-3000:])
     assert sorted(pools.holders("fixed")) == sorted(pools.workers("fixed") * 2)
 
 
 def test_an_elastic_pool_grows_with_load_to_its_bound(pools: Pools) -> None:
     assert len(pools.workers("growing")) == 1
     with rollouts(pools.addresses["growing"], 3):
-        until(lambda: len(pools.holders("growing")) == 3)
+        until(lambda: len(pools.holders("growing")) == 3, lambda: pools.log("growing")[-3000:])
     assert len(pools.workers("growing")) == 2, "one for each rollout, and two at most"
 
 

@@ -4,7 +4,6 @@ import asyncio
 import os
 import signal
 import socket
-import time
 from pathlib import Path
 
 import pytest
@@ -15,10 +14,9 @@ from flows.processes.guardian import descendants
 from flows.processes.services import Supervisor
 from tasks.inference.environments import answers
 from tasks.inference.shared_tools import refuses
+from tests.waiting import until
 
 pytestmark = pytest.mark.engine
-
-PATIENCE = 240.0
 
 
 def commands(pid: int) -> dict[int, str]:
@@ -45,10 +43,7 @@ def test_a_server_without_its_tools_is_started_again(tmp_path: Path) -> None:
         assert tools, commands(handle.pid)
         for pid in tools:
             os.kill(pid, signal.SIGKILL)
-        deadline = time.monotonic() + PATIENCE
-        while handle.generation == before:
-            assert time.monotonic() < deadline, (tmp_path / "environment-calc.log").read_text()[-3000:]
-            time.sleep(0.2)
+        until(lambda: handle.generation != before, lambda: (tmp_path / "environment-calc.log").read_text()[-3000:])
         assert answers(room.addresses()["calc"], 30.0)
     log = (tmp_path / "environment-calc.log").read_text()
     assert "the shared tool server" in log and "is gone: the environment server ends" in log
