@@ -1,4 +1,5 @@
-"""One table of the store on Delta Lake: with `storage.actions` and `storage.logs` the only files that know it.
+"""One table of the store on Delta Lake: with `storage.actions` and the files of its log (`storage.logs`,
+`storage.log_texts`) the only one that knows it.
 
 Data files are written here, durably and with digests, before Delta's log names them: the log commit alone is left to
 the library. A handle is kept open and moved forward, so that a commit costs the same after a year as on the first day.
@@ -20,6 +21,7 @@ from deltalake.transaction import AddAction, RemoveAction
 from storage.actions import PARTITION, PROPERTIES, Active, addition, last_number, new_paths, removal
 from storage.checks import Place, check_schema
 from storage.errors import StoreError, StoreUnavailable, border
+from storage.log_texts import KEPT_LOGS, LogTexts
 from storage.logs import CHECKPOINT_INTERVAL, prune_log, set_aside_torn
 from storage.parquet import decode, encode, source_of
 from storage.refs import File
@@ -27,8 +29,6 @@ from storage.roots import Root
 
 PRUNE_INTERVAL = 50
 ATTEMPTS_TO_COMMIT = 50
-KEPT_LOGS = 64
-"""Versions of the log that are kept in memory once read."""
 
 
 class Raced(Exception):
@@ -50,7 +50,7 @@ class StoredTable:
             self._delta = self._open()
         self._active: tuple[int, list[Active]] = (-1, [])
         self._numbers: dict[str, tuple[int, int]] = {}
-        self._logs: dict[int, str] = {}
+        self._texts = LogTexts(root, name, self.place)
 
     @property
     def version(self) -> int:
@@ -141,7 +141,7 @@ class StoredTable:
         """
         with self.lock:
             version = self.refresh()
-            logs = None if since is None else self._logs_after(since)
+            logs = None if since is None else self._texts.after(since, self.version)
             if logs is None:
                 return [each.path for each in self.active()], version
             return [path for log in logs for path in new_paths(log)], version
@@ -253,7 +253,7 @@ class StoredTable:
         self.refresh()
         for version in range(self.version, before, -1):  # newest first: old ones may have been pruned
             try:
-                found = witness in self._log(version)
+                found = witness in self._texts.of(version)
             except FileNotFoundError:
                 return False
             if found:
@@ -276,25 +276,8 @@ class StoredTable:
 
     def _number(self, application: str, seen: int, number: int) -> int:
         """The number of an application id now, where it was `number` at version `seen` (-1: not known)."""
-        logs = self._logs_after(seen) if 0 <= seen <= self.version < seen + KEPT_LOGS else None
+        known = 0 <= seen <= self.version < seen + KEPT_LOGS
+        logs = self._texts.after(seen, self.version) if known else None
         if logs is None:
             return int(self._delta.transaction_version(application) or 0) if self._delta else 0
         return last_number(logs, application, number)
-
-    def _logs_after(self, seen: int) -> list[str] | None:
-        """The texts of the versions after `seen`, oldest first; None where one was pruned."""
-        try:
-            with border(f"reading the log of table {self.name!r}", self._root.child(self.place)):
-                return [self._log(version) for version in range(seen + 1, self.version + 1)]
-        except StoreUnavailable as error:
-            if not isinstance(error.__cause__, FileNotFoundError):
-                raise
-            return None
-
-    def _log(self, version: int) -> str:
-        """The text of one version, which never changes; the last ones read are kept."""
-        if version not in self._logs:
-            self._logs[version] = self._root.read(f"{self.place}/_delta_log/{version:020d}.json").decode()
-            for old in sorted(self._logs)[:-KEPT_LOGS]:
-                del self._logs[old]
-        return self._logs[version]
