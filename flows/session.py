@@ -25,6 +25,7 @@ from flows.orchestration.cancellation import Cancellation, RunCancelled
 from flows.orchestration.endings import event_of
 from flows.orchestration.gates import approval
 from flows.orchestration.gpu_slot import gpu_slot
+from flows.orchestration.lost_signals import lost_terminations_repeated
 from flows.orchestration.prefect_api import current_flow_run
 from flows.orchestration.reaper import mark_crashed
 from flows.policies import find_policy
@@ -178,7 +179,8 @@ def recorded(session: Session) -> Iterator[None]:
     known = session.place.run in session.place.store.runs.names()
     session.record("resumed" if known else "started")
     try:
-        yield
+        with lost_terminations_repeated():
+            yield
     except BaseException as error:
         event, message = event_of(error)
         session.record(event, message=message)

@@ -1,16 +1,22 @@
 """What a session writes into a run's events, whichever way the run ends."""
 
+import signal
+import weakref
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from configs.run import RunConfig
 from flows.drawing import Evicted
+from flows.orchestration.prefect_api import termination_reported
 from flows.processes.services import Supervisor
 from flows.session import Session, recorded
 from flows.steps import Source
 from storage.store import open_store
 from tasks.stage import Place
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -43,3 +49,47 @@ def test_what_goes_wrong_is_in_the_events_and_passed_on(session: Session, error:
         raise error
     event, message = events(session)[-1]
     assert event == "failed" and message.startswith(type(error).__name__)
+
+
+class TerminationSignal(BaseException):
+    """Stands for what Prefect raises in a flow at SIGTERM; it is known by its name."""
+
+
+def as_prefect_does(*_: Any) -> None:
+    raise TerminationSignal
+
+
+@pytest.fixture
+def handled() -> Iterator[Callable[..., None]]:
+    """Sets the handler of SIGTERM; the one before is put back."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield lambda handler: signal.signal(signal.SIGTERM, handler)
+    signal.signal(signal.SIGTERM, before)
+
+
+def told_in_a_callback() -> None:
+    """Get a signal where an exception is printed and lost; then wait for what it does."""
+
+    class Thing:
+        pass
+
+    thing = Thing()
+    watched = weakref.ref(thing, lambda _: signal.raise_signal(signal.SIGTERM))
+    del thing
+    until(lambda: False, lambda: f"the signal was lost for good, {watched}")
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_signal_that_was_printed_and_lost_ends_a_run_all_the_same(
+    session: Session, handled: Callable[..., None]
+) -> None:
+    handled(as_prefect_does)
+    with pytest.raises(TerminationSignal), recorded(session):
+        told_in_a_callback()
+    assert events(session)[-1][0] == "failed"
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_one_outside_a_flow_of_prefect_is_not_lost_either(session: Session) -> None:
+    with pytest.raises(SystemExit, match="143"), termination_reported(), recorded(session):
+        told_in_a_callback()
