@@ -4,8 +4,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
+from flows.evictions import explained
 from flows.refills import missing_groups
 from flows.session import Session
+from flows.steps import Drawn
 from storage.refs import Entry
 from tasks.rounds import errored
 from tasks.stage import Place, Policy, Ref, StageTask, inputs_of, ref_of
@@ -57,6 +59,10 @@ class Worker:
     def num_errored(self, ref: Ref) -> int:
         """Return how many assignments of some rollouts ended with an error."""
         return len(errored(self._place.table("traces", (ref,), ["assignment_id", "error_class"])))
+
+    def explained(self, empty: Sequence[Drawn]) -> str:
+        """Return what became of the rollouts of batches that hold nothing to train on, and what to do, in lines."""
+        return explained(self._place, empty)
 
     def done(self, task: StageTask, step: int, refs: Sequence[Ref], policy: Policy) -> bool:
         """Tell whether this run itself has finished a stage before, or has taken it over from another run."""

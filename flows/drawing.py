@@ -25,16 +25,15 @@ def draw(do: Do, step: int, found: Ref, policy: Policy, config: RunConfig, befor
     earlier = (*before.assignments, *before.traces) if before else ()
     judge = partial(_judged, do, step, policy, config, before and before.advantage)
     way = fill if config.assignment.refill else _again
+    empty: list[Drawn] = []
     for assigned, sampled, (verdicts, credits) in way(do, step, found, policy, config, earlier, judge):
         batches = do(packing.task, step, (credits, *sampled))
         drawn = Drawn(assigned, sampled, verdicts, credits, batches)
         if drawn.packing.num_rows("batches"):
             return drawn
-    raise Evicted(
-        f"step {step}: {config.filtering.max_batch_attempts} batches in a row hold nothing to train on. Everything "
-        f"sampled is in the store. Look at the verdicts (stagecoach show): rewards that never differ within a group "
-        f"call for easier or harder examples, larger groups, or another filtering section; go on under a new name."
-    )
+        empty.append(drawn)
+    what = f"step {step}: {sum(len(each.assignments) for each in empty)} batches in a row hold nothing to train on"
+    raise Evicted(f"{what}. {do.explained(empty)}")
 
 
 Judge = Callable[[tuple[Ref, ...]], tuple[Ref, Ref]]

@@ -12,7 +12,7 @@ from flows.pipeline import attempts
 from flows.recorded import recorded_by
 from flows.refills import missing_groups
 from flows.replaying import quarantined_in, replay_steps
-from flows.steps import Source
+from flows.steps import Drawn, Source
 from storage.refs import Entry
 from tasks.place import Keys
 from tasks.rounds import errored
@@ -86,6 +86,10 @@ class Foreteller:
         """Return how many assignments of some rollouts ended with an error; none where they are still to be made."""
         entry = self._find(ref.key)
         return self._num_errored(entry) if entry else 0
+
+    def explained(self, empty: Sequence[Drawn]) -> str:
+        """Return nothing: nobody reads it, as what is foretold ends there too."""
+        return ""
 
     def done(self, task: StageTask, step: int, refs: Sequence[Ref], policy: Policy) -> bool:
         """Tell whether the run itself has finished a stage before, or has taken it over from another run."""

@@ -35,6 +35,10 @@ class Do(Protocol):
         """Return how many assignments of rollouts ended with an error; none where they are still to be made."""
         ...
 
+    def explained(self, empty: "Sequence[Drawn]") -> str:
+        """Return what became of the rollouts of batches that hold nothing to train on, and what to do, in lines."""
+        ...
+
     def done(self, task: StageTask, step: int, refs: Sequence[Ref], policy: Policy) -> bool:
         """Tell whether this run itself has finished a stage before, or has taken it over from another run."""
         ...

@@ -45,6 +45,9 @@ class Recorder:
                 self.empty, rows = self.empty - 1, 0
         return Ref(name, step, f"{name}{step}", tuple((table, rows) for table in task.stage.writes), 0, 0.0, True)
 
+    def explained(self, empty: Sequence[Drawn]) -> str:
+        return f"{len(empty)} were empty"
+
     @property
     def stages(self) -> list[tuple[str, int]]:
         return [(name, step) for name, step, _, _ in self.asked]
@@ -112,7 +115,7 @@ def test_an_empty_batch_is_drawn_again(empty: int, batches: int) -> None:
 
 def test_three_empty_batches_end_the_run_before_training() -> None:
     do = Recorder(3)
-    with pytest.raises(Evicted, match="step 0: 3 batches in a row hold nothing to train on"):
+    with pytest.raises(Evicted, match=r"step 0: 3 batches in a row hold nothing to train on\. 3 were empty"):
         list(pipeline.run_steps(do, SOURCE, config(steps=1)))
     assert ("training", 0) not in do.stages
 
