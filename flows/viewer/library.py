@@ -117,6 +117,10 @@ class Library:
         """What `kept` has under a name; None where it would have to be made."""
         return self._kept.held(name)
 
+    def put(self, name: Hashable, value: Value) -> Value:
+        """Hold a value in place of what is held under its name, and return it: for what is of one moment alone."""
+        return self._kept.put(name, value)
+
     def _of_run(self, moment: Moment, run: str) -> Frames:
         try:
             return moment.frames.run(run)

@@ -66,10 +66,10 @@ def latest(library: Library, name: tuple[Hashable, ...], state: Hashable, make: 
 
     A run that goes on has another state after each piece of work: all of them would fill the memory.
     """
-    held: dict[str, tuple[Hashable, Value]] = library.kept(("latest", *name), dict)
-    known = held.get("value")
+    place = ("latest", *name)
+    known: tuple[Hashable, Value] | None = library.held(place)
     if known is None or known[0] != state:
-        known = held["value"] = state, make()
+        known = library.put(place, (state, make()))
     return known[1]
 
 

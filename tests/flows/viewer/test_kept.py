@@ -5,7 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 import polars as pl
 import pytest
 
-from flows.viewer.kept import SMALL, Kept, weight
+from flows.viewer.kept import Kept
+from flows.viewer.weights import SMALL, weight
 
 
 def frame(rows: int) -> pl.DataFrame:
@@ -48,9 +49,24 @@ def test_what_is_only_looked_for_counts_as_asked_for() -> None:
 def test_what_is_larger_than_the_room_is_held_alone() -> None:
     kept = Kept(most_bytes=SMALL)
     kept.once("small", lambda: 1)
-    kept.once("large", lambda: {"of": [frame(1000)]})
+    kept.once("large", lambda: frame(1000))
     assert kept.held("small") is None and kept.held("large") is not None
-    assert kept.num_bytes == 3 * SMALL + 8000
+    assert kept.num_bytes == SMALL + 8000
+
+
+def test_what_is_put_again_is_in_the_place_of_what_was_there() -> None:
+    kept = Kept()
+    for rows in (1000, 100):
+        assert kept.put("a", frame(rows)).height == rows
+    assert kept.held("a").height == 100 and kept.num_bytes == SMALL + 800
+
+
+def test_what_was_changed_meanwhile_leaves_no_weight_behind() -> None:
+    kept, grown = Kept(most_bytes=3 * SMALL), list[int]()
+    kept.once("grown", lambda: grown)
+    grown += range(10_000)
+    kept.once("large", lambda: frame(1000))
+    assert kept.held("grown") is None and kept.num_bytes == weight(frame(1000))
 
 
 def test_many_threads_leave_the_weight_right() -> None:
