@@ -88,6 +88,8 @@ class Page:
     crumbs: tuple[Crumb, ...] = ()
     live: bool = False
     """Whether it may change while somebody looks: a run that is going on."""
+    quiet: bool = False
+    """Whether it follows without saying so, as nothing is going just now."""
 
 
 def plain(value: Any) -> Any:

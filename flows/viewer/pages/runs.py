@@ -39,7 +39,7 @@ def page(library: Library, asked: Asked) -> Page:
         "is_tree": not sort,
         "runs": shown,
     }
-    return Page("runs.html", "Runs", values, live=True)
+    return Page("runs.html", "Runs", values, live=True, quiet=all(row["look"] != "going" for row in every))
 
 
 def tree(rows: Sequence[Row]) -> list[Row]:

@@ -172,6 +172,19 @@ def test_a_state_in_a_word(last: Event, state: str, look: str) -> None:
     assert is_going(last) == (state == "going")
 
 
+def test_the_list_says_that_it_is_live_only_while_a_run_is_going(forked: Library, tmp_path: Path) -> None:
+    assert page(forked, Asked("/")).live and page(forked, Asked("/")).quiet, "followed: something may begin"
+    store = open_store(tmp_path)
+    store.runs.record(run="a", event="started", kind="train", config={"name": "a", "steps": 3})
+    seen = []
+    for _ in ("going", "over"):
+        with visitor(tmp_path) as client:
+            found = [names for tag, names in Elements(client.get("/").text).tags if "data-live-state" in names]
+        seen += [["hidden" in names for names in found]]
+        store.runs.record(run="a", event="finished")
+    assert seen == [[False], [True]]
+
+
 def test_a_run_of_this_process_is_going() -> None:
     now = datetime.now(UTC)
     assert state_of(event("started", host=socket.gethostname(), pid=os.getpid(), at=now))["state"] == "going"

@@ -65,6 +65,7 @@
   const REST = 10; // between looks, in lengths of the last one: a page of a long run must not take a core from the run
   const state = document.querySelector("[data-live-state]");
   let mark = document.body.dataset.mark;
+  let quiet = state?.hidden; // nothing is going: followed all the same, as something may begin
 
   async function look() {
     if (document.hidden) return;
@@ -74,7 +75,9 @@
     if (!answer.ok) return;
     const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
     const done = [...document.querySelectorAll("[data-live]")].map((part) => replace(part, fresh));
-    if (!fresh.querySelector("[data-live-state]")) location.reload(); // the run has ended: the whole page says so
+    const said = fresh.querySelector("[data-live-state]");
+    if (!said) location.reload(); // the run has ended: the whole page says so
+    else quiet = said.hidden;
     if (done.every(Boolean)) mark = fresh.body.dataset.mark || now; // else once more, when nobody is at it
   }
   // Take a part anew, unless somebody is at work in it; return whether it says what is so now.
@@ -108,15 +111,19 @@
     const chosen = window.getSelection();
     return Boolean(chosen) && !chosen.isCollapsed && part.contains(chosen.anchorNode);
   }
+  function tell(words, stale, hidden) {
+    if (!state) return;
+    state.classList.toggle("stale", stale);
+    state.hidden = hidden;
+    if (state.textContent !== words) state.textContent = words;
+  }
   async function keepLooking() {
     const began = performance.now();
     try {
       await look();
-      state?.classList.remove("stale");
-      if (state) state.textContent = "live";
+      tell("live", false, quiet);
     } catch {
-      state?.classList.add("stale");
-      if (state) state.textContent = "not answering";
+      tell("not answering", true, false);
     }
     setTimeout(keepLooking, Math.max(EVERY_MS, REST * (performance.now() - began)));
   }
