@@ -14,6 +14,7 @@ from flows.prepare import nothing_started, prepare
 from flows.replay_config import prepare_replay
 from flows.replay_outcome import summary, trains_again
 from flows.replay_request import Asked
+from flows.replay_sources import finished_without_source, told_finished
 from flows.rooms import EngineRoom
 from flows.session import Session, Watcher, log_directory, open_session, recorded
 from flows.views.evaluations import before_after
@@ -48,7 +49,11 @@ def replay(asked: Asked, plain: bool = False) -> int:
 
 def replays(several: Sequence[Asked], plain: bool = False) -> int:
     """Do replays one after the other, each checked before the first begins; return the exit status."""
-    for config in [prepare_replay(asked) for asked in several]:
+    ended = [finished_without_source(asked) for asked in several]
+    configs = [prepare_replay(asked) for asked, done in zip(several, ended, strict=True) if done is None]
+    for done in filter(None, ended):
+        print(told_finished(done))
+    for config in configs:
         outcome = watch(config, plain=plain)
         print("\n".join(summary(outcome, config)))
     return 0

@@ -1,14 +1,18 @@
 """Replay: recorded steps again from a stage on, with other settings, or with none to see the same come out."""
 
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
 from prefect import flow
 
-from flows.orchestration.called import session_of
+from flows.orchestration.called import said_in_logs, session_of
 from flows.orchestration.endings import OF_A_RUN, reports_its_end
+from flows.outcome import Outcome
 from flows.replay_config import prepare_replay
 from flows.replay_request import Asked
+from flows.replay_sources import finished_without_source, told_finished
+from flows.session import current_session
 from flows.views.diff import publish_diff
 from flows.walks import walk_replay
 
@@ -42,6 +46,9 @@ def replay(
         quarantine: leave out rollouts that were marked as unfit.
     """
     asked = Asked(run, from_stage, until, steps, overrides or (), name, store, policies, regrade, quarantine)
+    if current_session() is None and (done := finished_without_source(asked)):
+        said_in_logs("note", {"text": told_finished(done)})
+        return asdict(Outcome(done.name, done.steps))
     with session_of(partial(prepare_replay, asked)) as session:
         outcome = walk_replay(session)
         if session.config.prefect.artifacts:

@@ -23,6 +23,7 @@ from flows.replay_request import (
     refuse_what_options_say,
     step_range,
 )
+from flows.replay_sources import refuse_removed
 from flows.replay_states import refuse_lost_state, refuse_unfit_state
 from flows.teacher_facts import reopened_teachers, teacher_facts
 from storage.frames import existing_store
@@ -41,7 +42,7 @@ def prepare_replay(asked: Asked) -> RunConfig:
         store = existing_store(asked.store or RunConfig().store)
         begun = recorded_config(store, asked.name)
         asked = as_begun(asked, begun)
-        source = source_config(store, asked.run)
+        source = source_config(store, asked.run, begun)
         recorded = recorded_by(store, asked.run)
         requested = _requested(store, begun, source, recorded, asked)
         refuse_unread(requested, asked.overrides, bool(source.data.path))
@@ -58,16 +59,18 @@ def prepare_replay(asked: Asked) -> RunConfig:
         return config
 
 
-def source_config(store: Store, run: str) -> RunConfig:
-    """Return the config of the run to be replayed; raises ConfigError where there is none to be gone through again."""
+def source_config(store: Store, run: str, begun: RunConfig | None = None) -> RunConfig:
+    """Return the config of the run to be replayed; raises ConfigError where there is none to be gone through again.
+
+    `begun` is the replay that is to go on, if any.
+    """
     config = recorded_config(store, run)
     if config is None:
         known = ", ".join(store.runs.names()[-5:]) or "none"
         raise ConfigError([f"store {store.root.address}: there is no run {run!r}; the last runs are: {known}"])
     if config.kind == "evaluate":
         raise ConfigError([f"run {run!r} is an evaluation: it has no steps to go through again; replay a training run"])
-    if store.runs.events(run)[-1].event == "removed":
-        raise ConfigError([f"run {run!r} was removed from the store (stagecoach gc): its steps are gone"])
+    refuse_removed(store, run, begun)
     return config
 
 

@@ -13,6 +13,7 @@ from flows.outcome import Outcome, check_account, finish_step
 from flows.pipeline import Ahead
 from flows.recorded import recorded_by
 from flows.replay_outcome import Apart, finish_replayed
+from flows.replay_sources import going_through_source
 from flows.replaying import quarantined_in, replay_steps
 from flows.session import Session
 from flows.steps import Drawn
@@ -69,7 +70,7 @@ def walk_replay(session: Session) -> dict[str, Any]:
     outcome, apart = Outcome(session.place.run, config.steps), Apart(store)
     recorded, quarantined = recorded_by(store, config.replay.run), quarantined_in(store, config.replay)
     steps = replay_steps(Worker(session), session.source, config, recorded, quarantined, check_of(session))
-    with session.place.gathered():
+    with going_through_source(store, config), session.place.gathered():
         for done in steps:
             outcome.add(finish_replayed(session, done, apart))
             outcome.policy = done.policy or outcome.policy
