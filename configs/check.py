@@ -185,5 +185,11 @@ def _supervised(config: RunConfig) -> Iterator[str]:
     for where, algorithm in (("algorithm", config.algorithm), *own):
         if algorithm is not None and algorithm.type != "supervised":
             yield f"{where}.type: a run of kind sft needs 'supervised'; it is {algorithm.type!r}"
+    if config.evaluation.evaluates_training:
+        yield (
+            "evaluation.every: a run of kind sft has demonstrations in place of environments, so nothing is evaluated "
+            "while it trains; take 0 (in evaluation.sets too), and evaluate any policy that it made with a config that "
+            "has environments: stagecoach eval PRESET --policy RUN:VERSION"
+        )
     if any(item.type == "zero_advantage" and item.enforce for item in config.filtering.filters):
         yield "filtering.filters: 'zero_advantage' would leave out every demonstration; none of them has an advantage"

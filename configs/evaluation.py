@@ -64,7 +64,7 @@ class EvaluationConfig(Section):
     policy: str = operational("")
     """The policy to evaluate: RUN for a run's last one, RUN:VERSION for an earlier one; empty takes model.path."""
     every: int = operational(0, ge=0)
-    """Evaluate every n steps during training; 0 only when asked."""
+    """Evaluate every n steps during training; 0 only when asked. Supervised runs refuse it."""
     at_start: bool = operational(True)
     """Whether a training run that evaluates now and then also evaluates the policy that it starts from."""
     overlap: bool = operational(True)

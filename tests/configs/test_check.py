@@ -47,6 +47,8 @@ FAULTS = [
     ),
     ("sft_demo", "data.path=''", "data.path: a run of kind sft needs"),
     ("sft_demo", "data.max_length=2049", "packing.tokens_per_row: a row of 2048 tokens cannot hold"),
+    ("sft_demo", "evaluation.every=2", "evaluation.every: a run of kind sft has demonstrations in place of env"),
+    ("sft_demo", 'evaluation.sets=[{name="hard", every=2}]', "evaluation.every: a run of kind sft has demonstrations"),
     ("sft_demo", "algorithm.type=grpo", "algorithm.type: a run of kind sft needs"),
     ("sft_demo", 'filtering.filters=[{type="errored"}, {type="zero_advantage"}]', "filtering.filters: 'zero_adv"),
 ]
@@ -71,6 +73,7 @@ def test_a_fault_is_found_and_nothing_else(preset: str, override: str, expected:
         ("demo", "algorithm.overlong={max_tokens=8, buffer_tokens=8}"),
         ("sft_demo", "data.max_length=2048"),
         ("sft_demo", "environments=[]"),
+        ("sft_demo", "evaluation={every=0, at_start=true}"),
     ],
 )
 def test_the_bounds_themselves_are_allowed(preset: str, override: str) -> None:
