@@ -74,7 +74,7 @@ def test_every_kind_of_page_can_be_read_and_used(demo: str, kinds: dict[str, str
         wrong += [(kind, "an id twice", each) for each in page.evaluate(TWICE)]
         wrong += [(kind, "pale", *each) for each in page.evaluate(PALE).items()]
         wrong += [(kind, "headings", page.locator("h1").count())] if page.locator("h1").count() != 1 else []
-        for width in (1360, 800):
+        for width in (1360, 800, 420, 320):
             page.set_viewport_size({"width": width, "height": 900})
             wrong += [(kind, width, "is too narrow by", over)] if (over := page.evaluate(WIDER)) > 0 else []
         picture(page, f"{kind}-{scheme}-narrow")
@@ -98,6 +98,37 @@ def test_the_focus_is_seen_wherever_it_goes(demo: str, kinds: dict[str, str], op
             if what.startswith("<body"):
                 break  # past the last
             assert outlined and inside, (kind, what)
+
+
+OVER_THE_TEXT = """() => [...document.querySelectorAll("body *")]
+  .filter((each) => ["sticky", "fixed"].includes(getComputedStyle(each).position) && each.checkVisibility())
+  .filter((each) => !each.closest("table"))
+  .map((each) => each.className)"""
+
+
+@pytest.mark.parametrize("size", [(420, 900), (680, 450)], ids=["a phone", "enlarged twice"])
+def test_nothing_stays_over_what_is_read_where_room_is_short(
+    demo: str, kinds: dict[str, str], opened: Opened, size: tuple[int, int]
+) -> None:
+    window = opened(demo)
+    page = window.open(kinds["trace"])
+    assert page.evaluate(OVER_THE_TEXT) != []  # where there is room, colours stay at hand
+    page.set_viewport_size({"width": size[0], "height": size[1]})
+    assert page.evaluate(OVER_THE_TEXT) == []
+
+
+def test_what_was_chosen_to_be_dark_is_printed_on_white_with_its_shades(
+    demo: str, kinds: dict[str, str], opened: Opened
+) -> None:
+    window = opened(demo, color_scheme="dark")
+    page = window.open(kinds["trace"])
+    page.evaluate("document.documentElement.dataset.theme = 'dark'")
+    style = "(name) => getComputedStyle(document.querySelector('.card'))[name]"
+    assert page.evaluate(style, "backgroundColor") != "rgb(255, 255, 255)"
+    page.emulate_media(media="print")
+    assert page.evaluate(style, "backgroundColor") == "rgb(255, 255, 255)"
+    assert page.evaluate(style, "printColorAdjust") == "exact"
+    assert page.evaluate(OVER_THE_TEXT) == []
 
 
 def test_the_first_stop_leads_past_the_header(demo: str, opened: Opened) -> None:
