@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from typing import NoReturn
 
 PATIENCE = 240.0
 """Seconds until a wait counts as failed: a bound on hanging, not a claim on speed."""
@@ -12,4 +13,14 @@ def until(holds: Callable[[], object], told: Callable[[], str], every: float = 0
     deadline = time.monotonic() + PATIENCE
     while not holds():
         assert time.monotonic() < deadline, told()
+        time.sleep(every)
+
+
+def until_told(every: float = 0.2) -> NoReturn:
+    """Wait until a signal ends this process, by what its handler raises.
+
+    In short sleeps: a signal that comes between the last look at it and the sleep itself is seen at the end of the
+    sleep. That is seldom, and less so where other threads ask for the interpreter at that moment.
+    """
+    while True:
         time.sleep(every)

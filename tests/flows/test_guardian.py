@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,19 +11,12 @@ import pytest
 
 from flows.processes import guardian
 from flows.processes.ownership import OWNER, SERVICE, identity, is_alive, marked, owned, start_time, sweep
+from tests.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.engine
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = Path(__file__).parent / "programs"
-
-
-def eventually(condition: Callable[[], bool], seconds: float = 30.0) -> bool:
-    """Wait for a condition; the time is a bound on hanging, not a claim on speed."""
-    deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return condition()
 
 
 class Flow:
@@ -75,15 +67,15 @@ def test_a_killed_flow_leaves_nothing(start: Callable[[str], Flow], number: sign
     assert flow.orphan() in before
     assert len(before) == 5  # two guardians, two services, the orphan
     os.killpg(flow.process.pid, number)  # the group, as a terminal does it
-    flow.process.wait(30)
-    assert eventually(lambda: owned(flow.owner) == [])
-    assert eventually(lambda: [start_time(process) for process in before] == [None] * 5)  # the last dies a moment later
+    flow.process.wait(PATIENCE)
+    until(lambda: owned(flow.owner) == [], lambda: f"left: {owned(flow.owner)}")
+    until(lambda: not any(map(start_time, before)), lambda: f"one of {before} lives")  # the last dies a moment later
 
 
 @pytest.mark.parametrize(("ending", "status"), [("return", 0), ("raise", 1)])
 def test_the_end_of_the_block_leaves_nothing(start: Callable[[str], Flow], ending: str, status: int) -> None:
     flow = start(ending)
-    assert flow.process.wait(30) == status
+    assert flow.process.wait(PATIENCE) == status
     assert owned(flow.owner) == []  # at once: the block waits
     assert (flow.directory / "polite.json.ended").exists()  # and was polite
 
@@ -95,7 +87,7 @@ def test_a_killed_guardian_takes_the_service_along_and_the_sweep_finds_the_rest(
     flow.process.send_signal(signal.SIGSTOP)  # so that the flow itself cannot clean up
     os.waitid(os.P_PID, flow.process.pid, os.WSTOPPED)  # told when the last of its threads stands, not before
     os.kill(keeper, signal.SIGKILL)
-    assert eventually(lambda: start_time(service) is None)
+    until(lambda: start_time(service) is None, lambda: "the service lives on without its guardian")
     assert flow.orphan() in owned(flow.owner)
     flow.process.kill()
     flow.process.wait()
@@ -115,7 +107,7 @@ def test_guardian_exits_with_the_status_of_its_service() -> None:
         read, write = os.pipe()
         command = [sys.executable, "-I", "-S", guardian.__file__, str(read), "0.5", *program]
         try:
-            return subprocess.run(command, pass_fds=[read], stderr=subprocess.DEVNULL, timeout=30).returncode
+            return subprocess.run(command, pass_fds=[read], stderr=subprocess.DEVNULL, timeout=PATIENCE).returncode
         finally:
             os.close(read)
             os.close(write)
@@ -129,12 +121,12 @@ def test_guardian_forwards_sigterm(tmp_path: Path) -> None:
     read, write = os.pipe()
     report = tmp_path / "report"
     program = [sys.executable, str(PROGRAMS / "polite.py"), str(report)]
-    command = [sys.executable, "-I", "-S", guardian.__file__, str(read), "30", *program]
+    command = [sys.executable, "-I", "-S", guardian.__file__, str(read), str(PATIENCE), *program]
     process = subprocess.Popen(command, pass_fds=[read], stdout=subprocess.DEVNULL)
     try:
-        assert eventually(report.exists)
+        until(report.exists, lambda: "the service did not report")
         process.terminate()
-        assert process.wait(30) == 0
+        assert process.wait(PATIENCE) == 0
         assert (tmp_path / "report.ended").exists()
     finally:
         process.kill()
@@ -148,7 +140,7 @@ def test_an_identity_is_of_one_process_only() -> None:
     assert is_alive(name)
     assert not is_alive(f"{process.pid}:1")  # another process that had the same number
     process.kill()
-    assert eventually(lambda: not is_alive(name))  # a zombie is not alive
+    until(lambda: not is_alive(name), lambda: "a zombie is not alive")
     process.wait()
     assert not is_alive(name)
     assert not is_alive("")
@@ -157,7 +149,8 @@ def test_an_identity_is_of_one_process_only() -> None:
 def test_marked_finds_a_process_by_its_environment() -> None:
     process = subprocess.Popen(["sleep", "60"], env={**os.environ, OWNER: identity(), SERVICE: "engine#1"})
     try:
-        assert eventually(lambda: (process.pid, identity(), "engine#1") in list(marked()))
+        wanted = (process.pid, identity(), "engine#1")
+        until(lambda: wanted in list(marked()), lambda: f"not marked: {list(marked())}")
         assert owned(identity(), "engine#1") == [process.pid]
         assert owned(identity(), "engine#2") == []
     finally:

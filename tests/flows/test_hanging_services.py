@@ -2,7 +2,6 @@
 
 import os
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,11 +11,11 @@ import pytest
 from flows.processes import hanging
 from flows.processes.ownership import identity, owned
 from flows.processes.services import Handle, ServiceFailed, ServiceSpec, Supervisor
+from tests.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.engine
 
 POLITE = Path(__file__).parent / "programs" / "polite.py"
-PATIENCE = 60.0
 
 
 @pytest.fixture
@@ -36,6 +35,7 @@ def spec(directory: Path, **changes: Any) -> ServiceSpec:
         "report": report,
         "log": directory / "server.log",
         "ready": lambda _: True,
+        "startup_seconds": PATIENCE,
         "max_restarts": 1,
         "grace_seconds": 0.5,
     }
@@ -106,9 +106,7 @@ def test_a_flood_fills_no_more_than_its_share_of_the_disk(supervisor: Supervisor
     argv = [sys.executable, "-c", flood]
     handle = supervisor.start(spec(tmp_path, argv=argv, report=None, log_bytes=140_000))
     log, aside = tmp_path / "server.log", tmp_path / "server.log.1"
-    deadline = time.monotonic() + PATIENCE
-    while not aside.exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
+    until(aside.exists, lambda: f"the log grew to {log.stat().st_size} bytes and was not moved aside")
     assert handle.alive
     supervisor.close()
     assert 140_000 <= aside.stat().st_size <= 2 * 140_000 + 2**20

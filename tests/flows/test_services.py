@@ -12,6 +12,7 @@ import pytest
 from flows.logs import last_lines
 from flows.processes.ownership import identity, owned, start_time
 from flows.processes.services import ServiceFailed, ServiceSpec, Supervisor
+from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.engine
 
@@ -20,7 +21,7 @@ SECRET = "sk-very-secret-0123"
 
 
 def spec(directory: Path, name: str = "engine", program: str = "polite", **changes: Any) -> ServiceSpec:
-    """A service that runs one of the test programs."""
+    """A service that runs one of the test programs. One that will not go is not waited for when it is told to."""
     report = directory / f"{name}.json"
     arguments = changes.pop("arguments", ())
     values: dict[str, Any] = {
@@ -30,9 +31,9 @@ def spec(directory: Path, name: str = "engine", program: str = "polite", **chang
         "report": report,
         "log": directory / f"{name}.log",
         "ready": lambda _: True,
-        "startup_seconds": 30.0,
+        "startup_seconds": PATIENCE,
         "max_restarts": 1,
-        "grace_seconds": 0.5,
+        "grace_seconds": 0.5 if program == "stubborn" else PATIENCE,
     }
     return ServiceSpec(**{**values, **changes})
 
@@ -75,13 +76,13 @@ def test_a_killed_service_comes_back_with_a_fresh_report_until_no_restart_is_lef
     handle = supervisor.start(spec(tmp_path))
     first = handle.wait()["pid"]
     os.kill(first, signal.SIGKILL)
-    handle._await_change(1, 30.0)
+    handle._await_change(1, PATIENCE)
     second = handle.wait()["pid"]
     assert handle.generation == 2
     assert second != first
     assert start_time(first) is None
     os.kill(second, signal.SIGKILL)
-    handle._await_change(2, 30.0)
+    handle._await_change(2, PATIENCE)
     with pytest.raises(ServiceFailed, match="killed by signal 9 in generation 2: no restart of 1 is left"):
         handle.wait()
     assert not handle.alive
@@ -94,7 +95,7 @@ def test_a_killed_guardian_leaves_nothing_and_counts_as_a_restart(supervisor: Su
     orphan = int((tmp_path / "engine.json.orphan").read_text())
     assert handle._process is not None
     os.kill(handle._process.pid, signal.SIGKILL)
-    handle._await_change(1, 30.0)
+    handle._await_change(1, PATIENCE)
     assert handle.generation == 2
     assert start_time(orphan) is None
     handle.wait()
@@ -114,7 +115,7 @@ def test_restart_on_request(supervisor: Supervisor, tmp_path: Path) -> None:
     handle = supervisor.start(spec(tmp_path))
     first = handle.wait()
     handle.restart()
-    handle._await_change(1, 30.0)
+    handle._await_change(1, PATIENCE)
     assert handle.wait() != first
     assert handle.generation == 2
 
@@ -139,7 +140,7 @@ def test_a_service_that_never_gets_ready_fails_with_its_last_answer(supervisor: 
     def refuse(_: dict[str, Any]) -> bool:
         raise ConnectionError("not yet listening")
 
-    handle = supervisor.start(spec(tmp_path, ready=refuse, startup_seconds=0.3))
+    handle = supervisor.start(spec(tmp_path, ready=refuse, report=None, startup_seconds=0.3))  # asked from the start on
     with pytest.raises(ServiceFailed, match=r"after 0.3 s; it last said: ConnectionError: not yet") as failure:
         handle.wait()
     assert isinstance(failure.value.__cause__, ConnectionError)

@@ -8,7 +8,9 @@ import time
 from pathlib import Path
 
 from flows.orchestration import prefect_api
+from flows.processes.guardian import send
 from flows.processes.ownership import identity, owned
+from tests.waiting import until_told
 
 
 def say(**values: object) -> None:
@@ -45,10 +47,9 @@ def main(directory: str, ending: str) -> None:
         if ending == "crash":
             os.kill(os.getpid(), signal.SIGKILL)
         if ending == "wait":
-            time.sleep(600)
+            until_told()
         if ending == "server":
-            for process in owned(identity()):
-                os.kill(process, signal.SIGKILL)
+            send(signal.SIGKILL, owned(identity()))  # a server goes by itself when its guardian has
             stage.with_options(task_run_name="rollout-3")(3)
 
     with prefect_api.termination_reported(), tags(*prefect_api.run_tags("demo")):

@@ -1,10 +1,10 @@
 """A flow that owns two services, says so, and waits to be ended: by itself, an exception or a signal."""
 
 import sys
-import time
 from pathlib import Path
 
 from flows.processes.services import ServiceSpec, Supervisor
+from tests.waiting import PATIENCE, until_told
 
 PROGRAMS = Path(__file__).parent
 
@@ -12,11 +12,11 @@ PROGRAMS = Path(__file__).parent
 def main(directory: str, ending: str) -> None:
     with Supervisor("run", Path(directory)) as supervisor:
         handles = []
-        for name in ("stubborn", "polite"):
+        for name, grace in (("stubborn", 0.5), ("polite", PATIENCE)):
             report = Path(directory) / f"{name}.json"
             argv = [sys.executable, str(PROGRAMS / f"{name}.py"), str(report)]
             log = Path(directory) / f"{name}.log"
-            spec = ServiceSpec(name, argv, {}, report, log, lambda _: True, 30.0, 0, grace_seconds=0.5)
+            spec = ServiceSpec(name, argv, {}, report, log, lambda _: True, PATIENCE, 0, grace_seconds=grace)
             handles.append(supervisor.start(spec))
         for handle in handles:
             handle.wait()
@@ -24,7 +24,7 @@ def main(directory: str, ending: str) -> None:
         if ending == "raise":
             raise RuntimeError("the flow went wrong")
         if ending == "wait":
-            time.sleep(600)
+            until_told()
 
 
 main(*sys.argv[1:])
