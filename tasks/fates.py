@@ -105,7 +105,7 @@ def fates_of(frames: Frames, found: list[Chain]) -> pl.DataFrame:
     """Return one row for each rollout of some chains alone, as `fates` has it; nothing else is read."""
     rows = _chains(frames, found).join(_traces(frames, found), on="key")
     rows = rows.join(_reasons(frames, found), on=["verdicts", "trace_id"], how="left")
-    rows = rows.join(_packed(frames, found), on=["batches", "trace_id"], how="left")
+    rows = rows.join(packed(frames, found), on=["batches", "trace_id"], how="left")
     waits = pl.col("for_training").not_() | pl.col("batches").is_null() | pl.col("packed").is_not_null()
     dropped = pl.col("expired") & pl.col("for_training") & pl.col("packed").is_null()
     of_others = pl.when(dropped).then(pl.lit(EXPIRED)).when(waits).then("outcome").otherwise(pl.lit(NO_WEIGHT))
@@ -128,7 +128,7 @@ def ruled(error_class: str | None, reason: str | None, otherwise: str) -> tuple[
 
 def _chains(frames: Frames, found: list[Chain]) -> pl.DataFrame:
     """Return the chains as rows: their keys, and what becomes of a rollout that nothing holds back."""
-    refused = _refused(frames, found)
+    against = refused(frames, found)
     rows = [
         {
             "run": chain.run,
@@ -137,7 +137,7 @@ def _chains(frames: Frames, found: list[Chain]) -> pl.DataFrame:
             "batches": chain.batches and chain.batches.key,
             "for_training": chain.for_training,
             "expired": expired(frames, chain),
-            "outcome": outcome(chain, refused),
+            "outcome": outcome(chain, against),
         }
         for chain in found
     ]
@@ -163,7 +163,8 @@ def outcome(chain: Chain, refused: Collection[str]) -> str:
     return REFUSED if chain.decision and chain.decision.key in refused else PENDING
 
 
-def _refused(frames: Frames, found: list[Chain]) -> set[str]:
+def refused(frames: Frames, found: list[Chain]) -> set[str]:
+    """Return the decisions that were against a batch of some chains, by key."""
     decisions = frames.of(_present(chain.decision for chain in found), "decisions")
     return set(decisions.filter(~pl.col("approved")).select("key").collect()["key"])
 
@@ -192,7 +193,7 @@ def _reasons(frames: Frames, found: list[Chain]) -> pl.DataFrame:
     return verdicts.select(pl.col("key").alias("verdicts"), "trace_id", "reason").collect()
 
 
-def _packed(frames: Frames, found: list[Chain]) -> pl.DataFrame:
+def packed(frames: Frames, found: list[Chain]) -> pl.DataFrame:
     """Return the rollouts that have a sample in a batch, by the key of the batch."""
     pairs = [(chain.credits.key, chain.batches.key) for chain in found if chain.credits and chain.batches]
     keys = pl.DataFrame(sorted(set(pairs)), schema={"credits": pl.String, "batches": pl.String}, orient="row")

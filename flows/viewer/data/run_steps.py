@@ -19,6 +19,8 @@ class StepWork:
     verdicts: Work | None
     batches: Work | None
     updates: Work | None
+    last: Chain
+    """What the rollouts went through together; of several pieces the last one, which shares its verdicts with all."""
     works: tuple[Work, ...]
     """All of the step's work, in order of time; that of evaluations is none of it."""
 
@@ -61,7 +63,7 @@ def _step(graph: Graph, step: int, found: Sequence[Chain]) -> StepWork:
     traces = tuple(each.traces for each in found)
     ends = (last.verdicts, last.credits, last.batches, last.decision, last.updates)
     works = _together(graph, step, [*traces, *(work for work in ends if work is not None)])
-    return StepWork(step, traces, last.verdicts, last.batches, last.updates, works)
+    return StepWork(step, traces, last.verdicts, last.batches, last.updates, last, works)
 
 
 def _together(graph: Graph, step: int, ends: Sequence[Work]) -> tuple[Work, ...]:

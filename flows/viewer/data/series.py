@@ -7,6 +7,7 @@ import polars as pl
 
 from configs.filters import filter_name
 from flows.viewer.data.run_steps import StepWork, steps_of
+from flows.viewer.data.series_accounts import Ends, Packed, account_numbers, ends_of, packed_of
 from flows.viewer.data.series_rollouts import COLUMNS, OF_VERDICTS, Numbers, metric, rollout_numbers
 from flows.viewer.data.series_updates import update_numbers
 from flows.viewer.data.shared_reads import each_once
@@ -14,6 +15,7 @@ from flows.viewer.library import Library
 from storage.lineage import Work
 from storage.refs import Entry
 
+READ_OF_VERDICTS = (*OF_VERDICTS, "reason")
 LONG = {"run": pl.String, "step": pl.Int64, "finished": pl.Boolean, "scope": pl.String, "name": pl.String}
 
 
@@ -35,17 +37,30 @@ class StepNumbers:
         return self.values.get((scope, measure))
 
 
+@dataclass(frozen=True)
+class _OfRollouts:
+    """What the rollouts of a step and their verdicts say."""
+
+    values: Numbers
+    ends: Ends
+
+
 def numbers(library: Library, run: str) -> list[StepNumbers]:
     """Return what was measured of every step of a run, unfinished ones as far as they are. Raises NotThere.
 
-    Names and values are those of `flows.metrics.step_metrics`, and beside them: `kept` (share of verdicts that keep),
-    `longest_output`, `updates/...` (see `update_numbers`), `tokens/stage/...` and `tokens_per_second/...`.
+    Names and values are those of `flows.metrics.step_metrics`, `accounting/...` included, and beside them: `kept`
+    (share of verdicts that keep), `longest_output`, `updates/...` (see `update_numbers`), `tokens/stage/...` and
+    `tokens_per_second/...`.
     """
     found = steps_of(library, run)
     filters = tuple(filter_name(each) for each in library.config(run).filtering.filters)
     measured = _of_rollouts(library, found, filters)
     trained = update_numbers(library, [each.updates for each in found if each.updates])
-    return [StepNumbers(each, _together(each, measured[each.name], trained)) for each in found]
+    after = packed_of(library, found)
+    return [
+        StepNumbers(each, _together(each, measured[each.name], packed, trained))
+        for each, packed in zip(found, after, strict=True)
+    ]
 
 
 def steps(library: Library, run: str) -> pl.DataFrame:
@@ -75,25 +90,26 @@ def series(library: Library, run: str) -> pl.DataFrame:
 
 def _of_rollouts(
     library: Library, found: Sequence[StepWork], filters: tuple[str, ...]
-) -> dict[tuple[str, ...], Numbers]:
+) -> dict[tuple[str, ...], _OfRollouts]:
     """Return the numbers of steps' rollouts by what names them; what was read once is not read again."""
     works = {each.name: each for each in found}
 
-    def read(names: list[tuple[str, ...]]) -> dict[tuple[str, ...], Numbers]:
+    def read(names: list[tuple[str, ...]]) -> dict[tuple[str, ...], _OfRollouts]:
         return _read(library, [works[name] for name in names], filters)
 
     return each_once(library, ("numbers of rollouts", filters), list(works), read)
 
 
-def _read(library: Library, wanted: Sequence[StepWork], filters: tuple[str, ...]) -> dict[tuple[str, ...], Numbers]:
+def _read(library: Library, wanted: Sequence[StepWork], filters: tuple[str, ...]) -> dict[tuple[str, ...], _OfRollouts]:
     """Read the rollouts of some steps and their verdicts, each table once."""
     traces = _rows(library, "traces", COLUMNS, {str(n): each.traces for n, each in enumerate(wanted)})
     judged = {str(n): (each.verdicts,) for n, each in enumerate(wanted) if each.verdicts}
-    verdicts = _rows(library, "verdicts", OF_VERDICTS, judged)
-    made = rollout_numbers(traces, verdicts, dict.fromkeys(judged, filters))
+    verdicts = _rows(library, "verdicts", READ_OF_VERDICTS, judged)
+    ends = ends_of(traces, verdicts)
+    made = rollout_numbers(traces, verdicts.drop("reason"), dict.fromkeys(judged, filters))
     for step, kept in verdicts.group_by("step").agg(pl.col("keep").mean()).iter_rows():
         made.setdefault(step, {})["", "kept"] = kept
-    return {each.name: made.get(str(n), {}) for n, each in enumerate(wanted)}
+    return {each.name: _OfRollouts(made.get(str(n), {}), ends.get(str(n), {})) for n, each in enumerate(wanted)}
 
 
 def _rows(library: Library, table: str, columns: Sequence[str], by_step: Mapping[str, Iterable[Work]]) -> pl.DataFrame:
@@ -108,10 +124,13 @@ def _rows(library: Library, table: str, columns: Sequence[str], by_step: Mapping
     return rows.join(steps, on="key").drop("key")
 
 
-def _together(work: StepWork, of_rollouts: Numbers, trained: Mapping[str, Mapping[str, float]]) -> Numbers:
+def _together(
+    work: StepWork, sampled: _OfRollouts, packed: Packed, trained: Mapping[str, Mapping[str, float]]
+) -> Numbers:
     """Return all numbers of a step: of its rollouts, of its training, and of its stages out of the ledger."""
     of_update = trained.get(work.updates.key, {}) if work.updates else {}
-    found = {**of_rollouts, **{("", name): value for name, value in of_update.items()}}
+    of_step = {**of_update, **account_numbers(sampled.ends, packed)}
+    found = {**sampled.values, **{("", name): value for name, value in of_step.items()}}
     spans: dict[str, list[tuple[float, int]]] = {}
     for each in work.works:
         if each.finished:
