@@ -10,8 +10,8 @@ asked for: the address that is printed holds it, or STAGECOACH_VIEW_TOKEN names 
 --save /runs/demo/steps/3 step3.html writes what an address shows as one static file, and starts nothing.
 """
 COLOURS = """\
-advantage, weight (the component of the loss), rl_weight, ce_weight, ref_kl_weight, engine, learner, ratio, mismatch,
-entropy, reference, signal, outside, mask, trained"""
+advantage, weight (the component of the loss), rl_weight, ce_weight, ref_kl_weight, trained_rl_weight, engine,
+learner, ratio, mismatch, entropy, reference, signal, outside, mask, trained"""
 FILTERS = {
     "env": "of this environment",
     "agent": "of this agent",

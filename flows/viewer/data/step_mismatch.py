@@ -9,6 +9,7 @@ import numpy as np
 import polars as pl
 
 from flows.viewer.data.step_traces import works_of
+from flows.viewer.data.training import by_sample
 from flows.viewer.library import Library
 from storage.lineage import Work, marks
 from tasks.fates import Chain
@@ -42,23 +43,13 @@ def by_trace(library: Library, run: str, chains: Sequence[Chain]) -> pl.DataFram
     measured = frames.of(_once(chain.updates for chain in chains), "token_statistics")
     learner = measured.select("sample_id", learner="logprobs").collect()
     named = frames.of(_once(chain.credits for chain in chains), "credits").select("sample_id", "trace_id").collect()
-    flat = _samples(rows).join(learner, on="sample_id").join(named.unique("sample_id"), on="sample_id")
+    own = by_sample(rows, ("logprobs", "rl_weights"))
+    flat = own.join(learner, on="sample_id").join(named.unique("sample_id"), on="sample_id")
     flat = flat.explode("logprobs", "rl_weights", "learner").filter(pl.col("rl_weights") != 0)
     apart = flat["learner"].cast(pl.Float64).to_numpy() - flat["logprobs"].cast(pl.Float64).to_numpy()
     with np.errstate(over="ignore", invalid="ignore"):
         values = np.expm1(apart) - apart  # numpy, as polars has no exact expm1
     return flat.select("trace_id", pl.Series(NAME, values)).group_by("trace_id").agg(pl.col(NAME).mean())
-
-
-def _samples(rows: pl.DataFrame) -> pl.DataFrame:
-    """Return rows of a batch as one row for each sample, with its own part of the lists by token."""
-    border = pl.col("cu_seqlens")
-    rows = rows.filter(pl.col("sample_ids").list.len() > 0).with_columns(
-        start=border.list.head(border.list.len() - 1), length=border.list.diff(null_behavior="drop")
-    )
-    each = rows.rename({"sample_ids": "sample_id"}).explode("sample_id", "start", "length")
-    part = [pl.col(name).list.slice("start", "length") for name in ("logprobs", "rl_weights")]
-    return each.select("sample_id", *part)
 
 
 def _once(works: Iterable[Work | None]) -> list[Work]:

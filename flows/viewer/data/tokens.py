@@ -12,11 +12,13 @@ from flows.viewer.data.messages import message_works
 from flows.viewer.data.retired import lost
 from flows.viewer.data.tokenizers import TEXTS, with_texts
 from flows.viewer.data.trace import Found
-from flows.viewer.data.training import samples, works
+from flows.viewer.data.training import packed_weights, samples, works
 from flows.viewer.library import Library
 from tasks.fates import expired
 
 WEIGHTS = {"rl_weights": "rl_weight", "ce_weights": "ce_weight", "ref_kl_weights": "ref_kl_weight"}
+TRAINED_WEIGHTS = {name: f"trained_{name}" for name in WEIGHTS.values()}
+"""What a token weighs by the credit, and what it was trained with."""
 STREAMS = {"advantages": "signal", **WEIGHTS}
 MEASURED = {"logprobs": "learner_logprob", "entropies": "entropy"}
 PLACE = ("message", "place")
@@ -34,6 +36,9 @@ TOKENS = {
     "rl_weight": pl.Float32,
     "ce_weight": pl.Float32,
     "ref_kl_weight": pl.Float32,
+    "trained_rl_weight": pl.Float32,
+    "trained_ce_weight": pl.Float32,
+    "trained_ref_kl_weight": pl.Float32,
     "engine_logprob": pl.Float32,
     "learner_logprob": pl.Float32,
     "log_ratio": pl.Float64,
@@ -51,11 +56,12 @@ text, special       what it adds to the text, for people; null where its tokeniz
 sampled             the mask: the policy sampled it
 is_content          body rather than template; null where that is not known
 branch, position    the first branch through its message, whose sample has its weights, and its place in that sample
-trained             it has weight in a sample of a batch that an update was made on; null where rows that say it were
+trained             it has weight in a row of a batch that an update was made on; null where rows that say it were
                     dropped for their age
 advantage           where it has rl weight
-rl_weight, ...      as the advantage stage gave it; null where the trace has no credit; 0 is no member of the component.
-                    Packing scales it where losses are divided by constant lengths: the batch row has what was trained
+rl_weight, ...      as the advantage stage gave it; null where the trace has no credit; 0 is no member of the component
+trained_rl_weight,  as the batch row has it, to the last bit: packing scales it where losses are divided by constant
+...                 lengths. Null where the token was not packed or not trained, or is no member of the component
 engine_logprob      as it was sampled, temperature applied; null where it was not, or nobody measured it
 learner_logprob     before the update, at the same temperature; null where the learner did not measure it
 log_ratio, ratio    learner_logprob - engine_logprob, and its exp: the importance ratio r of tasks.learner.loss; null
@@ -78,11 +84,10 @@ def tokens(library: Library, found: Found, within: Collection[int] | None = None
     own = _laid_out(library, found, within)
     own = own.join(_credited(library, found), on=PLACE, how="left", maintain_order="left")
     own = own.join(_references(library, found), on=PLACE, how="left", maintain_order="left")
-    weighted = pl.any_horizontal(pl.col(name) != 0 for name in WEIGHTS.values()).fill_null(False)
     rl, pulled = pl.col("rl_weight") != 0, pl.col("ref_kl_weight") != 0
     both = pl.col("learner_logprob").cast(pl.Float64) - pl.col("engine_logprob").cast(pl.Float64)
     own = own.with_columns(
-        trained=_trained(library, found, weighted),
+        *_as_trained(library, found),
         advantage=pl.when(rl).then("signal"),
         signal=pl.when(pulled).then("signal"),
         outside=pl.when(rl).then("outside"),
@@ -94,11 +99,15 @@ def tokens(library: Library, found: Found, within: Collection[int] | None = None
     return own.select(pl.col(name).cast(kind) for name, kind in TOKENS.items() if name in own.columns)
 
 
-def _trained(library: Library, found: Found, weighted: pl.Expr) -> pl.Expr:
-    """Return whether each token was trained on; null where that is not known any more."""
-    own = weighted & pl.col("packed").fill_null(False) & pl.lit(found.chain.updates is not None)
+def _as_trained(library: Library, found: Found) -> list[pl.Expr]:
+    """Return whether each token was trained on, null where that is not known any more, and with which weights."""
+    weighted = {name: (pl.col(name) != 0).fill_null(False) for name in TRAINED_WEIGHTS.values()}
+    made = pl.lit(found.chain.updates is not None)
+    own = pl.any_horizontal(*weighted.values()) & made
     gone = found.chain.for_training and expired(library.frames(), found.chain)
-    return pl.when(own).then(True) if gone else own
+    trained = pl.when(own).then(True) if gone else own
+    weights = (pl.when(member & made).then(name).alias(name) for name, member in weighted.items())
+    return [trained.alias("trained"), *weights]
 
 
 def _by_policy(found: Found) -> bool:
@@ -148,7 +157,8 @@ def _credited(library: Library, found: Found) -> pl.DataFrame:
     if _masks_known(library, found):
         flat = flat.with_columns(pl.col("outside").fill_null(False))
     weighted = pl.any_horizontal(pl.col(name) != 0 for name in WEIGHTS.values())
-    flat = flat.join(own.select("sample_id", packed=pl.col("row").is_not_null()), on="sample_id")
+    packed = packed_weights(library, found, own).rename({old: TRAINED_WEIGHTS[new] for old, new in WEIGHTS.items()})
+    flat = flat.join(_exploded(packed), on=("sample_id", "position"), how="left")
     # The first token of a sample has nothing before it: packing takes its weight away.
     first = pl.col("position") == 0
     flat = flat.with_columns(pl.when(first).then(0).otherwise(pl.col(name)).alias(name) for name in STREAMS.values())

@@ -22,7 +22,7 @@ from flows.viewer.data.tokens_shades import (
 
 def _weight(component: str, of: str) -> Colouring:
     column = f"{component}_weight"
-    told = f"Weight of the token in the {of} component, before packing scales it for constant lengths; zero: no member."
+    told = f"Weight of the token in the {of} component, as the advantage stage gave it; zero: no member."
     return Colouring(column, f"{component} weight", told, column, relative(column), around)
 
 
@@ -39,6 +39,14 @@ COLOURINGS = (
     _weight("rl", "rl"),
     _weight("ce", "cross-entropy"),
     _weight("ref_kl", "reference-KL"),
+    Colouring(
+        "trained_rl_weight",
+        "rl weight as trained",
+        "Weight in the rl component as the batch row has it: scaled where losses are divided by constant lengths.",
+        "trained_rl_weight",
+        relative("trained_rl_weight"),
+        around,
+    ),
     Colouring(
         "engine",
         "engine log-prob",

@@ -9,15 +9,17 @@ import polars as pl
 
 from flows.viewer.data.attempts import largest_advantage
 from flows.viewer.data.tokenizers import with_texts
-from flows.viewer.data.tokens import tokens
+from flows.viewer.data.tokens import TRAINED_WEIGHTS, tokens
 from flows.viewer.data.tokens_colourings import COLOURINGS, largest
 from flows.viewer.data.trace import Found
 from flows.viewer.library import Library
 
 DRAWN = 4000
 """Tokens that a page draws; of more, only how many there are."""
-DIGITS = 8
-"""Significant digits of a value: as many as tables hold, and a few less to send."""
+DIGITS = 9
+"""Significant digits of a value: enough to tell any two that tables hold apart, and fewer to send than all."""
+EXACT = {*TRAINED_WEIGHTS, *TRAINED_WEIGHTS.values()}
+"""What is told in all its digits: sums of it are those of the batch row."""
 _BLANKS = re.compile("^ +| +$| {2,}")
 Values = dict[str, Any]
 
@@ -62,7 +64,7 @@ def _drawn(part: pl.DataFrame) -> Values:
     names = [name for name in part.columns if name != "message"]
     pairs = zip(part["text"], part["token_id"], strict=True)
     return {
-        "columns": {name: [plain_number(value) for value in part[name]] for name in names},
+        "columns": {name: [plain_number(value, name in EXACT) for value in part[name]] for name in names},
         "drawn": [drawn_text(text, number) for text, number in pairs],
     }
 
@@ -84,18 +86,23 @@ def colourings(library: Library, found: Found, drawn: pl.DataFrame) -> list[Valu
     ]
 
 
+def scaled(drawn: pl.DataFrame) -> list[str]:
+    """Return the weights, of `TRAINED_WEIGHTS`, with which some token was trained otherwise than its credit says."""
+    return [name for name, trained in TRAINED_WEIGHTS.items() if bool((drawn[trained] != drawn[name]).any())]
+
+
 def _largest(library: Library, found: Found, drawn: pl.DataFrame, column: str) -> float:
     own = largest(drawn, column)
     return max(own, largest_advantage(library, found) or 0.0) if column == "advantage" else own
 
 
-def plain_number(value: Any) -> Any:
-    """Return a number in `DIGITS` digits, what is not finite by its name; everything else as it is."""
+def plain_number(value: Any, exact: bool = False) -> Any:
+    """Return a number in `DIGITS` digits, or all, what is not finite by its name; everything else as it is."""
     if not isinstance(value, float):
         return value
     if not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    return float(f"{value:.{DIGITS}g}")
+    return value if exact else float(f"{value:.{DIGITS}g}")
 
 
 def drawn_text(text: str | None, number: int) -> str:

@@ -4,10 +4,12 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+import polars as pl
+
 from flows.viewer import addresses
 from flows.viewer.data.retired import lost
 from flows.viewer.data.trace import Found, outcome_of
-from flows.viewer.data.training import samples
+from flows.viewer.data.training import WEIGHTS, packed_weights, samples
 from flows.viewer.library import Library
 from flows.views.identify import policy_version
 from flows.views.sentences import sentence
@@ -67,13 +69,20 @@ def timing(row: Mapping[str, Any]) -> list[Values]:
 
 
 def trained_in(library: Library, found: Found) -> list[Values]:
-    """Return the samples that the trace became, each with the batch row that it is in, and that row's address."""
+    """Return the samples that the trace became, each with the batch row that it is in, and that row's address.
+
+    `weights` are the sums of the weights by component that the row has for the sample, None where it is in none.
+    """
     packed, made = found.chain.batches, found.chain.updates
-    rows = samples(library, found).drop("path").to_dicts()
+    own = samples(library, found)
+    sums = packed_weights(library, found, own).with_columns(pl.col(WEIGHTS).cast(pl.List(pl.Float64)).list.sum())
+    weights = {row.pop("sample_id"): row for row in sums.to_dicts()}
+    rows = own.drop("path").to_dicts()
     gone = packed is not None and lost(library, [packed], "batches")
     for each in rows:
         known = packed is not None and each["row"] is not None
         each["address"] = addresses.row(found.run, packed.step, each["row"]) if packed and known else None
+        each["weights"] = weights.get(each["sample_id"])
         each["trained"] = None if gone and not known else bool(known and made)
     return rows
 

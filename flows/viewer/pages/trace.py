@@ -18,7 +18,7 @@ from flows.viewer.data.step_traces import works_of
 from flows.viewer.data.tokenizers import tokenizer
 from flows.viewer.data.tokens import tokens
 from flows.viewer.data.tokens_colourings import NAMES, chosen
-from flows.viewer.data.tokens_shown import colourings, describe, shown_tokens
+from flows.viewer.data.tokens_shown import colourings, describe, scaled, shown_tokens
 from flows.viewer.data.trace import Found, find_trace, other_runs
 from flows.viewer.drawing.message_graph import classes, drawable
 from flows.viewer.library import Library
@@ -156,6 +156,7 @@ def _graph(rows: pl.DataFrame, whole: Reading, asked: Asked) -> Values:
     """Return the graph as it is drawn, where it has forks and can be seen as a whole."""
     drawn = drawable(whole.paths)
     roles = classes(rows.select("message", "role").to_dicts()) if drawn else {}
+        "scaled": scaled(measured),
     paths = whole.paths if drawn else []
     ways = [asked.but(branch=each, message=None, to=None) for each in range(len(paths))]
     return {"paths": paths, "roles": roles, "addresses": ways, "broken": whole.broken}

@@ -37,6 +37,7 @@ MEASURES = {
     "rl_weight": Measure("rl weight", "rl_weight", "up", 1.0),
     "ce_weight": Measure("cross-entropy weight", "ce_weight", "up", 1.0),
     "ref_kl_weight": Measure("reference-KL weight", "ref_kl_weight", "up", 1.0),
+    "trained_rl_weight": Measure("rl weight as trained", "trained_rl_weight", "up"),
     "engine": Measure("log-prob of the engine that sampled it", "engine_logprob", "down", 1.0),
     "learner": Measure("log-prob of the learner before the update", "learner_logprob", "down", 1.0),
     "ratio": Measure("log importance ratio, learner less engine", "log_ratio", "around", 0.02),

@@ -12,6 +12,7 @@ from flows.viewer.data.attempts import largest_advantage
 from flows.viewer.data.tokenizers import with_texts
 from flows.viewer.data.tokens import tokens
 from flows.viewer.data.tokens_colourings import chosen
+from flows.viewer.data.tokens_shown import scaled
 from flows.viewer.data.trace import Found
 from flows.viewer.library import Library
 from flows.viewer.terminal.colours import MEASURES, Colours
@@ -28,8 +29,11 @@ NUMBER, TEXT, VALUE = 7, 22, 10
 COLUMNS = {
     "advantage": "advantage",
     "rl_weight": "rl",
+    "trained_rl_weight": "rl-train",
     "ce_weight": "ce",
+    "trained_ce_weight": "ce-train",
     "ref_kl_weight": "ref-kl",
+    "trained_ref_kl_weight": "kl-train",
     "engine_logprob": "engine",
     "learner_logprob": "learner",
     "log_ratio": "log ratio",
@@ -68,7 +72,12 @@ def listed(
 
 
 def _says_something(tokens: pl.DataFrame, name: str) -> bool:
-    """Say whether any token has a value; weights that are all zero are those of a component without members."""
+    """Say whether any token has a value; weights that are all zero are those of a component without members.
+
+    Those that were trained say something where they are others than those of the credit.
+    """
+    if name.startswith("trained_"):
+        return name.removeprefix("trained_") in scaled(tokens)
     values = tokens[name].drop_nulls()
     return len(values) > 0 and (not name.endswith("_weight") or bool((values != 0).any()))
 

@@ -40,13 +40,25 @@ def credit(trace_id: str, branch: int, path: Sequence[int], streams: Mapping[str
     return row | {name: list(streams.get(name, [0.0] * length)) for name in names}
 
 
-def batch(sample_ids: Sequence[str], row: int = 0) -> dict[str, Any]:
-    """A row of batches; what stands in its tokens is not looked at here."""
-    count = len(sample_ids)
-    streams = ("logprobs", "temperatures", "advantages", "rl_weights", "ce_weights", "ref_kl_weights")
-    packed = {"row": row, "update": 0, "rank": 0, "micro_step": 0, "sample_ids": list(sample_ids)}
-    packed |= {"cu_seqlens": list(range(count + 1)), "token_ids": [1] * count}
-    packed |= {name: [0.0] * count for name in streams}
+def batch(samples: Sequence[str | Mapping[str, Any]], row: int = 0, scale: float = 1.0) -> dict[str, Any]:
+    """A row of batches: of rows of credits with their weights, those of rl scaled; of an id alone one weightless token.
+
+    What else stands in its tokens is not looked at here.
+    """
+    names = ("advantages", "rl_weights", "ce_weights", "ref_kl_weights")
+    alone = {name: [0.0] for name in names}
+    credits = [{"sample_id": each, **alone} if isinstance(each, str) else each for each in samples]
+    borders = [0]
+    for each in credits:
+        borders.append(borders[-1] + len(each["rl_weights"]))
+    packed: dict[str, Any] = {"row": row, "update": 0, "rank": 0, "micro_step": 0}
+    packed |= {"sample_ids": [each["sample_id"] for each in credits]}
+    packed |= {"cu_seqlens": borders, "token_ids": [1] * borders[-1]}
+    packed |= {name: [0.0] * borders[-1] for name in ("logprobs", "temperatures")}
+    packed |= {
+        name: [value for each in credits for value in [0.0, *each[name][1:]][: len(each[name])]] for name in names
+    }
+    packed["rl_weights"] = [value * scale for value in packed["rl_weights"]]
     return packed | {"rl_tokens": 1, "ce_tokens": 1, "ref_kl_tokens": 1}
 
 

@@ -93,7 +93,7 @@ def test_tokens_are_not_called_untrained_or_inside(tmp_path: Path, table: str) -
         for at, path in enumerate(PATHS)
     ]
     masks = [{"sample_id": f"{FORKED}/0", "masked": [False] * 4 + [True] * 5}]
-    batches = [batch([f"{FORKED}/0", f"{FORKED}/1"])]
+    batches = [batch(credits)]
     learnt = {"updates": [update(masked_fraction=0.5)], "token_masks": masks}
     made.step([builders.trace(FORKED)], forked(), credits, batches=batches, **learnt)
     if table:
@@ -114,7 +114,7 @@ def test_nothing_is_called_inside_once_nobody_knows_whether_masks_were_kept(
     credits = [credit(FORKED, 0, PATHS[0], {"rl_weights": [0.0] * 3 + [1.0] * 6})]
     statistics = [{"sample_id": f"{FORKED}/0", "logprobs": [-1.0] * 9, "entropies": [1.0] * 9}]
     learnt = {"updates": [update(masked_fraction=0.0)], "token_statistics": statistics}
-    made.step([builders.trace(FORKED)], forked(), credits, batches=[batch([f"{FORKED}/0"])], **learnt)
+    made.step([builders.trace(FORKED)], forked(), credits, batches=[batch(credits)], **learnt)
     expire(made.store, Retention(table, 0))
     library = Library.at(tmp_path)
     found = tokens.tokens(library, trace.find_trace(library, RUN, FORKED))

@@ -16,6 +16,8 @@ from tests import builders
 from tests.flows.viewer.hand_made import RUN, HandMade, batch, credit, update
 
 NUM_TRACES = 6
+SCALE = 0.75
+"""By what packing multiplied the rl weights."""
 WEIGHTS = ("rl_weights", "ce_weights", "ref_kl_weights")
 Row = dict[str, Any]
 
@@ -99,6 +101,10 @@ def expected(rows: list[Row], credits: list[Row], statistics: Mapping[str, Row],
                     "trained": any(weights.values()) and credit_of["sample_id"] in packed,
                     "advantage": credit_of["advantages"][at] if weights["rl_weights"] else None,
                     "signal": credit_of["advantages"][at] if weights["ref_kl_weights"] else None,
+                    "trained_rl_weight": weights["rl_weights"] * SCALE or None
+                    if credit_of["sample_id"] in packed
+                    else None,
+                    "trained_ce_weight": weights["ce_weights"] or None if credit_of["sample_id"] in packed else None,
                     "rl_weight": weights["rl_weights"],
                     "ce_weight": weights["ce_weights"],
                     "ref_kl_weight": weights["ref_kl_weights"],
@@ -126,7 +132,7 @@ def test_tokens_are_those_that_a_walk_finds(tmp_path: Path) -> None:
         [builders.trace(name) for name in names],
         [row for name in names for row in graphs[name]],
         every,
-        batches=[batch(sorted(packed))],
+        batches=[batch([each for each in every if each["sample_id"] in packed], scale=SCALE)],
         updates=[update()],
         token_statistics=list(statistics.values()),
     )

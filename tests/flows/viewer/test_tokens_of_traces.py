@@ -35,9 +35,10 @@ REFERENCES = [
     {"trace_id": FORKED, "message": 1, "logprobs": [0, -3, -4]},
     {"trace_id": FORKED, "message": 3, "logprobs": [-1.25, -0.125]},
 ]
+CREDITS = [credit(FORKED, 0, PATHS[0], FIRST), credit(FORKED, 1, PATHS[1], SECOND)]
 WHOLE: dict[str, Any] = {
-    "credits": [credit(FORKED, 0, PATHS[0], FIRST), credit(FORKED, 1, PATHS[1], SECOND)],
-    "batches": [batch([f"{FORKED}/0"]), batch([f"{FORKED}/1"], row=1)],
+    "credits": CREDITS,
+    "batches": [batch(CREDITS[:1]), batch(["other/0", CREDITS[1]], row=1, scale=0.5)],
     "updates": [update()],
     "token_statistics": STATISTICS,
     "token_masks": MASKS,
@@ -82,6 +83,9 @@ def test_every_token_has_what_each_table_says_of_it(found: pl.DataFrame) -> None
     assert found["rl_weight"].to_list() == [0, 0, 0, 0, 1, 1, 0, 0, 0, 0.25, 0.25]
     assert found["ce_weight"].to_list() == [0] * 8 + [2, 0, 0]
     assert found["ref_kl_weight"].to_list() == [0] * 7 + [1, 0, 0, 0]
+    assert found["trained_rl_weight"].to_list() == [*none, None, 1, 1, None, None, None, 0.125, 0.125]
+    assert found["trained_ce_weight"].to_list() == [None] * 8 + [2, None, None]
+    assert found["trained_ref_kl_weight"].to_list() == [None] * 7 + [1, None, None, None]
     assert found["engine_logprob"].to_list() == [*none, None, -1, -2, None, -0.5, -0.25, -1, -1]
     assert found["learner_logprob"].to_list() == [*none, None, -1.5, -2, None, -0.25, -3, -0.5, -1]
     assert found["entropy"].to_list() == [*none, None, 0.5, 0, None, 0.25, 1, 2, 3]
@@ -132,7 +136,7 @@ def test_the_learners_own_measure_says_the_same(found: pl.DataFrame) -> None:
 def test_before_training_nothing_of_the_learner_is_known(tmp_path: Path) -> None:
     found = tokens_of(tmp_path / "store", updates=None)
     assert not found["trained"].any()
-    for name in ("learner_logprob", "entropy", "ratio", "mismatch", "outside"):
+    for name in ("learner_logprob", "entropy", "ratio", "mismatch", "outside", "trained_rl_weight"):
         assert found[name].null_count() == len(found), name
     assert found["advantage"].to_list()[4] == 0.5
 
@@ -145,10 +149,11 @@ def test_without_credits_weights_are_unknown_not_zero(tmp_path: Path) -> None:
 
 
 def test_a_sample_that_was_not_packed_was_not_trained(tmp_path: Path) -> None:
-    found = tokens_of(tmp_path / "store", batches=[batch([f"{FORKED}/0"])], token_statistics=STATISTICS[:1])
+    found = tokens_of(tmp_path / "store", batches=[batch(CREDITS[:1])], token_statistics=STATISTICS[:1])
     assert found["trained"].to_list() == [False] * 4 + [True, True, False, True, True, False, False]
     assert found["learner_logprob"].to_list()[9:] == [None, None]
     assert found["rl_weight"].to_list()[9:] == [0.25, 0.25], "the advantage stage gave it one"
+    assert found["trained_rl_weight"].to_list()[9:] == [None, None], "nothing was trained with it, not even zero"
 
 
 def test_masks_that_were_not_kept_are_unknown(tmp_path: Path) -> None:
@@ -172,13 +177,14 @@ def test_the_first_token_of_a_sample_has_no_weight_in_its_batch(tmp_path: Path) 
     credits = [credit(FORKED, 0, [0], {"advantages": [1, 1], "rl_weights": [1, 1]})]
     statistics = [{"sample_id": f"{FORKED}/0", "logprobs": [0, -1], "entropies": [0, 1]}]
     HandMade(tmp_path / "store").step(
-        [builders.trace(FORKED)], alone, credits, batches=WHOLE["batches"][:1], updates=[update()],
+        [builders.trace(FORKED)], alone, credits, batches=[batch(credits)], updates=[update()],
         token_statistics=statistics,
     )  # fmt: skip
     library = Library.at(tmp_path / "store")
     found = tokens(library, find_trace(library, RUN, FORKED))
     assert found["trained"].to_list() == [False, True]
-    assert found["rl_weight"].to_list() == [0, 1] and found["learner_logprob"].to_list() == [None, -1]
+    assert found["rl_weight"].to_list() == [0, 1] and found["trained_rl_weight"].to_list() == [None, 1]
+    assert found["learner_logprob"].to_list() == [None, -1]
 
 
 def test_a_window_has_the_same_tokens_as_the_whole(library: Library, found: pl.DataFrame) -> None:

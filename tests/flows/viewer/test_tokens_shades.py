@@ -84,7 +84,7 @@ def test_blanks_of_tokens_can_be_seen() -> None:
 
 
 def test_numbers_are_plain_json() -> None:
-    assert plain_number(0.123456789012) == 0.12345679 and plain_number(math.inf) == "Infinity"
+    assert plain_number(0.123456789012) == 0.123456789 and plain_number(math.inf) == "Infinity"
     assert plain_number(-math.inf) == "-Infinity" and plain_number(math.nan) == "NaN"
     assert plain_number(None) is None and plain_number(True) is True and plain_number(7) == 7
 

@@ -47,11 +47,12 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     failed = builders.failed("e" * 32, error_message="too slow", error_traceback="Traceback\n  a line\nTimeoutError: x")
     hostile = builders.trace("h" * 32, rewards=json.dumps({ALL: None}), stop_condition=ALL, example_id=ALL, agent=ALL)
     body = json.dumps({"role": "user", "content": ALL, "tool_calls": [{"name": ALL, "arguments": ALL}]})
+    credits = [credit(FORKED, number, PATHS[number], STREAMS[number]) for number in (0, 1)]
     hand.step(
         [builders.trace(FORKED, rewards=rewards, num_branches=2), failed, hostile],
         [*forked(), builders.message("h" * 32, 0, role=ALL, content=ALL, body=body)],
-        [credit(FORKED, number, PATHS[number], STREAMS[number]) for number in (0, 1)],
-        batches=[batch([f"{FORKED}/0", f"{FORKED}/1"])],
+        credits,
+        batches=[batch(credits, scale=0.75)],
         updates=[update()],
     )
     return root
@@ -134,15 +135,28 @@ def test_what_cannot_be_shown_is_explained(
 def test_tokens_are_listed_with_what_was_measured(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = printed(made, FORKED, "--tokens", "--messages", "1", "--width", "120", capsys=capsys)
     lines = [line.split() for line in out.splitlines() if re.match(r"^(message| +1) ", line)]
-    assert lines[0] == ["message", "place", "id", "token", "advantage", "rl", "engine", "outside", "trained"]
-    assert lines[1:] == [
-        ["1", "0", "4", "<4>", "\u2013", "0", "\u2013", "\u2013", "no"],
-        ["1", "1", "5", "<5>", "0.5", "1", "-1", "no", "yes"],
-        ["1", "2", "6", "<6>", "0.5", "1", "-2", "no", "yes"],
+    assert lines[0] == [
+        "message",
+        "place",
+        "id",
+        "token",
+        "advantage",
+        "rl",
+        "rl-train",
+        "engine",
+        "outside",
+        "trained",
     ]
+    assert lines[1:] == [
+        ["1", "0", "4", "<4>", "\u2013", "0", "\u2013", "\u2013", "\u2013", "no"],
+        ["1", "1", "5", "<5>", "0.5", "1", "0.75", "-1", "no", "yes"],
+        ["1", "2", "6", "<6>", "0.5", "1", "0.75", "-2", "no", "yes"],
+    ]
+    as_credited = printed(made, FORKED, "--tokens", "--messages", "3", capsys=capsys)
+    assert "rl-train" not in as_credited, "of a message that has no other weights than its credit they are told once"
     narrow = printed(made, FORKED, "--tokens", "--width", "60", "--color", "engine", capsys=capsys)
     assert re.search(r"token +engine\n", narrow), "what it is coloured by comes first"
-    assert "No room for advantage, rl, outside, trained" in narrow
+    assert "No room for advantage, rl, rl-train, outside, trained" in narrow
 
 
 def test_errors_come_with_their_tracebacks(made: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -92,7 +92,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
     measured = [0, 0, 0, 0, -1.5, -2, 0, 0, 0]
     statistics = [{"sample_id": f"{FORKED}/0", "logprobs": measured, "entropies": [0.0] * 9}]
     learnt = {"updates": [update()], "token_statistics": statistics}
-    made.step(traces, forked(), credits, batches=[batch([f"{FORKED}/0"])], **learnt)
+    made.step(traces, forked(), credits, batches=[batch(credits[:1], scale=0.3)], **learnt)
     made.step([evil_trace()], hostile(), step=1, images=IMAGES)
     return Library.at(made.store.root.address)
 

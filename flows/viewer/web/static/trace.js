@@ -50,10 +50,16 @@
   select.addEventListener("change", () => colour(select.value));
   for (const each of views) each.addEventListener("click", (event) => { event.preventDefault(); show(each.dataset.view); });
 
+  // Where packing scaled the weights of the credit, both are told: the batch row has what was trained.
+  function weights(name, label) {
+    if (!box.dataset.scaled.split(" ").includes(name)) return [[name, label]];
+    return [[name, `${label} (credit)`], [`trained_${name}`, `${label} as trained`]];
+  }
   const NAMES = [
     ["token_id", "token"], ["place", "place in message"], ["position", "place in sample"], ["branch", "sample"],
     ["sampled", "sampled"], ["is_content", "body"], ["trained", "trained on"], ["advantage", "advantage"],
-    ["rl_weight", "rl weight"], ["ce_weight", "cross-entropy weight"], ["ref_kl_weight", "reference-KL weight"],
+    ...weights("rl_weight", "rl weight"), ...weights("ce_weight", "cross-entropy weight"),
+    ...weights("ref_kl_weight", "reference-KL weight"),
     ["engine_logprob", "engine log-prob"], ["learner_logprob", "learner log-prob"], ["log_ratio", "log ratio"],
     ["ratio", "importance ratio"], ["mismatch", "mismatch KL"], ["entropy", "entropy (nats)"],
     ["outside", "outside trust region"], ["reference_logprob", "reference log-prob"], ["signal", "reference signal"],
