@@ -55,10 +55,11 @@ def submit(page: Any, served: Serving, **parameters: Any) -> str:
     """Fill in the form of `sft` as a person does and send it; return the flow run's id.
 
     The page swallows a press while it still checks the fields, and Prefect's SQLite refuses a request now and then on a
-    busy machine: a person tries again.
+    busy machine: a person tries again. A request that was sent is waited for: another one would be another run.
     """
     from playwright.sync_api import TimeoutError as NothingSent
 
+    tried: list[str] = []
     deployment = served.ask("/deployments/name/sft/sft")
     for _ in range(5):
         page.goto(f"{served.url}/deployments/deployment/{deployment['id']}/run")
@@ -67,13 +68,16 @@ def submit(page: Any, served: Serving, **parameters: Any) -> str:
             enter(field(page, name), value)
         picture(page, "form")
         try:
-            with page.expect_response(re.compile("/create_flow_run$"), timeout=30_000) as answered:
+            with page.expect_request(re.compile("/create_flow_run$"), timeout=30_000) as sent:
                 page.get_by_role("button", name="Submit").click()
         except NothingSent:
+            tried.append("nothing was sent")
             continue
-        if answered.value.ok:
-            return str(answered.value.json()["id"])
-    raise AssertionError(f"the form was refused five times\n{served.log()}")
+        answer = sent.value.response()
+        if answer is not None and answer.ok:
+            return str(answer.json()["id"])
+        tried.append(f"status {answer.status}: {answer.text()[:500]}" if answer else f"lost: {sent.value.failure}")
+    raise AssertionError(f"the form was refused each time: {tried}\n{served.log()}")
 
 
 def enter(part: Any, value: Any) -> None:
