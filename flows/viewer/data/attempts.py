@@ -1,7 +1,5 @@
 """Attempts: what else was tried beside a trace: its group, its episode, and its example over the run's history."""
 
-from dataclasses import dataclass
-
 import polars as pl
 
 from flows.viewer.data.step_traces import of_chains
@@ -22,25 +20,6 @@ MATE = (
     "error_class",
     "num_output_tokens",
 )
-
-
-@dataclass(frozen=True)
-class Neighbours:
-    """The traces around one, in the order of its batch of rollouts."""
-
-    place: int
-    """Its own number; 0-based."""
-    num_traces: int
-    previous: str | None
-    next: str | None
-
-
-def neighbours(library: Library, found: Found) -> Neighbours:
-    """Return where a trace stands in its batch of rollouts, with the ids of those before and after it."""
-    own = of_chains(library, found.run, [found.chain])["trace_id"].to_list()
-    place = own.index(found.trace_id)
-    after = own[place + 1] if place + 1 < len(own) else None
-    return Neighbours(place, len(own), own[place - 1] if place else None, after)
 
 
 def mates(library: Library, found: Found) -> pl.DataFrame:

@@ -146,3 +146,5 @@ def _check(frame: pl.DataFrame, choice: Choice) -> None:
 
 NAMES = tuple(each.name for each in fields(Choice))
 """What an address may say after the question mark about a list of traces."""
+CHOOSING = tuple(name for name in NAMES if name not in ("page", "size", "columns"))
+"""What of it says which traces a list has, and in which order."""

@@ -11,6 +11,7 @@ from flows.viewer.data import step_choice, step_figures, step_search, step_trace
 from flows.viewer.data.retired import retired
 from flows.viewer.data.step_columns import read_names
 from flows.viewer.data.step_mismatch import with_mismatch
+from flows.viewer.data.trace_walk import written
 from flows.viewer.library import Library
 from flows.viewer.page import Asked, Crumb, NotThere, Page
 from flows.views.show import GOING, process_gone
@@ -50,6 +51,7 @@ def told(library: Library, run: str, frame: pl.DataFrame, asked: Asked) -> dict[
         "histogram": step_figures.histogram(frame),
         "groups": data.group_page(frame, asked),
         "traces": data.listed(frame, chosen, choice),
+        "list_asked": written(asked),
     }
 
 

@@ -7,7 +7,7 @@ import polars as pl
 
 from flows.viewer import addresses
 from flows.viewer.data import trace_facts as facts
-from flows.viewer.data.attempts import episode, history, mates, neighbours
+from flows.viewer.data.attempts import episode, history, mates
 from flows.viewer.data.images import images
 from flows.viewer.data.messages import message_works, messages, rejected
 from flows.viewer.data.messages_read import linked, long_text, read_message
@@ -20,6 +20,7 @@ from flows.viewer.data.tokens import tokens
 from flows.viewer.data.tokens_colourings import NAMES, chosen
 from flows.viewer.data.tokens_shown import colourings, describe, scaled, shown_tokens
 from flows.viewer.data.trace import Found, find_trace, other_runs
+from flows.viewer.data.trace_walk import Walk, walk
 from flows.viewer.drawing.message_graph import classes, drawable
 from flows.viewer.library import Library
 from flows.viewer.page import Asked, BadQuestion, Crumb, Page
@@ -38,11 +39,13 @@ def page(library: Library, asked: Asked) -> Page:
     """Return a trace as a run uses it.
 
     The question may have: `key` (the work that made it), `branch`, `from` (the first message of the window), `to`
-    (first, last, trained or error, instead), `message` (that one alone, `at` its first token), `view`, `color`, `q` and
-    `history` (1 for all attempts at its example where the run is large; what is saved or read by a program has them).
+    (first, last, trained or error, instead), `message` (that one alone, `at` its first token), `view`, `color`, `q`,
+    `list` (what the list that it was opened from was asked for; see `data.trace_walk`) and `history` (1 for all
+    attempts at its example where the run is large; what is saved or read by a program has them).
     """
     found = find_trace(library, asked.path["run"], asked.path["trace"], asked.text("key"))
     row = found.row
+    beside = walk(library, found, asked.text("list"))
     values = {
         "run": found.run,
         "trace_id": found.trace_id,
@@ -61,18 +64,20 @@ def page(library: Library, asked: Asked) -> Page:
         "timing": facts.timing(row),
         "other_runs": other_runs(found),
         **_around(library, found, asked),
+        **_walked(beside),
         **_conversation(library, found, asked),
     }
     # What is pending may be decided while somebody looks; nothing else of a trace ever changes.
     live = values["outcome"]["fate"] == PENDING and is_going(library.store.runs.events(found.run)[-1])
-    return Page("trace.html", f"Trace {found.trace_id[:8]}", values, _crumbs(found), live)
+    return Page("trace.html", f"Trace {found.trace_id[:8]}", values, _crumbs(found, beside), live)
 
 
-def _crumbs(found: Found) -> tuple[Crumb, ...]:
+def _crumbs(found: Found, beside: Walk) -> tuple[Crumb, ...]:
+    """Return the way to a trace; over the list that it was opened from, as that was."""
     of_step = (
-        Crumb(f"step {found.step}", addresses.step(found.run, found.step))
+        Crumb(f"step {found.step}", addresses.step(found.run, found.step, **beside.chosen))
         if found.chain.for_training
-        else Crumb(f"evaluation of policy {found.step}", addresses.evaluation(found.run, found.step))
+        else Crumb(f"evaluation of policy {found.step}", addresses.evaluation(found.run, found.step, **beside.chosen))
     )
     return Crumb(found.run, addresses.run(found.run)), of_step
 
@@ -92,21 +97,30 @@ def _error(row: Mapping[str, Any]) -> Values | None:
 
 
 def _around(library: Library, found: Found, asked: Asked) -> Values:
-    """Return the traces around it: of its group, its episode, its example, and the ones before and after it.
+    """Return the traces around it: of its group, its episode and its example.
 
     `history` is None where nobody asked for it and it costs more than the rest: every batch of a large run is read.
     """
     wanted = asked.flag("history") or asked.text("format") in ("json", "file")
     told = wanted or len(library.chains(found.run)) <= SMALL_RUN
-    beside = neighbours(library, found)
     return {
         "mates": _linked(found, mates(library, found)),
         "episode": _linked(found, episode(library, found)),
         "history": _linked(found, history(library, found)) if told else None,
+    }
+
+
+def _walked(beside: Walk) -> Values:
+    """Return the traces before and after it; `walking` is what the list was asked for in which these are its own."""
+    (previous, previous_key), (following, next_key) = (each or (None, None) for each in (beside.previous, beside.next))
+    return {
         "place": beside.place,
         "num_traces": beside.num_traces,
-        "previous": beside.previous,
-        "next": beside.next,
+        "previous": previous,
+        "previous_key": previous_key,
+        "next": following,
+        "next_key": next_key,
+        "walking": beside.chosen,
     }
 
 

@@ -1,0 +1,79 @@
+"""Walking: the traces before and after one, in the order of its batch, or of the list that it was opened from.
+
+A list is filtered, searched and sorted; what it was asked for is carried along in the address of its traces as `list`,
+so that the next one is that of the list, and the way up leads back to it.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import parse_qsl, urlencode
+
+import polars as pl
+
+from flows.viewer.data import step_search
+from flows.viewer.data.step import choice_of
+from flows.viewer.data.step_choice import CHOOSING, Choice, choose
+from flows.viewer.data.step_mismatch import with_mismatch
+from flows.viewer.data.step_traces import chains_of, evaluation_traces, of_chains
+from flows.viewer.data.trace import Found
+from flows.viewer.library import Library
+from flows.viewer.page import Asked
+
+SET = "set"
+"""What an evaluation is asked for beside: one set of examples."""
+
+
+@dataclass(frozen=True)
+class Walk:
+    """The traces around one; each is a trace's id and the key of the work that made it."""
+
+    place: int
+    """Its own number; 0-based."""
+    num_traces: int
+    previous: tuple[str, str] | None
+    next: tuple[str, str] | None
+    chosen: dict[str, str] = field(default_factory=dict)
+    """What the list was asked for; empty where they are all traces of its batch of rollouts."""
+
+
+def written(asked: Asked) -> str:
+    """Return what a list of traces is asked for as one value of an address; empty where it has all as they came."""
+    return urlencode({name: asked.query[name] for name in (*CHOOSING, SET) if asked.query.get(name)})
+
+
+def walk(library: Library, found: Found, list_asked: str = "") -> Walk:
+    """Return where a trace stands among those of a list, `written` as above, or else of its batch of rollouts.
+
+    A list that does not hold it any more counts as none. Raises BadQuestion for a list of what is not known.
+    """
+    known = (*CHOOSING, SET)
+    chosen = {name: value for name, value in parse_qsl(list_asked) if name in known}
+    if chosen:
+        rows = _listed(library, found, Asked("", {}, chosen))
+        if found.trace_id in rows["trace_id"]:
+            return _around(rows, found, chosen)
+    return _around(of_chains(library, found.run, [found.chain]), found, {})
+
+
+def _listed(library: Library, found: Found, asked: Asked) -> pl.DataFrame:
+    choice: Choice = choice_of(asked)
+    if found.chain.for_training:
+        chains = chains_of(library, found.run, found.step)
+        frame = of_chains(library, found.run, chains)
+        frame = with_mismatch(library, found.run, chains, frame, (choice.sort,))
+    else:
+        frame = evaluation_traces(library, found.run, found.step, asked.text(SET) or None)
+    return choose(frame, choice, step_search.found(library, found.run, frame, choice.search)).rows
+
+
+def _around(rows: pl.DataFrame, found: Found, chosen: dict[str, str]) -> Walk:
+    ids = rows["trace_id"].to_list()
+    place = ids.index(found.trace_id)
+
+    def at(wanted: int) -> tuple[str, str] | None:
+        if not 0 <= wanted < len(ids):
+            return None
+        row: tuple[Any, ...] = rows.select("trace_id", "key").row(wanted)
+        return str(row[0]), str(row[1])
+
+    return Walk(place, len(ids), at(place - 1), at(place + 1), chosen)
