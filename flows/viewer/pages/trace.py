@@ -156,6 +156,7 @@ def _conversation(library: Library, found: Found, asked: Asked) -> Values:
         "alone": bool(asked.text("message")),
         "messages": _messages(library, found, rows, window, drawn, asked.text("q")),
         "tokens": describe(drawn),
+        "scaled": scaled(measured),
         "tokenizer": tokenizer(library, found)[1],
         "view": asked.one_of("view", VIEWS, "both"),
         "color": asked.one_of("color", NAMES, default),
@@ -170,7 +171,6 @@ def _graph(rows: pl.DataFrame, whole: Reading, asked: Asked) -> Values:
     """Return the graph as it is drawn, where it has forks and can be seen as a whole."""
     drawn = drawable(whole.paths)
     roles = classes(rows.select("message", "role").to_dicts()) if drawn else {}
-        "scaled": scaled(measured),
     paths = whole.paths if drawn else []
     ways = [asked.but(branch=each, message=None, to=None) for each in range(len(paths))]
     return {"paths": paths, "roles": roles, "addresses": ways, "broken": whole.broken}
