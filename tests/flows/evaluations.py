@@ -19,6 +19,7 @@ from tasks.stage import Policy, StageTask, Tables
 from tests.builders import example, table, trace
 from tests.crash import fixed
 from tests.flows import rehearsal
+from tests.waiting import PATIENCE
 
 HELD_OUT = 6
 FIRST = 0.1
@@ -52,7 +53,7 @@ class Sampler:
             return rehearsal.sampled(tables, config, step=step, policy=policy)
         self.evaluated.append(policy.version)
         self.threads.add(threading.current_thread().name.split("_")[0])
-        assert self.gate is None or self.gate.wait(20), "the run waited for the evaluation"
+        assert self.gate is None or self.gate.wait(PATIENCE), "the run waited for the evaluation"
         return {
             "traces": table("traces", [self._trace(row, policy) for row in rows]),
             "messages": table("messages", []),

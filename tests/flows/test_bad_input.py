@@ -3,23 +3,25 @@
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from flows import cli
 from flows.prepare import prepare
+from tests.waiting import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 Refused = Callable[..., str]
 
 
-def closed_port() -> int:
-    """Return a port of this machine at which nobody listens."""
+@pytest.fixture
+def closed_port() -> Iterator[int]:
+    """A port of this machine at which nobody listens, and that nobody else is given meanwhile."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+        yield int(probe.getsockname()[1])
 
 
 @pytest.mark.engine
@@ -117,8 +119,8 @@ def test_an_environment_that_does_not_import(
     assert "does not import: module 'a_package_that_is_not_here' is missing" in said
 
 
-def test_an_engine_of_others_that_does_not_answer(refused: Refused, model: str) -> None:
-    url = f"http://127.0.0.1:{closed_port()}"
+def test_an_engine_of_others_that_does_not_answer(refused: Refused, model: str, closed_port: int) -> None:
+    url = f"http://127.0.0.1:{closed_port}"
     said = refused("run", "demo", model, f"engine.url={url}", "engine.startup_seconds=0.2")
     assert f"service 'engine' at {url} is not ready after 0.2 s" in said
     assert "check that it runs" in said
@@ -126,17 +128,19 @@ def test_an_engine_of_others_that_does_not_answer(refused: Refused, model: str) 
 
 @pytest.mark.engine
 def test_an_environment_server_of_others_that_does_not_answer(
-    refused: Refused, model: str, monkeypatch: pytest.MonkeyPatch
+    refused: Refused, model: str, closed_port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("flows.processes.service.EXTERNAL_SECONDS", 0.2)
-    address = f"tcp://127.0.0.1:{closed_port()}"
+    address = f"tcp://127.0.0.1:{closed_port}"
     said = refused("run", "demo", model, f"environments.0.address={address}")
     assert f"service 'environment reverse_text' at {address} is not ready" in said
 
 
 @pytest.mark.engine
-def test_a_prefect_api_that_does_not_answer(refused: Refused, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    url = f"http://127.0.0.1:{closed_port()}/api"
+def test_a_prefect_api_that_does_not_answer(
+    refused: Refused, model: str, closed_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"http://127.0.0.1:{closed_port}/api"
     monkeypatch.setenv("PREFECT_API_URL", url)
     said = refused("run", "demo", model)
     assert f"the Prefect API at {url} does not answer" in said
@@ -150,7 +154,7 @@ def test_the_command_itself_ends_with_status_2(place: Path) -> None:
         [sys.executable, "-m", "flows.cli", "run", "demo", "model.path=./none"],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE,
         env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "HOME": str(place)},
         check=False,
     )

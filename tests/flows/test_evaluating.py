@@ -24,6 +24,7 @@ from tasks.stage import Policy
 from tests.flows import evaluations
 from tests.flows.evaluations import HELD_OUT, Sampler, evaluate, played, train
 from tests.flows.rehearsal import SOURCE, session_for
+from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.engine  # whole runs: about a second each
 TRIED = {"num_examples": 4, "attempts": 2, "every": 1}
@@ -214,12 +215,12 @@ def test_a_run_that_is_interrupted_ends_the_evaluation_under_way_and_is_resumed(
 
         def _trace(self, row: Any, policy: Any) -> Any:
             begun.set()
-            assert ended.wait(20), "nobody ended the services"
+            assert ended.wait(PATIENCE), "nobody ended the services"
             raise ServiceFailed("service 'engine' was stopped")
 
     def interrupt(event: str, facts: Any) -> None:
         if event == "step":
-            assert begun.wait(20)
+            assert begun.wait(PATIENCE)
             raise KeyboardInterrupt
 
     settings: dict[str, Any] = {"evaluation": TRIED, "steps": 3, "rollout": {"max_off_policy_steps": lag}}

@@ -15,6 +15,7 @@ import pytest
 from flows.orchestration import prefect_api
 from flows.orchestration.prefect_settings import configured_url, embedded_settings
 from flows.processes.ownership import identity
+from tests.waiting import PATIENCE
 
 URL = "http://127.0.0.1:1/api"
 VARIABLES = ("PREFECT_API_URL", "PREFECT_PROFILE", "PREFECT_PROFILES_PATH", "PREFECT_HOME")
@@ -59,7 +60,9 @@ def test_the_order_is_prefects_own(place: Path) -> None:
     (place / "home/.prefect/profiles.toml").write_text('active = "m"\n[profiles.m]\nPREFECT_API_URL = "http://a/api"\n')
     (place / "prefect.toml").write_text('[api]\nurl = "http://b/api"\n')
     program = "from prefect.settings import get_current_settings; print(get_current_settings().api.url)"
-    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    answer = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE, check=True
+    )
     assert answer.stdout.strip() == configured_url() == "http://b/api"
 
 
@@ -142,7 +145,7 @@ def test_a_run_is_gone_only_when_its_process_certainly_is() -> None:
 def test_sigterm_ends_the_process_in_order(where: str) -> None:
     send = "os.kill(os.getpid(), signal.SIGTERM)"
     if where == "outside a flow":
-        body = f"    {send}; time.sleep(60)"
+        body = f"    {send}; until_told()"
     else:
         body = (
             "    try:\n        raise TerminationSignal\n"
@@ -150,9 +153,10 @@ def test_sigterm_ends_the_process_in_order(where: str) -> None:
         )
     program = (
         "import os, signal, time\nfrom flows.orchestration.prefect_api import termination_reported\n"
+        "from tests.waiting import until_told\n"
         f"class TerminationSignal(BaseException): pass\nwith termination_reported():\n{body}\n"
     )
-    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE)
     assert answer.returncode == 143
     assert answer.stdout == ("" if where == "outside a flow" else "reported\n")
     assert answer.stderr == ""

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 
 from flows.processes.ownership import owned, sweep
+from tests.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.engine
 ROOT = Path(__file__).parents[2]
@@ -55,14 +55,11 @@ class Process:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self.said |= json.loads(line)
-        return self.process.wait(120)
+        return self.process.wait(PATIENCE)
 
-    def left(self) -> list[int]:
-        """Processes of this one that are still there, after as long as a guardian may take."""
-        deadline = time.monotonic() + 30
-        while owned(self.said["owner"]) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        return owned(self.said["owner"])
+    def gone(self) -> None:
+        """Wait until the guardians have ended the last process of this one."""
+        until(lambda: not owned(self.said["owner"]), lambda: f"left: {owned(self.said['owner'])}")
 
 
 @pytest.fixture(scope="module")
@@ -75,9 +72,14 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def ask(url: str, path: str, body: dict[str, Any] | None = None) -> Any:
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url + path, data, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=30) as answer:
+    with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
         content = answer.read()
     return json.loads(content) if content[:1] in b"[{" else content
+
+
+def task_runs(url: str, flow_run: str) -> set[str]:
+    """Names of the task runs that are recorded of a flow run by now."""
+    return {task["name"] for task in ask(url, "/task_runs/filter", {"flow_runs": {"id": {"any_": [flow_run]}}})}
 
 
 def states(home: Path) -> dict[str, str]:
@@ -87,7 +89,7 @@ def states(home: Path) -> dict[str, str]:
     found = {run["id"]: run["state_type"] for run in ask(process.said["url"], "/flow_runs/filter", {})}
     os.kill(process.process.pid, signal.SIGKILL)
     process.end()
-    assert process.left() == []
+    process.gone()
     return found
 
 
@@ -100,12 +102,9 @@ def test_a_flow_is_recorded_whole_and_the_ui_works_and_nothing_stays(home: Path)
     assert process.said["cancelled"] is False
     assert ask(url.removesuffix("/api"), "/ui-settings")["api_url"] == url
     assert b"<html" in ask(url.removesuffix("/api"), "/")
-    names = set()
-    deadline = time.monotonic() + 30  # task runs are recorded a little later
-    while len(names) < 3 and time.monotonic() < deadline:
-        names = {task["name"] for task in ask(url, "/task_runs/filter", {"flow_runs": {"id": {"any_": [run]}}})}
-        time.sleep(0.1)
-    assert names == {"rollout-0", "rollout-1", "rollout-2"}
+    wanted = {"rollout-0", "rollout-1", "rollout-2"}
+    until(lambda: task_runs(url, run) >= wanted, lambda: f"{task_runs(url, run)}")  # recorded a little later
+    assert task_runs(url, run) == wanted
     artifacts = {artifact["key"]: artifact for artifact in ask(url, "/artifacts/latest/filter", {})}
     assert {"run-demo-1", "stages-demo-1", "progress-demo-1"} <= artifacts.keys()
     assert artifacts["run-demo-1"]["data"].count("data:image/svg+xml;base64,") == 1
@@ -142,7 +141,7 @@ def test_sigterm_and_ctrl_c_are_reported_as_crashes(home: Path) -> None:
 def test_a_killed_flow_leaves_no_process_and_its_run_is_swept_at_the_next_start(home: Path) -> None:
     process = Process(home, "crash")
     assert process.end() == -signal.SIGKILL
-    assert process.left() == []
+    process.gone()
     assert states(home)[process.said["flow_run"]] == "CRASHED"
 
 
@@ -158,4 +157,5 @@ def test_two_processes_share_a_state_directory(home: Path) -> None:
     processes = [Process(home, "none"), Process(home, "none")]
     assert [process.end() for process in processes] == [0, 0]
     assert processes[0].said["url"] != processes[1].said["url"]
-    assert [process.left() for process in processes] == [[], []]
+    for process in processes:
+        process.gone()

@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 
 from storage.store import Store, open_store
 from tests.deploy.serving import ROOT, tiny_sources
+from tests.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.engine
 PROGRAM = Path(__file__).parent / "programs" / "small_sft.py"
@@ -46,7 +46,7 @@ class Seen:
         request = urllib.request.Request(
             self.said["url"] + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
         )
-        with urllib.request.urlopen(request, timeout=30) as answer:
+        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
             return json.loads(answer.read())
 
     def runs(self) -> list[dict[str, Any]]:
@@ -55,12 +55,12 @@ class Seen:
 
     def tasks(self, run: str, count: int) -> set[str]:
         """Names of a flow run's task runs, once there are `count`: they are recorded a little later."""
-        names: set[str] = set()
-        deadline = time.monotonic() + 30
-        while len(names) < count and time.monotonic() < deadline:
-            names = {task["name"] for task in self.ask("/task_runs/filter", flow_runs={"id": {"any_": [run]}})}
-            time.sleep(0.1)
-        return names
+
+        def names() -> set[str]:
+            return {task["name"] for task in self.ask("/task_runs/filter", flow_runs={"id": {"any_": [run]}})}
+
+        until(lambda: len(names()) >= count, lambda: f"{names()}")
+        return names()
 
     @property
     def store(self) -> Store:
@@ -88,7 +88,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
         run.listen()
         yield run
     finally:
-        run.printed.append(process.communicate("\n", timeout=120)[0])
+        run.printed.append(process.communicate("\n", timeout=PATIENCE)[0])
         print((place / "errors").read_text())
     assert process.returncode == 0
 
