@@ -5,7 +5,9 @@ the whole store is looked at, finished or not: what is not decided yet is pendin
 """
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime
+from itertools import pairwise
 
 import polars as pl
 
@@ -46,6 +48,8 @@ class Chain:
     batches: Work | None = None
     updates: Work | None = None
     decision: Work | None = None
+    earlier: tuple["Chain", ...] = ()
+    """The other ways on which the run trained too before it was done again, the last first."""
 
     @property
     def for_training(self) -> bool:
@@ -54,7 +58,13 @@ class Chain:
 
 
 def chains(graph: Graph, run: str) -> list[Chain]:
-    """Return what became of every batch of rollouts that a run uses, by step."""
+    """Return what became of every batch of rollouts that a run uses, by step.
+
+    A run may have taken the same rollouts more than one way: what it does from a stage on has other keys once that
+    stage has another version (tasks.stage.Stage), and work that was done under the version before stays its own. Then
+    the way that was trained counts, of several the one trained last, as on the page of a batch; else the last work of
+    each stage. A batch that was packed again and then held back, or not trained yet, makes nothing untrained.
+    """
     own = graph.of_run(run)
     made = own.making("traces")
     return [_chain(own, run, work) for work in made if not own.users(work, "traces", made="traces")]
@@ -63,16 +73,47 @@ def chains(graph: Graph, run: str) -> list[Chain]:
 def _chain(graph: Graph, run: str, traces: Work) -> Chain:
     if EVALUATION in traces.inputs:
         return Chain(run, traces)
-    verdicts = _last(graph.users(traces, "traces", made="verdicts"))
-    credits = _last(graph.users(verdicts, "verdicts", made="credits")) if verdicts else None
-    batches = _last(graph.users(credits, "credits", made="batches")) if credits else None
-    updates = _last(graph.users(batches, "batches", made="updates")) if batches else None
-    decision = _last(graph.users(batches, "batches", made="decisions")) if batches else None
-    return Chain(run, traces, verdicts, credits, batches, updates, decision)
+    trained = sorted(_trained(graph, traces), key=lambda way: age(way[-1]), reverse=True)
+    ways = trained or [_untrained(graph, traces)]
+    last, *earlier = (_along(graph, run, way) for way in ways)
+    return replace(last, earlier=tuple(earlier))
 
 
-def _last(works: Iterable[Work]) -> Work | None:
-    return max(works, key=lambda work: (work.entry.finished_at, work.key), default=None)
+WAY = ("traces", "verdicts", "credits", "batches", "updates")
+"""The tables on the way from rollouts into a gradient: each is made of the one before."""
+
+
+def _trained(graph: Graph, traces: Work) -> list[tuple[Work, ...]]:
+    """Return every way from rollouts to a training: the work that made each table of `WAY`."""
+    ways: list[tuple[Work, ...]] = [(traces,)]
+    for table, made in pairwise(WAY):
+        ways = [(*way, work) for way in ways for work in graph.users(way[-1], table, made=made)]
+    return ways
+
+
+def _untrained(graph: Graph, traces: Work) -> tuple[Work, ...]:
+    """Return the last work of each stage after rollouts, as far as there is any."""
+    way = [traces]
+    for table, made in pairwise(WAY[:-1]):
+        found = graph.users(way[-1], table, made=made)
+        if not found:
+            break
+        way.append(max(found, key=age))
+    return tuple(way)
+
+
+def _along(graph: Graph, run: str, way: tuple[Work, ...]) -> Chain:
+    """Return a way as a chain, with the last decision about its batch."""
+    after: list[Work | None] = [*way[1:], *[None] * (len(WAY) - len(way))]
+    verdicts, credits, batches, updates = after
+    decided = graph.users(batches, "batches", made="decisions") if batches else []
+    decision = max(decided, key=age, default=None)
+    return Chain(run, way[0], verdicts, credits, batches, updates, decision)
+
+
+def age(work: Work) -> tuple[datetime, str]:
+    """Return what orders work by when it was done."""
+    return work.entry.finished_at, work.key
 
 
 def fates(frames: Frames) -> pl.LazyFrame:

@@ -18,6 +18,7 @@ import polars as pl
 
 from storage.frames import Frames
 from storage.lineage import Work
+from tasks.fates import age
 from tasks.hops import KINDS, Node, Tree, Walk, together
 
 SHORTEST_PREFIX = 8
@@ -108,11 +109,13 @@ def _rows(walk: Walk, frames: Frames, text: str) -> Tree:
 
 
 def _batches(frames: Frames, run: str, step: int) -> list[Work]:
-    """Return the packing that a run trained at a step, or the last one that it has not trained yet."""
+    """Return the packing that a run trained last at a step, or the last one where it has trained none."""
     own = frames.graph.of_run(run)
     found = [work for work in own.making("batches") if work.step == step]
-    trained = [work for work in found if own.users(work, "batches", made="updates")]
-    return sorted(trained or found, key=lambda work: work.entry.finished_at)[-1:]
+    trained = [(made, work) for work in found for made in own.users(work, "batches", made="updates")]
+    if trained:
+        return [max(trained, key=lambda pair: age(pair[0]))[1]]
+    return sorted(found, key=age)[-1:]
 
 
 def _by_key(frames: Frames, prefix: str) -> list[Work]:

@@ -30,7 +30,7 @@ def head(found: Found) -> str:
 
 def sentence(found: Found, use: Found) -> str:
     """Return what one run made of the rollout."""
-    told = [SENTENCES[use["fate"]](found, use), *_again(use), *_noted(use)]
+    told = [SENTENCES[use["fate"]](found, use), *_before(use), *_again(use), *_noted(use)]
     if use["fate"] != EVALUATED:
         told.append(_group(use))
     return " ".join(told)
@@ -148,6 +148,15 @@ def _evidence(use: Found, name: str) -> str:
         f"{_brief(path.replace('_', ' '), LONGEST_VALUE // 10)} {_value(value)}" for path, value in flat(found)
     )
     return f" ({told})" if told else ""
+
+
+def _before(use: Found) -> list[str]:
+    return [
+        f"Before that step was done again, the run trained on it in {places} of batch {each['keys']['packing'][:KEY]}: "
+        f"training {each['keys']['training'][:KEY]}."
+        for each in use["earlier"]
+        if (places := ", ".join(f"row {sample['row']}" for sample in each["samples"]))
+    ]
 
 
 def _again(use: Found) -> list[str]:

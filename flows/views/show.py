@@ -109,13 +109,32 @@ def _by_step(store: Store, run: str) -> dict[int, dict[str, list[Entry]]]:
 def _last_batch(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
     """Return the work of a step that its last batch was made of, by stage, from all of it in order of time.
 
-    Where groups were replaced, that is several assignments with their rollouts.
+    That is the batch that was trained, where one was. Where groups were replaced, it is several assignments with their
+    rollouts.
     """
+    entries = _trained_way(entries) or entries
     last = {entry.stage: [entry] for entry in entries}
     for stage, users in (*((stage, ("filtering",)) for stage in SAMPLED), ("assignment", SAMPLED)):
         used = {key for user in users for entry in last.get(user, ()) for key in entry.inputs.values()}
         last |= {stage: own} if (own := [each for each in entries if each.stage == stage and each.key in used]) else {}
     return last
+
+
+def _trained_way(entries: Sequence[Entry]) -> list[Entry]:
+    """Return the work of a step that its last training came from, and the decisions about that; none without one.
+
+    None either where the batch is not of this step's own work: a replay took over the training as its first policy.
+    """
+    by_key = {entry.key: entry for entry in entries}
+    training = next((entry for entry in reversed(entries) if entry.stage == "training"), None)
+    if training is None or (packed := training.inputs.get("packing")) not in by_key:
+        return []
+    way, edge = {training.key}, [training]
+    while edge:
+        edge = [by_key[key] for each in edge for key in each.inputs.values() if key in by_key and key not in way]
+        way |= {entry.key for entry in edge}
+    about = (entry.key for entry in entries if entry.stage == "gate" and entry.inputs.get("packing") == packed)
+    return [entry for entry in entries if entry.key in way.union(about)]
 
 
 def _evaluations(store: Store, run: str, config: RunConfig) -> dict[str, Any]:

@@ -113,9 +113,16 @@ def use_of(frames: Frames, chain: Chain, trace: Mapping[str, Any]) -> dict[str, 
             _rows(frames, chain.traces if "regrades" in chain.traces.tables else None, "regrades", trace), None
         ),
         "policy": f"{chain.run}:{policy_version(chain.updates)}" if chain.updates else None,
+        "earlier": [earlier for each in chain.earlier if (earlier := _trained_before(frames, each, trace))],
         "scored": _policy(frames, trace) if otherwise == EVALUATED else None,
         "keys": _keys(chain),
     }
+
+
+def _trained_before(frames: Frames, chain: Chain, trace: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return in which rows of a batch that the run trained before it was done again the rollout is; None if in none."""
+    samples = [sample for sample in _samples(frames, chain, trace) if sample["row"] is not None]
+    return {"samples": samples, "keys": _keys(chain)} if samples else None
 
 
 def _policy(frames: Frames, trace: Mapping[str, Any]) -> str:

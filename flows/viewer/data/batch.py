@@ -5,7 +5,6 @@ Only columns with one value per row are read; the tokens of one row are in `data
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 import polars as pl
@@ -13,6 +12,7 @@ import polars as pl
 from flows.viewer.library import Library
 from flows.viewer.page import NotThere
 from storage.lineage import Work, marks
+from tasks.fates import age
 
 ROW = ("row", "update", "rank", "micro_step", "sample_ids", "cu_seqlens", "rl_tokens", "ce_tokens", "ref_kl_tokens")
 SAMPLE = ("sample_id", "trace_id", "branch", "group_id", "reward", "baseline", "advantage", "num_tokens")
@@ -62,15 +62,10 @@ def packed(library: Library, run: str, step: int) -> Packed:
         there = steps(library, run)
         known = f"it has batches of the steps {_spans(there)}" if there else "none of its steps has one"
         raise NotThere(f"run {run!r} has no packed batch of step {step}; {known}")
-    trained = {work.key: graph.users(work, "batches", made="updates") for work in found}
-    last = max((work for work in found if trained[work.key]), key=_age, default=max(found, key=_age))
+    trained = [(made, work) for work in found for made in graph.users(work, "batches", made="updates")]
+    updates, last = max(trained, key=lambda pair: age(pair[0]), default=(None, max(found, key=age)))
     sources = {table: graph.sources(last, table) for table in ("credits", "traces")}
-    updates = max(trained[last.key], key=_age, default=None)
     return Packed(run, step, last, sources["credits"], sources["traces"], updates)
-
-
-def _age(work: Work) -> tuple[datetime, str]:
-    return work.entry.finished_at, work.key
 
 
 def _spans(numbers: Iterable[int]) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from flows.viewer.library import Library
 from flows.views.show import STAGES
 from storage.lineage import Graph, Work, marks
-from tasks.fates import Chain
+from tasks.fates import Chain, age
 
 
 @dataclass(frozen=True)
@@ -51,11 +51,13 @@ def evaluations_of(library: Library, run: str) -> list[Work]:
 
 
 def _last_batch(found: Sequence[Chain]) -> list[Chain]:
-    """Return the rollouts that were judged together last; all of them where none was judged yet."""
-    newest = max((each.verdicts for each in found if each.verdicts), key=_age, default=None)
+    """Return the rollouts that were judged together and trained last; else those judged last, else all of them."""
+    trained = [(each.updates, each.verdicts) for each in found if each.updates and each.verdicts]
+    judged = [(each.verdicts, each.verdicts) for each in found if each.verdicts]
+    newest = max(trained or judged, key=lambda pair: age(pair[0]), default=None)
     if newest is None:
         return list(found)
-    return [each for each in found if each.verdicts and each.verdicts.key == newest.key]
+    return [each for each in found if each.verdicts and each.verdicts.key == newest[1].key]
 
 
 def _step(graph: Graph, step: int, found: Sequence[Chain]) -> StepWork:
@@ -75,8 +77,4 @@ def _together(graph: Graph, step: int, ends: Sequence[Work]) -> tuple[Work, ...]
         edge = [work for key, work in near.items() if key not in found and work.step == step and work.stage in STAGES]
         edge = [work for work in edge if work.stage != "training"]  # the step begins with its policy
         found |= {work.key: work for work in edge}
-    return tuple(sorted(found.values(), key=_age))
-
-
-def _age(work: Work) -> tuple[object, ...]:
-    return work.entry.finished_at, work.key
+    return tuple(sorted(found.values(), key=age))

@@ -1,0 +1,158 @@
+"""Rollouts that a run took more than one way: what was trained counts, whatever was packed after it."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.pipeline import GateRefused
+from flows.prepare import recorded_run
+from flows.recorded import recorded_by
+from flows.viewer.data import batch
+from flows.viewer.data.run_steps import steps_of
+from flows.viewer.data.tokens import tokens
+from flows.viewer.data.trace import find_trace
+from flows.viewer.data.trace_facts import trained_in
+from flows.viewer.library import Library
+from flows.views.identify import identify
+from flows.views.sentences import sentence
+from flows.views.show import describe
+from flows.views.why import explain
+from storage.frames import Frames
+from storage.store import open_store
+from tasks import filtering, packing
+from tasks.accounting import TRAINED
+from tasks.fates import DERIVED, PENDING, REFUSED, Chain, chains, fates
+from tasks.stage import Stage
+from tests.flows import rehearsal
+from tests.flows.rehearsal import rehearse
+
+pytestmark = pytest.mark.engine  # whole runs, each more than once
+NOTHING = {"type": "rule", "rule": "false"}
+Raise = Any
+
+
+@pytest.fixture
+def raised(monkeypatch: pytest.MonkeyPatch) -> Raise:
+    """Gives a stage another version, as a later program may; what is done from it on then has other keys."""
+
+    def to(stage: Stage, version: int) -> None:
+        monkeypatch.setitem(rehearsal.STAND_INS, stage.name, replace(stage, version=version))
+
+    return to
+
+
+def only(frames: Frames, run: str = "run") -> Chain:
+    (chain,) = chains(frames.graph, run)
+    return chain
+
+
+def look(root: Path) -> Frames:
+    return Frames(open_store(root), DERIVED)
+
+
+def fates_of(frames: Frames) -> dict[str, str]:
+    return dict(fates(frames).select("trace_id", "fate").collect().iter_rows())
+
+
+def refused(root: Path, **changes: Any) -> None:
+    with pytest.raises(GateRefused):
+        rehearse(root, "run", steps=1, gate=NOTHING, **changes)
+
+
+@pytest.mark.parametrize("stage", [packing.STAGE, filtering.STAGE], ids=lambda stage: stage.name)
+def test_what_was_trained_stays_trained_where_the_batch_is_packed_again_and_held_back(
+    tmp_path: Path, raised: Raise, stage: Stage
+) -> None:
+    rehearse(tmp_path, "run", steps=1)
+    before = fates_of(look(tmp_path))
+    first = only(look(tmp_path))
+    raised(stage, 2)
+    refused(tmp_path)
+    frames = look(tmp_path)
+    assert len(frames.graph.of_run("run").making("batches")) == 2, "it was packed again"
+    assert fates_of(frames) == before and TRAINED in before.values() and REFUSED not in before.values()
+    (last,) = chains(frames.graph, "run")
+    assert (last.batches, last.updates, last.decision) == (first.batches, first.updates, None)
+    trace_id = next(name for name, fate in before.items() if fate == TRAINED)
+    (use,) = explain(frames, trace_id)["runs"]
+    assert use["fate"] == TRAINED and use["keys"]["packing"] == first.batches.key and use["earlier"] == []
+
+
+def agreed(root: Path, trained: Chain) -> None:
+    """Everybody who says which batch of the step was trained says the same one."""
+    library = Library.at(root)
+    of = batch.packed(library, "run", 0)
+    assert (of.batches.key, of.updates and of.updates.key) == (trained.batches.key, trained.updates.key)
+    (step,) = steps_of(library, "run")
+    assert (step.batches.key, step.updates.key) == (trained.batches.key, trained.updates.key)
+    assert {node.key for node in identify(look(root), "run:0:0").roots} == {trained.batches.key}
+    store = library.store
+    (shown,) = describe(store, "run", recorded_run(store, "run")[1])["steps"]
+    took = {work.stage: work.entry.finished_at - work.entry.started_at for work in (trained.batches, trained.updates)}
+    assert {stage: shown["seconds"][stage] for stage in took} == {
+        stage: each.total_seconds() for stage, each in took.items()
+    }
+    assert {entry.key for entry in recorded_by(store, "run").steps[0].work.values()} >= {trained.batches.key}
+    rows = library.frames("run").of([trained.batches], "batches").select("sample_ids").collect()["sample_ids"].explode()
+    for trace_id, fate in fates_of(look(root)).items():
+        found = find_trace(library, "run", trace_id)
+        assert tokens(library, found)["trained"].any() == (fate == TRAINED) == (f"{trace_id}/0" in set(rows))
+        assert [each["trained"] for each in trained_in(library, found)] == ([True] if fate == TRAINED else [])
+
+
+def test_all_views_agree_on_the_batch_that_was_trained(tmp_path: Path, raised: Raise) -> None:
+    rehearse(tmp_path, "run", steps=1)
+    trained = only(look(tmp_path))
+    raised(packing.STAGE, 2)
+    refused(tmp_path)
+    agreed(tmp_path, trained)
+
+
+def test_of_several_trainings_the_last_one_counts_and_the_others_are_told(tmp_path: Path, raised: Raise) -> None:
+    rehearse(tmp_path, "run", steps=1)
+    first = only(look(tmp_path))
+    raised(packing.STAGE, 2)
+    rehearse(tmp_path, "run", steps=1)
+    raised(packing.STAGE, 3)
+    refused(tmp_path)
+    frames = look(tmp_path)
+    chain = only(frames)
+    assert chain.updates.key != first.updates.key
+    assert [each.updates.key for each in chain.earlier] == [first.updates.key] and chain.earlier[0].earlier == ()
+    agreed(tmp_path, chain)
+    trace_id = next(name for name, fate in fates_of(frames).items() if fate == TRAINED)
+    found = explain(frames, trace_id)
+    (use,) = found["runs"]
+    (earlier,) = use["earlier"]
+    assert earlier["keys"]["packing"] == first.batches.key
+    assert (
+        f"Before that step was done again, the run trained on it in row {earlier['samples'][0]['row']} of batch "
+        f"{first.batches.key[:8]}: training {first.updates.key[:8]}."
+    ) in sentence(found, use)
+
+
+def test_a_batch_that_an_old_packing_was_trained_of_last_is_the_one_that_counts(tmp_path: Path, raised: Raise) -> None:
+    rehearse(tmp_path, "run", steps=1)
+    first = only(look(tmp_path))
+    raised(packing.STAGE, 2)
+    rehearse(tmp_path, "run", steps=1)
+    raised(packing.STAGE, packing.STAGE.version)
+    raised(rehearsal.STAND_INS["training"], 99)
+    rehearse(tmp_path, "run", steps=1)
+    chain = only(look(tmp_path))
+    assert chain.batches.key == first.batches.key and chain.updates.entry.stage_version == 99
+    agreed(tmp_path, chain)
+
+
+def test_without_a_training_the_last_work_of_each_stage_counts(tmp_path: Path, raised: Raise) -> None:
+    refused(tmp_path)
+    first = only(look(tmp_path))
+    raised(packing.STAGE, 2)
+    refused(tmp_path)
+    frames = look(tmp_path)
+    chain = only(frames)
+    assert chain.batches.key != first.batches.key and chain.updates is None and chain.earlier == ()
+    assert chain.decision.inputs["packing"] == chain.batches.key
+    assert set(fates_of(frames).values()) >= {REFUSED} and PENDING not in fates_of(frames).values()
