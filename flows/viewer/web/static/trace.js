@@ -10,7 +10,7 @@
   // The address always says what is looked at; a file that was saved has none that can be changed.
   function changed(address, name, value) {
     const url = new URL(address);
-    url.searchParams.set(name, value);
+    if (value) url.searchParams.set(name, value); else url.searchParams.delete(name);
     return url.pathname + url.search + url.hash;
   }
   function remember(name, value) {
@@ -113,11 +113,59 @@
     if (!tip.hidden && token?.matches(".t")) open(token); else close();
   }, { passive: true });
 
+  // Folding: a message is one line then, and a conversation its own table of contents. The address says where all are.
+  const messages = [...box.querySelectorAll(".message")];
+  const folds = document.querySelector("[data-fold-all]");
+  const GIST = 200; // characters
+  function fold(message, folded) {
+    message.classList.toggle("folded", folded);
+    message.querySelector("[data-fold]").setAttribute("aria-expanded", String(!folded));
+  }
+  function foldAll(folded) {
+    const top = messages.find((each) => each.getBoundingClientRect().bottom > 150);
+    const away = scrollY > 0 && top !== messages[0];
+    for (const each of messages) fold(each, folded);
+    folds.setAttribute("aria-pressed", String(folded));
+    if (away) top.scrollIntoView({ block: "start" }); // what was read stays in sight
+  }
+  for (const message of messages) {
+    const button = element("button", "");
+    Object.assign(button, { type: "button", className: "fold", title: "Fold or unfold (f)" });
+    button.dataset.fold = "";
+    button.setAttribute("aria-label", `Text and tokens of message ${message.id.slice(1)}`);
+    button.addEventListener("click", () => fold(message, !message.classList.contains("folded")));
+    const said = [...message.querySelectorAll(".said .text, .said .name")].map((each) => each.textContent.slice(0, 4 * GIST));
+    const gist = element("span", said.join(" ").replace(/\s+/g, " ").slice(0, GIST));
+    gist.className = "gist soft";
+    gist.dir = "auto";
+    message.querySelector("header").append(gist, button);
+    fold(message, false);
+  }
+  function toggleAll() {
+    const folded = folds.getAttribute("aria-pressed") !== "true";
+    foldAll(folded);
+    remember("fold", folded ? "1" : "");
+  }
+  function unfoldAimedAt() {
+    const aim = location.hash.startsWith("#m") && document.getElementById(location.hash.slice(1));
+    if (aim && aim.matches(".folded")) { fold(aim, false); aim.scrollIntoView({ block: "start" }); }
+  }
+  folds.hidden = !messages.length;
+  folds.addEventListener("click", toggleAll);
+  if (new URLSearchParams(location.search).get("fold")) foldAll(true);
+  addEventListener("hashchange", unfoldAimedAt);
+  unfoldAimedAt();
+  function foldHere() {
+    const message = document.activeElement.closest(".message");
+    if (message) fold(message, !message.classList.contains("folded"));
+  }
+
   // One token of each message takes the focus; arrows go on from it, over the ends of messages too.
   function go(token, by) {
     const all = [...box.querySelectorAll(".t")];
     const next = all[all.indexOf(token) + by];
     if (!next) return;
+    fold(next.closest(".message"), false);
     next.focus({ preventScroll: true });
     next.scrollIntoView({ block: "nearest" });
     open(next);
@@ -128,6 +176,8 @@
     const names = [...select.options].map((option) => option.value);
     const turn = (by) => colour(names[(names.indexOf(select.value) + by + names.length) % names.length]);
     const keys = {
+      f: foldHere,
+      F: toggleAll,
       c: () => turn(1),
       C: () => turn(-1),
       v: () => show({ both: "text", text: "tokens", tokens: "both" }[box.dataset.shown]),
