@@ -5,6 +5,7 @@ from urllib.parse import quote, urlencode
 PATTERNS = {
     "runs": "/",
     "run": "/runs/{run}",
+    "metric": "/runs/{run}/metrics/{metric:path}",
     "step": "/runs/{run}/steps/{step}",
     "evaluation": "/runs/{run}/evaluations/{step}",
     "batch": "/runs/{run}/steps/{step}/batch",
@@ -28,6 +29,11 @@ def runs() -> str:
 def run(name: str) -> str:
     """A run."""
     return f"/runs/{_part(name)}"
+
+
+def metric(of_run: str, name: str) -> str:
+    """A number of a run by step; `name` is that of its measure: `reward/mean`."""
+    return f"{run(of_run)}/metrics/{_part(name)}"
 
 
 def step(of_run: str, number: int, **question: str) -> str:

@@ -1,7 +1,8 @@
 """Charts by step: lines with bands, points with intervals, stacked bars; each step is a link.
 
 A chart is plain values: `title`, `series` (each `name`, `values` by step with None for a gap, perhaps `low` and `high`
-for a band or an interval, perhaps `kind`: line, points or bars), `zero` to begin at zero. The steps that it is drawn
+for a band or an interval, perhaps `kind`: line, points or bars), `zero` to begin at zero, `wide` for one that has the
+page to itself, `across` for what is counted across where it is no step. The steps that it is drawn
 over are the same for all charts of a page, so that a cursor can stand at the same step in all of them.
 """
 
@@ -19,6 +20,7 @@ from flows.viewer.drawing.svg import colour, drawing, link, quoted, short, tag, 
 from flows.viewer.texts import visible
 
 WIDTH, HEIGHT = 440.0, 172.0
+WIDE = 900.0, 280.0
 LEFT, RIGHT, TOP, BOTTOM = 46.0, 10.0, 10.0, 24.0
 BESIDE = 5.0
 FEW = 40
@@ -41,17 +43,18 @@ def _drawn_once(told: str) -> Markup:
 def _picture(drawn: Chart, steps: Steps) -> Markup:
     series = drawn["series"]
     places = thinned([each["values"] for each in series])
-    x, y = _across(steps), _up(drawn)
-    parts = [_grid(x, y)]
+    width, height = WIDE if drawn.get("wide") else (WIDTH, HEIGHT)
+    x, y = _across(steps, width), _up(drawn, height)
+    parts = [_grid(x, y, drawn.get("across", "step"))]
     if series and series[0].get("kind") == "bars":
         parts.append(_bars(series, steps, places, x, y))
     else:
         middle = (len(series) - 1) / 2
         parts += [_series(n, each, steps, places, x, y, BESIDE * (n - middle)) for n, each in enumerate(series)]
-    parts += [_hits(steps, places, x), tag("g", class_="cursor")]
+    parts += [_hits(steps, places, x, y), tag("g", class_="cursor")]
     return drawing(
-        WIDTH,
-        HEIGHT,
+        width,
+        height,
         (tag("desc", text_of(drawn, steps)), *parts),
         class_="chart",
         role="group",
@@ -72,29 +75,31 @@ def text_of(drawn: Chart, steps: Steps) -> str:
     return quoted("; ".join(told))
 
 
-def _across(steps: Steps) -> Scale:
+def _across(steps: Steps, width: float) -> Scale:
     numbers = [each["step"] for each in steps] or [0]
     low, high = min(numbers), max(numbers)
     room = 0.5 if high == low else max(0.5, (high - low) * 0.01)
-    return Scale(low - room, high + room, LEFT, WIDTH - RIGHT)
+    return Scale(low - room, high + room, LEFT, width - RIGHT)
 
 
-def _up(drawn: Chart) -> Scale:
+def _up(drawn: Chart, height: float) -> Scale:
     series = drawn["series"]
     if series and series[0].get("kind") == "bars":
         sums = [sum(value or 0.0 for value in own) for own in zip(*(each["values"] for each in series), strict=True)]
-        return Scale(*around(sums, zero=True), HEIGHT - BOTTOM, TOP)
+        return Scale(*around(sums, zero=True), height - BOTTOM, TOP)
     names = ("values", "low", "high")
     known = [value for each in series for name in names for value in each.get(name) or () if value is not None]
-    return Scale(*around(known, drawn.get("zero", False)), HEIGHT - BOTTOM, TOP)
+    return Scale(*around(known, drawn.get("zero", False)), height - BOTTOM, TOP)
 
 
-def _grid(x: Scale, y: Scale) -> str:
-    lines = [tag("path", d=f"M{short(LEFT)} {short(y.at(each))}H{short(WIDTH - RIGHT)}") for each in y.ticks()]
+def _grid(x: Scale, y: Scale, across: str) -> str:
+    lines = [tag("path", d=f"M{short(x.begin)} {short(y.at(each))}H{short(x.end)}") for each in y.ticks()]
     left = [text(LEFT - 6, y.at(each) + 3.5, label(each), text_anchor="end") for each in y.ticks()]
     whole = [each for each in x.ticks(8) if each == int(each)]
-    below = [text(x.at(each), HEIGHT - 6, f"{each:g}", text_anchor="middle") for each in whole]
-    return tag("g", *lines, class_="grid") + tag("g", *left, *below, class_="ticks")
+    foot = y.begin + BOTTOM - 6
+    below = [text(x.at(each), foot, f"{each:g}", text_anchor="middle") for each in whole]
+    named = text(LEFT - 6, foot, across, text_anchor="end")
+    return tag("g", *lines, class_="grid") + tag("g", *left, named, *below, class_="ticks")
 
 
 def _series(
@@ -196,16 +201,16 @@ def _bars(series: Sequence[Mapping[str, Any]], steps: Steps, places: Sequence[in
     return "".join(parts)
 
 
-def _hits(steps: Steps, places: Sequence[int], x: Scale) -> str:
+def _hits(steps: Steps, places: Sequence[int], x: Scale, y: Scale) -> str:
     """Return a link for each step over its whole height; the keyboard reaches them by the chart's own keys."""
-    return _links(tuple((x.at(steps[place]["step"]), steps[place].get("address")) for place in places), x.end - x.begin)
+    placed = tuple((x.at(steps[place]["step"]), steps[place].get("address")) for place in places)
+    return _links(placed, x.end - x.begin, f" {short(y.end)}V{short(y.begin)}")
 
 
 @lru_cache(maxsize=32)
-def _links(placed: tuple[tuple[float, str | None], ...], across: float) -> str:
+def _links(placed: tuple[tuple[float, str | None], ...], across: float, line: str) -> str:
     """Return the links at their places, drawn once for all charts over the same steps."""
     wide = min((b - a for (a, _), (b, _) in pairwise(placed)), default=across)
-    line = f" {short(TOP)}V{short(HEIGHT - BOTTOM)}"
     links = [link(address, tag("path", d=f"M{short(at)}{line}"), tabindex="-1") for at, address in placed]
     return tag("g", *links, class_="hits", stroke_width=max(1.0, wide))
 

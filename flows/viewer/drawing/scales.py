@@ -25,8 +25,9 @@ class Scale:
         return self.begin + (value - self.low) / (self.high - self.low) * (self.end - self.begin)
 
     def ticks(self, most: int = 5) -> list[float]:
-        """Return round numbers along the scale."""
-        return ticks(self.low, self.high, most)
+        """Return round numbers along the scale, as many as there may be."""
+        closer = ticks(self.low, self.high, most + 1)  # steps that are a little too small by the rule may fit
+        return closer if len(closer) <= most else ticks(self.low, self.high, most)
 
 
 def around(values: Iterable[float], zero: bool = False) -> tuple[float, float]:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 
 from markupsafe import Markup
 
@@ -14,6 +15,11 @@ MOST = 120
 
 def sparkline(values: Sequence[float | None], title: str) -> Markup:
     """Return a small line of values, with gaps where there are none and a dot at the last; nothing without values."""
+    return _drawn_once(tuple(values), title)
+
+
+@lru_cache(maxsize=1024)
+def _drawn_once(values: tuple[float | None, ...], title: str) -> Markup:
     places = [place for place in thinned([list(values)], MOST) if _drawn(values[place])]
     if not places:
         return Markup("")

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flows.viewer import addresses
+from flows.viewer.data.metrics import matching, metrics
 from flows.viewer.data.retired import retired_of
 from flows.viewer.data.run import overview
 from flows.viewer.data.run_scores import held_out
@@ -29,7 +30,10 @@ MANY = 40
 
 
 def page(library: Library, asked: Asked) -> Page:
-    """Return the page of a run. Asks: `timeline`, one of SPANS; `numbers=all`. Raises NotThere for an unknown run."""
+    """Return the page of a run. Raises NotThere for an unknown run.
+
+    Asks: `timeline`, one of SPANS; `numbers=all`; `metric`, words that metrics must have.
+    """
     run = asked.path["run"]
     measured = numbers(library, run)
     told = overview(library, run, [each.work for each in measured])
@@ -40,6 +44,7 @@ def page(library: Library, asked: Asked) -> Page:
         "retired": retired_of(library, run),
         "steps": [_step(run, each) for each in measured],
         "sections": [_section(run, each) for each in charts(measured, evaluations)],
+        "metrics": _metrics(run, measured, asked.text("metric")),
         "evaluations": _evaluations(run, evaluations),
         "events": [{**event, "look": look_of(event["event"])} for event in events(library, run)],
         "timeline": {"span": span, "spans": SPANS, **_timeline(library, run, span)},
@@ -58,6 +63,19 @@ def _step(run: str, each: StepNumbers) -> dict[str, Any]:
 def _section(run: str, section: Mapping[str, Any]) -> dict[str, Any]:
     """Return a section whose charts know their colours, and over which steps they are drawn where not all."""
     return {"title": section["title"], "charts": [_chart(run, each) for each in section["charts"]]}
+
+
+def _metrics(run: str, measured: Sequence[StepNumbers], words: str) -> dict[str, Any]:
+    """Return every metric, or those that words are looked for in, in groups: each with its address and last value."""
+    every = metrics(measured)
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for each in matching(every, words):
+        values = each["series"][0]["values"]
+        last = next((value for value in reversed(values) if value is not None), None)
+        row = {**each, "last": last, "address": addresses.metric(run, each["name"])}
+        groups.setdefault(each["group"], []).append(row)
+    found = [{"title": title, "metrics": own} for title, own in groups.items()]
+    return {"searched": words, "num_all": len(every), "num": sum(map(len, groups.values())), "groups": found}
 
 
 def _chart(run: str, chart: Mapping[str, Any]) -> dict[str, Any]:

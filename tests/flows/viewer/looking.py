@@ -14,6 +14,8 @@ from starlette.testclient import TestClient
 
 from flows.viewer import addresses
 from flows.viewer.addresses import PATTERNS
+from flows.viewer.data.metrics import metrics
+from flows.viewer.data.series import numbers
 from flows.viewer.library import Library
 from flows.viewer.page import Asked
 from flows.viewer.web.app import application
@@ -68,6 +70,8 @@ def asked(address: str) -> tuple[str, Asked]:
 
 def _of_run(library: Library, run: str) -> Iterator[str]:
     yield addresses.run(run)
+    for each in metrics(numbers(library, run))[:1]:
+        yield addresses.metric(run, each["name"])
     steps = sorted({chain.traces.step for chain in library.chains(run) if chain.batches})
     for step in steps:
         yield addresses.step(run, step)

@@ -110,6 +110,24 @@
     }
   });
 
+  // A list is sifted while somebody types, without asking again; entered, the words go into the address.
+  function sift() {
+    const field = document.querySelector("[data-sifts]"), list = field && document.getElementById(field.dataset.sifts);
+    if (!list) return;
+    const words = field.value.toLowerCase().split(/\s+/).filter(Boolean);
+    for (const row of list.querySelectorAll("[data-row]")) {
+      const said = `${row.textContent} ${row.querySelector("[title]")?.title}`.toLowerCase();
+      row.hidden = !words.every((word) => said.includes(word));
+    }
+    for (const group of list.querySelectorAll("section")) group.hidden = !group.querySelector("[data-row]:not([hidden])");
+  }
+  document.addEventListener("input", (event) => {
+    if (!event.target.matches?.("[data-sifts]")) return;
+    const fold = document.getElementById(event.target.dataset.sifts)?.closest("details");
+    if (fold) fold.open = true;
+    sift();
+  });
+
   // What was chosen stays chosen when a part of the page is taken anew, and what was opened stays open.
   const picked = {}, opened = new Map();
   document.addEventListener("toggle", (event) => {
@@ -127,5 +145,6 @@
       if (part) part.open = open;
     }
     for (const chart of event.detail.querySelectorAll("svg.chart[data-chart]")) draw(chart);
+    sift();
   });
 })();

@@ -1,0 +1,133 @@
+"""Every metric of a run: found by a word, with a curve in the list and a chart at an address of its own."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.viewer import addresses
+from flows.viewer.data.metric_words import ABOUT, About, about
+from flows.viewer.data.metrics import ends, matching, metrics
+from flows.viewer.data.series import numbers, steps
+from flows.viewer.library import Library
+from flows.viewer.page import Asked, NotThere
+from flows.viewer.pages import metric as metric_page
+from flows.viewer.pages import run as run_page
+from tests.builders import trace
+from tests.flows.rehearsal import rehearse
+from tests.flows.viewer.hand_made import RUN, HandMade
+from tests.flows.viewer.looking import Elements, visitor
+
+HOSTILE = "../<script>alert(1)</script>\u202e?#%"
+
+
+@pytest.fixture(scope="module")
+def walked(tmp_path_factory: pytest.TempPathFactory) -> Library:
+    root = tmp_path_factory.mktemp("metrics") / "store"
+    rehearse(root, RUN, steps=2)
+    return Library.at(root)
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Library:
+    """Two steps of two environments; the second step has no error."""
+    made = HandMade(tmp_path)
+    named = f'{{"{HOSTILE}": 3.0}}'
+    rows = [
+        trace("a", environment="debate", reward=1.0, metrics=named),
+        trace("b", environment="sums", reward=None, error_class="timeout"),
+    ]
+    made.step(rows, [])
+    made.step([{**each, "trace_id": f"{each['trace_id']}2", "error_class": None} for each in rows], [], step=1)
+    return Library.at(tmp_path)
+
+
+def listed(library: Library, words: str = "") -> dict[str, Any]:
+    values = run_page.page(library, Asked(addresses.run(RUN), {"run": RUN}, {"metric": words})).values["metrics"]
+    return {each["name"]: each for group in values["groups"] for each in group["metrics"]}
+
+
+def opened(library: Library, name: str) -> Any:
+    return metric_page.page(library, Asked(addresses.metric(RUN, name), {"run": RUN, "metric": name})).values
+
+
+def test_every_number_of_every_step_is_there(two: Library) -> None:
+    found = {one["name"]: one["values"] for each in metrics(numbers(two, RUN)) for one in each["series"]}
+    recorded = steps(two, RUN).drop("run", "step", "finished")
+    assert set(found) == set(recorded.columns)
+    for name in recorded.columns:
+        told = zip(found[name], recorded[name].to_list(), strict=True)
+        assert all(shown == value for shown, value in told if value is not None)
+
+
+def test_of_one_environment_all_is_told_alone(walked: Library, two: Library) -> None:
+    assert {len(each["series"]) for each in listed(walked).values()} == {1}
+    assert [one["scope"] for one in listed(two)["num_turns"]["series"]] == ["all", "debate", "sums"]
+
+
+def test_what_was_counted_and_is_not_there_is_zero_and_anything_else_a_gap(two: Library) -> None:
+    found = listed(two)
+    assert [one["values"] for one in found["errored_rollout/timeout"]["series"]] == [[0.5, 0.0], [1.0, 0.0]]
+    assert found["accounting/errored/timeout"]["series"][0]["values"] == [1.0, 0.0]
+    by_scope = {one["scope"]: one["values"] for one in found["reward/mean"]["series"]}
+    assert by_scope == {"all": [1.0, 1.0], "debate": [1.0, 1.0]}, "where nothing was scored there is no line"
+
+
+def test_words_find_metrics_by_name_unit_and_environment(two: Library) -> None:
+    every = metrics(numbers(two, RUN))
+    assert [each["name"] for each in matching(every, "TIMEOUT share")] == ["errored_rollout/timeout"]
+    assert {each["name"] for each in matching(every, "reward sums")} == set(), "it was not scored"
+    assert matching(every, "") == every and matching(every, "nothing like it") == []
+    assert set(listed(two, "timeout")) == {"errored_rollout/timeout", "accounting/errored/timeout"}
+
+
+def test_a_list_entry_leads_to_its_chart_and_neighbours(walked: Library) -> None:
+    with visitor(walked) as client:
+        text = client.get(addresses.run(RUN)).text
+        names = list(listed(walked))
+        assert names[0].startswith("reward/") and len(names) > 60
+        assert all(f'href="{addresses.metric(RUN, name)}"' in text for name in names)
+        assert text.count('class="spark"') == len(names), "a small curve each, and no chart of its own"
+        assert 'id="metric-fold">' in text and " open>" not in text.partition('id="metric-fold"')[2][:40]
+        sought = client.get(f"{addresses.run(RUN)}?metric=entropy").text
+        assert 'id="metric-fold" open>' in sought and sought.count('class="spark"') == len(listed(walked, "entropy"))
+        page = Elements(client.get(addresses.metric(RUN, names[1])).text)
+        hrefs = [value for tag, name, value in page.values if (tag, name) == ("a", "href")]
+        assert page.odd == [] and {addresses.metric(RUN, names[0]), addresses.metric(RUN, names[2])} <= set(hrefs)
+        assert {addresses.step(RUN, 0), addresses.step(RUN, 1)} <= set(hrefs)
+        assert {"data-next", "data-previous"} <= {name for _, name, _ in page.values}
+
+
+def test_a_metric_is_named_by_its_measure_or_in_full(two: Library) -> None:
+    short, full = opened(two, "reward/mean"), opened(two, "reward/debate/mean")
+    assert short == full and short["metric"]["name"] == "reward/mean"
+    assert short["metric"]["series"][0]["last"] == {"value": 1.0, "step": 1}
+    with pytest.raises(NotThere, match=r"has the metric 'reward/men'; the nearest names are .*reward/mean"):
+        opened(two, "reward/men")
+
+
+def test_whatever_an_environment_calls_it_has_an_address_and_does_nothing(two: Library) -> None:
+    name = f"metrics/{HOSTILE}"
+    with visitor(two) as client:
+        answer = client.get(addresses.metric(RUN, name))
+        elements = Elements(answer.text)
+        assert answer.status_code == 200 and elements.odd == [] and "\u202e" not in answer.text
+        assert client.get(f"{addresses.metric(RUN, name)}?format=json").json()["metric"]["name"] == name
+        saved = client.get(f"{addresses.metric(RUN, name)}?format=file")
+        assert saved.status_code == 200 and "svg" in saved.text and "script>alert" not in saved.text
+
+
+def test_the_ends_of_a_series() -> None:
+    nan = math.nan
+    found = ends([None, 2.0, 1.0, nan, 5.0, -math.inf, None], range(7))
+    assert found["first"] == {"value": 2.0, "step": 1} and found["last"] == {"value": -math.inf, "step": 5}
+    assert found["least"] == {"value": 1.0, "step": 2} and found["most"] == {"value": 5.0, "step": 4}
+    assert set(ends([None], [0]).values()) == {None}
+
+
+def test_every_metric_of_ours_says_what_it_is(walked: Library) -> None:
+    assert [each["name"] for each in metrics(numbers(walked, RUN)) if not each["told"]] == []
+    assert about("timing/stage/rollout") == ABOUT["timing/stage"] and about("timing/model") == ABOUT["timing"]
+    assert about("update/entropy").unit == "nats" and "last optimizer step" in about("update/entropy").told
+    assert about("updates/ref_kl_loss/mean").unit == "" and about("nobody/knows") == About("", "")
