@@ -42,8 +42,12 @@ class LearnerConfig(Section):
     """Processes under torchrun; 1 needs none."""
     startup_seconds: float = operational(180.0, gt=0)
     """Longest wait until the learner answers."""
+    hang_seconds: float = operational(1800.0, gt=0)
+    """A learner that says nothing for so long, or makes no progress with a request for so long, hangs, and is started
+    again: the step is then trained again, with the same result. However long a step is, each of its rows is progress;
+    so this is longer than the longest part that is none: loading or writing all weights, one row forward and back."""
     max_restarts: int = operational(3, ge=0)
-    """Restarts of a dead learner in one run before the run stops."""
+    """Restarts of a learner that died or hung, in one run, before the run stops."""
 
 
 class PrefectConfig(Section):

@@ -21,9 +21,13 @@ from tasks.inference.engine import command as engine_command
 from tasks.inference.scoring import Served
 from tasks.inference.serving_check import check_serving
 from tasks.learner import launch as learner_service
+from tasks.learner import pulse
 from tasks.learner.client import Learner, LearnerLost
 from tasks.serving import MOST_LOSSES
 from tasks.stage import Place, Policy
+
+READY_SECONDS = 2.0
+"""Longest wait for a starting learner's answer, before it is asked again."""
 
 
 class EngineRoom:
@@ -149,6 +153,8 @@ class LearnerRoom:
         self._lock = threading.Lock()
         self._handle: Handle | None = None
         self._learner: tuple[int, Learner] | None = None
+        self._answered: dict[str, Any] = {}
+        """Report of the generation that was last seen to answer."""
 
     def begin(self) -> None:
         """Start the learner; returns at once."""
@@ -214,12 +220,18 @@ class LearnerRoom:
             env=environment,
             report=report,
             log=self._supervisor.directory / "learner.log",
-            ready=_learner_answers,
+            ready=self._ready,
+            hangs=lambda report: pulse.hangs(report["pulse"], config.hang_seconds),
             startup_seconds=config.startup_seconds,
             max_restarts=config.max_restarts,
         )
 
+    def _ready(self, report: dict[str, Any]) -> bool:
+        """Tell whether a generation answers; one that did is not asked again, as it may hang by now.
 
-def _learner_answers(report: dict[str, Any]) -> bool:
-    with Learner(report["address"], connect_seconds=1.0) as learner:
-        return bool(learner.state()["pid"])
+        It is then asked for what is wanted, which ends when it is ended; not being ready would end the run.
+        """
+        if report != self._answered:
+            pulse.ask(report["pulse"], READY_SECONDS)
+            self._answered = report
+        return True

@@ -6,6 +6,7 @@ casts them when it loads.
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from torch import Tensor
@@ -38,17 +39,25 @@ def companions(directory: Path) -> dict[str, bytes]:
 
 
 def save_policy(
-    policy: Policy, optimizer: Optimizer | None, files: dict[str, bytes], directory: Path, world: World
+    policy: Policy,
+    optimizer: Optimizer | None,
+    files: dict[str, bytes],
+    directory: Path,
+    world: World,
+    beat: Callable[[], None] = lambda: None,
 ) -> str:
     """Write the policy into `directory`, with optimizer state if `optimizer` is given; return the weights' digest.
 
-    All ranks call this together and rank 0 writes. Everything is synced to disk before it returns.
+    All ranks call this together and rank 0 writes. Everything is synced to disk before it returns. `beat` is called
+    between its parts.
     """
     from safetensors.torch import save_file
 
     adapter = policy.adapter
     weights = _gather(adapters.tensors(policy.causal) if adapter else dict(policy.causal.state_dict()), world)
+    beat()
     state = None if optimizer is None else _gather(moments.tensors(policy, optimizer), world)
+    beat()
     digest = None
     if world.rank == 0:
         directory.mkdir(parents=True, exist_ok=True)
@@ -56,11 +65,14 @@ def save_policy(
             adapters.write(directory, weights, adapter)
         else:
             policy.causal.save_pretrained(directory, state_dict=weights)
+        beat()
         if state is not None:
             save_file(state, directory / OPTIMIZER_FILE)
         for name, content in files.items():
             (directory / name).write_bytes(content)
+        beat()
         _sync(directory)
+        beat()
         digest = adapter.sha256_of(weights) if adapter else weights_sha256(directory)
     return str(world.broadcast(digest))
 

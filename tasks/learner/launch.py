@@ -18,8 +18,9 @@ ENVIRONMENT = {
 def command(learner: LearnerConfig, report: str) -> tuple[list[str], dict[str, str]]:
     """Return the argument list and the extra environment of the learner's process.
 
-    The process writes {"address": "127.0.0.1:PORT", "pid": N} to the file `report` once it answers, watches its
-    standard input if that is a pipe, and ends when the pipe closes.
+    The process writes {"address": "127.0.0.1:PORT", "pulse": "127.0.0.1:PORT", "pid": N} to the file `report` once it
+    answers, at `pulse` whether it gets on with its work (tasks.learner.pulse), watches its standard input if that is a
+    pipe, and ends when the pipe closes.
     """
     entry = ["-m", "tasks.learner.worker", "--report", report]
     if learner.processes > 1:

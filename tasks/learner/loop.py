@@ -1,6 +1,6 @@
 """One optimizer step's gradients: forward, loss and backward over the rank's packed rows."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,18 +34,24 @@ class RowStatistics:
 
 
 def accumulate_gradients(
-    policy: Policy, batch: Batch, objective: Objective, world: World, device: torch.device
+    policy: Policy,
+    batch: Batch,
+    objective: Objective,
+    world: World,
+    device: torch.device,
+    beat: Callable[[], None] = lambda: None,
 ) -> tuple[Totals, list[RowStatistics]]:
     """Add the batch's gradient to the policy's parameters; return what was measured and every row's statistics.
 
     The denominators are those of the whole batch, so the gradient does not depend on how samples fall on rows, rows on
-    micro-steps, or micro-steps on ranks.
+    micro-steps, or micro-steps on ranks. `beat` is called after each row.
     """
     measured, statistics = [], []
     for row in batch.on_rank(world.rank):
         row_measured, row_statistics = _train_row(policy, row, batch.denominators, objective, world, device)
         measured.append(row_measured)
         statistics.append(row_statistics)
+        beat()
     gathered = world.gather((_add_up(measured), [entry for entry in statistics if entry.row.row >= 0]))
     totals = [part for part, _ in gathered]
     rows = sorted((entry for _, part in gathered for entry in part), key=lambda entry: entry.row.row)

@@ -12,6 +12,7 @@ import pyarrow as pa
 from tasks.learner import wire
 from tasks.learner.distributed import World
 from tasks.learner.errors import BY_NAME, LearnerError
+from tasks.learner.pulse import Pulse
 from tasks.learner.trainer import Trainer
 
 # A client that stalls in the middle of a message must not hold up the others for ever.
@@ -23,8 +24,8 @@ Answer = tuple[dict[str, Any], pa.Table | None]
 class Service:
     """Serves any number of connections, one request at a time."""
 
-    def __init__(self, trainer: Trainer, world: World) -> None:
-        self._trainer, self._world = trainer, world
+    def __init__(self, trainer: Trainer, world: World, pulse: Pulse) -> None:
+        self._trainer, self._world, self._pulse = trainer, world, pulse
         self._requests: dict[str, Callable[..., Any]] = {
             "configure": trainer.configure,
             "load": trainer.load,
@@ -64,7 +65,8 @@ class Service:
             # Closed, stalled, or not one of our clients.
             _drop(connection, selector)
             return
-        answer, answer_table = self._answer(header, table)
+        with self._pulse.during(str(header.get("request"))):
+            answer, answer_table = self._answer(header, table)
         try:
             wire.send(connection, answer, answer_table)
         except OSError:

@@ -1,6 +1,7 @@
 """What the learner holds and does: one policy with its optimizer, and the four requests that touch it."""
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,8 +39,10 @@ class _Held:
 class Trainer:
     """One rank's part of the learner. Every rank makes the same calls in the same order."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, beat: Callable[[], None] = lambda: None) -> None:
+        """`beat` is called whenever a part of the work is done, also in the middle of a request."""
         self._world = world
+        self._beat = beat
         self._settings: TrainingConfig | None = None
         self._device = torch.device("cpu")
         self._held: _Held | None = None
@@ -93,9 +96,10 @@ class Trainer:
         for number, batch in enumerate(batches):
             if number:
                 digests.append(memory_sha256(held.policy, self._world))
+                self._beat()
             measured.append(self._update(held, batch, step * len(batches) + number))
         saved = held.optimizer if save_optimizer else None
-        digests.append(save_policy(held.policy, saved, held.files, directory, self._world))
+        digests.append(save_policy(held.policy, saved, held.files, directory, self._world, self._beat))
         known = {"version": step + 1, "policy_key_in": policy_key_in}
         updates = update_rows(known, batches, measured, digests, save_optimizer)
         self._held = _Held(policy_key_out, step, digests[-1], held.policy, held.optimizer, held.files)
@@ -105,7 +109,7 @@ class Trainer:
         """Make one optimizer step. Raises LearnerError, before the weights change, when the gradient is not finite."""
         settings = self._configured()
         objective = Objective(settings.loss, settings.ref_kl)
-        totals, statistics = accumulate_gradients(held.policy, batch, objective, self._world, self._device)
+        totals, statistics = accumulate_gradients(held.policy, batch, objective, self._world, self._device, self._beat)
         grad_norm = clip_gradients(held.policy, settings.max_grad_norm, self._world)
         if not np.isfinite(grad_norm):
             held.optimizer.zero_grad()
@@ -117,6 +121,7 @@ class Trainer:
         self._held = None
         rate = learning_rate(optimizer_step, settings)
         apply_gradients(held.optimizer, rate)
+        self._beat()
         return Measurements(
             learning_rate=rate,
             grad_norm=grad_norm,

@@ -1,7 +1,8 @@
 """Process entry of the learner: `python -m tasks.learner.worker --report PATH`, or the same under torchrun.
 
-Rank 0 listens on a port of 127.0.0.1 that the OS chooses and writes {"address": ..., "pid": ...} to PATH once it can
-answer. The process ends on SIGTERM, and when its standard input is a pipe that closes.
+Rank 0 listens on two ports of 127.0.0.1 that the OS chooses and writes {"address": ..., "pulse": ..., "pid": ...} to
+PATH once it can answer: requests at the first, whether it gets on with them at the second (tasks.learner.pulse). The
+process ends on SIGTERM, and when its standard input is a pipe that closes.
 """
 
 import argparse
@@ -25,19 +26,26 @@ def main() -> None:
     import transformers
 
     from tasks.learner.distributed import start_world
+    from tasks.learner.pulse import Pulse
     from tasks.learner.service import Service
     from tasks.learner.trainer import Trainer
 
     world = start_world()
     # Bars are for terminals; this output goes to a log file.
     transformers.utils.logging.disable_progress_bar()
-    service = Service(Trainer(world), world)
+    pulse = Pulse()
+    service = Service(Trainer(world, pulse.beat), world, pulse)
     if world.rank > 0:
         service.follow()
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        host, port = listener.getsockname()
-        report(arguments.report, {"address": f"{host}:{port}", "pid": os.getpid()})
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_server(("127.0.0.1", 0)) as asked:
+        pulse.serve(asked)
+        report(arguments.report, {"address": _named(listener), "pulse": _named(asked), "pid": os.getpid()})
         service.serve(listener)
+
+
+def _named(listener: socket.socket) -> str:
+    host, port = listener.getsockname()
+    return f"{host}:{port}"
 
 
 def watch_parent() -> None:

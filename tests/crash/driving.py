@@ -68,6 +68,7 @@ class Driven:
         self,
         kill: str = "",
         *,
+        stop: str = "",
         name: str = NAME,
         prefect: bool = False,
         backwards: bool = False,
@@ -77,12 +78,13 @@ class Driven:
     ) -> Life:
         """Call the run in a new process, which dies at the moment `kill`, if any, and return how it went.
 
-        With `prefect` it is a flow with a real Prefect server; `backwards` samples the groups in reverse order. With
-        `replays` the process does those instead. `path` is a directory of modules that come before all others.
+        At the moment `stop` its learner is stopped, as SIGSTOP does. With `prefect` it is a flow with a real Prefect
+        server; `backwards` samples the groups in reverse order. With `replays` the process does those instead. `path`
+        is a directory of modules that come before all others.
         """
         for noted in ("moments", "sampled", "receipt"):
             (self.directory / f"{noted}.jsonl").unlink(missing_ok=True)
-        request = {"overrides": [*self.overrides, *overrides], "kill": kill, "name": name}
+        request = {"overrides": [*self.overrides, *overrides], "kill": kill, "stop": stop, "name": name}
         request |= {"prefect": prefect, "backwards": backwards, "replays": list(replays)}
         command = [sys.executable, "-P", "-m", "tests.crash.program", str(self.directory), json.dumps(request)]
         done = subprocess.run(

@@ -2,12 +2,16 @@
 
 The store, the ledger, the learner's process and, with `"prefect": true`, the embedded Prefect server are real. What is
 not: a fixed rollout table stands in for sampling, so no engine and no environment server is started. REQUEST is JSON
-with `overrides`, `kill` (the moment, or empty), `name` of the run, `prefect`, `backwards` (hand groups over in
-reverse order) and `replays`: where there are any, those are done in turn and the run is not.
+with `overrides`, `kill` (the moment, or empty), `stop` (the moment at which the learner is stopped), `name` of the run,
+`prefect`, `backwards` (hand groups over in reverse order) and `replays`: where there are any, those are done in turn
+and the run is not.
 """
 
 import json
+import os
+import signal
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +27,13 @@ from tasks import rollout
 from tasks.inference.scoring import Served
 from tasks.stage import StageTask, perform
 from tests.crash import fixed
+from tests.crash.driving import NAME
 from tests.crash.killing import Moments, durable_line, kill_self
 
 
 def main(directory: Path, request: dict[str, Any]) -> None:
     """Run, or go on with, the run in `directory`; write what it made to `outcome.json`."""
-    moments = Moments(directory, {request["kill"]: kill_self})
+    moments = Moments(directory, {request["kill"]: kill_self, request["stop"]: partial(stop_learner, directory)})
     moments.watch()
     replace_sampling(directory, moments, request["backwards"])
     store = str(directory / "store")
@@ -39,6 +44,11 @@ def main(directory: Path, request: dict[str, Any]) -> None:
         config = prepare("train", ["demo"], request["overrides"], name=request["name"], store=store)
         outcome = launch.run(config) if request["prefect"] else without_prefect(config)
     (directory / "outcome.json").write_text(json.dumps(outcome))
+
+
+def stop_learner(directory: Path) -> None:
+    """Let the learner stand still for ever, alive: its connections stay open, and nobody answers there."""
+    os.kill(json.loads((directory / "store" / "logs" / NAME / "learner.json").read_text())["pid"], signal.SIGSTOP)
 
 
 def without_prefect(config: Any) -> dict[str, Any]:

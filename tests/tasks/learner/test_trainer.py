@@ -49,6 +49,19 @@ def train(trainer, step, directory, table=None, save_optimizer=False):
     )
 
 
+def test_each_row_each_update_and_each_part_of_saving_is_progress(world, model_directory, tmp_path):
+    from tasks.learner.trainer import Trainer
+
+    beats = []
+    made = Trainer(world, lambda: beats.append(None))
+    made.configure(TrainingConfig(**TRAINING).model_dump(mode="json"), LearnerConfig().model_dump(mode="json"))
+    made.load("p0", str(model_directory), fresh_optimizer=True)
+    assert beats == []
+    train(made, 0, tmp_path)
+    of_saving = 5  # weights, then the optimizer's state gathered; weights, then the rest written; synced
+    assert len(beats) == BATCHES[0].num_rows + 1 + of_saving
+
+
 def test_update_and_statistics_are_of_the_contract(loaded, model_directory, tmp_path):
     (update,), statistics = train(loaded, 0, tmp_path, save_optimizer=True)
     assert set(update) == set(UPDATES.arrow.names)

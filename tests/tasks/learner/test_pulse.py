@@ -1,0 +1,112 @@
+"""The learner's pulse: what counts as standing still, and what is taken for a hang by who asks."""
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from tasks.learner import pulse
+from tasks.learner.pulse import LONGEST_TICK, Pulse, ask, hangs
+
+
+class Clock:
+    """A clock that is set."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def ticking(pulse: Pulse, clock: Clock, ticks: int, seconds: float = 1.0) -> float:
+    """Let time pass and return for how long the pulse has stood still then."""
+    for _ in range(ticks):
+        clock.now += seconds
+        pulse.tick()
+    return float(pulse.told()["still_seconds"])
+
+
+def test_only_a_request_that_does_not_move_stands_still() -> None:
+    clock = Clock()
+    heart = Pulse(clock)
+    assert ticking(heart, clock, 100) == 0.0, "idle, however long"
+    with heart.during("train"):
+        assert ticking(heart, clock, 3) == 3.0
+        assert heart.told()["request"] == "train"
+        heart.beat()
+        assert ticking(heart, clock, 2) == 2.0, "each beat begins anew, however long the request"
+    assert heart.told() == {"request": "", "still_seconds": 0.0}
+
+
+def test_a_process_that_did_not_run_was_not_stuck() -> None:
+    clock = Clock()
+    heart = Pulse(clock)
+    with heart.during("train"):
+        assert ticking(heart, clock, 1, seconds=3600.0) == LONGEST_TICK
+
+
+def test_a_request_that_fails_is_over() -> None:
+    clock = Clock()
+    heart = Pulse(clock)
+    with pytest.raises(ValueError, match="failed"), heart.during("load"):
+        raise ValueError("failed")
+    assert ticking(heart, clock, 10) == 0.0
+
+
+@contextmanager
+def listening() -> Iterator[tuple[socket.socket, str]]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        host, port = listener.getsockname()
+        yield listener, f"{host}:{port}"
+
+
+def test_who_asks_is_told_while_the_work_goes_on() -> None:
+    clock = Clock()
+    heart = Pulse(clock)
+    with listening() as (listener, address):
+        heart.serve(listener)
+        assert ask(address, 30.0) == {"request": "", "still_seconds": 0.0}
+        with heart.during("train"):
+            clock.now += LONGEST_TICK
+            assert ask(address, 30.0) == {"request": "train", "still_seconds": LONGEST_TICK}
+            assert not hangs(address, LONGEST_TICK) and hangs(address, LONGEST_TICK - 0.5)
+            heart.beat()
+            assert not hangs(address, LONGEST_TICK - 0.5)
+        clock.now += LONGEST_TICK
+        assert not hangs(address, LONGEST_TICK - 0.5), "nothing is under way"
+
+
+def test_one_that_takes_questions_and_never_answers_hangs(caplog: pytest.LogCaptureFixture) -> None:
+    with listening() as (_, address):  # the system accepts for whoever is stopped
+        assert hangs(address, 0.05)
+    assert "has not answered for 0.05 s (learner.hang_seconds)" in caplog.text
+
+
+def test_one_that_answers_the_second_time_does_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pulse, "AGAIN_SECONDS", 30.0)
+    asked: list[float] = []
+    real = pulse.ask
+
+    def late(address: str, seconds: float) -> dict[str, object]:
+        asked.append(seconds)
+        if len(asked) == 1:
+            raise TimeoutError
+        return real(address, seconds)
+
+    monkeypatch.setattr(pulse, "ask", late)
+    with listening() as (listener, address):
+        Pulse().serve(listener)
+        assert not hangs(address, 30.0) and len(asked) == 2
+
+
+def test_one_that_is_gone_or_says_nothing_does_not_hang() -> None:
+    with listening() as (listener, address):
+        pass
+    assert not hangs(address, 30.0), "nobody is there: dead, which others see"
+    with listening() as (listener, address):
+        closing = threading.Thread(target=lambda: listener.accept()[0].close())
+        closing.start()
+        assert not hangs(address, 30.0)
+        closing.join()
