@@ -4,6 +4,8 @@ The one border where errors meant for people become one message: exit status 2 f
 """
 
 import argparse
+import os
+import select
 import sys
 import warnings
 from collections.abc import Sequence
@@ -23,17 +25,28 @@ from flows.commands import (
 from flows.commands.arguments import settle
 from flows.viewer.texts import visible
 
+UNREAD = 141
+"""The exit status where who read the output closed it, as a shell tells of a program that SIGPIPE ended."""
 OURS = ("configs", "storage", "tasks", "flows")
 GROUPS = (running, replaying, looking, viewing, asking, marking, keeping, deploying, comparing, exchanging)
 """Files of commands, in the order of the help text."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit status: 0 done, 1 not ready, 2 a mistake that the message explains."""
+    """Run one command and return its exit status: 0 done, 1 not ready, 2 a mistake that the message explains.
+
+    UNREAD where nobody reads what it prints any more, as after `| head`.
+    """
     arguments = parse(sys.argv[1:] if argv is None else argv)
     warnings.formatwarning = lambda message, *_, **__: f"stagecoach: {visible(str(message))}\n"
     try:
-        return arguments.command(arguments) or 0
+        status = arguments.command(arguments) or 0
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        if not _nobody_reads():
+            raise
+        return UNREAD
     except KeyboardInterrupt:
         print("\nInterrupted. What is committed is safe; `stagecoach resume` goes on from there.", file=sys.stderr)
         return 130
@@ -43,6 +56,22 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"stagecoach: {visible(message)}", file=sys.stderr)
         return 2
+
+
+def _nobody_reads() -> bool:
+    """Say whether standard output is what was closed; what was still to be said goes nowhere then."""
+    try:
+        output = sys.stdout.fileno()
+    except (AttributeError, ValueError, OSError):  # there is none, or it is no file
+        return False
+    ends = select.poll()
+    ends.register(output, 0)
+    if not any(told & (select.POLLERR | select.POLLHUP) for _, told in ends.poll(0)):
+        return False
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, output)
+    os.close(nowhere)
+    return True
 
 
 def explanation(error: BaseException) -> str | None:

@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -155,6 +156,25 @@ def test_our_errors_are_told_with_their_notes_and_no_traceback(
 def test_faults_keep_their_traceback(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(type(error)):
         run_failing(monkeypatch, error)
+
+
+@pytest.mark.parametrize("lines", [1, 100_000])
+def test_a_reader_who_has_seen_enough_ends_it_without_a_word(
+    lines: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as closed:
+        monkeypatch.setattr(sys, "stdout", closed)
+        said = argparse.Namespace(command=lambda _: print("said\n" * lines))
+        monkeypatch.setattr(cli, "parse", lambda _: said)
+        assert cli.main([]) == cli.UNREAD
+    assert capsys.readouterr().err == ""
+
+
+def test_another_pipe_that_broke_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(BrokenPipeError, match="of a service"):
+        run_failing(monkeypatch, BrokenPipeError("of a service"))
 
 
 def test_an_interrupt_says_that_nothing_is_lost(
