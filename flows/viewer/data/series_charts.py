@@ -6,7 +6,15 @@ from typing import Any
 from flows.viewer.data.series import StepNumbers
 from flows.viewer.data.series_rollouts import ALL, SPANS
 from flows.views.show import STAGES
+from tasks.accounting import ERRORED, FILTERED, NO_WEIGHT, STOPPED, TRAINED
+from tasks.fates import EXPIRED, PENDING, REFUSED
+from tasks.filters.finding import QUARANTINED
 
+FATES = {
+    **{TRAINED: 2, FILTERED: 4, ERRORED: 6, STOPPED: 7, NO_WEIGHT: 0},
+    **{QUARANTINED: 3, PENDING: 5, REFUSED: 1, EXPIRED: 7},
+}
+"""What becomes of rollouts, from the foot of the bars up, each with the number of its colour."""
 Series = dict[str, Any]
 Chart = dict[str, Any]
 
@@ -17,8 +25,8 @@ def charts(steps: Sequence[StepNumbers], evaluations: Sequence[dict[str, Any]]) 
     held = _held_out(steps, evaluations)
     sections = (
         ("Reward", [*made.reward(), *held, *made.measured()]),
-        ("Rollouts", made.rollouts()),
         ("Training", made.training()),
+        ("Rollouts", made.rollouts()),
         ("Time", made.time()),
     )
     return [{"title": title, "charts": [each for each in found if each["series"]]} for title, found in sections]
@@ -57,15 +65,16 @@ class _Charts:
         """Lengths, turns, filters, errors, staleness."""
         longest = [self._one("num_output_tokens", ALL, "mean"), self._one("longest_output", ALL, "longest")]
         return [
-            _chart("Sampled tokens of a rollout", longest, zero=True),
+            _chart("Sampled tokens of a rollout", longest, zero=True, unit="tokens"),
             _chart("Sampled tokens by environment", self._by_scope("num_output_tokens") if self._several else []),
-            _chart("Turns of a rollout", self._scoped("num_turns"), zero=True),
-            _chart("Truncated share", self._scoped("is_truncated"), zero=True),
-            _chart("Trainable share", self._scoped("trainable/ratio"), zero=True),
+            _chart("Trainable share", self._scoped("trainable/ratio"), "of rollouts, left to train on", zero=True),
+            _chart("What became of them", self._fates(), "rollouts by fate", zero=True, unit="rollouts"),
             _chart("Found by filters", self._under("filters/"), "share of rollouts, enforced or not", zero=True),
             _chart("Errors", self._errors(), "share of rollouts by class", zero=True),
+            _chart("Truncated share", self._scoped("is_truncated"), "of rollouts", zero=True),
+            _chart("Turns of a rollout", self._scoped("num_turns"), "mean", zero=True, unit="turns"),
             _chart("Staleness", self._scoped("staleness"), "steps since the policy that sampled", zero=True),
-            _chart("Rollouts", self._scoped("rollouts"), zero=True),
+            _chart("Rollouts", self._scoped("rollouts"), "that ended", zero=True),
         ]
 
     def training(self) -> list[Chart]:
@@ -73,24 +82,23 @@ class _Charts:
         several = any((each.value("updates") or 1) > 1 for each in self._steps)
         parts = [self._one(f"updates/{name}_loss/mean", "", name) for name in ("rl", "ce", "ref_kl")]
         used = [part for part in parts if any(value for value in part["values"])]
-        mismatch = [
-            self._one("updates/mismatch_kl/mean", "", "mean"),
-            self._one("update/mismatch_kl_max", "", "highest"),
-        ]
+        mismatch, masked = (self._updates(name, several) for name in ("mismatch_kl", "masked_fraction"))
+        highest = [self._one("update/mismatch_kl_max", "", "highest")]
         tokens = [
             self._one("updates/num_tokens", "", "packed"),
             self._one("updates/weighted_tokens", "", "with a weight"),
         ]
         note = "mean, lowest and highest of a step's updates" if several else ""
         return [
+            _chart("Entropy", [self._updates("entropy", several)], "nats a token", zero=True, unit="nats"),
+            _chart("Mismatch KL", [mismatch], "nats a token, engine against learner", zero=True, unit="nats"),
+            _chart("Highest mismatch", highest, "of a token, nats", zero=True, unit="nats"),  # else it hides the mean
+            _chart("Gradient norm", [self._updates("grad_norm", several)], note or "before clipping", zero=True),
             _chart("Loss", [self._updates("loss", several)], note),
             _chart("Loss by component", used if len(used) > 1 else []),
-            _chart("Gradient norm", [self._updates("grad_norm", several)], note or "before clipping", zero=True),
-            _chart("Entropy", [self._updates("entropy", several)], "nats a token", zero=True),
-            _chart("Mismatch KL", mismatch, "engine against learner", zero=True),
-            _chart("Masked share", [self._updates("masked_fraction", several)], "outside the trust region", zero=True),
+            _chart("Masked share", [masked], "of rl tokens, outside the trust region", zero=True),
             _chart("Learning rate", [self._one("update/learning_rate", "", "rate")], zero=True),
-            _chart("Trained tokens", tokens, zero=True),
+            _chart("Trained tokens", tokens, "of a step", zero=True, unit="tokens"),
         ]
 
     def time(self) -> list[Chart]:
@@ -102,16 +110,16 @@ class _Charts:
         by_stage = [{**self._one(f"timing/stage/{stage}", "", stage), "kind": "bars"} for stage in stages]
         rates = [self._one(name, "", name.rpartition("/")[2]) for name in speeds if not name.endswith("packing")]
         return [
-            _chart("Seconds by stage", by_stage, "those of shared work are the other run's", zero=True),
-            _chart("Seconds of a rollout", spans, "mean wall-clock", zero=True),
-            _chart("Tokens a second", rates, zero=True),
+            _chart("Seconds by stage", by_stage, "of shared work those of the other run", zero=True, unit="s"),
+            _chart("Seconds of a rollout", spans, "mean wall-clock", zero=True, unit="s"),
+            _chart("Tokens a second", rates, "of a stage", zero=True, unit="tokens/s"),
         ]
 
     def _values(self, measure: str, scope: str) -> list[float | None]:
         return [each.value(measure, scope) for each in self._steps]
 
     def _one(self, measure: str, scope: str, name: str) -> Series:
-        return {"name": name, "values": self._values(measure, scope)}
+        return {"name": name, "measure": measure, "values": self._values(measure, scope)}
 
     def _scoped(self, measure: str) -> list[Series]:
         """Return a measure of all rollouts, and by environment where there are several."""
@@ -131,6 +139,19 @@ class _Charts:
         found = _known(self._one(name, ALL, _words(name[len(begin) :])) for name in names)
         return [each for each in found if any(each["values"])] or found[:1]
 
+    def _fates(self) -> list[Series]:
+        """Return how many rollouts met each fate, whatever filter or error it was; 0 in a step where none did."""
+        found = []
+        for fate, place in FATES.items():
+            names = [each for each in self._measures if (each + "/").startswith(f"accounting/{fate}/")]
+            counts = [[each.value(name) for name in names] for each in self._steps]
+            values = [sum(each or 0.0 for each in own) for own in counts]
+            measure = names[0] if len(names) == 1 else None
+            found += (
+                [{"name": fate, "measure": measure, "values": values, "kind": "bars", "place": place}] if names else []
+            )
+        return found
+
     def _errors(self) -> list[Series]:
         classes = [each for each in self._measures if each.startswith("errored_rollout/")]
         found = [self._one("errored_rollout", ALL, "all"), *(self._zeroed(each) for each in classes)]
@@ -141,7 +162,7 @@ class _Charts:
         known = self._values("rollouts", ALL)
         shares = zip(self._values(measure, ALL), known, strict=True)
         values = [0.0 if share is None and count is not None else share for share, count in shares]
-        return {"name": measure.rpartition("/")[2], "values": values}
+        return {"name": measure.rpartition("/")[2], "measure": measure, "values": values}
 
     def _updates(self, name: str, several: bool) -> Series:
         found = self._one(f"updates/{name}/mean", "", name.replace("_", " "))
@@ -168,11 +189,14 @@ def _held_out(steps: Sequence[StepNumbers], evaluations: Sequence[dict[str, Any]
         ends = {end: [interval.get(end) for interval in intervals] for end in ("low", "high")}
         series.append({"name": name, "values": values, **ends, "kind": "points"})
     last = max([*versions, *(each.step + 1 for each in steps)])
-    return [_chart("Held-out average", series, "95% intervals, by policy") | {"versions": versions, "last": last}]
+    return [
+        _chart("Held-out average", series, "95% intervals, by policy")
+        | {"versions": versions, "last": last, "across": "policy"}
+    ]
 
 
-def _chart(title: str, series: Iterable[Series], note: str = "", zero: bool = False) -> Chart:
-    return {"title": title, "note": note, "zero": zero, "series": _known(series)}
+def _chart(title: str, series: Iterable[Series], note: str = "", zero: bool = False, unit: str = "") -> Chart:
+    return {"title": title, "note": note, "zero": zero, "unit": unit, "series": _known(series)}
 
 
 def _known(series: Iterable[Series]) -> list[Series]:

@@ -222,6 +222,7 @@ def _values(drawn: Chart, steps: Steps, places: Sequence[int], x: Scale, y: Scal
         "steps": [steps[place]["step"] for place in places],
         "y": [y.low, y.high, y.begin, y.end],
         "unit": drawn.get("unit", ""),
+        "across": drawn.get("across", "step"),
         "series": [
             {
                 "name": visible(each["name"]),

@@ -79,16 +79,19 @@ def _metrics(run: str, measured: Sequence[StepNumbers], words: str) -> dict[str,
 
 
 def _chart(run: str, chart: Mapping[str, Any]) -> dict[str, Any]:
-    of_stages = chart["series"][0].get("kind") == "bars"
-    series = [
-        {**each, "colour": stage_class(each["name"]) if of_stages else colour(each.get("place", number))}
-        for number, each in enumerate(chart["series"])
-    ]
+    series = [{**each, "colour": _colour(number, each)} for number, each in enumerate(chart["series"])]
     versions = chart.get("versions")
     if versions is None:
         return {**chart, "series": series, "steps": None}
     places = [{"step": each, "address": addresses.evaluation(run, each), "finished": True} for each in versions]
     return {**chart, "series": series, "steps": places}
+
+
+def _colour(number: int, series: Mapping[str, Any]) -> str:
+    """Return the class of a series: bars without a place of their own are stages."""
+    if series.get("kind") == "bars" and "place" not in series:
+        return stage_class(series["name"])
+    return colour(series.get("place", number))
 
 
 def _evaluations(run: str, found: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -48,6 +48,11 @@ def listed(library: Library, words: str = "") -> dict[str, Any]:
     return {each["name"]: each for group in values["groups"] for each in group["metrics"]}
 
 
+def charts(library: Library) -> dict[str, Any]:
+    values = run_page.page(library, Asked(addresses.run(RUN), {"run": RUN})).values
+    return {each["title"]: each for section in values["sections"] for each in section["charts"]}
+
+
 def opened(library: Library, name: str) -> Any:
     return metric_page.page(library, Asked(addresses.metric(RUN, name), {"run": RUN, "metric": name})).values
 
@@ -131,3 +136,25 @@ def test_every_metric_of_ours_says_what_it_is(walked: Library) -> None:
     assert about("timing/stage/rollout") == ABOUT["timing/stage"] and about("timing/model") == ABOUT["timing"]
     assert about("update/entropy").unit == "nats" and "last optimizer step" in about("update/entropy").told
     assert about("updates/ref_kl_loss/mean").unit == "" and about("nobody/knows") == About("", "")
+
+
+def test_what_became_of_rollouts_is_stacked_by_fate_with_zeros(tmp_path: Path) -> None:
+    made = HandMade(tmp_path)
+    made.step([trace("a0"), trace("a1", reward=None, error_class="timeout")], [])
+    made.step([trace("b0"), trace("b1")], [], step=1)
+    chart = charts(Library.at(tmp_path))["What became of them"]
+    found = {each["name"]: (each["values"], each["measure"], each["kind"]) for each in chart["series"]}
+    assert found == {
+        "errored": ([1.0, 0.0], "accounting/errored/timeout", "bars"),
+        "pending": ([1.0, 2.0], "accounting/pending", "bars"),
+    }
+    assert len({each["colour"] for each in chart["series"]}) == 2
+
+
+def test_every_line_of_a_chart_leads_to_a_metric_that_is_there(walked: Library) -> None:
+    known = set(listed(walked))
+    named = {one.get("measure") for each in charts(walked).values() for one in each["series"]} - {None}
+    assert len(named) > 20 and named <= known
+    with visitor(walked) as client:
+        text = client.get(addresses.run(RUN)).text
+    assert all(f'href="{addresses.metric(RUN, name)}"' in text.partition('id="metrics"')[0] for name in named)

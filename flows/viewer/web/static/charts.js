@@ -61,7 +61,7 @@
   };
   function fill(chart, place) {
     const data = dataOf(chart), title = document.createElement("strong"), table = document.createElement("table");
-    title.textContent = `step ${data.steps[place]}`;
+    title.textContent = [`${data.across} ${data.steps[place]}`, data.unit].filter(Boolean).join(" · ");
     data.series.forEach((one, number) => {
       const row = table.insertRow(), name = row.insertCell(), value = row.insertCell();
       row.className = colour(one, number);
