@@ -54,6 +54,32 @@ def test_from_the_list_over_a_point_of_a_chart_to_its_step(demo: str, opened: Op
     assert re.fullmatch(r"/runs/demo/steps/1", window.address())
 
 
+def test_a_metric_is_found_while_typing_and_has_a_chart_of_its_own(demo: str, opened: Opened) -> None:
+    window = opened(demo)
+    page = window.open("/runs/demo")
+    entries = page.locator("#metric-list [data-row]:visible")
+    assert entries.count() == 0, "folded"
+    page.keyboard.press("/")
+    page.keyboard.type("entropy nats")
+    names = [each.get_attribute("title") for each in entries.locator("a").all()]
+    assert names and all(name.split(" ")[0].partition("/")[2].startswith("entropy") for name in names)
+    page.keyboard.press("Enter")
+    page.wait_for_url("**metric=entropy*")
+    assert [each.get_attribute("title") for each in entries.locator("a").all()] == names
+    page.keyboard.press("j")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/runs/demo/metrics/**")
+    picture(page, "metric")
+    assert "step 1 · nats" in point_at(page, page.locator("svg.chart .hits a").nth(1))
+    here = page.url
+    page.keyboard.press("]")
+    page.wait_for_url(lambda address: address != here)
+    page.go_back()
+    page.get_by_role("link", name="All metrics").click()
+    page.wait_for_url("**#metric-list")
+    assert page.locator("#metric-list [data-row]:visible").count() > 50, "the fold opens for who is sent into it"
+
+
 def test_traces_are_filtered_sorted_searched_and_paged(demo: str, opened: Opened) -> None:
     window = opened(demo)
     page = window.open("/runs/demo/steps/0")
