@@ -23,7 +23,7 @@ FORBIDDEN = (
 def loaded_by(code: str) -> set[str]:
     """Return the top-level modules that are loaded after `code` ran in a fresh interpreter."""
     script = f"{code}\nimport sys\nprint(*{{name.partition('.')[0] for name in sys.modules}})"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=240)
     return set(done.stdout.split())
 
 

@@ -11,8 +11,9 @@ from flows.leases import Lease
 from tasks.inference.scoring import Served
 from tasks.stage import Policy
 from tests.flows.rehearsal import session_for
+from tests.waiting import PATIENCE
 
-SECONDS = 20
+SECONDS = PATIENCE
 
 
 def test_the_same_policy_is_shared() -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from flows.views.panel import Panel, duration, is_terminal, plot, printable, summary
+from tests.waiting import PATIENCE
 
 
 @pytest.fixture(autouse=True)
@@ -156,5 +157,7 @@ def test_summary() -> None:
 def test_importing_the_panel_does_not_import_prefect() -> None:
     modules = "flows.views.panel, flows.processes.services, flows.orchestration.prefect_api"
     program = f"import sys, {modules}; print('prefect' in sys.modules)"
-    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    answer = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE, check=True
+    )
     assert answer.stdout.strip() == "False"

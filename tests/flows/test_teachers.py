@@ -1,6 +1,5 @@
 """The room of the teachers with a real engine: ours, which is started again when it dies, and one of somebody else."""
 
-import os
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from configs.algorithms import OpdConfig, TeacherConfig
 from configs.errors import ConfigError
 from configs.resolve import resolve
 from configs.run import RunConfig
-from flows.processes.guardian import descendants
+from flows.processes.guardian import descendants, send
 from flows.processes.services import Supervisor
 from flows.teacher_facts import teacher_facts
 from flows.teachers import TeacherChanged, TeacherRoom
@@ -80,8 +79,7 @@ def test_a_teacher_that_dies_is_started_again_with_the_same_weights(taught: Taug
     (handle,) = taught.room._handles.values()
     process = handle.pid
     assert process is not None
-    for each in (process, *descendants(process)):
-        os.kill(each, signal.SIGKILL)
+    send(signal.SIGKILL, [process, *descendants(process)])  # some go by themselves when the first has
     while handle.generation == 1:
         handle.wait()
     again = taught.room.at(taught.teacher)

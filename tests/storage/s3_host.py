@@ -7,6 +7,8 @@ import urllib.request
 from urllib.parse import urlencode
 from uuid import uuid4
 
+from tests.waiting import PATIENCE
+
 BUCKET = "bucket"
 
 
@@ -66,5 +68,5 @@ class S3Host:
         signed = "AWS4-HMAC-SHA256 Credential=a/20261121/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=0"
         headers = {"Authorization": signed, "Content-Type": "application/octet-stream"}
         asked = urllib.request.Request(self.url + path, data, headers, method=method)
-        with urllib.request.urlopen(asked, timeout=60) as answer:
+        with urllib.request.urlopen(asked, timeout=PATIENCE) as answer:
             return str(answer.read().decode())

@@ -14,13 +14,13 @@ from tests.storage.rows import messages
 pytestmark = pytest.mark.engine
 
 
-def killed(root: Path, seconds: float, *arguments: str) -> list[int]:
-    """Run a writer, kill it with SIGKILL some time after its first acknowledgement, and return what it acknowledged."""
+def killed(root: Path, count: int, seconds: float, *arguments: str) -> list[int]:
+    """Run a writer, kill it with SIGKILL some time after so many acknowledgements, and return all that it gave."""
     command = [sys.executable, "-m", "tests.storage.writer", str(root), *arguments]
     writer = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert writer.stdout is not None
-        first = writer.stdout.readline()
+        first = "".join(writer.stdout.readline() for _ in range(count))
         time.sleep(seconds)
     finally:
         writer.kill()
@@ -35,7 +35,7 @@ def test_steps_of_a_killed_writer_are_whole_and_once(root: Path) -> None:
     acknowledged: list[int] = []
     orphans = 0
     for attempt in range(10):
-        acknowledged += killed(root, chance.uniform(0.0, 0.25), "steps", f"attempt{attempt}")
+        acknowledged += killed(root, chance.randint(1, 6), chance.uniform(0.0, 0.05), "steps", f"attempt{attempt}")
         store = open_store(root)
         entries = store.ledger.entries()
         steps = [entry.step for entry in entries]
@@ -55,7 +55,7 @@ def test_policies_of_a_killed_publisher_are_complete_or_absent(root: Path) -> No
     chance = random.Random(7)
     acknowledged: set[int] = set()
     for attempt in range(8):
-        acknowledged |= set(killed(root, chance.uniform(0.0, 0.1), "policies", f"attempt{attempt}"))
+        acknowledged |= set(killed(root, 1, chance.uniform(0.0, 0.1), "policies", f"attempt{attempt}"))
         store = open_store(root)
         names = store.policies.names()
         assert {f"policy-{number}" for number in acknowledged} <= set(names)
@@ -81,7 +81,7 @@ def test_a_reader_s_process_ends_well(root: Path) -> None:
 
 
 def _read_in_processes(root: Path, times: int) -> None:
-    killed(root, 0.2, "steps", "attempt")
+    killed(root, 2, 0.1, "steps", "attempt")
     command = [sys.executable, "-m", "tests.storage.writer", str(root), "read"]
     for _ in range(times):
         done = subprocess.run(command, capture_output=True, text=True, timeout=120)

@@ -20,8 +20,9 @@ from tasks.inference.rollouts import Terms
 from tasks.inference.scoring import Served
 from tasks.stage import Policy
 from tests.tasks.inference.hosts import assigned
+from tests.waiting import PATIENCE
 
-SECONDS = 20
+SECONDS = PATIENCE
 
 
 class Room(EnvironmentRoom):

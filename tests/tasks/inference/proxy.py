@@ -11,6 +11,8 @@ from typing import Any
 
 from aiohttp import ClientSession, web
 
+from tests.waiting import PATIENCE
+
 GENERATE = "/inference/v1/generate"
 EMPTY, MALFORMED, HELD = "empty", "malformed", "held"
 
@@ -146,10 +148,10 @@ def recording(engine: str) -> Iterator[Proxy]:
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    assert ready.wait(30)
+    assert ready.wait(PATIENCE)
     try:
         yield proxy
     finally:
         loop.call_soon_threadsafe(loop.stop)
-        thread.join(30)
+        thread.join(PATIENCE)
         loop.close()

@@ -1,7 +1,6 @@
 """Examples and packages of environments, and what is told when they are not there."""
 
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from storage.schemas import EXAMPLES
 from tasks.inference import environments
 from tasks.inference.environment_examples import example_id, rows, split_of
 from tasks.inference.environments import EnvironmentUnavailable, examples, package_version
+from tests.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.engine
 
@@ -39,14 +39,11 @@ def test_a_taskset_that_lets_a_child_go_holds_nothing_up_and_leaves_nothing(
     monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
     monkeypatch.setattr(tempfile, "tempdir", None)
     (tmp_path / "temporary").mkdir()
-    monkeypatch.setattr(environments, "EXAMPLES_SECONDS", 120.0)
+    monkeypatch.setattr(environments, "EXAMPLES_SECONDS", PATIENCE)
     taskset = {"id": "misbehaving_taskset", "faults": ["lingers"], "task": {"directory": str(tmp_path)}}
     assert examples(EnvironmentConfig(name="bad", taskset=taskset)).num_rows == 1
     child = int((tmp_path / "lingers").read_text())
-    deadline = time.monotonic() + 60
-    while start_time(child) is not None and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert start_time(child) is None
+    until(lambda: start_time(child) is None, lambda: "the child lives on")
     assert [list(each.iterdir()) for each in (tmp_path / "temporary").iterdir()] == [[]]
 
 

@@ -1,7 +1,6 @@
 """A shared tool server that is gone: its environment server is started again, and does not fail rollout by rollout."""
 
 import asyncio
-import os
 import signal
 import socket
 from pathlib import Path
@@ -10,11 +9,11 @@ import pytest
 
 from configs.run import RunConfig
 from flows.environment_room import EnvironmentRoom
-from flows.processes.guardian import descendants
+from flows.processes.guardian import descendants, send
 from flows.processes.services import Supervisor
 from tasks.inference.environments import answers
 from tasks.inference.shared_tools import refuses
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.engine
 
@@ -41,10 +40,9 @@ def test_a_server_without_its_tools_is_started_again(tmp_path: Path) -> None:
         assert handle.pid is not None
         tools = [pid for pid, line in commands(handle.pid).items() if "calc_tools.server" in line]
         assert tools, commands(handle.pid)
-        for pid in tools:
-            os.kill(pid, signal.SIGKILL)
+        send(signal.SIGKILL, tools)  # one may go by itself when another has
         until(lambda: handle.generation != before, lambda: (tmp_path / "environment-calc.log").read_text()[-3000:])
-        assert answers(room.addresses()["calc"], 30.0)
+        assert answers(room.addresses()["calc"], PATIENCE)
     log = (tmp_path / "environment-calc.log").read_text()
     assert "the shared tool server" in log and "is gone: the environment server ends" in log
 

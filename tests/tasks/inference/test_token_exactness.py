@@ -24,6 +24,7 @@ from tests.acceptance.warming import taught
 from tests.tasks.inference.exactness import check_packed, check_wire, packed
 from tests.tasks.inference.hosts import ENGINE, KEY, assigned, engine_of, served
 from tests.tasks.inference.proxy import Proxy, recording
+from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.engine
 
@@ -50,7 +51,7 @@ async def steered(url: str) -> list[int]:
     steering = Steering(limiter := Limiter(MOST), [Served(url, KEY)])
     crowd = [asyncio.create_task(limiter.__aenter__()) for _ in range(2 * MOST)]
     moving = asyncio.create_task(steering.run())
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(PATIENCE):
         while len(steering.limits) < 4 and not moving.done():
             await asyncio.sleep(0.05)
     for task in (moving, *crowd):
@@ -62,7 +63,7 @@ async def steered(url: str) -> list[int]:
 async def unsteered(url: str) -> int:
     """The limit that an engine leaves which has no metrics."""
     steering = Steering(limiter := Limiter(MOST), [Served(url, KEY)])
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(PATIENCE):
         await steering.run()
     return limiter.limit
 

@@ -12,6 +12,7 @@ import pytest
 from tasks.learner import wire
 from tasks.learner.client import Learner, LearnerError, LearnerLost
 from tasks.learner.errors import NoOptimizerState
+from tests.waiting import PATIENCE
 
 TABLE = pa.table({"tokens": pa.array([[1, 2], []], pa.list_(pa.int32()))})
 
@@ -124,5 +125,5 @@ def test_nobody_listens():
 def test_the_client_and_what_starts_the_worker_import_no_torch():
     code = "import sys, tasks.learner.client, tasks.learner.launch, tasks.learner.digest, tasks.learner.tiny\n"
     code += "print([name for name in ('torch', 'transformers', 'safetensors') if name in sys.modules])"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE)
     assert found.stdout.strip() == "[]"
