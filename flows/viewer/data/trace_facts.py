@@ -7,6 +7,7 @@ from typing import Any
 import polars as pl
 
 from flows.viewer import addresses
+from flows.viewer.data import batch
 from flows.viewer.data.retired import lost
 from flows.viewer.data.trace import Found, outcome_of
 from flows.viewer.data.training import WEIGHTS, packed_weights, samples
@@ -71,6 +72,7 @@ def timing(row: Mapping[str, Any]) -> list[Values]:
 def trained_in(library: Library, found: Found) -> list[Values]:
     """Return the samples that the trace became, each with the batch row that it is in, and that row's address.
 
+    The address is None where the step was done again since: the page of its batch has the rows that were trained last.
     `weights` are the sums of the weights by component that the row has for the sample, None where it is in none.
     """
     packed, made = found.chain.batches, found.chain.updates
@@ -79,9 +81,11 @@ def trained_in(library: Library, found: Found) -> list[Values]:
     weights = {row.pop("sample_id"): row for row in sums.to_dicts()}
     rows = own.drop("path").to_dicts()
     gone = packed is not None and lost(library, [packed], "batches")
+    shown = batch.packed(library, found.run, packed.step).batches.key if packed else None
     for each in rows:
         known = packed is not None and each["row"] is not None
-        each["address"] = addresses.row(found.run, packed.step, each["row"]) if packed and known else None
+        told = packed and known and packed.key == shown
+        each["address"] = addresses.row(found.run, packed.step, each["row"]) if packed and told else None
         each["weights"] = weights.get(each["sample_id"])
         each["trained"] = None if gone and not known else bool(known and made)
     return rows

@@ -94,7 +94,8 @@ def _tokens(library: Library, of: batch.Packed, tokens: pl.DataFrame, largest: f
 
 def _token(row: dict[str, Any], text: tuple[str, bool], largest: float | None) -> dict[str, Any]:
     components = [name for column, name in COMPONENTS.items() if row[column]]
-    sampled = row["logprob"] != 0  # zero where it was not sampled, and a sampled token is hardly ever certain
+    # Zero where it was not sampled; of a token that counts in rl, which was sampled, that it was certain.
+    sampled = row["logprob"] != 0 or row["rl_weights"] != 0
     return {
         **row,
         "advantage": row["advantage"] if row["rl_weights"] else None,

@@ -9,12 +9,15 @@ import pytest
 from flows.pipeline import GateRefused
 from flows.prepare import recorded_run
 from flows.recorded import recorded_by
+from flows.viewer import addresses
 from flows.viewer.data import batch
 from flows.viewer.data.run_steps import steps_of
 from flows.viewer.data.tokens import tokens
 from flows.viewer.data.trace import find_trace
 from flows.viewer.data.trace_facts import trained_in
 from flows.viewer.library import Library
+from flows.viewer.page import Asked
+from flows.viewer.web.app import page_of, respond
 from flows.views.identify import identify
 from flows.views.sentences import sentence
 from flows.views.show import describe
@@ -144,6 +147,22 @@ def test_a_batch_that_an_old_packing_was_trained_of_last_is_the_one_that_counts(
     chain = only(look(tmp_path))
     assert chain.batches.key == first.batches.key and chain.updates.entry.stage_version == 99
     agreed(tmp_path, chain)
+
+
+def test_a_rollout_of_a_batch_that_was_done_again_leads_to_no_row_of_the_other(tmp_path: Path, raised: Raise) -> None:
+    rehearse(tmp_path, "run", steps=1)
+    first = only(look(tmp_path))
+    raised(rehearsal.STAND_INS["rollout"], 99)
+    rehearse(tmp_path, "run", steps=1)
+    library = Library.at(tmp_path)
+    (second,) = (each for each in library.chains("run") if each.traces.key != first.traces.key)
+    trace_id = next(name for name, fate in fates_of(look(tmp_path)).items() if fate == TRAINED)
+    old, new = (trained_in(library, find_trace(library, "run", trace_id, each.traces.key)) for each in (first, second))
+    assert old[0]["trained"] and old[0]["row"] is not None and old[0]["address"] is None
+    assert new[0]["trained"] and new[0]["address"] == addresses.row("run", 0, new[0]["row"])
+    asked = Asked("/", {"run": "run", "trace": trace_id}, {"key": first.traces.key})
+    text = bytes(respond(page_of("trace"), library, asked).body).decode()
+    assert "of a batch before the step was done again" in text and "in no batch" not in text
 
 
 def test_without_a_training_the_last_work_of_each_stage_counts(tmp_path: Path, raised: Raise) -> None:

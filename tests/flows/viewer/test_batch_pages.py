@@ -13,6 +13,7 @@ from flows.viewer.drawing.levels import diverging, sequential
 from flows.viewer.drawing.packed import packed_row
 from flows.viewer.library import Library
 from flows.viewer.page import Asked
+from flows.viewer.pages import row as row_page
 from flows.viewer.pages.batch import trace_of
 from flows.viewer.web.app import page_of, respond
 from tests.flows.rehearsal import rehearse
@@ -80,6 +81,13 @@ def test_a_row_tells_every_token_and_leaves_what_was_not_measured_open(library: 
     rest = [token for token in tokens if not token["rl_weights"]]
     assert rest and all(token["advantage"] is None and token["logprob"] is None for token in rest)
     assert all(token["text"] == f"⟨{token['token_id']}⟩" for token in tokens), "the run has no tokenizer"
+
+
+@pytest.mark.parametrize(("rl_weight", "logprob"), [(0.5, 0.0), (0.0, None)])
+def test_a_token_that_was_certain_is_not_one_that_was_not_sampled(rl_weight: float, logprob: float | None) -> None:
+    weights = {"rl_weights": rl_weight, "ce_weights": 0.0, "ref_kl_weights": 0.0}
+    token = row_page._token({"token_id": 1, "logprob": 0.0, "advantage": 0.5, **weights}, ("a", False), 1.0)
+    assert token["logprob"] == logprob and token["advantage"] == (0.5 if rl_weight else None)
 
 
 def test_long_rows_are_drawn_in_parts_that_join(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
