@@ -32,7 +32,7 @@ class Packed:
     """None where nothing was packed yet."""
 
 
-def ends_of(traces: pl.DataFrame, verdicts: pl.DataFrame) -> dict[str, Ends]:
+def ends_of(traces: pl.DataFrame, verdicts: pl.DataFrame) -> Mapping[str, Ends]:
     """Return how the rollouts of steps ended, by the column `step`, out of their rows and those of their verdicts."""
     rows = traces.join(verdicts, on=["step", "trace_id"], how="left")
     found: dict[str, dict[tuple[str | None, str | None], int]] = {}

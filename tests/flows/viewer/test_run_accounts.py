@@ -53,7 +53,7 @@ def begun(root: Path, until: str) -> Library:
     for stage, tables in stages.items():
         if until in keys:
             break
-        keys[stage] = made.work(stage, tables, **keys)
+        keys[stage] = made.work(stage, tables, 0, **keys)
     return Library.at(root)
 
 
