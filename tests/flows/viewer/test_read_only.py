@@ -138,7 +138,7 @@ def test_a_store_that_nobody_may_write_to_can_be_looked_at(root: Path) -> None:
         before = state(root)
         code = OPENING.format(nobody=NOBODY)
         done = subprocess.run(
-            [sys.executable, "-c", code, str(root)], cwd=CHECKOUT, capture_output=True, text=True, timeout=120
+            [sys.executable, "-c", code, str(root)], cwd=CHECKOUT, capture_output=True, text=True, timeout=240
         )
         assert set(done.stdout.split()) == {"200"}, done.stdout + done.stderr
         assert state(root) == before

@@ -17,6 +17,7 @@ from flows.viewer.web.security import HEADERS
 from storage.errors import StoreUnavailable
 from tests.flows.rehearsal import rehearse
 from tests.flows.viewer.looking import asked, everything, formed, visitor
+from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.engine
 
@@ -224,7 +225,9 @@ def test_many_ask_while_a_run_commits_and_each_sees_one_moment(tmp_path: Path) -
         counted.append(first)
 
     def look(client: TestClient) -> None:
-        while not done.is_set():
+        over = False
+        while not over:
+            over = done.is_set()  # what is there in the end is looked at, too
             try:
                 twice(library.still())
                 answers = [client.get(each) for each in ("/", "/mark", "/runs/base", "/runs/base/steps/0?format=json")]
@@ -233,6 +236,7 @@ def test_many_ask_while_a_run_commits_and_each_sees_one_moment(tmp_path: Path) -
                 wrong.append(str(error))
 
     client = visitor(library)
+    twice(library.still())
     lookers = [threading.Thread(target=look, args=(client,)) for _ in range(30)]
     for each in lookers:
         each.start()
@@ -241,6 +245,6 @@ def test_many_ask_while_a_run_commits_and_each_sees_one_moment(tmp_path: Path) -
     finally:
         done.set()
         for each in lookers:
-            each.join(60)
+            each.join(PATIENCE)
     assert wrong == [] and len(set(counted)) > 1
     assert "meanwhile" in json.dumps(client.get("/?format=json").json())
