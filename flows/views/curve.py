@@ -77,10 +77,12 @@ def ticks(low: float, high: float, most: int = 6) -> list[float]:
     if not high > low:
         return [low]
     rough = (high - low) / (most - 1)
-    power = 10.0 ** math.floor(math.log10(rough))
+    exponent = math.floor(math.log10(rough))
+    power = 10.0**exponent
     width = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * (1 - 1e-9))
     first, last = math.ceil(low / width - 1e-9), math.floor(high / width + 1e-9)
-    return [round(number * width, 12) for number in range(first, last + 1)]
+    # To a digit of the width, however small it is: 3 * 0.2 is 0.6, and 1e-14 is not zero.
+    return [round(number * width, 1 - exponent) for number in range(first, last + 1)]
 
 
 @dataclass(frozen=True)

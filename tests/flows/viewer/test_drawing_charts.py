@@ -65,6 +65,31 @@ def axis(svg: ElementTree.Element) -> list[str | None]:
     return [each.text for each in svg.iter("text")]
 
 
+def test_values_of_any_size_have_ticks_of_their_own() -> None:
+    assert ticks(0.0, 1.1e-13) == [0.0, 5e-14, 1e-13] and ticks(0.0, 3e-300, 4) == [0.0, 1e-300, 2e-300, 3e-300]
+    assert ticks(0.0, 0.7, 8)[3] == 0.3 and ticks(0.0, 4e9, 5) == [0.0, 1e9, 2e9, 3e9, 4e9]
+    for size in (1e-13, 1e-6, 1.0, 1e6):
+        labels = axis(drawn([0.0, 1.1 * size]))
+        upwards = labels[: labels.index("step")]
+        assert len(upwards) == len(set(upwards)) >= 3
+
+
+def test_what_is_counted_across_is_said() -> None:
+    assert "step" in axis(drawn([1.0, 2.0]))
+    series = {"name": "mean", "values": [1.0]}
+    told = ElementTree.fromstring(chart({"title": "Held-out", "across": "policy", "series": [series]}, steps(1)))
+    assert "policy" in axis(told) and "step" not in axis(told)
+    assert json.loads(told.attrib["data-chart"])["across"] == "policy"
+
+
+def test_a_wide_chart_has_more_room_and_the_same_values() -> None:
+    one = {"title": "Reward", "series": [{"name": "mean", "values": [1.0, 2.0]}]}
+    narrow, wide = (ElementTree.fromstring(chart({**one, "wide": wide}, steps(2))) for wide in (False, True))
+    assert float(wide.attrib["viewBox"].split()[2]) > 2 * float(narrow.attrib["viewBox"].split()[2])
+    values = [json.loads(each.attrib["data-chart"])["series"] for each in (narrow, wide)]
+    assert values[0] == values[1]
+
+
 def test_every_step_is_a_link() -> None:
     svg = drawn([0.1, None, 0.3, math.nan])
     assert [each.attrib["href"] for each in svg.iter("a")] == [f"/runs/a/steps/{n}" for n in range(4)]
