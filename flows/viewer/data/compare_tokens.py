@@ -1,4 +1,4 @@
-"""The same rollout in two runs, token by token: what each run made of a token before training on it."""
+"""The same rollout in two runs, token by token: what each run made of a token, and trained it with."""
 
 import polars as pl
 
@@ -6,7 +6,7 @@ from flows.viewer.data.tokens import PLACE, tokens
 from flows.viewer.data.trace import Found
 from flows.viewer.library import Library
 
-MEASURES = ("advantage", "rl_weight", "ce_weight", "ref_kl_weight", "signal")
+MEASURES = ("advantage", "rl_weight", "ce_weight", "ref_kl_weight", "signal", "trained_rl_weight")
 """What can differ between runs that share a rollout, as in `flows.viewer.data.tokens.TOKENS`."""
 
 

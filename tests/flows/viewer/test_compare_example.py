@@ -102,6 +102,7 @@ def test_the_same_rollout_in_a_replay_is_told_token_by_token(library: Library) -
         assert rows[f"advantage_{name}"].to_list() == given
     assert changed_measures(rows) == {
         **{"advantage": rows.height, "rl_weight": 0, "ce_weight": 0, "ref_kl_weight": 0, "signal": 0},
+        "trained_rl_weight": rows["trained_rl_weight_a"].count(),  # the replay ended before training
     }
     said = values(library, "base", "credited", example, step_a="0", step_b="0")
     assert said["chosen_a"]["trace_id"] == said["chosen_b"]["trace_id"] and said["tokens"]["by"] == "advantage"

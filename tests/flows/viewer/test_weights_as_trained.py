@@ -13,6 +13,7 @@ from flows import cli
 from flows.pipeline import GateRefused
 from flows.viewer import addresses
 from flows.viewer.data import batch, batch_row
+from flows.viewer.data.compare_tokens import changed_measures, compared_tokens
 from flows.viewer.data.tokens import TRAINED_WEIGHTS, WEIGHTS, tokens
 from flows.viewer.data.trace import Found, find_trace
 from flows.viewer.data.training import samples
@@ -153,6 +154,13 @@ def test_every_way_to_a_trace_has_both(library: Library, root: Path, capsys: pyt
     for text in (bytes(asked_for(library, found).body).decode(), (root.parent / "saved.html").read_text()):
         assert 'data-scaled="rl_weight"' in text
         assert re.search(rf'"trained_rl_weight": ?\[[^]]*\b{re.escape(str(weight))}\b', text)
+
+
+def test_runs_that_part_in_packing_alone_are_told_apart(library: Library) -> None:
+    one = trained(library)
+    rows = compared_tokens(library, find_trace(library, "rloo", one.trace_id), one)
+    changed = changed_measures(rows)
+    assert changed["rl_weight"] == 0 and changed["trained_rl_weight"] == rows["trained_rl_weight_b"].count() > 0
 
 
 def test_what_was_packed_and_not_trained_has_no_weight_as_trained(tmp_path: Path) -> None:
