@@ -10,12 +10,13 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from tasks.inference.lora import mend_mixed_batches
 from tasks.inference.serving_view import serving_view
+from tasks.quick_imports import quick_imports
 
 POLL_SECONDS = 0.05
 
@@ -37,13 +38,13 @@ def bound_socket() -> socket.socket:
     return listener
 
 
-async def _serve(listener: socket.socket, arguments: argparse.Namespace, report: Path) -> None:
-    from vllm.entrypoints.launchers.api_server.entry import run_server_worker
-
+async def _serve(
+    run: Callable[..., Awaitable[None]], listener: socket.socket, arguments: argparse.Namespace, report: Path
+) -> None:
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     announcing = asyncio.create_task(_announce(url, report))
     try:
-        await run_server_worker(url, listener, arguments)
+        await run(url, listener, arguments)
     finally:
         announcing.cancel()
 
@@ -97,9 +98,11 @@ def main(argv: Sequence[str]) -> None:
         os.environ["VLLM_API_KEY"] = key
     listener = bound_socket()
 
-    import uvloop
-    from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
-    from vllm.utils.argparse_utils import FlexibleArgumentParser
+    with quick_imports():
+        import uvloop
+        from vllm.entrypoints.launchers.api_server.entry import run_server_worker
+        from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
+        from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     host, port = listener.getsockname()
     arguments = make_arg_parser(FlexibleArgumentParser()).parse_args([*rest, "--host", host, "--port", str(port)])
@@ -110,7 +113,7 @@ def main(argv: Sequence[str]) -> None:
         _fork_engine_on_cpu()
         if arguments.enable_lora and _on_cpu():
             mend_mixed_batches()
-        uvloop.run(_serve(listener, arguments, own.report))
+        uvloop.run(_serve(run_server_worker, listener, arguments, own.report))
 
 
 if __name__ == "__main__":

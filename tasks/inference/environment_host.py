@@ -8,6 +8,7 @@ report file. Only this process imports the environment's package.
 
 import argparse
 import functools
+import importlib
 import json
 import logging
 import os
@@ -24,6 +25,7 @@ from tasks.inference.environment_examples import write_examples
 from tasks.inference.seating import seat_players
 from tasks.inference.shared_tools import watch_shared_tools
 from tasks.inference.termination import end_when_told
+from tasks.quick_imports import quick_imports
 
 WORK_VARIABLE = "STAGECOACH_RUNTIMES"
 LABELS_VARIABLE = "STAGECOACH_SANDBOX_LABELS"
@@ -77,10 +79,17 @@ def remember_signatures() -> None:
 
 
 def _load_renderers() -> None:
-    import renderers.client
-    from transformers import AutoTokenizer
+    with quick_imports():
+        import renderers.client
+        from transformers import AutoTokenizer
 
     logging.getLogger(__name__).debug("loaded %s and %s", renderers.client.__name__, AutoTokenizer.__name__)
+
+
+def load_verifiers() -> None:
+    """Load all that an environment is made of, quickly."""
+    with quick_imports():
+        importlib.import_module("verifiers.v1")
 
 
 class Report:
@@ -137,6 +146,7 @@ def main(argv: Sequence[str]) -> int:
     set_up_process()
     environment = json.loads(own.config)
     try:
+        load_verifiers()
         if own.examples is None:
             return serve(environment, own.report)
         write_examples(environment, own.examples)

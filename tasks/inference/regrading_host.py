@@ -19,7 +19,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from tasks.inference.engine_host import write_report
-from tasks.inference.environment_host import missing_module, set_up_process
+from tasks.inference.environment_host import load_verifiers, missing_module, set_up_process
 from tasks.inference.regrading import KEY_VARIABLE, SCORES, NotRegradable, read_rows, write_rows
 from tasks.inference.regrading_scores import Grader
 
@@ -69,6 +69,7 @@ def main(argv: Sequence[str]) -> int:
     set_up_process()
     environment = json.loads(own.config)
     try:
+        load_verifiers()
         grader = Grader(environment)
     except Exception as error:
         # The border of this process: whoever started it reads the reason in the report or at the end of the log.
