@@ -4,12 +4,14 @@ import os
 import re
 import shutil
 import tempfile
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from storage.scratches import Scratches
+from tasks.quick_imports import quick_imports
 
 # A busy machine is no fault of the code. Examples are new at every run, so that few at a time come to many.
 settings.register_profile("untimed", max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -20,6 +22,8 @@ MEMORY = Path("/dev/shm")
 ENOUGH_BYTES = 2 * 2**30
 PLACE: pytest.StashKey[tuple[Scratches, Path]] = pytest.StashKey()
 WHOLE_FILE = re.compile(r"^pytestmark = \[?pytest\.mark\.(\w+)", re.MULTILINE)
+WITH_ENGINES = ("engine", "acceptance")
+MARKED = re.compile(rf"\bpytest\.mark\.({'|'.join(WITH_ENGINES)})\b")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -28,6 +32,9 @@ def pytest_configure(config: pytest.Config) -> None:
     The disk is used where memory is scarce, as in a container with a small /dev/shm, and where a person named a place.
     What earlier runs left there (after a failure, for people to look at) goes now; that of a run at work stays.
     """
+    # Files are handed out in the order of their names, not with the most tests first: so whole runs come first and what
+    # takes seconds last, and no worker is left with a long file while the other has nothing to do.
+    config.option.loadscopereorder = False
     pure = "not engine" in config.option.markexpr and "TMPDIR" not in os.environ and not config.option.basetemp
     if pure and MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > ENOUGH_BYTES:
         scratches = Scratches(MEMORY / f"stagecoach-tests-{os.getuid()}")
@@ -35,16 +42,26 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["TMPDIR"] = tempfile.tempdir = str(config.stash[PLACE][1])
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Read all files of tests, and what they import, without the garbage collector."""
+    with quick_imports():
+        return (yield)
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leave a file unread whose tests are all deselected by `-m`: to import it may be to load torch or an engine.
 
-    Only where engines are left out: with them every file is read, so that one that cannot be imported is noticed.
+    That is a file that is marked as a whole where its mark is left out, and one without any mark where only tests with
+    engines are asked for. Each is read by one half of `make test`, so that one that cannot be imported is noticed.
     """
-    left_out = config.option.markexpr.split(" and ")
-    if "not engine" not in left_out or collection_path.suffix != ".py" or not collection_path.name.startswith("test_"):
+    if collection_path.suffix != ".py" or not collection_path.name.startswith("test_"):
         return None
-    found = WHOLE_FILE.search(collection_path.read_text())
-    return True if found is not None and f"not {found[1]}" in left_out else None
+    chosen, text = config.option.markexpr.split(" and "), collection_path.read_text()
+    whole = WHOLE_FILE.search(text)
+    if chosen[0] == f"({' or '.join(WITH_ENGINES)})":
+        return None if whole or MARKED.search(text) else True
+    return True if "not engine" in chosen and whole and f"not {whole[1]}" in chosen else None
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
@@ -54,8 +71,12 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         scratches.discard(place)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip tests marked `gpu` on a machine without an NVIDIA device."""
+    """Skip tests marked `gpu` on a machine without an NVIDIA device; refuse marks that leave a file unread."""
     for item in items:
         if item.get_closest_marker("gpu") and not HAS_GPU:
             item.add_marker(pytest.mark.skip(reason="no NVIDIA device"))
+    for path in {item.path for item in items if any(map(item.get_closest_marker, WITH_ENGINES))}:
+        if not MARKED.search(path.read_text()):
+            raise pytest.UsageError(f"{path}: write pytest.mark.NAME in the file itself: by its text it is read")
