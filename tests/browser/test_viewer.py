@@ -264,6 +264,7 @@ def test_a_saved_page_works_from_disk_and_asks_nobody(demo: str, opened: Opened,
     aims = {"run": "svg.chart", "step": "[data-tip]", "trace": ".tokens .t", "row": ".tok", "compare": "svg.chart"}
     told = [point_at(each, each.locator(aims[kind]).first) for each in (page, shown)]
     assert told[0] == told[1] != ""
+    assert shown.locator("form.filters :is(input, select, button):enabled:visible").count() == 0
     if kind == "trace":
         shown.locator("select[data-colors]").select_option("entropy")
         assert shown.locator(".tokens .t[class*=' k']").count() > 0

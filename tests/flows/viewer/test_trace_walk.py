@@ -93,6 +93,14 @@ def test_a_list_of_what_is_not_known_is_refused(library: Library) -> None:
     assert "rewrd" in str(values(library, "plain", status=400, list="sort=rewrd"))
 
 
+def test_a_saved_list_says_what_was_chosen_and_asks_for_nothing(library: Library) -> None:
+    query = {"search": "quick", "format": "file"}
+    asked = Asked(f"/runs/{RUN}/steps/0", {"run": RUN, "step": "0"}, query)
+    found = Elements(bytes(respond(step_page.page, library, asked).body).decode())
+    assert ("fieldset", "disabled", "") in found.values and ("input", "value", "quick") in found.values
+    assert not [tag for tag, name, value in found.values if (name, value) == ("type", "submit")]
+
+
 def test_filters_keep_the_page_of_groups(library: Library) -> None:
     asked = Asked(f"/runs/{RUN}/steps/0", {"run": RUN, "step": "0"}, {"group_page": "1", "group_sort": "mean"})
     text = bytes(respond(step_page.page, library, asked).body).decode()

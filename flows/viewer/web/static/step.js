@@ -33,6 +33,6 @@
       for (const field of form.elements) if (field.name && !field.value) field.disabled = true;
     });
     // Going back shows the page as it was left: its fields have to be usable again.
-    addEventListener("pageshow", () => { for (const field of form.elements) field.disabled = false; });
+    addEventListener("pageshow", () => { for (const field of form.elements) if (field.name) field.disabled = false; });
   }
 })();
