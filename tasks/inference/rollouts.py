@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from tasks.inference.aside import run_aside
 from tasks.inference.attempts import OF_POLICY, Attempts
 from tasks.inference.engine import MODEL
 from tasks.inference.failures import Failure
@@ -74,7 +75,7 @@ def sample(
     server is gone: groups handed over before are complete, the others left nothing.
     """
     sampling = Sampling(engine_url, api_key, addresses, policy, step, config, on_group, teachers, model, terms)
-    asyncio.run(sampling.run(assignments, examples))
+    run_aside(sampling.run(assignments, examples))
 
 
 class Sampling:

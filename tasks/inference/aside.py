@@ -1,0 +1,57 @@
+"""An event loop in a thread of its own, so that what a signal's handler raises ends the work and is not lost in it.
+
+A handler raises in the main thread, wherever that is. In a task or a callback of a loop asyncio takes what is raised
+for the end of that task alone, or logs it, and the loop goes on; all but SIGINT, which asyncio knows itself.
+"""
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from concurrent.futures import Future, wait
+from contextlib import suppress
+from contextvars import copy_context
+from typing import Any, TypeVar
+
+LOOK_SECONDS = 0.5
+"""A signal that comes just before this thread waits is seen after so long at most."""
+Made = TypeVar("Made")
+
+
+def run_aside(work: Coroutine[Any, Any, Made]) -> Made:
+    """Run a coroutine as `asyncio.run` does, and wait for it here; return what it returns, raise what it raises.
+
+    Whatever is raised in the waiting thread meanwhile cancels the work, and is passed on when that has ended.
+    """
+    ended: Future[Made] = Future()
+    begun: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]] = []
+    stopped = threading.Event()
+
+    async def begin() -> Made:
+        task = asyncio.current_task()
+        assert task is not None
+        begun.append((asyncio.get_running_loop(), task))
+        if stopped.is_set():
+            task.cancel()
+        return await work
+
+    def run() -> None:
+        try:
+            ended.set_result(asyncio.run(begin()))
+        except BaseException as error:  # the border of the thread: raised again where it is waited for
+            ended.set_exception(error)
+
+    thread = threading.Thread(target=copy_context().run, args=(run,), name="event loop")
+    try:
+        thread.start()
+        while not ended.done():
+            wait([ended], LOOK_SECONDS)
+    except BaseException:
+        stopped.set()
+        with suppress(RuntimeError):  # the loop is closed: the work has ended by itself
+            for loop, task in begun:
+                loop.call_soon_threadsafe(task.cancel)
+        while thread.is_alive():
+            thread.join(LOOK_SECONDS)
+        raise
+    thread.join()
+    return ended.result()
