@@ -1,7 +1,6 @@
 """Real small engines and environment servers for the tests of this room, each behind a guardian of its own."""
 
 import json
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +15,7 @@ from flows.processes.guarded import guarded
 from storage.schemas import ASSIGNMENTS
 from tasks.inference import engine, environments
 from tasks.inference.engine import Engine
+from tests.waiting import until
 
 KEY = "the-key-of-the-test-engine"
 PLUGINS = Path(__file__).parent / "plugins"
@@ -29,11 +29,8 @@ def running(argv: list[str], variables: dict[str, str], report: Path) -> Iterato
     log = report.with_suffix(".log")
     process, lifeline = guarded(argv, variables, log, "--- host", grace_seconds=20.0)
     try:
-        deadline = time.monotonic() + 240
-        while not report.exists():
-            assert process.poll() is None, log.read_text()[-4000:]
-            assert time.monotonic() < deadline, "the host did not report in time"
-            time.sleep(0.1)
+        until(lambda: report.exists() or process.poll() is not None, lambda: log.read_text()[-4000:])
+        assert report.exists(), log.read_text()[-4000:]
         yield json.loads(report.read_text())
     finally:
         lifeline.close()

@@ -20,6 +20,7 @@ from tasks.inference.engine import Engine
 from tasks.inference.liveness import ServiceLost
 from tasks.inference.rows import rebuild
 from tests.tasks.inference.hosts import KEY, assigned, served
+from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.engine
 
@@ -187,7 +188,7 @@ def test_two_turns_are_one_trace(small_engine: Engine, view: Callable[..., View]
     examples = environments.examples(environment)
     groups = Groups()
     with served(environment, tmp_path) as told:
-        assert environments.answers(told["address"])
+        assert environments.answers(told["address"], PATIENCE)
         run(small_engine, told["address"], view(environment), assigned("two", ["t0", "t1"], 2), examples, groups)
     traces = groups.rows("traces")
     # This renderer leaves thinking out of the history as soon as the user speaks again: the second turn is a branch.
