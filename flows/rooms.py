@@ -198,7 +198,7 @@ class LearnerRoom:
                 self._learner[1].state()
                 return self._learner[1]
             except LearnerLost:
-                self._learner = None
+                self._learner, self._answered = None, {}  # asked again first: its guardian may be slow to see it gone
 
     def _configured(self, address: str) -> Learner:
         learner = Learner(address)
