@@ -17,7 +17,9 @@ NOBODY_SAYS = "zzzzzqqqqq"
 
 
 def question(window: Watched) -> dict[str, str]:
-    return {name: values[0] for name, values in parse_qs(urlsplit(window.page.url).query).items()}
+    """What the page's address asks, by the page itself: who drives it is told of a change a moment later."""
+    asked = window.page.evaluate("location.search")
+    return {name: values[0] for name, values in parse_qs(asked.removeprefix("?")).items()}
 
 
 def said(window: Watched, address: str) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.browser.conftest import Opened
-from tests.browser.viewing import PATIENCE, SHIFTS, Going, picture, viewer
+from tests.browser.viewing import DRAWN, SHIFTS, Going, picture, viewer
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
 STEPS = 5
@@ -51,13 +51,13 @@ def test_new_points_come_and_nothing_moves(live: Live, opened: Opened) -> None:
     page = window.open("/runs/going")
     live.going.step()
     wait_for_steps(page, 2)  # a run of one step alone has no lines yet
-    page.wait_for_timeout(500)
+    page.evaluate(DRAWN)
     places, points = page.evaluate(PLACES), page.locator("svg.chart .hits a").count()
     page.evaluate("window.shifts.length = 0")
     for number in (3, 4):
         live.going.step()
         wait_for_steps(page, number)
-    page.wait_for_timeout(500)
+    page.evaluate(DRAWN)
     assert page.locator("svg.chart .hits a").count() > points
     assert page.evaluate(PLACES) == places
     assert page.evaluate(SHIFTED) == []
@@ -73,7 +73,7 @@ def test_scrolling_focus_and_what_is_opened_are_left_alone(live: Live, opened: O
     link = page.locator("#numbers tbody a").first
     link.focus()
     page.evaluate("scrollTo(0, 700)")
-    page.wait_for_timeout(300)
+    page.evaluate(DRAWN)
     before = page.evaluate("[scrollY, document.activeElement.getAttribute('href')]")
     assert before == [700, "/runs/going/steps/0"]
     live.going.step()
@@ -100,6 +100,7 @@ def test_a_run_that_ends_says_so_and_is_asked_for_no_more(live: Live, opened: Op
     live.going.finish()
     page.locator(".chip", has_text="finished").first.wait_for()
     page.locator("[data-live-state]").wait_for(state="detached")
+    page.wait_for_load_state()  # it was loaded anew, to say so everywhere
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
     page.wait_for_timeout(5000)
@@ -113,7 +114,8 @@ def test_a_viewer_that_is_gone_is_told(tmp_path: Path, opened: Opened) -> None:
         window = opened(address)
         page = window.open("/runs/going")
         page.locator("[data-live-state]", has_text="live").wait_for()
-    page.locator("[data-live-state].stale", has_text="not answering").wait_for(timeout=PATIENCE)
+    page.locator("[data-live-state].stale", has_text="not answering").wait_for()
     going.finish()
-    assert window.complaints and all("ERR_CONNECTION_REFUSED" in each for each in window.complaints)
+    # Refused; or, where it was asking at that moment, reset or left without an answer.
+    assert window.complaints and all("net::ERR_" in each for each in window.complaints)
     window.complaints.clear()

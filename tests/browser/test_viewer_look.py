@@ -135,7 +135,7 @@ def test_the_first_stop_leads_past_the_header(demo: str, opened: Opened) -> None
     page = opened(demo).open("/")
     page.keyboard.press("Tab")
     page.keyboard.press("Enter")
-    assert page.evaluate("document.activeElement.id") == "main"
+    page.wait_for_function("document.activeElement.id === 'main'")
 
 
 def brightness(colour: str) -> float:

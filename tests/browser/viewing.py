@@ -26,8 +26,8 @@ FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "-
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or "/usr/bin/chromium"
 UPDATES = 60
 """With which the model of the short demo is taught before it: seconds."""
-PATIENCE = 30_000
-"""Milliseconds that a page may take on a busy machine."""
+PATIENCE = 180_000
+"""Milliseconds that a page may take on a busy machine; one that is followed then rests for ten times that."""
 
 
 def stagecoach(*arguments: str) -> None:
@@ -170,11 +170,18 @@ class Going:
 
 SHIFTS = """
 window.shifts = [];
-new PerformanceObserver((list) => {
-  for (const each of list.getEntries()) {
+window.noteShifts = (entries) => {
+  for (const each of entries) {
     const moved = each.sources.map((one) => one.node && (one.node.className || one.node.nodeName));
     window.shifts.push([each.value, each.hadRecentInput, String(moved)]);
   }
-}).observe({ type: "layout-shift", buffered: true });
+};
+window.shifting = new PerformanceObserver((list) => window.noteShifts(list.getEntries()));
+window.shifting.observe({ type: "layout-shift", buffered: true });
 """
 """Notes what moved on a page without anybody having done anything."""
+DRAWN = """() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(() => {
+  if (window.shifting) window.noteShifts(window.shifting.takeRecords());
+  done();
+}))))"""
+"""Holds when what was done to a page so far has been drawn, and what moved by it is noted."""

@@ -21,10 +21,10 @@ from flows.cli import main
 from flows.viewer.serving import NICENESS, PORT, TOKEN, listen
 from storage.store import open_store
 from tests.flows.rehearsal import rehearse
+from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.engine
 CHECKOUT = Path(__file__).parents[3]
-PATIENCE = 60
 
 
 @pytest.fixture(scope="module")
