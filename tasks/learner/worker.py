@@ -13,6 +13,8 @@ import stat
 import threading
 from pathlib import Path
 
+from tasks.quick_imports import quick_imports
+
 
 def main() -> None:
     """Start the ranks, report the address, serve until the end of the process."""
@@ -23,12 +25,15 @@ def main() -> None:
     # Read by OpenMP when torch loads it, so before the imports below: spinning threads burn the cores of others.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    import transformers
+    with quick_imports():
+        import transformers
+        import transformers.masking_utils
+        import transformers.modeling_utils  # these two now, beside an engine that starts, not with the first policy
 
-    from tasks.learner.distributed import start_world
-    from tasks.learner.pulse import Pulse
-    from tasks.learner.service import Service
-    from tasks.learner.trainer import Trainer
+        from tasks.learner.distributed import start_world
+        from tasks.learner.pulse import Pulse
+        from tasks.learner.service import Service
+        from tasks.learner.trainer import Trainer
 
     world = start_world()
     # Bars are for terminals; this output goes to a log file.
