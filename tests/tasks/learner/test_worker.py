@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import threading
-import time
 from contextlib import contextmanager
 
 import psutil
@@ -15,6 +14,7 @@ from configs.sections import LearnerConfig, TrainingConfig
 from tasks.learner.client import Learner, LearnerError, LearnerLost
 from tasks.learner.launch import command
 from tests.tasks.learner.packed import batches, sample
+from tests.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.engine
 
@@ -37,17 +37,14 @@ def process(directory, processes=1, stdin=subprocess.PIPE):
     with (directory / "log").open("w") as log:
         child = subprocess.Popen(argv, env={**os.environ, **environment}, stdin=stdin, stdout=log, stderr=log)
     try:
-        deadline = time.monotonic() + 120
-        while not report.exists():
-            assert child.poll() is None, (directory / "log").read_text()
-            assert time.monotonic() < deadline, (directory / "log").read_text()
-            time.sleep(0.1)
+        until(lambda: report.exists() or child.poll() is not None, (directory / "log").read_text)
+        assert report.exists(), (directory / "log").read_text()
         yield child, json.loads(report.read_text())
     finally:
         tree = [child, *psutil.Process(child.pid).children(recursive=True)] if child.poll() is None else [child]
         for each in tree:
             each.kill()
-        child.wait(30)
+        child.wait(PATIENCE)
         if child.stdin:
             child.stdin.close()
 
@@ -129,8 +126,8 @@ def test_kill_in_the_middle_is_a_lost_learner(model_directory, tmp_path):
         asking = threading.Thread(target=ask)
         asking.start()
         os.kill(child.pid, signal.SIGKILL)
-        asking.join(30)
-        assert child.wait(30) == -signal.SIGKILL
+        asking.join(PATIENCE)
+        assert child.wait(PATIENCE) == -signal.SIGKILL
         assert "during 'train'" in str(caught[0])
         assert not (tmp_path / "p1").exists()
         with pytest.raises(LearnerLost, match="no learner answers"):
@@ -146,7 +143,7 @@ def test_kill_of_one_rank_ends_all(model_directory, tmp_path):
         other.kill()
         with pytest.raises(LearnerLost):
             train(learner, 0, tmp_path, processes=2)
-        assert child.wait(60) != 0
+        assert child.wait(PATIENCE) != 0
         assert not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in ranks)
 
 
@@ -188,8 +185,8 @@ def test_it_ends_when_its_input_closes(tmp_path, processes):
     with process(tmp_path, processes) as (child, _):
         family = [psutil.Process(child.pid), *psutil.Process(child.pid).children(recursive=True)]
         child.stdin.close()
-        child.wait(60)
-        _, alive = psutil.wait_procs(family, timeout=30)
+        child.wait(PATIENCE)
+        _, alive = psutil.wait_procs(family, timeout=PATIENCE)
         assert not alive
 
 
@@ -198,4 +195,4 @@ def test_it_ends_on_sigterm_and_lives_on_without_input(tmp_path):
         with Learner(report["address"]) as learner:
             assert learner.state()["pid"] == child.pid
         child.terminate()
-        assert child.wait(30) == -signal.SIGTERM
+        assert child.wait(PATIENCE) == -signal.SIGTERM
