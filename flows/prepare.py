@@ -92,12 +92,11 @@ def recorded_config(store: Store, name: str) -> RunConfig | None:
 
 
 def recorded_run(store: Store, name: str) -> tuple[str, RunConfig]:
-    """Return the name and config of a recorded run, `latest` for the newest. Raises ConfigError with the last runs."""
+    """Return the name and config of a recorded run, `latest` for the newest. Raises ConfigError otherwise."""
     run = store.runs.latest() if name == "latest" else name
     config = recorded_config(store, run or "")
     if run is None or config is None:
-        known = ", ".join(store.runs.names()[-5:]) or "none"
-        raise ConfigError([f"store {store.root.address}: there is no run {name!r}; the last runs are: {known}"])
+        raise ConfigError([f"store {store.root.address}: there is no run {name!r}; {store.runs.like(name)}"])
     return run, config
 
 

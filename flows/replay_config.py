@@ -66,8 +66,7 @@ def source_config(store: Store, run: str, begun: RunConfig | None = None) -> Run
     """
     config = recorded_config(store, run)
     if config is None:
-        known = ", ".join(store.runs.names()[-5:]) or "none"
-        raise ConfigError([f"store {store.root.address}: there is no run {run!r}; the last runs are: {known}"])
+        raise ConfigError([f"store {store.root.address}: there is no run {run!r}; {store.runs.like(run)}"])
     if config.kind == "evaluate":
         raise ConfigError([f"run {run!r} is an evaluation: it has no steps to go through again; replay a training run"])
     refuse_removed(store, run, begun)

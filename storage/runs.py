@@ -7,6 +7,7 @@ from bisect import insort
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from difflib import get_close_matches
 from typing import Any
 
 from storage.books import RUNS
@@ -19,6 +20,10 @@ from storage.tables import StoredTable
 
 REMOVED = "removed"
 """The event of a run whose work was removed from the store; its name may be used again."""
+
+
+MOST_NAMED = 5
+"""Runs that are named to somebody who asked for one that is not there."""
 
 
 @dataclass(frozen=True)
@@ -88,9 +93,18 @@ class Runs(KeptBook):
         """The events of a run in order of time; RunUnknown if there are none."""
         found = self._of(run)
         if not found:
-            known = ", ".join(self.names()[-5:]) or "none"
-            raise RunUnknown(f"there is no run {run!r}", f"the last runs are: {known}", do="give one of these names")
+            raise RunUnknown(f"there is no run {run!r}", self.like(run), do="give one of these names")
         return found
+
+    def like(self, run: str) -> str:
+        """Say which runs have a name like this one, or which are the last where none has."""
+        names = self.names()
+        alike = get_close_matches(run, names, MOST_NAMED)
+        return (
+            f"the nearest runs are: {', '.join(alike)}"
+            if alike
+            else f"the last runs are: {', '.join(names[-MOST_NAMED:]) or 'none'}"
+        )
 
     def last(self, run: str) -> Event | None:
         """The newest event of a run; None where there are none."""

@@ -93,7 +93,7 @@ def test_a_run_that_nobody_knows(refused: Refused, model: str, place: Path, comm
     record(place, prepare("train", ["demo"], [model], name="known", seed=1))
     said = refused(command, "unknown")
     assert "there is no run 'unknown'" in said
-    assert "the last runs are: known" in said
+    assert "the nearest runs are: known" in said
 
 
 def test_resuming_in_a_store_without_runs(refused: Refused) -> None:

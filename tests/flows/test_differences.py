@@ -195,7 +195,7 @@ def test_what_was_not_measured_is_none_and_not_zero(store: Store) -> None:
 
 
 def test_unknown_runs_and_steps_are_refused_with_those_that_there_are(store: Store) -> None:
-    with pytest.raises(ConfigError, match="there is no run 'absent'; the last runs are: "):
+    with pytest.raises(ConfigError, match="there is no run 'absent'; the nearest runs are: base"):
         compare(store, "base", "absent")
     with pytest.raises(ConfigError, match="step 5: neither run has it; there are the steps 0, 1"):
         compare(store, "base", "twin", step=5)

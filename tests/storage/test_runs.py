@@ -37,3 +37,14 @@ def test_a_run_that_is_not_there(store: Store) -> None:
         store.runs.config("other")
     with pytest.raises(RunUnknown, match="kind and config"):
         store.runs.record(run="new", event="started")
+
+
+def test_names_that_are_nearly_right_are_named_before_the_last_ones(store: Store) -> None:
+    for name in ("demo", "demo-by-rloo", *(f"other{number}" for number in range(6))):
+        store.runs.record(run=name, event="started", kind="train", config={})
+    with pytest.raises(RunUnknown) as near:
+        store.runs.events("dmo")
+    assert near.value.where == "the nearest runs are: demo"
+    with pytest.raises(RunUnknown) as far:
+        store.runs.events("xyz")
+    assert far.value.where == "the last runs are: other1, other2, other3, other4, other5"
