@@ -15,6 +15,7 @@ from flows.viewer.data.runs import RUNS, parent_of, runs
 from flows.viewer.library import Library
 from flows.viewer.page import Asked, BadQuestion
 from flows.viewer.pages.runs import page, tree
+from flows.viewer.web.app import respond
 from flows.views import show
 from storage.frames import Frames
 from storage.runs import Event
@@ -37,6 +38,17 @@ def forked(tmp_path_factory: pytest.TempPathFactory) -> Library:
     store.runs.record(run="broken", event="started", kind="train", config={"name": "broken", "steps": 7})
     store.runs.record(run="broken", event="failed", message=HOSTILE)
     return Library.at(root)
+
+
+def test_a_saved_list_says_what_was_chosen_and_asks_for_nothing(forked: Library) -> None:
+    def text(**query: str) -> str:
+        return bytes(respond(page, forked, Asked("/", {}, {"q": "base", "sort": "run"} | query)).body).decode()
+
+    live, saved = text(), text(format="file")
+    assert ("input", "value", "base") in set(Elements(live).values) & set(Elements(saved).values)
+    assert ("fieldset", "disabled", "") in set(Elements(saved).values) - set(Elements(live).values)
+    for button in ("Filter</button>", "Compare A with B</button>"):
+        assert button in live and button not in saved
 
 
 def listed(library: Library, **query: str) -> list[dict[str, Any]]:
