@@ -36,8 +36,10 @@ test-all: $(STAMP) ## every test; those that need a GPU are skipped without one
 	@$(RUN)python -m pytest -q -m "not browser" $(ARGS)
 
 test-browser: $(STAMP) ## the viewer and Prefect's pages in a real Chromium, which is installed where it is missing
-	@command -v chromium >/dev/null || { apt-get update -qq && apt-get install -qq -y chromium; }
-	@.venv/bin/python -m pip install --disable-pip-version-check -q playwright
+	@command -v chromium >/dev/null || { export DEBIAN_FRONTEND=noninteractive; apt-get -o Acquire::Retries=5 update -qq && \
+		apt-get -o Acquire::Retries=5 -o DPkg::Lock::Timeout=120 install -qq -y chromium; }
+	@.venv/bin/python -c 'import playwright' 2>/dev/null || \
+		.venv/bin/python -m pip install --disable-pip-version-check --retries 10 -q playwright==1.65.2
 	@$(RUN)python -m pytest -q -m browser tests/browser $(ARGS)
 
 mutate: $(STAMP) ## mutants of the modules that credit, mask, pack and weigh; the report is docs/mutation.md

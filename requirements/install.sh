@@ -40,7 +40,7 @@ echo "$lock" > .venv/lock
 rm -f .venv/installed-*
 
 echo "Installing requirements/$lock.txt: some gigabytes the first time, a few minutes"
-.venv/bin/python -m pip install --disable-pip-version-check -qq --no-deps -r "requirements/$lock.txt" ||
+.venv/bin/python -m pip install --disable-pip-version-check --retries 10 -qq --no-deps -r "requirements/$lock.txt" ||
     fail "pip could not install requirements/$lock.txt; what it says is above. Nothing else was changed: try again."
 packages=(-e .)
 for environment in "$@"; do packages+=(-e "$environment"); done
