@@ -35,7 +35,7 @@ class Serving:
     def __init__(self, place: Path) -> None:
         self.place = place
         self.store = place / "store"
-        self.url = f"http://127.0.0.1:{free_port()}"
+        self.url = ""
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "STAGECOACH_"))}
         home = place / "prefect"
         self.environment = {
@@ -45,8 +45,6 @@ class Serving:
             "PREFECT_PROFILES_PATH": str(home / "profiles.toml"),
             "PREFECT_LOCAL_STORAGE_PATH": str(home / "storage"),
             "PREFECT_MEMO_STORE_PATH": str(home / "memo_store.toml"),
-            "PREFECT_API_URL": f"{self.url}/api",
-            "PREFECT_SERVER_API_PORT": self.url.rpartition(":")[2],
             "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
             "PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "2",
             "PREFECT_WORKER_QUERY_SECONDS": "3",
@@ -54,6 +52,19 @@ class Serving:
             "DO_NOT_TRACK": "1",
         }
         self.processes: list[subprocess.Popen[bytes]] = []
+
+    def server(self) -> None:
+        """Start a server and wait until it answers; at another port where somebody has taken the first meanwhile."""
+        while not self._serves_at(free_port()):
+            continue
+
+    def _serves_at(self, port: int) -> bool:
+        self.url = f"http://127.0.0.1:{port}"
+        self.environment |= {"PREFECT_API_URL": f"{self.url}/api", "PREFECT_SERVER_API_PORT": str(port)}
+        process = self.begin(PREFECT, "server", "start")
+        until(lambda: process.poll() is not None or _answers(self), self.log)
+        assert process.poll() is None or "already in use" in self._said(), self.log()
+        return process.poll() is None
 
     def begin(self, *command: str) -> "subprocess.Popen[bytes]":
         """Start a process that stays."""
@@ -161,8 +172,7 @@ def serving(place: Path) -> Iterator[Serving]:
     tiny_sources(place)
     served = Serving(place)
     try:
-        served.begin(PREFECT, "server", "start")
-        until(lambda: _answers(served), served.log)
+        served.server()
         done = served.stagecoach("deploy", "--store", str(served.store))
         assert done.returncode == 0, done.stdout + done.stderr
         served.worker()
