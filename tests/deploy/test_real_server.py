@@ -93,7 +93,7 @@ def test_a_schedule_fires(served: Serving) -> None:
     """Of the evaluation, which finds no policy in an empty store, says so and is content."""
     deployment = served.ask("/deployments/name/evaluate/evaluate")
     empty = str(served.place / "empty")
-    soon = (datetime.now(UTC) + timedelta(seconds=10)).isoformat()
+    soon = (datetime.now(UTC) + timedelta(seconds=20)).isoformat()
     clock = {"interval": 3600, "anchor_date": soon}
     wanted = {"active": True, "slug": "soon", "schedule": clock, "parameters": {"store": empty}}
     served.ask(f"/deployments/{deployment['id']}/schedules", wanted)
