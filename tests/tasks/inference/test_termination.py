@@ -1,5 +1,6 @@
 """SIGTERM in the middle of a weak reference's callback, where an exception is printed and lost."""
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -26,9 +27,27 @@ asyncio.run(main())
 print("ended", flush=True)
 """
 
+EARLY = """
+import os, signal, time, weakref
+from tasks.inference.termination import end_when_told
+
+class Thing: ...
+
+end_when_told()
+thing = Thing()
+told = weakref.ref(thing, lambda _: os.kill(os.getpid(), signal.SIGTERM))
+del thing
+print("importing", flush=True)
+while True:
+    time.sleep(0.1)
+"""
+
 
 def run(then: str) -> "subprocess.CompletedProcess[str]":
-    program = PROGRAM.replace("{then}", then)
+    return run_program(PROGRAM.replace("{then}", then))
+
+
+def run_program(program: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120)
 
 
@@ -42,3 +61,10 @@ def test_a_server_that_passes_the_cancellation_on_ends_as_interrupted() -> None:
     done = run(then="raise")
     assert done.stdout.split() == ["cancelled"]
     assert "KeyboardInterrupt" in done.stderr
+
+
+def test_a_signal_that_was_lost_before_the_loop_runs_is_not_lost_for_good() -> None:
+    done = run_program(EARLY)
+    assert done.stdout.split() == ["importing"], "it was lost at first"
+    assert "Exception ignored" in done.stderr and done.stderr.rstrip().endswith("KeyboardInterrupt")
+    assert done.returncode == -signal.SIGINT
