@@ -25,17 +25,20 @@ def lost_terminations_repeated() -> Iterator[None]:
     Prefect's own handler stays where it is: Prefect's worker cancels a run in order only while it is that one.
     """
     before = sys.unraisablehook
+    within = True
 
     def look(lost: "sys.UnraisableHookArgs") -> None:
         before(lost)
-        if _ends(lost.exc_value):
+        if within and _ends(lost.exc_value):
             start_new_thread(_send_again, ())  # not by `threading`: one of its locks may be held by who is interrupted
 
     sys.unraisablehook = look
     try:
         yield
     finally:
-        sys.unraisablehook = before
+        within = False
+        if sys.unraisablehook is look:  # not the one of another run of this process, which began later
+            sys.unraisablehook = before
 
 
 def _ends(lost: BaseException | None) -> bool:

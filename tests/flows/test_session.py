@@ -1,6 +1,7 @@
 """What a session writes into a run's events, whichever way the run ends."""
 
 import signal
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,6 +11,8 @@ import pytest
 
 from configs.run import RunConfig
 from flows.drawing import Evicted
+from flows.orchestration import lost_signals
+from flows.orchestration.lost_signals import lost_terminations_repeated
 from flows.orchestration.prefect_api import termination_reported
 from flows.processes.services import Supervisor
 from flows.session import Session, recorded
@@ -93,3 +96,33 @@ def test_a_signal_that_was_printed_and_lost_ends_a_run_all_the_same(
 def test_one_outside_a_flow_of_prefect_is_not_lost_either(session: Session) -> None:
     with pytest.raises(SystemExit, match="143"), termination_reported(), recorded(session):
         told_in_a_callback()
+
+
+def test_runs_that_end_in_another_order_than_they_began_leave_no_hook_that_sends_signals() -> None:
+    at_first = sys.unraisablehook
+    sent: list[object] = []
+    sys.unraisablehook = sent.append
+    try:
+        first, second = lost_terminations_repeated(), lost_terminations_repeated()
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(lost_signals, "start_new_thread", lambda *_: sent.append("again"))
+            first.__enter__()
+            second.__enter__()
+            first.__exit__(None, None, None)
+            lose_a_signal()
+            assert sent.count("again") == 1, "the second looks after itself"
+            second.__exit__(None, None, None)
+            lose_a_signal()
+            assert sent.count("again") == 1 and len(sent) == 3, "both were printed, and no more was done"
+    finally:
+        sys.unraisablehook = at_first
+
+
+def lose_a_signal() -> None:
+    """Raise what Prefect does where it is printed and lost."""
+
+    class Thing:
+        def __del__(self) -> None:
+            raise TerminationSignal
+
+    Thing()
