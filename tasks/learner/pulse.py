@@ -86,7 +86,8 @@ class Pulse:
 def ask(address: str, seconds: float) -> dict[str, Any]:
     """Return what the learner tells at its second address, as `Pulse.told` does.
 
-    Raises TimeoutError where it does not answer for so long, another OSError where nobody is there.
+    Raises TimeoutError where it does not answer for so long, another OSError where nobody is there, ValueError where
+    somebody else has the address by now and says something.
     """
     host, _, port = address.rpartition(":")
     deadline, said = time.monotonic() + seconds, b""
@@ -108,7 +109,7 @@ def hangs(address: str, seconds: float) -> bool:
     log = logging.getLogger(__name__)
     try:
         told = _asked_twice(address, seconds)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         log.debug("cannot tell whether the learner at %s hangs: %s", address, error)
         return False
     if told is None:

@@ -110,3 +110,16 @@ def test_one_that_is_gone_or_says_nothing_does_not_hang() -> None:
         closing.start()
         assert not hangs(address, 30.0)
         closing.join()
+
+
+def test_who_has_the_port_of_one_that_is_gone_does_not_hang() -> None:
+    def greet(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.sendall(b"220 ready\r\n")
+
+    with listening() as (listener, address):
+        greeting = threading.Thread(target=greet, args=(listener,))
+        greeting.start()
+        assert not hangs(address, 30.0)
+        greeting.join()
