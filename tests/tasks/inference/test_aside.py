@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tasks.inference.aside import run_aside
+from tests.waiting import until_told
 
 NAME: ContextVar[str] = ContextVar("name", default="nobody")
 
@@ -81,5 +82,4 @@ def test_a_signal_that_comes_when_the_work_is_done_is_passed_on() -> None:
 
     with pytest.raises(Told):
         run_aside(work())
-        while True:  # where the work was quicker than the signal
-            signal.pause()
+        until_told()  # where the work was quicker than the signal
