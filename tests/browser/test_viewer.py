@@ -65,6 +65,10 @@ def test_a_metric_is_found_while_typing_and_has_a_chart_of_its_own(demo: str, op
     page.keyboard.type("entropy nats")
     names = [each.get_attribute("title") for each in entries.locator("a").all()]
     assert names and all(name.split(" ")[0].partition("/")[2].startswith("entropy") for name in names)
+    page.locator("[data-sifts]").fill("entropy of nobody")
+    assert entries.count() == 0 and page.locator("[data-sifted-out]").is_visible()
+    page.locator("[data-sifts]").fill("entropy nats")
+    assert not page.locator("[data-sifted-out]").is_visible()
     page.keyboard.press("Enter")
     page.wait_for_url("**metric=entropy*")
     assert [each.get_attribute("title") for each in entries.locator("a").all()] == names

@@ -42,6 +42,8 @@ ABOUT = {
 OF_UPDATES = {
     "entropy": About("nats", "mean over rl tokens"),
     "mismatch_kl": About("nats", "mean over rl tokens of r - 1 - log r, engine against learner"),
+    "mismatch_kl_max": About("nats", "most of an rl token of r - 1 - log r, engine against learner"),
+    "mismatch_kl_std": About("nats", "standard deviation over rl tokens of r - 1 - log r, engine against learner"),
     "masked_mismatch_kl": About("nats", "the mismatch of tokens outside the trust region"),
     "unmasked_mismatch_kl": About("nats", "the mismatch of tokens within the trust region"),
     "masked_fraction": About("share", "of rl tokens outside the trust region"),

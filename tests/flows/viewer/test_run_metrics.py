@@ -8,7 +8,7 @@ import pytest
 
 from flows.viewer import addresses
 from flows.viewer.data.metric_words import ABOUT, About, about
-from flows.viewer.data.metrics import ends, matching, metrics
+from flows.viewer.data.metrics import ends, matching, metrics, said
 from flows.viewer.data.series import numbers, steps
 from flows.viewer.library import Library
 from flows.viewer.page import Asked, NotThere
@@ -87,6 +87,15 @@ def test_words_find_metrics_by_name_unit_and_environment(two: Library) -> None:
     assert set(listed(two, "timeout")) == {"errored_rollout/timeout", "accounting/errored/timeout"}
 
 
+def test_what_is_sifted_while_typing_is_what_the_page_searches(two: Library) -> None:
+    with visitor(two) as client:
+        page = Elements(client.get(addresses.run(RUN)).text)
+    shown = [value.casefold() for tag, name, value in page.values if (tag, name) == ("li", "data-said")]
+    searched = [said(each) for each in metrics(numbers(two, RUN)) if HOSTILE not in each["name"]]
+    assert len(shown) == len(searched) + 1 and set(searched) < set(shown)
+    assert any("debate" in each for each in searched), "environments are found too"
+
+
 def test_a_list_entry_leads_to_its_chart_and_neighbours(walked: Library) -> None:
     with visitor(walked) as client:
         text = client.get(addresses.run(RUN)).text
@@ -135,6 +144,8 @@ def test_every_metric_of_ours_says_what_it_is(walked: Library) -> None:
     assert [each["name"] for each in metrics(numbers(walked, RUN)) if not each["told"]] == []
     assert about("timing/stage/rollout") == ABOUT["timing/stage"] and about("timing/model") == ABOUT["timing"]
     assert about("update/entropy").unit == "nats" and "last optimizer step" in about("update/entropy").told
+    told = [about(name).told.partition(" ")[0] for name in ("update/mismatch_kl", "update/mismatch_kl_max")]
+    assert told == ["mean", "most"]
     assert about("updates/ref_kl_loss/mean").unit == "" and about("nobody/knows") == About("", "")
 
 

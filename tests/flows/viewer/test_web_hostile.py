@@ -110,6 +110,8 @@ def test_a_saved_page_loads_nothing_leads_nowhere_and_runs_only_what_is_ours(pag
             assert inside and [each for each in shown.tags if each[0] == tag] == [(tag, ())] * len(inside)
         aims = [(name, value) for _, name, value in shown.values if name in ("href", "src", "action")]
         assert all(value.startswith(("#", "data:image/svg+xml,")) for _, value in aims), address
+        asking = [names for tag, names in shown.tags if tag == "button" and "type" not in names]
+        assert len(asking) == 1, (address, "nobody is there to be asked: only what closes the list of keys is left")
         assert "default-src 'none'" in policy and "form-action 'none'" in policy and "unsafe" not in policy
         assert text.index("charset") < 1000 and text.index("Security-Policy") < text.index("<style>")
 

@@ -115,11 +115,14 @@
     const field = document.querySelector("[data-sifts]"), list = field && document.getElementById(field.dataset.sifts);
     if (!list) return;
     const words = field.value.toLowerCase().split(/\s+/).filter(Boolean);
-    for (const row of list.querySelectorAll("[data-row]")) {
-      const said = `${row.textContent} ${row.querySelector("[title]")?.title}`.toLowerCase();
+    const rows = [...list.querySelectorAll("[data-row]")];
+    for (const row of rows) {
+      const said = row.dataset.said.toLowerCase(); // its name, unit and meaning, and that of each environment
       row.hidden = !words.every((word) => said.includes(word));
     }
     for (const group of list.querySelectorAll("section")) group.hidden = !group.querySelector("[data-row]:not([hidden])");
+    const nothing = list.querySelector("[data-sifted-out]");
+    if (nothing) nothing.hidden = !words.length || rows.some((row) => !row.hidden);
   }
   document.addEventListener("input", (event) => {
     if (!event.target.matches?.("[data-sifts]")) return;
