@@ -37,6 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     UNREAD where nobody reads what it prints any more, as after `| head`.
     """
+    if sys.stdout is None:  # closed by who started this, as by `>&-`: `print` says nothing then, all else fails
+        sys.stdout = open(os.devnull, "w")
     arguments = parse(sys.argv[1:] if argv is None else argv)
     warnings.formatwarning = lambda message, *_, **__: f"stagecoach: {visible(str(message))}\n"
     try:

@@ -251,3 +251,13 @@ def test_check_loads_neither_engine_nor_prefect() -> None:
     loaded = loaded_by("check", "demo")
     assert "pyarrow" in loaded
     assert not loaded & {"prefect", "torch", "vllm", "transformers", "verifiers", "renderers"}
+
+
+def test_a_command_that_was_started_without_an_output_does_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    def show(_: argparse.Namespace) -> None:
+        print("said to", "a terminal" if sys.stdout.isatty() else "a file")
+
+    monkeypatch.setattr(sys, "stdout", None)
+    monkeypatch.setattr(cli, "parse", lambda _: argparse.Namespace(command=show))
+    assert cli.main([]) == 0
+    sys.stdout.close()
