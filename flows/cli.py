@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     UNREAD where nobody reads what it prints any more, as after `| head`.
     """
     if sys.stdout is None:  # closed by who started this, as by `>&-`: `print` says nothing then, all else fails
-        sys.stdout = open(os.devnull, "w")
+        sys.stdout = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
     arguments = parse(sys.argv[1:] if argv is None else argv)
     warnings.formatwarning = lambda message, *_, **__: f"stagecoach: {visible(str(message))}\n"
     try:
