@@ -1,0 +1,69 @@
+"""Who brings a learner to a policy: when it asks whether the learner answers, and when it takes that for known."""
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from configs.run import RunConfig
+from flows.processes.service import Handle, ServiceFailed
+from flows.processes.services import Supervisor
+from flows.rooms import LearnerRoom
+from storage.store import open_store
+from tasks.learner import pulse
+from tasks.stage import Place
+
+PULSE = "127.0.0.1:1"
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The addresses at which a learner was asked whether it answers, which all do."""
+    addresses: list[str] = []
+    monkeypatch.setattr(pulse, "ask", lambda address, seconds: addresses.append(address))
+    return addresses
+
+
+@pytest.fixture
+def room(tmp_path: Path) -> LearnerRoom:
+    """A room without a learner."""
+    place = Place(open_store(tmp_path / "store"), "a", RunConfig(name="a"), {})
+    return LearnerRoom(Supervisor("a", tmp_path / "logs"), place)
+
+
+@pytest.fixture
+def closed() -> Iterator[str]:
+    """An address at which nobody listens."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{held.getsockname()[1]}"
+
+
+def test_a_generation_that_answered_is_not_asked_again_and_another_one_is(room: LearnerRoom, asked: list[str]) -> None:
+    first, second = ({"address": "a", "pulse": PULSE, "pid": pid} for pid in (1, 2))
+    assert [room._ready(each) for each in (first, first, second, second)] == [True] * 4
+    assert asked == [PULSE] * 2
+
+
+def test_a_learner_that_was_lost_is_asked_before_it_is_gone_back_to(
+    room: LearnerRoom, asked: list[str], closed: str
+) -> None:
+    """Its guardian may see its end later than we do: until then the same generation is there, with the same report."""
+    report: dict[str, Any] = {"address": closed, "pulse": PULSE, "pid": 1}
+
+    class Gone:
+        generation, num_waits = 1, 0
+
+        def wait(self) -> dict[str, Any]:
+            self.num_waits += 1
+            if self.num_waits > 3:
+                raise ServiceFailed("no restart is left")
+            assert room._ready(report)
+            return report
+
+    room._handle = cast(Handle, Gone())
+    with pytest.raises(ServiceFailed):
+        room._connected()
+    assert asked == [PULSE] * 3
