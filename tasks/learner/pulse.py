@@ -3,7 +3,8 @@
 A learner that trains answers no request for as long as a step takes. So it has a second address, at which this thread
 says at once what is under way and for how long nothing of it has moved. Each row, each optimizer step and each part of
 saving is a beat: a long step goes on beating, and one that is stuck, in a kernel or in waiting for another rank, does
-not. Seconds are those that the process itself has run for: one that was stopped for an hour, or starved, is not stuck.
+not. A process that was stopped for an hour is not stuck: of a time in which it did not run at all only LONGEST_TICK
+counts. One that gets a little of each second runs, and its seconds count in full.
 """
 
 import json

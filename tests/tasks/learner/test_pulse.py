@@ -45,6 +45,8 @@ def test_a_process_that_did_not_run_was_not_stuck() -> None:
     heart = Pulse(clock)
     with heart.during("train"):
         assert ticking(heart, clock, 1, seconds=3600.0) == LONGEST_TICK
+        heart.beat()
+        assert ticking(heart, clock, 10, seconds=60.0) == 10 * LONGEST_TICK, "one look at the clock in each minute"
 
 
 def test_a_request_that_fails_is_over() -> None:
