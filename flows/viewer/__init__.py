@@ -2,7 +2,7 @@
 
 What is where, from the store to the eye:
 
-- library: one store, opened to be read, and what was derived from its keys (kept)
+- library: one store, opened to be read, and what was derived from its keys (kept, as much as fits in memory: weights)
 - data: the frames behind every page; the first word of a file's name is the page or the noun that it serves
 - pages: one file per address, from the library and what was asked to plain values; these are the JSON of a page
 - drawing: SVG from plain values
