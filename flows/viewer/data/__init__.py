@@ -6,8 +6,8 @@
 - shared, timeline, timeline_lanes: the ledger with what other runs share, and when work was done
 - step, step_traces, step_figures, step_columns, step_choice, step_search, step_evaluations, step_mismatch, groups: the
   traces of a step or an evaluation, how they are chosen, and their groups
-- trace, trace_index, trace_walk, trace_use, trace_facts, training: one rollout, where it is, what is before and after it,
-  which run uses it, what came of it
+- trace, trace_index, trace_walk, trace_use, trace_facts, training: one rollout, where it is, what is before and
+  after it, which run uses it, what came of it
 - messages, messages_read, messages_window, images: what was said
 - tokens, tokens_colourings, tokens_shades, tokens_shown, tokenizers: every token with what each table says of it
 - example, attempts: an example and all tries at it
