@@ -26,14 +26,14 @@ def page(library: Library, asked: Asked) -> Page:
     """
     run, name = asked.path["run"], asked.path["metric"]
     measured = numbers(library, run)
-    known = metrics(measured)
-    place = _place(known, run, name)
+    known, gone = metrics(measured), retired_of(library, run)
+    place = _place(known, run, name, bool(gone))
     found = known[place]
     steps = [_step(run, each) for each in measured]
     series = [_series(number, each, steps) for number, each in enumerate(found["series"])]
     values = {
         "run": run,
-        "retired": retired_of(library, run),
+        "retired": gone,
         "metric": {**found, "series": series},
         "drawn": {
             "title": found["name"],
@@ -51,12 +51,14 @@ def page(library: Library, asked: Asked) -> Page:
     return Page("metric.html", found["name"], values, (Crumb(run, addresses.run(run)),), live)
 
 
-def _place(known: Sequence[Metric], run: str, name: str) -> int:
+def _place(known: Sequence[Metric], run: str, name: str, gone: bool) -> int:
     for number, each in enumerate(known):
         if name == each["name"] or name in (one["name"] for one in each["series"]):
             return number
     near = nearest(name, [each["name"] for each in known])
     told = f"; the nearest names are {', '.join(near)}" if near else ""
+    if gone:
+        told += "; rows that it may have been in were dropped for their age (`stagecoach maintain --retain`)"
     raise NotThere(f"no step of the run {run!r} has the metric {name[:120]!r}{told}")
 
 
