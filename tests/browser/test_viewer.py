@@ -68,8 +68,13 @@ def test_a_metric_is_found_while_typing_and_has_a_chart_of_its_own(demo: str, op
     page.locator("[data-sifts]").fill("entropy of nobody")
     assert entries.count() == 0 and page.locator("[data-sifted-out]").is_visible()
     page.locator("[data-sifts]").fill("entropy nats")
+    entries.locator("a").first.click()
+    page.wait_for_url("**/metrics/**")
+    page.go_back()
+    entries.first.wait_for()
+    assert [each.get_attribute("title") for each in entries.locator("a").all()] == names, "found again"
     assert not page.locator("[data-sifted-out]").is_visible()
-    page.keyboard.press("Enter")
+    page.locator("[data-sifts]").press("Enter")
     page.wait_for_url("**metric=entropy*")
     assert [each.get_attribute("title") for each in entries.locator("a").all()] == names
     page.keyboard.press("j")
@@ -185,6 +190,14 @@ def test_messages_are_folded_one_by_one_and_all_and_the_address_says_so(demo: st
     assert folded.count() == 0 and "fold" not in question(window)
     page.get_by_role("button", name="Folded", exact=True).click()
     assert folded.count() == number and told.count() == 0 and question(window)["fold"] == "1"
+    page.set_viewport_size({"width": 800, "height": 300})
+    page.evaluate("scrollTo(0, document.body.scrollHeight)")
+    assert page.evaluate(
+        "[...document.querySelectorAll('.message')].every((each) => each.getBoundingClientRect().bottom < 0)"
+    )
+    page.keyboard.press("F")
+    assert folded.count() == 0 and "fold" not in question(window), "below all messages too"
+    page.keyboard.press("F")
     page.reload()
     assert folded.count() == number
     here = urlsplit(page.url).path

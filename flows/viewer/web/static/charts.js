@@ -129,12 +129,29 @@
     const fold = document.getElementById(event.target.dataset.sifts)?.closest("details");
     if (fold) fold.open = true;
     sift();
+    keep({ sifted: event.target.value });
   });
+  // Who comes back finds what was typed and opened: it is kept with this entry of the history, not in the address.
+  const kept = history.state?.charts || {};
+  function keep(more) {
+    history.replaceState({ ...history.state, charts: Object.assign(kept, more) }, "");
+  }
+  function restore() {
+    for (const [id, open] of Object.entries(kept.folds || {})) {
+      const fold = document.getElementById(id);
+      if (fold) fold.open = open;
+    }
+    const field = document.querySelector("[data-sifts]");
+    if (field && kept.sifted !== undefined) field.value = kept.sifted;
+    sift();
+  }
 
   // What was chosen stays chosen when a part of the page is taken anew, and what was opened stays open.
   const picked = {}, opened = new Map();
   document.addEventListener("toggle", (event) => {
-    if (event.target.id) opened.set(event.target.id, event.target.open);
+    if (!event.target.id) return;
+    opened.set(event.target.id, event.target.open);
+    keep({ folds: Object.fromEntries(opened) });
   }, true); // it does not bubble
   document.addEventListener("change", (event) => {
     if (event.target.type === "radio") picked[event.target.name] = event.target.value;
@@ -150,4 +167,5 @@
     for (const chart of event.detail.querySelectorAll("svg.chart[data-chart]")) draw(chart);
     sift();
   });
+  restore();
 })();

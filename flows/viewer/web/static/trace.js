@@ -126,7 +126,7 @@
     const away = scrollY > 0 && top !== messages[0];
     for (const each of messages) fold(each, folded);
     folds.setAttribute("aria-pressed", String(folded));
-    if (away) top.scrollIntoView({ block: "start" }); // what was read stays in sight
+    if (away) top?.scrollIntoView({ block: "start" }); // what was read stays in sight; below all of them, it does so
   }
   for (const message of messages) {
     const button = element("button", "");
