@@ -80,6 +80,7 @@ def expected(rows: list[Row], credits: list[Row], statistics: Mapping[str, Row],
     found = []
     for row in rows:
         credit_of = next(each for each in credits if row["message"] in each["path"])
+        is_packed = credit_of["sample_id"] in packed
         before = credit_of["path"][: credit_of["path"].index(row["message"])]
         start = sum(len(rows[number]["token_ids"]) for number in before)
         for place, token in enumerate(row["token_ids"]):
@@ -98,13 +99,11 @@ def expected(rows: list[Row], credits: list[Row], statistics: Mapping[str, Row],
                     "is_content": row["is_content"][place] if row["is_content"] else None,
                     "branch": credit_of["branch"],
                     "position": at,
-                    "trained": any(weights.values()) and credit_of["sample_id"] in packed,
+                    "trained": any(weights.values()) and is_packed,
                     "advantage": credit_of["advantages"][at] if weights["rl_weights"] else None,
                     "signal": credit_of["advantages"][at] if weights["ref_kl_weights"] else None,
-                    "trained_rl_weight": weights["rl_weights"] * SCALE or None
-                    if credit_of["sample_id"] in packed
-                    else None,
-                    "trained_ce_weight": weights["ce_weights"] or None if credit_of["sample_id"] in packed else None,
+                    "trained_rl_weight": (weights["rl_weights"] * SCALE or None) if is_packed else None,
+                    "trained_ce_weight": (weights["ce_weights"] or None) if is_packed else None,
                     "rl_weight": weights["rl_weights"],
                     "ce_weight": weights["ce_weights"],
                     "ref_kl_weight": weights["ref_kl_weights"],

@@ -1,0 +1,126 @@
+"""A person reads a trace of the demo in a real browser: its tokens and messages, the list it came from, its row."""
+
+import re
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.browser.asking import a_trace, question, said
+from tests.browser.conftest import Opened
+from tests.browser.viewing import picture, point_at
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
+
+
+def test_tokens_change_their_colours_and_the_address_says_which(demo: str, opened: Opened) -> None:
+    window = opened(demo)
+    page = window.open(a_trace(window))
+    picture(page, "trace")
+    classes = "return [...document.querySelectorAll('.tokens .t')].map((each) => each.className).join()"
+    choice = page.locator("select[data-colors]")
+    names = choice.locator("option").evaluate_all("all => all.map((each) => each.value)")
+    assert {"advantage", "entropy", "mismatch"} <= {re.sub("_.*", "", name) for name in names}, names
+    seen = {}
+    for name in names:
+        choice.select_option(name)
+        assert question(window)["color"] == name
+        seen[name] = page.evaluate(f"() => {{ {classes} }}")
+        assert page.locator("[data-legend]:visible").count() == (0 if name == "none" else 1)
+    assert len(set(seen.values())) > 3
+    last = names[-1]
+    page.reload()
+    assert choice.input_value() == last and page.evaluate(f"() => {{ {classes} }}") == seen[last]
+    page.locator("[data-view=tokens]").click()
+    assert question(window)["view"] == "tokens"
+    window.open(f"{urlsplit(page.url).path}?color=advantage")
+    picture(page, "tokens")
+    assert page.evaluate(f"() => {{ {classes} }}") == seen["advantage"]
+
+
+def test_all_values_of_a_token_are_told_on_hover_and_on_focus(demo: str, opened: Opened) -> None:
+    window = opened(demo)
+    page = window.open(a_trace(window))
+    answer = page.locator(".tokens").last.locator(".t")
+    point_at(page, answer.nth(answer.count() // 2))  # the first ones open the turn and are not sampled
+    tip = page.locator("#token-values")
+    picture(page, "token")
+    names = tip.locator("dt").all_inner_texts()
+    assert {"token", "advantage", "engine log-prob", "learner log-prob", "importance ratio", "entropy (nats)"} <= set(
+        names
+    )
+    values = dict(zip(names, tip.locator("dd").all_inner_texts(), strict=True))
+    assert values["trained on"] == "yes" and float(values["engine log-prob"]) <= 0
+    assert abs(float(values["learner log-prob"]) - float(values["engine log-prob"])) < 0.1
+    page.mouse.move(2, 2)
+    tip.wait_for(state="hidden")
+    page.locator(".tokens .t[tabindex='0']").last.focus()
+    tip.wait_for()
+    before = tip.locator("dd").all_inner_texts()
+    page.keyboard.press("ArrowRight")
+    assert tip.locator("dd").all_inner_texts() != before
+    page.keyboard.press("Escape")
+    tip.wait_for(state="hidden")
+
+
+def test_messages_are_folded_one_by_one_and_all_and_the_address_says_so(demo: str, opened: Opened) -> None:
+    window = opened(demo)
+    page = window.open(a_trace(window))
+    told, folded = page.locator(".message .halves:visible"), page.locator(".message.folded")
+    number, first = page.locator(".message").count(), page.locator(".message").first
+    assert number > 1 and told.count() == number and page.locator(".gist:visible").count() == 0
+    page.keyboard.press("j")
+    page.keyboard.press("f")
+    assert folded.count() == 1 and told.count() == number - 1
+    assert first.locator(".gist").inner_text().strip() in re.sub(r"\s+", " ", first.locator(".said").text_content())
+    button = first.locator("[data-fold]")
+    assert button.get_attribute("aria-expanded") == "false" and "message 0" in button.get_attribute("aria-label")
+    button.click()
+    assert folded.count() == 0 and "fold" not in question(window)
+    page.get_by_role("button", name="Folded", exact=True).click()
+    assert folded.count() == number and told.count() == 0 and question(window)["fold"] == "1"
+    page.set_viewport_size({"width": 800, "height": 300})
+    page.evaluate("scrollTo(0, document.body.scrollHeight)")
+    assert page.evaluate(
+        "[...document.querySelectorAll('.message')].every((each) => each.getBoundingClientRect().bottom < 0)"
+    )
+    page.keyboard.press("F")
+    assert folded.count() == 0 and "fold" not in question(window), "below all messages too"
+    page.keyboard.press("F")
+    page.reload()
+    assert folded.count() == number
+    here = urlsplit(page.url).path
+    page.locator("[data-next], [data-previous]").first.click()
+    page.wait_for_url(lambda url: urlsplit(url).path != here)
+    assert folded.count() == page.locator(".message").count() and question(window)["fold"] == "1"
+    page.evaluate("location.hash = 'm1'")  # as a link to a message does
+    page.locator("#m1:not(.folded)").wait_for()
+    page.keyboard.press("F")
+    assert folded.count() == 0 and "fold" not in question(window)
+
+
+def test_a_list_is_walked_as_it_was_chosen_and_gone_back_to(demo: str, opened: Opened) -> None:
+    window = opened(demo)
+    address = "/runs/demo/steps/0?trained=yes&sort=reward&order=desc"
+    listed = [each["trace_id"] for each in said(window, address)["traces"]["rows"]]
+    page = window.open(address)
+    page.locator("table.traces tbody a").first.click()
+    for trace_id in listed[:3]:
+        page.wait_for_url(f"**/traces/{trace_id}*")
+        page.keyboard.press("]")
+    page.wait_for_url(f"**/traces/{listed[3]}*")
+    page.keyboard.press("u")
+    page.wait_for_url("**/runs/demo/steps/0?*")
+    assert question(window) == {"trained": "yes", "sort": "reward", "order": "desc"}
+
+
+def test_a_trace_leads_to_its_row_of_the_batch_and_back(demo: str, opened: Opened) -> None:
+    window = opened(demo)
+    page = window.open(a_trace(window))
+    trace = urlsplit(page.url).path
+    to_row = page.locator("main a[href*='/batch/']").first
+    to_row.click()
+    page.wait_for_url("**/runs/demo/steps/0/batch/*")
+    picture(page, "row")
+    back = page.locator(f"main a[href^='{trace}']").first
+    back.click()
+    page.wait_for_url(f"**{trace}*")
