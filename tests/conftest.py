@@ -32,9 +32,9 @@ def pytest_configure(config: pytest.Config) -> None:
     The disk is used where memory is scarce, as in a container with a small /dev/shm, and where a person named a place.
     What earlier runs left there (after a failure, for people to look at) goes now; that of a run at work stays.
     """
-    # Files are handed out in the order of their names, not with the most tests first: so whole runs come first and what
-    # takes seconds last, and no worker is left with a long file while the other has nothing to do.
-    config.option.loadscopereorder = False
+    # Files with the most tests go first, so that no worker is left with a long one at the end. With engines the number
+    # of tests says nothing of the time: there files go by their names, whole runs first and what takes seconds last.
+    config.option.loadscopereorder = "not engine" in config.option.markexpr
     pure = "not engine" in config.option.markexpr and "TMPDIR" not in os.environ and not config.option.basetemp
     if pure and MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > ENOUGH_BYTES:
         scratches = Scratches(MEMORY / f"stagecoach-tests-{os.getuid()}")
