@@ -7,7 +7,6 @@ for the end of that task alone, or logs it, and the loop goes on; all but SIGINT
 import asyncio
 import threading
 from collections.abc import Coroutine
-from concurrent.futures import Future, wait
 from contextlib import suppress
 from contextvars import copy_context
 from typing import Any, TypeVar
@@ -22,36 +21,35 @@ def run_aside(work: Coroutine[Any, Any, Made]) -> Made:
 
     Whatever is raised in the waiting thread meanwhile cancels the work, and is passed on when that has ended.
     """
-    ended: Future[Made] = Future()
-    begun: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]] = []
-    stopped = threading.Event()
+    loop = asyncio.new_event_loop()
+    begun: list[asyncio.Task[Made]] = []
+    stopped, ended = threading.Event(), threading.Event()
 
-    async def begin() -> Made:
-        task = asyncio.current_task()
-        assert task is not None
-        begun.append((asyncio.get_running_loop(), task))
+    async def begin() -> None:
+        task = asyncio.create_task(work)
+        begun.append(task)
         if stopped.is_set():
             task.cancel()
-        return await work
+        await asyncio.wait([task])
 
     def run() -> None:
         try:
-            ended.set_result(asyncio.run(begin()))
-        except BaseException as error:  # the border of the thread: raised again where it is waited for
-            ended.set_exception(error)
+            with asyncio.Runner(loop_factory=lambda: loop) as runner:
+                runner.run(begin())
+        finally:
+            ended.set()
 
     thread = threading.Thread(target=copy_context().run, args=(run,), name="event loop")
     try:
         thread.start()
-        while not ended.done():
-            wait([ended], LOOK_SECONDS)
-    except BaseException:
+        while not ended.wait(LOOK_SECONDS):
+            continue
+    finally:
         stopped.set()
         with suppress(RuntimeError):  # the loop is closed: the work has ended by itself
-            for loop, task in begun:
+            for task in begun:
                 loop.call_soon_threadsafe(task.cancel)
-        while thread.is_alive():
-            thread.join(LOOK_SECONDS)
-        raise
+        while thread.is_alive() and not ended.wait(LOOK_SECONDS):
+            continue
     thread.join()
-    return ended.result()
+    return begun[0].result()
