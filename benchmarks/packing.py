@@ -13,10 +13,10 @@ from statistics import median
 import numpy as np
 import pyarrow as pa
 
-from storage.schemas import TABLES
-from tasks.bins import Rows, best_fit, estimated_costs, pack
-from tasks.packing import STAGE, packing
-from tasks.ragged import Ragged
+from storage.schemas.stage_tables import TABLES
+from tasks.arrays.ragged import Ragged
+from tasks.packing.bin_packing import Rows, best_fit, estimated_costs, pack
+from tasks.packing.stage import STAGE, packing
 from tests.builders import table, trace, view
 
 BATCH_SIZE = 8

@@ -13,13 +13,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from flows.launch import run
-from flows.replay_config import prepare_replay
-from flows.replay_request import Asked
-from flows.session import open_session
-from flows.walks import walk_replay
+from flows.replays.config import prepare_replay
+from flows.replays.request import ReplayRequest
+from flows.runtime.launch import run
+from flows.runtime.loops import loop_replay
+from flows.runtime.session import open_session
 from storage.store import open_store
-from tasks.stage import StageTask, perform
+from tasks.runtime.execute import perform
+from tasks.runtime.prefect_task import StageTask
 
 RUN = "demo"
 SETTINGS = (
@@ -64,7 +65,7 @@ def _fill(root: Path, finished: Path | None) -> None:
 
 def _sampling(store: str) -> tuple[float, float]:
     """Sample steps again under another temperature; return the seconds of the last ones and those of everything."""
-    asked = Asked(
+    asked = ReplayRequest(
         RUN,
         "rollout",
         "rollout",
@@ -84,9 +85,9 @@ def _replays(store: str, until: str) -> None:
     """Do a replay for each setting, in one process and without Prefect, as library code would."""
     for number, setting in enumerate(SETTINGS):
         name = f"{until}-{number}"
-        asked = Asked(RUN, "advantage", until, overrides=setting, name=name, store=store)
+        asked = ReplayRequest(RUN, "advantage", until, overrides=setting, name=name, store=store)
         with open_session(prepare_replay(asked)) as session:
-            outcome = walk_replay(session)
+            outcome = loop_replay(session)
         assert outcome["num_computed"] == STAGES[until] * len(outcome["steps"]), f"{name} found work of another"
 
 

@@ -22,10 +22,11 @@ import pyarrow as pa
 
 from benchmarks.breakdown.processor import difference, processor_seconds
 from configs.run import RunConfig, View
-from storage.schemas import MESSAGES, TRACES
+from storage.schemas.stage_tables import MESSAGES, TRACES
 from storage.store import open_store
-from tasks.inference import environments, rollouts
-from tasks.inference.engine import Engine
+from tasks.inference.engine.client import Engine
+from tasks.inference.environments import servers as environments
+from tasks.inference.sampling import rollouts
 from tasks.learner.tiny import tiny_qwen3
 from tests.acceptance.warming import taught
 from tests.tasks.inference.hosts import KEY, SECTIONS, assigned, engine_of, served

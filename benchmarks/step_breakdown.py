@@ -23,18 +23,20 @@ import httpx
 
 from benchmarks.breakdown.processor import add, difference, processor_seconds
 from benchmarks.breakdown.spans import Spans
-from flows import launch, outcome, rooms
-from flows.artifacts import RunArtifacts
-from flows.demo_sources import build, sources_directory
-from flows.prepare import prepare
-from flows.watchers import ArtifactWatcher
+from flows import outcome, rooms
+from flows.reporting.artifacts import RunArtifacts
+from flows.reporting.events import ArtifactWatcher
+from flows.runtime import launch
+from flows.runtime.demo import build, sources_directory
+from flows.runtime.prepare import prepare
 from storage.ledger import Ledger
-from storage.policies import Policies
+from storage.policies.store import Policies
 from storage.store import Store, open_store
-from tasks import rollout, stage
-from tasks.inference.engine import MODEL, Engine
+from tasks.inference.engine.client import MODEL, Engine
 from tasks.learner.client import Learner
-from tasks.parts import Parts
+from tasks.rollout import stage as rollout
+from tasks.runtime import stage
+from tasks.runtime.group_commits import Parts
 
 STEPS, SKIPPED, WARM_UP_STEPS, SEED = 10, 2, 5, 17
 SAMPLING = "sampling"

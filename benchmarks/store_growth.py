@@ -17,10 +17,10 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from storage import logs
-from storage.keeping.maintenance import maintain
+from storage.delta import log as logs
+from storage.maintenance.compact import maintain
 from storage.refs import Entry
-from storage.schemas import TABLES
+from storage.schemas.stage_tables import TABLES
 from storage.store import Store, open_store
 
 MARKS = (10, 100, 500)

@@ -28,9 +28,9 @@ from benchmarks.viewed.questions import Question, questions
 from benchmarks.viewed.serving import Cost, middle, processor, served
 from benchmarks.viewed.watching import BLOCK, watch
 from benchmarks.viewing_store import RUN, make
-from storage.frames import Frames, existing_store
-from storage.keeping.maintenance import maintain
-from storage.lineage import Work
+from storage.maintenance.compact import maintain
+from storage.read.frames import Frames, existing_store
+from storage.read.lineage import Work
 from tasks.fates import chains
 
 STEPS, ROLLOUTS, GROUP_SIZE = 200, 512, 16

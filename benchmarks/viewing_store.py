@@ -18,9 +18,9 @@ from benchmarks.rehearsed.shapes import TEXT_ENVIRONMENT, TOOL_ENVIRONMENT, Shap
 from benchmarks.rehearsed.walking import replay, walk
 from benchmarks.rehearsed.wording import RARE, VOCABULARY
 from configs.run import RunConfig
-from storage.keeping.maintenance import maintain
+from storage.maintenance.compact import maintain
 from storage.store import Store, open_store
-from tasks import parts
+from tasks.runtime import group_commits as parts
 
 RUN, FORK, CREDITED = "large", "large-again", "large-rloo"
 FILTERS: tuple[Mapping[str, Any], ...] = (

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from configs.fields import Section, later, operational
-from configs.imports import version_of
+from configs.functions import version_of
 
 
 class AlgorithmSection(Section):
@@ -206,7 +206,7 @@ class CustomConfig(AlgorithmSection):
     type: Literal["custom"] = "custom"
     function: str = Field(min_length=1)
     """Import path, `package.module:function`, looked for where Python looks and in the current working directory. It is
-    called with an environment's kept traces (tasks.algorithms.Kept) and this section, and returns a Credit."""
+    called with an environment's kept traces (tasks.advantage.algorithms.Kept) and this section, and returns a Credit."""
     arguments: dict[str, Any] = Field(default_factory=dict)
     """Whatever else it wants to know, plain values; it finds them in the section."""
     from_groups: bool = True

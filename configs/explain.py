@@ -9,8 +9,8 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from configs.draft import Location, dotted
-from configs.retired import removed
+from configs.former_keys import removed
+from configs.layers import Location, dotted
 
 Source = Callable[[Location], str]
 

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from configs.explain import members
 from configs.fields import Section, operational
-from configs.imports import version_of
+from configs.functions import version_of
 
 
 class ErroredFilter(Section):
@@ -74,7 +74,7 @@ class CustomFilter(Section):
     """What verdicts and metrics call it."""
     function: str = Field(min_length=1)
     """Import path, `package.module:function`, looked for where Python looks and in the current working directory. It is
-    called with the rows (tasks.filters.Material) and `arguments`, and returns evidence by row of the traces."""
+    called with the rows (tasks.filtering.filters.Material) and `arguments`, and returns evidence by row of the traces."""
     arguments: dict[str, Any] = Field(default_factory=dict)
     """Its keyword arguments, plain values."""
     of_groups: bool = False

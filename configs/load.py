@@ -7,11 +7,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from configs.check import require
-from configs.draft import Draft, read, unwritable
+from configs.checks.run import require
 from configs.errors import ConfigError
 from configs.explain import Source, explain
-from configs.retired import recorded, translate
+from configs.former_keys import recorded, translate
+from configs.layers import Draft, read, unwritable
 from configs.run import RunConfig
 
 

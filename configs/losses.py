@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from configs.fields import Section, later
-from configs.imports import version_of
+from configs.functions import version_of
 
 
 class TruncatedImportance(Section):

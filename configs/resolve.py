@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from configs.errors import ConfigError
-from configs.imports import imported, with_versions
+from configs.functions import imported, with_versions
 from configs.run import RunConfig
 
 OPEN: Mapping[str, Mapping[str, Any]] = {

@@ -14,23 +14,21 @@ from configs.algorithms import (
     SupervisedConfig,
     TeacherConfig,
 )
-from configs.environments import SeatRule
-from configs.evaluation import ExternalModelConfig
+from configs.environments import EnvironmentConfig, SeatRule
+from configs.evaluation import EvaluationConfig, ExternalModelConfig
 from configs.fields import Section, in_key, is_elsewhere, later, operational
+from configs.filters import FilteringConfig
 from configs.replay import GateConfig, NoGate, ReplayConfig
 from configs.sections import (
     AdmissionConfig,
     AssignmentConfig,
-    EnvironmentConfig,
-    EvaluationConfig,
-    FilteringConfig,
     ModelConfig,
     PackingConfig,
     RolloutConfig,
     SupervisedDataConfig,
-    TrainingConfig,
 )
 from configs.services import EngineConfig, LearnerConfig, PrefectConfig, WandbConfig
+from configs.training import TrainingConfig
 
 Found = TypeVar("Found")
 

@@ -7,11 +7,12 @@ from contextlib import AbstractContextManager
 
 import pyarrow as pa
 
+from configs.environments import EnvironmentConfig
 from configs.run import RunConfig
-from configs.sections import EnvironmentConfig
 from flows.leases import Lease
-from flows.processes.services import Handle, ServiceSpec, Supervisor
-from tasks.inference import environments as environment_service
+from flows.processes.service import Handle, ServiceSpec
+from flows.processes.services import Supervisor
+from tasks.inference.environments import servers as environment_service
 
 GRACE_SECONDS = 30.0
 """A server ends the rollouts under way, which clear up what they have elsewhere, and waits 10 s for each worker."""

@@ -6,16 +6,16 @@ from typing import Any
 from prefect import flow
 
 from configs.run import RunConfig
-from flows.orchestration.called import named, session_for
-from flows.orchestration.endings import OF_A_RUN, reports_its_end
-from flows.starting_policy import newest_policy
-from flows.walks import walk_evaluate
+from flows.orchestration.entry import flow_run_name, session_for
+from flows.orchestration.states import OF_A_RUN, reports_its_end
+from flows.runtime.loops import loop_evaluate
+from flows.runtime.policies import newest_policy
 from storage.store import open_store
 
 LATEST = "latest"
 
 
-@flow(name="evaluate", flow_run_name=named("evaluate"), **OF_A_RUN)
+@flow(name="evaluate", flow_run_name=flow_run_name("evaluate"), **OF_A_RUN)
 @reports_its_end
 def evaluate(
     name: str = "",
@@ -51,7 +51,7 @@ def evaluate(
     given |= {"evaluation.external.url": url, "evaluation.external.model": url_model}
     given |= {"evaluation.retry_errors": retry_errors or None}
     with session_for("evaluate", presets, overrides, **given) as session:
-        return walk_evaluate(session)
+        return loop_evaluate(session)
 
 
 def _nothing_yet() -> Any:

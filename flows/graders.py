@@ -8,14 +8,16 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from configs.environments import EnvironmentConfig
 from configs.errors import ConfigError
 from configs.run import RunConfig
-from configs.sections import EnvironmentConfig
-from flows.processes.services import Handle, ServiceSpec, Supervisor
+from flows.processes.service import Handle, ServiceSpec
+from flows.processes.services import Supervisor
 from storage.keys import content_key
-from tasks.columns import texts
-from tasks.inference import regrading, regrading_sources
-from tasks.serving import MOST_LOSSES
+from tasks.arrays.columns import texts
+from tasks.inference.grading import client as regrading
+from tasks.inference.grading import client as regrading_sources
+from tasks.runtime.services import MOST_LOSSES
 
 
 def grader_digest(environments: Sequence[EnvironmentConfig]) -> str:

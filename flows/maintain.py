@@ -5,8 +5,9 @@ from typing import Any
 from prefect import flow
 
 from configs.run import RunConfig
-from flows import gc, housekeeping
-from flows.orchestration.endings import reports_its_end
+from flows.orchestration.states import reports_its_end
+from flows.runtime import maintenance as gc
+from flows.runtime import maintenance as housekeeping
 from storage.store import open_store
 
 
@@ -38,10 +39,10 @@ def maintain(
     removed = gc.Swept() if dry_run else gc.remove_planned(root, going)
     expired, done = housekeeping.keep_house(root, retention_hours, retain or [], False, dry_run)
     _show(done)
-    return {"gc": gc.described(going, removed), **housekeeping.described(expired, done, dry_run)}
+    return {"gc": gc.describe_removal(going, removed), **housekeeping.describe_maintenance(expired, done, dry_run)}
 
 
-def _show(done: housekeeping.Housekeeping) -> None:
+def _show(done: housekeeping.Maintenance) -> None:
     from prefect.artifacts import create_table_artifact
 
     rows = [{k: v for k, v in vars(each).items() if k != "only_copies"} for each in done.tables]

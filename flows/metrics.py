@@ -16,7 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tasks.inference.failures import STRAGGLER
+from tasks.inference.sampling.failures import STRAGGLER
 
 _TRACE_COLUMNS = (
     "trace_id",

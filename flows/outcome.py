@@ -10,16 +10,17 @@ import pyarrow.compute as pc
 from configs.filters import filter_name
 from flows.corrections.quarantine_kept import kept_in_quarantine
 from flows.metrics import step_metrics
-from flows.refills import group_counts, short_of_groups
-from flows.session import Session
-from flows.steps import Drawn
+from flows.runtime.group_refill import group_counts, short_of_groups
+from flows.runtime.pipeline import StepBatch
+from flows.runtime.session import Session
 from flows.token_metrics import step_token_metrics
-from storage.schemas import TRACES, VERDICTS
-from tasks.accounting import TRAINED, AccountBreach, Share, account
-from tasks.inference.failures import STRAGGLER
-from tasks.retokenised import COLUMNS as MESSAGE_COLUMNS
-from tasks.retokenised import retokenised
-from tasks.stage import Place, Policy, Ref
+from storage.schemas.stage_tables import TRACES, VERDICTS
+from tasks.inference.sampling.failures import STRAGGLER
+from tasks.metrics.accounting import TRAINED, AccountBreach, Share, account
+from tasks.metrics.retokenised import COLUMNS as MESSAGE_COLUMNS
+from tasks.metrics.retokenised import retokenised_turns
+from tasks.runtime.run_context import RunContext
+from tasks.runtime.stage import Policy, Ref
 
 TRACE_COLUMNS = [field.name for field in TRACES.arrow if field.name not in ("record", "info", "error_traceback")]
 
@@ -54,7 +55,7 @@ class Outcome:
         return asdict(self)
 
 
-def check_account(session: Session, drawn: Drawn) -> list[Share]:
+def check_account(session: Session, drawn: StepBatch) -> list[Share]:
     """Return what became of every rollout of a step. Raises AccountBreach where one is lost or counted twice."""
     place = session.place
     tables = (
@@ -71,7 +72,7 @@ def check_account(session: Session, drawn: Drawn) -> list[Share]:
         raise
 
 
-def finish_step(session: Session, step: int, drawn: Drawn, trained: Ref) -> dict[str, Any]:
+def finish_step(session: Session, step: int, drawn: StepBatch, trained: Ref) -> dict[str, Any]:
     """Describe a finished step and tell the watchers."""
     described = describe_step(session, step, drawn, trained)
     session.tell("step", **described)
@@ -95,12 +96,12 @@ def low_signal(described: Mapping[str, Any]) -> str:
     )
 
 
-def describe_step(session: Session, step: int, drawn: Drawn, trained: Ref) -> dict[str, Any]:
+def describe_step(session: Session, step: int, drawn: StepBatch, trained: Ref) -> dict[str, Any]:
     """Return a finished step as plain values, see `describe`."""
     return describe(session, step, (*drawn.refs, trained), drawn)
 
 
-def describe(session: Session, step: int, refs: Sequence[Ref], drawn: Drawn | None) -> dict[str, Any]:
+def describe(session: Session, step: int, refs: Sequence[Ref], drawn: StepBatch | None) -> dict[str, Any]:
     """Return what is done of a step as plain values: reward, tokens, seconds and rows by stage, fates, the update.
 
     `drawn` is None where the step has no batches, and the update is None where nothing was trained.
@@ -137,7 +138,7 @@ def describe(session: Session, step: int, refs: Sequence[Ref], drawn: Drawn | No
     }
 
 
-def _retokenised(place: Place, refs: Sequence[Ref], traces: pa.Table, computed: bool) -> dict[str, int] | None:
+def _retokenised(place: RunContext, refs: Sequence[Ref], traces: pa.Table, computed: bool) -> dict[str, int] | None:
     """Return how many replies were tokenised again, by trace; None of a step that was found.
 
     A trace of one branch has none: messages are read only where there is another one.
@@ -145,7 +146,7 @@ def _retokenised(place: Place, refs: Sequence[Ref], traces: pa.Table, computed: 
     if not computed:
         return None
     several = (pc.max(traces["num_branches"]).as_py() or 0) > 1
-    return retokenised(place.table("messages", refs, list(MESSAGE_COLUMNS))) if several else {}
+    return retokenised_turns(place.table("messages", refs, list(MESSAGE_COLUMNS))) if several else {}
 
 
 def rows_of(refs: Sequence[Ref]) -> dict[str, dict[str, int]]:

@@ -9,8 +9,8 @@ from configs.replay import redone
 from storage.keys import canonical
 from storage.refs import Entry
 from storage.store import Store
-from tasks.place import LOOK_SECONDS
-from tasks.stage import Policy
+from tasks.runtime.run_context import LOOK_SECONDS
+from tasks.runtime.stage import Policy
 
 SAMPLING = ("rollout", "demonstration", "import")
 """Stages whose work is the traces of a step; a replay knows all of them as `rollout`."""

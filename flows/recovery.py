@@ -8,25 +8,26 @@ from typing import Any
 import pyarrow as pa
 
 from configs.fields import is_operational
-from configs.sections import TrainingConfig
-from storage.adapters import base_in
+from configs.training import TrainingConfig
+from storage.policies.adapters import base_in
 from storage.refs import Entry
 from tasks.learner.client import Learner
-from tasks.stage import Place, Policy
+from tasks.runtime.run_context import RunContext
+from tasks.runtime.stage import Policy
 
 
 class WeightsDiffer(ValueError):
     """Training recorded batches again gave other weights than the recorded ones."""
 
 
-def policy_row(place: Place, policy_key: str) -> dict[str, Any]:
+def policy_row(place: RunContext, policy_key: str) -> dict[str, Any]:
     """Return the policy's row of the policies table."""
     entry = place.find(policy_key)
     assert entry is not None, f"policy {policy_key} is referred to but not in the ledger"
     return dict(place.store.read(entry.slices("policies")).to_pylist()[0])
 
 
-def ancestry(place: Place, policy: Policy) -> list[dict[str, Any]]:
+def ancestry(place: RunContext, policy: Policy) -> list[dict[str, Any]]:
     """Return the rows of the policies from the last one that can be loaded whole to `policy`, oldest first.
 
     A policy can be loaded whole when its optimizer state was saved and its weights were not removed since, or when it
@@ -38,18 +39,18 @@ def ancestry(place: Place, policy: Policy) -> list[dict[str, Any]]:
     return way
 
 
-def _loads(place: Place, row: dict[str, Any]) -> bool:
+def _loads(place: RunContext, row: dict[str, Any]) -> bool:
     return bool(row["has_optimizer"]) and place.store.policies.find(row["policy_key"]) is not None
 
 
-def recorded_training(place: Place, policy_key: str) -> Entry:
+def recorded_training(place: RunContext, policy_key: str) -> Entry:
     """Return the training that made a policy, which may be another run's."""
     training = place.find(policy_key)
     assert training is not None, f"policy {policy_key} is referred to but not in the ledger"
     return training
 
 
-def recorded_batches(place: Place, training: Entry) -> pa.Table:
+def recorded_batches(place: RunContext, training: Entry) -> pa.Table:
     """Return the batches of a recorded training."""
     packing = place.find(training.inputs["packing"])
     assert packing is not None, f"training {training.key} names batches that are not in the ledger"
@@ -59,7 +60,7 @@ def recorded_batches(place: Place, training: Entry) -> pa.Table:
 class Retrace:
     """Brings a learner to a recorded policy, optimizer state included, by training recorded batches again."""
 
-    def __init__(self, learner: Learner, place: Place, sections: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    def __init__(self, learner: Learner, place: RunContext, sections: tuple[dict[str, Any], dict[str, Any]]) -> None:
         self._learner = learner
         self._place = place
         self._training, self._own = sections

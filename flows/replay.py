@@ -6,15 +6,15 @@ from typing import Any
 
 from prefect import flow
 
-from flows.orchestration.called import said_in_logs, session_of
-from flows.orchestration.endings import OF_A_RUN, reports_its_end
+from flows.orchestration.entry import log_event, session_of
+from flows.orchestration.states import OF_A_RUN, reports_its_end
 from flows.outcome import Outcome
-from flows.replay_config import prepare_replay
-from flows.replay_request import Asked
-from flows.replay_sources import finished_without_source, told_finished
-from flows.session import current_session
+from flows.replays.config import prepare_replay
+from flows.replays.request import ReplayRequest
+from flows.replays.sources import finished_message, finished_without_source
+from flows.runtime.loops import loop_replay
+from flows.runtime.session import current_session
 from flows.views.diff import publish_diff
-from flows.walks import walk_replay
 
 
 @flow(name="replay", flow_run_name="replay-{run}", **OF_A_RUN)
@@ -45,12 +45,12 @@ def replay(
         regrade: score the recorded traces again with the reward functions of today.
         quarantine: leave out rollouts that were marked as unfit.
     """
-    asked = Asked(run, from_stage, until, steps, overrides or (), name, store, policies, regrade, quarantine)
+    asked = ReplayRequest(run, from_stage, until, steps, overrides or (), name, store, policies, regrade, quarantine)
     if current_session() is None and (done := finished_without_source(asked)):
-        said_in_logs("note", {"text": told_finished(done)})
+        log_event("note", {"text": finished_message(done)})
         return asdict(Outcome(done.name, done.steps))
     with session_of(partial(prepare_replay, asked)) as session:
-        outcome = walk_replay(session)
+        outcome = loop_replay(session)
         if session.config.prefect.artifacts:
             publish_diff(session.place.store, session.config.replay.run, session.config.name)
         return outcome

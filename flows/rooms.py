@@ -13,18 +13,21 @@ from pathlib import Path
 from typing import Any
 
 from flows.leases import Lease
-from flows.processes.services import Handle, ServiceSpec, Supervisor
+from flows.processes.service import Handle, ServiceSpec
+from flows.processes.services import Supervisor
 from flows.recovery import Retrace, policy_row
-from storage.adapters import bases
-from tasks.inference.engine import MODEL, Engine, EngineLost
-from tasks.inference.engine import command as engine_command
-from tasks.inference.scoring import Served
-from tasks.inference.serving_check import check_serving
+from storage.policies.adapters import bases
+from tasks.inference.engine.checks import check_serving
+from tasks.inference.engine.client import MODEL, Engine, EngineLost
+from tasks.inference.engine.client import command as engine_command
+from tasks.inference.engine.scoring import Served
 from tasks.learner import launch as learner_service
 from tasks.learner import pulse
-from tasks.learner.client import Learner, LearnerLost
-from tasks.serving import MOST_LOSSES
-from tasks.stage import Place, Policy
+from tasks.learner.client import Learner
+from tasks.learner.errors import LearnerLost
+from tasks.runtime.run_context import RunContext
+from tasks.runtime.services import MOST_LOSSES
+from tasks.runtime.stage import Policy
 
 READY_SECONDS = 2.0
 """Longest wait for a starting learner's answer, before it is asked again."""
@@ -36,7 +39,7 @@ class EngineRoom:
     It is started with the run's first weights, or where there are none with the first policy that is asked for.
     """
 
-    def __init__(self, supervisor: Supervisor, place: Place, source: Path) -> None:
+    def __init__(self, supervisor: Supervisor, place: RunContext, source: Path) -> None:
         self._supervisor = supervisor
         self._place = place
         self._source = source
@@ -147,7 +150,7 @@ class EngineRoom:
 class LearnerRoom:
     """The learner's process, brought to any recorded policy, its optimizer state included."""
 
-    def __init__(self, supervisor: Supervisor, place: Place) -> None:
+    def __init__(self, supervisor: Supervisor, place: RunContext) -> None:
         self._supervisor = supervisor
         self._place = place
         self._lock = threading.Lock()

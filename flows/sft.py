@@ -5,12 +5,12 @@ from typing import Any
 
 from prefect import flow
 
-from flows.orchestration.called import named, session_for
-from flows.orchestration.endings import OF_A_RUN, reports_its_end
-from flows.walks import walk_sft
+from flows.orchestration.entry import flow_run_name, session_for
+from flows.orchestration.states import OF_A_RUN, reports_its_end
+from flows.runtime.loops import loop_sft
 
 
-@flow(name="sft", flow_run_name=named("sft"), **OF_A_RUN)
+@flow(name="sft", flow_run_name=flow_run_name("sft"), **OF_A_RUN)
 @reports_its_end
 def sft(
     name: str = "",
@@ -36,4 +36,4 @@ def sft(
     """
     given = {"name": name, "store": store, "seed": seed, "steps": steps, "model.path": model, "data.path": data}
     with session_for("sft", presets, overrides, **given) as session:
-        return walk_sft(session)
+        return loop_sft(session)

@@ -10,13 +10,14 @@ from typing import Any
 
 from configs.algorithms import TeacherConfig
 from configs.run import RunConfig
-from flows.facts import model_directory
-from flows.processes.services import Handle, ServiceFailed, ServiceSpec, Supervisor
-from flows.teacher_facts import asked_teachers, external_key, require_teachers, salt_of, served_version
-from tasks.inference.engine import MODEL, Engine, EngineLost
-from tasks.inference.engine import command as engine_command
-from tasks.inference.scoring import Served
-from tasks.serving import MOST_LOSSES
+from flows.processes.service import Handle, ServiceFailed, ServiceSpec
+from flows.processes.services import Supervisor
+from flows.runtime.teacher_versions import asked_teachers, external_key, require_teachers, salt_of, served_version
+from flows.runtime.versions import model_directory
+from tasks.inference.engine.client import MODEL, Engine, EngineLost
+from tasks.inference.engine.client import command as engine_command
+from tasks.inference.engine.scoring import Served
+from tasks.runtime.services import MOST_LOSSES
 
 NAMED = 8
 """Digits of a version that name a teacher's service."""

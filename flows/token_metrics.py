@@ -13,8 +13,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from storage.schemas import TOKEN_MASKS
-from tasks.stage import Place, Ref
+from storage.schemas.learner_tables import TOKEN_MASKS
+from tasks.runtime.run_context import RunContext
+from tasks.runtime.stage import Ref
 
 QUANTILES = (0.01, 0.1, 0.5, 0.9, 0.99)
 """Of the importance ratio."""
@@ -37,7 +38,7 @@ class Tokens:
         return Tokens(streams, self.environment[chosen])
 
 
-def step_token_metrics(place: Place, refs: Sequence[Ref]) -> dict[str, float]:
+def step_token_metrics(place: RunContext, refs: Sequence[Ref]) -> dict[str, float]:
     """Return the metrics of a step's tokens; none where its training left no statistics."""
     made = {table for ref in refs for table, count in ref.rows if count}
     if not {"batches", "token_statistics", "credits", "traces", "updates"} <= made:

@@ -5,13 +5,13 @@ from typing import Any
 
 from prefect import flow
 
-from flows.orchestration.called import named, session_for
-from flows.orchestration.endings import OF_A_RUN, reports_its_end
-from flows.starting_policy import weights_of
-from flows.walks import walk_train
+from flows.orchestration.entry import flow_run_name, session_for
+from flows.orchestration.states import OF_A_RUN, reports_its_end
+from flows.runtime.loops import loop_train
+from flows.runtime.policies import weights_of
 
 
-@flow(name="train", flow_run_name=named("train"), **OF_A_RUN)
+@flow(name="train", flow_run_name=flow_run_name("train"), **OF_A_RUN)
 @reports_its_end
 def train(
     name: str = "",
@@ -36,4 +36,4 @@ def train(
     weights = weights_of(model, store)
     given = {"name": name, "store": store, "seed": seed, "steps": steps, "model.path": weights}
     with session_for("train", presets, overrides, **given) as session:
-        return walk_train(session)
+        return loop_train(session)

@@ -6,13 +6,13 @@ In a notebook, `storage.open(root)` gives every table of a store as a polars Laz
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from storage.frames import open as open
+    from storage.read.frames import open as open
 
 
 def __getattr__(name: str) -> Any:
     """Import the door for notebooks when it is asked for, so that `import storage` stays light."""
     if name != "open":
         raise AttributeError(f"module 'storage' has no attribute {name!r}")
-    from storage import frames
+    from storage.read import frames
 
     return frames.open

@@ -9,11 +9,11 @@ from datetime import datetime
 
 import pyarrow as pa
 
-from storage.books import LEDGER
+from storage.delta.table import Raced, StoredTable
 from storage.errors import StoreError, StoreUnavailable, WorkRemoved
 from storage.refs import Entry
 from storage.roots import Root
-from storage.tables import Raced, StoredTable
+from storage.schemas.system_tables import LEDGER
 
 APPLICATION = "ledger"
 MAX_RACES = 200

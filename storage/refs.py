@@ -86,7 +86,7 @@ class Entry:
 
     @property
     def identity(self) -> tuple[str, ...]:
-        """What names the very rows that were made: the key and their attempts; see `storage.lineage.Work.identity`."""
+        """What names the very rows that were made: the key and their attempts; see `storage.read.lineage.Work.identity`."""
         return identity(self.key, self.outputs)
 
     def slices(self, table: str) -> tuple[Slice, ...]:

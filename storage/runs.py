@@ -10,13 +10,13 @@ from datetime import UTC, datetime
 from difflib import get_close_matches
 from typing import Any
 
-from storage.books import RUNS
+from storage.delta.cached_table import CachedTable
+from storage.delta.table import StoredTable
 from storage.errors import RunUnknown
-from storage.kept_books import KeptBook
 from storage.keys import canonical
 from storage.roots import Root
+from storage.schemas.system_tables import RUNS
 from storage.slices import check_run_name
-from storage.tables import StoredTable
 
 REMOVED = "removed"
 """The event of a run whose work was removed from the store; its name may be used again."""
@@ -43,7 +43,7 @@ class Event:
     pid: int
 
 
-class Runs(KeptBook):
+class Runs(CachedTable):
     """The events of all runs, held in memory and moved forward by what was added since."""
 
     def __init__(self, root: Root) -> None:

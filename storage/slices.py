@@ -1,32 +1,91 @@
-"""Slices: the rows of one attempt, appended once and read back only if they are the rows that were written."""
+"""Slices: the rows of one attempt, appended once and read back only if their digest is the recorded one."""
 
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from storage.books import BOOKS
-from storage.checks import Place, check_rows
-from storage.digests import content_digest
+from storage.delta.parquet import decode, source_of
+from storage.delta.table import StoredTable
 from storage.errors import DamagedSlice, SchemaError, StoreError, StoreUnavailable
-from storage.parquet import decode, source_of
+from storage.expired_slices import ExpiredSlices
 from storage.refs import File, Slice
-from storage.retirements import Retirements
 from storage.roots import Root
-from storage.schemas import TABLES
-from storage.tables import StoredTable
+from storage.schemas.stage_tables import TABLES
+from storage.schemas.system_tables import SYSTEM_TABLES
+from storage.schemas.validation import RowPlace, check_rows
+
+
+def content_digest(rows: pa.Table) -> str:
+    """Hash the values of a table: 64 hex characters of SHA-256.
+
+    Covers column names and types, the number of rows, where nulls are, list lengths and the exact bits of every value;
+    not what lies under a null, offsets into shared buffers, or chunk borders.
+    """
+    digest = hashlib.sha256()
+    digest.update(f"{rows.num_rows}".encode())
+    for field in rows.schema:
+        digest.update(f"|{field.name}:{field.type}|".encode())
+        _feed(digest, _whole(rows.column(field.name)))
+    return digest.hexdigest()
+
+
+def _whole(column: Any) -> Any:
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+
+
+def _feed(digest: Any, values: Any) -> None:
+    """Feed one array, whose own buffers may hold offsets and leftovers, in a form that depends on its values alone."""
+    if values.null_count:
+        digest.update(b"nulls")
+        digest.update(_bytes(values.is_valid()))
+        values = values.drop_null()
+    digest.update(f"{len(values)};".encode())
+    if pa.types.is_struct(values.type):
+        for child in values.flatten():
+            _feed(digest, child)
+    elif pa.types.is_list(values.type):
+        digest.update(_bytes(values.value_lengths()))
+        _feed(digest, values.flatten())
+    elif pa.types.is_string(values.type) or pa.types.is_binary(values.type):
+        digest.update(_bytes(pc.binary_length(values.cast(pa.binary()))))
+        digest.update(_text(values))
+    else:
+        digest.update(_bytes(values))
+
+
+def _bytes(values: Any) -> bytes:
+    """The values of an array without nulls as contiguous bytes, one byte for a boolean."""
+    if pa.types.is_boolean(values.type):
+        values = values.cast(pa.uint8())
+    elif pa.types.is_timestamp(values.type):
+        values = values.cast(pa.int64())
+    return np.ascontiguousarray(values.to_numpy(zero_copy_only=False)).tobytes()
+
+
+def _text(values: Any) -> memoryview:
+    """The characters of a string array without nulls, or the bytes of a binary one, end to end."""
+    if not len(values):
+        return memoryview(b"")
+    _, offsets, data = values.buffers()
+    borders = np.frombuffer(offsets, np.int32, len(values) + 1, values.offset * 4)
+    return memoryview(data)[borders[0] : borders[-1]] if data is not None else memoryview(b"")
+
 
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 SAFE = "nothing was written; everything in the ledger stands"
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenSlice:
     """A slice whose file is durable and not yet held by its table, with its rows as they are stored."""
 
     piece: Slice
@@ -38,15 +97,17 @@ class Slices:
 
     def __init__(self, root: Root) -> None:
         self._root = root
-        self.retirements = Retirements(root)
+        self.retirements = ExpiredSlices(root)
         self._tables: dict[str, StoredTable] = {}
         self._attempts: dict[tuple[str, str], int] = {}
         self._lock = Lock()
 
     def table(self, name: str) -> StoredTable:
         """The kept table of a name; SchemaError if the contract has none."""
-        if name not in TABLES or TABLES[name] in BOOKS:
-            raise SchemaError(f"there is no stage table {name!r}", self._root.address, SAFE, "see storage/schemas.py")
+        if name not in TABLES or TABLES[name] in SYSTEM_TABLES:
+            raise SchemaError(
+                f"there is no stage table {name!r}", self._root.address, SAFE, "see storage/schemas/stage_tables.py"
+            )
         with self._lock:
             if name not in self._tables:
                 self._tables[name] = StoredTable(self._root, name, TABLES[name].stored)
@@ -63,19 +124,19 @@ class Slices:
         self.hold(table, [written])
         return written.piece
 
-    def write(self, table: str, rows: pa.Table, *, run: str, step: int, key: str, attempt: str) -> Written:
+    def write(self, table: str, rows: pa.Table, *, run: str, step: int, key: str, attempt: str) -> WrittenSlice:
         """Check rows and write them as one slice, durable, of which the table knows nothing until `hold`."""
         check_run_name(run)
         stored = self.table(table)
-        check_rows(rows, TABLES[table], Place(table, run, step, key))
+        check_rows(rows, TABLES[table], RowPlace(table, run, step, key))
         own = self._own_attempt(table, attempt)
         files: tuple[File, ...] = ()
         whole = _with_slice_columns(rows, stored.data_schema, step, key, own)
         if rows.num_rows:
             files = (stored.write([whole], run),)
-        return Written(Slice(table, run, own, rows.num_rows, content_digest(rows), files), whole)
+        return WrittenSlice(Slice(table, run, own, rows.num_rows, content_digest(rows), files), whole)
 
-    def hold(self, table: str, written: Sequence[Written]) -> None:
+    def hold(self, table: str, written: Sequence[WrittenSlice]) -> None:
         """Let a table hold the files of written slices of one run, in one commit."""
         files = [(file, each.rows) for each in written for file in each.piece.files]
         if files:
@@ -222,7 +283,7 @@ def _in_order(stored: pa.Table) -> bool:
     return bool((stored["seq"].to_numpy() == np.arange(stored.num_rows)).all())
 
 
-def _place(stored: pa.Table, piece: Slice) -> Place:
+def _place(stored: pa.Table, piece: Slice) -> RowPlace:
     if not stored.num_rows:
-        return Place(piece.table, piece.run)
-    return Place(piece.table, piece.run, stored["step"][0].as_py(), stored["key"][0].as_py())
+        return RowPlace(piece.table, piece.run)
+    return RowPlace(piece.table, piece.run, stored["step"][0].as_py(), stored["key"][0].as_py())

@@ -8,17 +8,17 @@ from pathlib import Path
 import polars as pl
 import pyarrow as pa
 
-from storage.books import LEDGER, QUARANTINES, RETIREMENTS, RUNS
+from storage.delta.cached_table import CachedTable
+from storage.delta.table import StoredTable
 from storage.errors import LayoutError, border
-from storage.kept_books import KeptBook
 from storage.ledger import Ledger
-from storage.policies import Policies
-from storage.quarantines import Quarantines
+from storage.policies.store import Policies
+from storage.quarantine import Quarantines
 from storage.refs import Slice
 from storage.roots import Root, open_root
 from storage.runs import Runs
+from storage.schemas.system_tables import LEDGER, QUARANTINES, RETIREMENTS, RUNS
 from storage.slices import Slices
-from storage.tables import StoredTable
 
 LAYOUT = 1
 FORMAT = "format.json"
@@ -45,7 +45,7 @@ class Store:
 
     def table(self, name: str) -> StoredTable:
         """The kept table of a name, a stage's or a book, made where it is not there; SchemaError for other names."""
-        books: dict[str, Ledger | KeptBook] = {
+        books: dict[str, Ledger | CachedTable] = {
             LEDGER.name: self.ledger,
             RUNS.name: self.runs,
             QUARANTINES.name: self.quarantines,

@@ -1,6 +1,6 @@
 """Fates: what became of every rollout that a run uses, and of its tokens and seconds, out of the tables of a store.
 
-`tasks.accounting` says the same of one step, from the rows that its stages hold, and checks it before training. Here
+`tasks.metrics.accounting` says the same of one step, from the rows that its stages hold, and checks it before training. Here
 the whole store is looked at, finished or not: what is not decided yet is pending.
 """
 
@@ -11,13 +11,13 @@ from itertools import pairwise
 
 import polars as pl
 
-from storage.frames import Derivation, Frames
-from storage.lineage import Graph, Work
-from tasks.accounting import NO_WEIGHT, TRAINED, fate_of
+from storage.read.frames import Derivation, Frames
+from storage.read.lineage import Graph, Work
+from tasks.metrics.accounting import NO_WEIGHT, TRAINED, fate_of
 
 EVALUATED, PENDING, REFUSED, EXPIRED = "evaluated", "pending", "refused", "expired"
 """Sampled to score a policy, never to train on; not through all stages yet; held back by a gate; not known any more,
-as the rows that would say it were dropped for their age (storage.retirements)."""
+as the rows that would say it were dropped for their age (storage.expired_slices)."""
 EVALUATION = "evaluation_assignment"
 
 FATES = {
@@ -61,7 +61,7 @@ def chains(graph: Graph, run: str) -> list[Chain]:
     """Return what became of every batch of rollouts that a run uses, by step.
 
     A run may have taken the same rollouts more than one way: what it does from a stage on has other keys once that
-    stage has another version (tasks.stage.Stage), and work that was done under the version before stays its own. Then
+    stage has another version (tasks.runtime.stage.Stage), and work that was done under the version before stays its own. Then
     the way that was trained counts, of several the one trained last, as on the page of a batch; else the last work of
     each stage. A batch that was packed again and then held back, or not trained yet, makes nothing untrained.
     """

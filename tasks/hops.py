@@ -10,8 +10,8 @@ from typing import Any
 
 import polars as pl
 
-from storage.frames import Frames
-from storage.lineage import Graph, Work
+from storage.read.frames import Frames
+from storage.read.lineage import Graph, Work
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from typing import Any
 import pyarrow as pa
 
 from configs.run import RunConfig, View
-from storage.schemas import TABLES
-from tasks.stage import Stage
+from storage.schemas.stage_tables import TABLES
+from tasks.runtime.stage import Stage
 
 
 def table(name: str, rows: Sequence[Mapping[str, Any]]) -> pa.Table:

@@ -16,13 +16,15 @@ import pyarrow as pa
 import pytest
 
 from configs.run import View
-from flows import evaluating, walks
-from flows.pipeline import GateRefused
-from flows.session import recorded
-from storage.schemas import EXAMPLES
+from flows.runtime import evaluation as evaluating
+from flows.runtime import loops as walks
+from flows.runtime.pipeline import GateRefused
+from flows.runtime.session import record_run
+from storage.schemas.stage_tables import EXAMPLES
 from storage.store import Store
-from tasks.gate import Answer, Question
-from tasks.stage import Policy, StageTask, Tables
+from tasks.gate.stage import Answer, Question
+from tasks.runtime.prefect_task import StageTask
+from tasks.runtime.stage import Policy, Tables
 from tests.builders import example, message, table, trace
 from tests.crash import fixed
 from tests.flows import rehearsal, replays
@@ -152,8 +154,8 @@ def noticed(material: Any) -> dict[int, dict[str, Any]]:
 
 def _train(root: Path, name: str, person: Person, **changes: Any) -> Store:
     session = rehearsal.session_for(root, name, person, **changes)
-    with _played(), recorded(session):
-        walks.walk_train(session)
+    with _played(), record_run(session):
+        walks.loop_train(session)
     return session.place.store
 
 
@@ -169,8 +171,8 @@ def _played() -> Iterator[None]:
             return super(rehearsal.Rehearsal, self).__call__(rehearsal.Played(stage), *arguments, **named)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(walks, "Worker", Playing)
-        patch.setattr(evaluating, "Worker", Playing)
+        patch.setattr(walks, "Executor", Playing)
+        patch.setattr(evaluating, "Executor", Playing)
         yield
 
 

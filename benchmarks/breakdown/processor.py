@@ -6,8 +6,8 @@ from collections.abc import Mapping
 import psutil
 
 PROCESSES = {
-    "tasks.inference.engine_host": "engine",
-    "tasks.inference.environment_host": "environment server",
+    "tasks.inference.engine.host": "engine",
+    "tasks.inference.environments.host": "environment server",
     "tasks.learner.worker": "learner",
     "prefect_server.py": "Prefect",
     "guardian.py": "guardians",

@@ -10,12 +10,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from configs.run import View
-from storage.columns import FLAGS, FLOATS
 from storage.keys import content_key
-from storage.schemas import POLICIES, TOKEN_MASKS, TOKEN_STATISTICS, UPDATES
-from tasks.policy import probe_token_ids
-from tasks.ragged import Ragged, borders
-from tasks.stage import Policy, Tables
+from storage.schemas.columns import FLAGS, FLOATS
+from storage.schemas.learner_tables import POLICIES, TOKEN_MASKS, TOKEN_STATISTICS, UPDATES
+from tasks.arrays.ragged import Ragged, borders
+from tasks.runtime.stage import Policy, Tables
+from tasks.training.policy import probe_token_ids
 
 Floats = npt.NDArray[np.float64]
 TRUST = 0.15

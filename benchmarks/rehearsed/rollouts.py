@@ -15,9 +15,9 @@ from benchmarks.rehearsed.records import record
 from benchmarks.rehearsed.shapes import Shape
 from benchmarks.rehearsed.tokens import Streams, make_gibberish, make_loops, streams
 from benchmarks.rehearsed.wording import spoken
-from storage.columns import FLAGS, FLOATS, TOKENS
-from storage.schemas import MESSAGES, TRACES
-from tasks.stage import Policy, Tables
+from storage.schemas.columns import FLAGS, FLOATS, TOKENS
+from storage.schemas.stage_tables import MESSAGES, TRACES
+from tasks.runtime.stage import Policy, Tables
 
 BEGINNING = datetime(2026, 1, 5, 8, tzinfo=UTC)
 STEP_SECONDS = 90.0

@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from benchmarks.rehearsed.shapes import Shape
 from benchmarks.rehearsed.wording import END, NEWLINE, RARE, ROLE_TOKEN, START, Integers, drawn
-from tasks.ragged import Ragged
+from tasks.arrays.ragged import Ragged
 
 HEAD, TAIL = 3, 2
 """Tokens of the chat template before and after the text of a message; the first of the tail is sampled too."""

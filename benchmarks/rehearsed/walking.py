@@ -12,18 +12,21 @@ from benchmarks.rehearsed.learning import imported, trained
 from benchmarks.rehearsed.rollouts import Sampling, rollouts
 from benchmarks.rehearsed.shapes import TEXT_ENVIRONMENT, TOOL_ENVIRONMENT, Shape
 from configs.run import RunConfig, View
-from flows import pipeline
-from flows.doing import Worker
-from flows.evaluation_sets import evaluation_places
 from flows.processes.services import Supervisor
 from flows.recorded import recorded_by
-from flows.replaying import replay_steps
-from flows.session import Session, recorded
-from flows.steps import Source
-from storage.schemas import EXAMPLES
+from flows.replays.steps import replay_steps
+from flows.runtime import pipeline
+from flows.runtime.evaluation_sets import evaluation_contexts
+from flows.runtime.executor import Executor
+from flows.runtime.pipeline import Source
+from flows.runtime.session import Session, record_run
+from storage.schemas.stage_tables import EXAMPLES
 from storage.store import Store, open_store
-from tasks.parts import Parts
-from tasks.stage import Place, Policy, Ref, StageTask, Tables, perform
+from tasks.runtime.execute import perform
+from tasks.runtime.group_commits import Parts
+from tasks.runtime.prefect_task import StageTask
+from tasks.runtime.run_context import RunContext
+from tasks.runtime.stage import Policy, Ref, Tables
 
 SOURCE = Source("weights", "digest of the weights")
 EXAMPLES_OF_EACH = 300
@@ -32,10 +35,12 @@ PARTS = 4
 """Commits of a step's rollouts."""
 
 
-class Player(Worker):
+class Player(Executor):
     """Does stages as in a run, where it is called; what would need an engine, a learner or a server is made up."""
 
-    def __init__(self, session: Session, place: Place | None = None, shape: Shape | None = None, rest: float = 0.0):
+    def __init__(
+        self, session: Session, place: RunContext | None = None, shape: Shape | None = None, rest: float = 0.0
+    ):
         """`shape` is the course that every rollout takes; None lets them differ. `rest` is seconds between parts."""
         super().__init__(session, place)
         self._stand_ins: dict[str, tuple[tuple[str, ...], Callable[..., Tables]]] = {
@@ -63,7 +68,7 @@ class _Played(StageTask):
 def walk(config: RunConfig, shape: Shape | None = None, rest: float = 0.0) -> Iterator[int]:
     """Train in the store that the config names, and yield each step when it is finished."""
     session = _session(config)
-    with recorded(session):
+    with record_run(session):
         do = Player(session, shape=shape, rest=rest)
         _evaluate(session, pipeline.first_policy(do, SOURCE))
         for step, _, _, policy in pipeline.run_steps(do, SOURCE, config):
@@ -74,7 +79,7 @@ def walk(config: RunConfig, shape: Shape | None = None, rest: float = 0.0) -> It
 def replay(config: RunConfig) -> Iterator[int]:
     """Go through recorded steps again as the config's section `replay` says, and yield each when it is finished."""
     session = _session(config)
-    with recorded(session):
+    with record_run(session):
         found = recorded_by(session.place.store, config.replay.run)
         for done in replay_steps(Player(session), SOURCE, config, found):
             yield done.step
@@ -82,13 +87,13 @@ def replay(config: RunConfig) -> Iterator[int]:
 
 def _session(config: RunConfig) -> Session:
     store: Store = open_store(config.store)
-    session = Session(Place(store, config.name, config, {}), SOURCE, Supervisor(config.name, _logs(store)))
+    session = Session(RunContext(store, config.name, config, {}), SOURCE, Supervisor(config.name, _logs(store)))
     session.services["quarantined"] = {}
     return session
 
 
 def _evaluate(session: Session, policy: Policy) -> None:
-    for place in evaluation_places(session.place).values():
+    for place in evaluation_contexts(session.place).values():
         if place.config.evaluation.due(policy.version):
             pipeline.attempts(Player(session, place), policy)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import polars as pl
 
-from storage.frames import Frames
+from storage.read.frames import Frames
 from tasks.fates import chains
 
 OWN = ("record", "run", "key", "attempt", "seq", "step")

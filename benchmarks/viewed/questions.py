@@ -7,7 +7,7 @@ import polars as pl
 
 from benchmarks.viewing_store import CREDITED, FORK, RUN
 from flows.viewer import addresses
-from storage.frames import Frames, existing_store
+from storage.read.frames import Frames, existing_store
 from tasks.fates import chains
 
 _CHOSEN = {"sort": "reward", "order": "desc", "page": "2", "outcome": "trained"}

@@ -16,6 +16,6 @@ def add(commands: Commands) -> None:
 
 
 def _deploy(arguments: argparse.Namespace) -> int | None:
-    from flows.orchestration.deploying import main as deploy
+    from flows.orchestration.deployments import main as deploy
 
     return deploy(pool=arguments.pool, store=arguments.store, slots=arguments.slots, file=arguments.file)

@@ -42,7 +42,7 @@ def _add_common(command: argparse.ArgumentParser) -> None:
 
 
 def _maintain(arguments: argparse.Namespace) -> int | None:
-    from flows.housekeeping import main as housekeeping
+    from flows.runtime.maintenance import maintain_store as housekeeping
 
     return housekeeping(
         store=arguments.store,
@@ -55,7 +55,7 @@ def _maintain(arguments: argparse.Namespace) -> int | None:
 
 
 def _repair(arguments: argparse.Namespace) -> int | None:
-    from flows.repair import main as repair
+    from flows.runtime.repair import main as repair
 
     return repair(
         store=arguments.store,
@@ -67,7 +67,7 @@ def _repair(arguments: argparse.Namespace) -> int | None:
 
 
 def _gc(arguments: argparse.Namespace) -> int | None:
-    from flows.gc import main as gc
+    from flows.runtime.maintenance import collect_garbage as gc
 
     return gc(
         store=arguments.store,

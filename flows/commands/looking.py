@@ -36,7 +36,7 @@ def _show(arguments: argparse.Namespace) -> int | None:
 
 
 def _check(arguments: argparse.Namespace) -> int | None:
-    from flows.prepare import assignments
+    from flows.runtime.prepare import assignments
     from flows.views.plan import main as plan
 
     given = {key: getattr(arguments, key) for key in ("name", "store") if getattr(arguments, key)}
@@ -50,6 +50,6 @@ def _doctor(arguments: argparse.Namespace) -> int | None:
 
 
 def _lora_smoke(arguments: argparse.Namespace) -> int | None:
-    from flows.lora_smoke import main as lora_smoke
+    from flows.runtime.lora_smoke import main as lora_smoke
 
     return lora_smoke(arguments.files, arguments.overrides)

@@ -31,7 +31,7 @@ def add(commands: Commands) -> None:
 
 
 def _replay(arguments: argparse.Namespace) -> int | None:
-    from flows.launch import replays
+    from flows.runtime.launch import replays
 
     shared = [each for group in arguments.overrides for each in group]
     if arguments.name and len(arguments.vary) > 1:
@@ -40,9 +40,9 @@ def _replay(arguments: argparse.Namespace) -> int | None:
 
 
 def _asked(arguments: argparse.Namespace, overrides: list[str]) -> Any:
-    from flows.replay_request import Asked
+    from flows.replays.request import ReplayRequest
 
-    return Asked(
+    return ReplayRequest(
         run=arguments.run,
         from_stage=arguments.from_stage,
         until=arguments.until,

@@ -25,8 +25,8 @@ def add(commands: Commands) -> None:
 
 
 def _demo(arguments: argparse.Namespace) -> int | None:
-    from flows.demo import main as demo
-    from flows.demo_recipes import RECIPES
+    from flows.runtime.demo import main as demo
+    from flows.runtime.demo_recipes import RECIPES
 
     if len(arguments.files) > 1 or not set(arguments.files) <= set(RECIPES):
         known = ", ".join(RECIPES)
@@ -35,7 +35,7 @@ def _demo(arguments: argparse.Namespace) -> int | None:
 
 
 def _start(kind: str, arguments: argparse.Namespace) -> int | None:
-    from flows.launch import start
+    from flows.runtime.launch import start
 
     return start(kind, arguments.files, arguments.overrides, **_settings(arguments))
 
@@ -53,7 +53,7 @@ def _sft(arguments: argparse.Namespace) -> int | None:
 
 
 def _eval(arguments: argparse.Namespace) -> int | None:
-    from flows.prepare import assignments
+    from flows.runtime.prepare import assignments
 
     given = {"policy": arguments.policy, "external.url": arguments.url, "external.model": arguments.model}
     given |= {"retry_errors": arguments.retry_errors}
@@ -63,6 +63,6 @@ def _eval(arguments: argparse.Namespace) -> int | None:
 
 
 def _resume(arguments: argparse.Namespace) -> int | None:
-    from flows.launch import resume
+    from flows.runtime.launch import resume
 
     return resume(one_run(arguments), overrides=arguments.overrides, store=arguments.store, plain=arguments.plain)

@@ -13,8 +13,8 @@ from rich.text import Text
 from configs.run import RunConfig
 from flows.corrections.quarantine_search import search
 from flows.corrections.quarantine_usage import Use, uses
-from flows.views.panel import printable
-from storage.quarantines import ALL_RUNS, Quarantine
+from flows.reporting.panel import printable
+from storage.quarantine import ALL_RUNS, Quarantine
 from storage.store import open_store
 
 PRINTED_WIDTH = 140

@@ -2,11 +2,11 @@
 
 import shlex
 
-from flows.session import Session
-from flows.steps import Drawn
+from flows.runtime.pipeline import StepBatch
+from flows.runtime.session import Session
 
 
-def kept_in_quarantine(session: Session, drawn: Drawn) -> str:
+def kept_in_quarantine(session: Session, drawn: StepBatch) -> str:
     """Return a warning where the rollouts of a step were found, not sampled, and kept in spite of a quarantine.
 
     A run with the seed and settings of another shares its rollouts, and one that is resumed finds its own; both key

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import duckdb
 import polars as pl
 
-from storage.schemas import TRACES
+from storage.schemas.stage_tables import TRACES
 from storage.store import Store
 
 COLUMNS = tuple(TRACES.stored.names)

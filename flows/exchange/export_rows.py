@@ -7,14 +7,14 @@ import pyarrow as pa
 
 from flows.exchange.drafts import ExportRefused
 from flows.exchange.export_work import Work, only, works
-from storage.frames import Frames
-from storage.questions import ask
+from storage.read.frames import Frames
+from storage.read.sql import ask
 from storage.refs import Entry
 from storage.store import Store
-from tasks.columns import texts
+from tasks.arrays.columns import texts
 from tasks.exchange.episodes import TRAIN, Row
 from tasks.fates import DERIVED
-from tasks.inference.images import put_back
+from tasks.inference.trace_rows.images import put_back
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ import pyarrow.parquet as pq
 
 from flows.exchange.drafts import ExportRefused, write_whole
 from flows.exchange.export_rows import Choice, Sampled, sampled
-from flows.policies import find_policy
-from storage.adapters import base_in
-from storage.frames import existing_store
+from flows.runtime.policies import find_policy
+from storage.policies.adapters import base_in
+from storage.read.frames import existing_store
 from storage.store import Store
 from tasks.exchange.datasets import Pairs, preferences, samples, table
 from tasks.exchange.episodes import Row, compact

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from configs.environments import EnvironmentConfig
 from configs.load import load
 from configs.resolve import resolve
 from configs.run import RunConfig
-from configs.sections import EnvironmentConfig
-from flows.facts import TOKENIZER_FILES, facts, file_digest, files_of, model_directory
-from flows.prepare import assignments
+from flows.runtime.prepare import assignments
+from flows.runtime.versions import TOKENIZER_FILES, config_versions, file_digest, files_of, model_directory
 from storage.errors import border
 from storage.keys import content_key
 from tasks.exchange.files import STEP, Format
@@ -48,7 +48,7 @@ def imported_config(request: Request) -> RunConfig:
     # A replay says by model.path which weights it starts from; an imported run has none.
     tokenizer = config.model.tokenizer or config.model.path
     model = config.model.model_copy(update={"path": "", "tokenizer": tokenizer})
-    found = facts(config.model_copy(update={"model": model, "environments": ()}))
+    found = config_versions(config.model_copy(update={"model": model, "environments": ()}))
     resolved = resolve(config.model_copy(update={"model": model}), found | {"model": _model(model)})
     return resolved.model_copy(update={"name": config.name})
 
@@ -64,7 +64,7 @@ def _model(model: Any) -> dict[str, Any]:
     """Return what makes tokens of text: the renderer and the tokenizer's digest; nothing where no model was named."""
     if not model.tokenizer:
         return {}
-    from tasks.inference import model_info
+    from tasks.inference.engine import model_info
 
     directory = model_directory(model.tokenizer)
     sized = (directory / "config.json").is_file()
@@ -102,7 +102,7 @@ def renderer_of(config: RunConfig) -> Any:
     made: list[Any] = []
 
     def render(*arguments: Any) -> Any:
-        from tasks.inference.rendering import DemonstrationUnusable, renderer
+        from tasks.inference.trace_rows.demonstrations import DemonstrationUnusable, renderer
 
         if not made:
             model = config.model

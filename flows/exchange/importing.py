@@ -11,19 +11,20 @@ from collections.abc import Mapping, Sequence
 from configs.run import RunConfig
 from flows.exchange.import_config import Request, imported_config, inputs_of_import, renderer_of, with_contents
 from flows.exchange.import_outcome import Outcome, said
-from flows.facts import versions
+from flows.runtime.versions import versions
 from storage.errors import border
 from storage.refs import Entry
 from storage.roots import open_root
 from storage.store import FORMAT, Store, open_store
-from tasks import trace_import
+from tasks.exchange import trace_import
 from tasks.exchange.episodes import SAMPLED, TRAIN, Episode, Reading
 from tasks.exchange.files import read_files
 from tasks.exchange.naming import told_apart
 from tasks.exchange.placing import Imported, doubled, place
 from tasks.exchange.problems import ImportRefused, counted, refusal
 from tasks.exchange.traces import MARK
-from tasks.stage import Place, key_of, perform
+from tasks.runtime.execute import perform
+from tasks.runtime.run_context import RunContext, key_of
 
 HELD_OUT = "an attempt at a held-out example (import them with --held-out, to train on them)"
 
@@ -49,7 +50,7 @@ def import_files(request: Request) -> Outcome:
     config = with_contents(config, found)
     store = open_store(config.store)
     _record(store, config, "started", f"import of {', '.join(str(file) for file in request.files)}")
-    computed = _write(Place(store, config.name, config, versions(config)), found, inputs)
+    computed = _write(RunContext(store, config.name, config, versions(config)), found, inputs)
     _record(
         store, config, "finished", json.dumps({"rollouts": figures, "groups": found.groups(), "left out": left_out})
     )
@@ -92,7 +93,7 @@ def _adopted(store: Store, config: RunConfig, entries: Sequence[Entry]) -> Outco
         same = RunConfig.model_validate({**store.runs.config(run), "name": config.name})
         _record(store, same, "started", f"the import {run}")
         for entry in entries:
-            Place(store, same.name, same, {}).adopt(entry, entry.step)
+            RunContext(store, same.name, same, {}).adopt(entry, entry.step)
         _record(store, same, "finished", f"the import {run}")
     return Outcome(config.name, config.store, 0, sum(entry.stage == trace_import.STAGE.name for entry in entries))
 
@@ -133,7 +134,7 @@ def _figures(episodes: Sequence[Episode]) -> dict[str, int]:
     return {name: number for name, number in counts.items() if number}
 
 
-def _write(place_of_run: Place, found: Imported, inputs: Mapping[str, str]) -> int:
+def _write(place_of_run: RunContext, found: Imported, inputs: Mapping[str, str]) -> int:
     """Write every step as its stages; return how many pieces of work were computed."""
     bag = {"source": found}
     examples = perform(trace_import.EXAMPLES_STAGE, place_of_run, 0, services=bag, extra_inputs=inputs)

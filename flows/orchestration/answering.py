@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from configs.run import RunConfig
-from flows.orchestration.gates import decision_lines
-from flows.orchestration.prefect_settings import configured_url, embedded_settings
-from flows.prepare import recorded_run
-from flows.session import log_directory
+from flows.orchestration.gate_answers import decision_lines
+from flows.orchestration.settings import configured_url, embedded_settings
+from flows.runtime.prepare import recorded_run
+from flows.runtime.session import log_directory
 from flows.views.printing import say
-from storage.frames import existing_store
+from storage.read.frames import existing_store
 from storage.store import Store
 
 

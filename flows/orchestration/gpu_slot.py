@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
-from flows.orchestration.cancellation import RunCancelled
-from flows.orchestration.prefect_api import cancelled, current_flow_run, is_shared
+from flows.orchestration.server import cancelled, current_flow_run, is_shared
+from flows.orchestration.states import RunCancelled
 
 LIMIT = "stagecoach-gpu"
 VARIABLE = "STAGECOACH_GPU_LIMIT"

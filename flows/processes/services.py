@@ -16,7 +16,7 @@ from types import TracebackType
 from flows.processes.ownership import sweep
 from flows.processes.service import Handle, ServiceFailed, ServiceSpec
 from flows.processes.service_log import LogKeeper
-from storage.scratches import Scratches
+from storage.policies.scratch import Scratches
 
 __all__ = ["Handle", "ServiceFailed", "ServiceSpec", "Supervisor"]
 

@@ -8,12 +8,12 @@ from threading import RLock
 from typing import Any, TypeVar
 
 from configs.run import RunConfig
-from flows.prepare import recorded_run
+from flows.runtime.prepare import recorded_run
 from flows.viewer.kept import Kept
 from flows.viewer.page import NotThere
 from storage.errors import RunUnknown
-from storage.frames import Frames, existing_store
-from storage.lineage import Graph
+from storage.read.frames import Frames, existing_store
+from storage.read.lineage import Graph
 from storage.store import Store
 from tasks.fates import DERIVED, Chain, chains
 
@@ -109,7 +109,7 @@ class Library:
     def kept(self, name: Hashable, make: Callable[[], Value]) -> Value:
         """What `make` returns, made once: for what is derived from finished rows alone.
 
-        `name` holds what names those rows (`storage.lineage.marks`): then nothing that was derived goes stale.
+        `name` holds what names those rows (`storage.read.lineage.marks`): then nothing that was derived goes stale.
         """
         return self._kept.once(name, make)
 

@@ -39,7 +39,7 @@ from flows.viewer.data.tokenizers import with_texts
 from flows.viewer.data.trace_use import trace_use
 from flows.viewer.library import Library
 from flows.viewer.page import plain
-from storage.frames import Frames
+from storage.read.frames import Frames
 
 
 def look(store: str | Path) -> "Looks":

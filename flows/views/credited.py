@@ -7,11 +7,11 @@ from typing import Any
 
 import polars as pl
 
-from flows.artifacts import escaped
-from flows.crediting import Credited, credit_all, figures, samples
+from flows.replays.algorithms import Credited, credit_all, figures, samples
+from flows.reporting.artifacts import escaped
 from flows.views.printing import console, grid
 from storage.errors import border
-from storage.frames import Frames
+from storage.read.frames import Frames
 
 HEADINGS = ("algorithm", "samples", "rl tokens", "ce tokens", "ref_kl tokens", "mean", "std", "min", "max", "none",
             "with grpo", "signal")  # fmt: skip

@@ -5,14 +5,14 @@ from pathlib import Path
 from typing import Any
 
 from configs.run import RunConfig
-from flows.artifacts import escaped
-from flows.prepare import recorded_run
+from flows.reporting.artifacts import escaped
+from flows.runtime.prepare import recorded_run
 from flows.views.credited import markdown
 from flows.views.curve import Point, curves_svg
 from flows.views.printing import console, grid
 from flows.views.show import describe
 from storage.errors import border
-from storage.frames import existing_store
+from storage.read.frames import existing_store
 
 
 def main(runs: Sequence[str], store: str = "", output: str = "") -> int:

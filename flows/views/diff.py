@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from configs.run import RunConfig
-from flows.artifacts import artifact_key, escaped
+from flows.reporting.artifacts import artifact_key, escaped
+from flows.reporting.panel import printable
 from flows.viewer.texts import visible
 from flows.views.diff_sheets import Sheet, sentences, sheets
 from flows.views.differences import compare
-from flows.views.panel import printable
 from flows.views.printing import console, grid
-from storage.frames import existing_store
+from storage.read.frames import existing_store
 from storage.store import Store
 
 _log = logging.getLogger("stagecoach")

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from flows.artifacts import number
+from flows.reporting.artifacts import number
 from flows.views.differences import DIFFERENT, ONLY_A, ONLY_B, SAME, STAGES
 from flows.views.recorded_rows import MEASURES
-from tasks.figures import MEANINGS
+from tasks.metrics.figures import MEANINGS
 
 LONGEST_VALUE = 60
 SHOWN_IDS = 5

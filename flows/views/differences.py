@@ -12,9 +12,9 @@ import pyarrow.compute as pc
 
 from configs.errors import ConfigError
 from configs.run import RunConfig, content
-from flows.prepare import flat, recorded_run
 from flows.recorded import recorded_by
-from flows.scores import Evaluated, RecordedEvaluation, recorded_evaluations
+from flows.runtime.prepare import flat, recorded_run
+from flows.runtime.scores import EvaluationScores, RecordedEvaluation, recorded_evaluations
 from flows.views.recorded_rows import Made, made, together
 from flows.views.step_differences import between, detail
 from storage.refs import Entry
@@ -50,7 +50,7 @@ class Reading:
         """Return the rows that works, entries by stage, have made."""
         return made(self.store, works)
 
-    def scored(self, recorded: RecordedEvaluation, config: RunConfig) -> Evaluated:
+    def scored(self, recorded: RecordedEvaluation, config: RunConfig) -> EvaluationScores:
         """Return what the rollouts of an evaluation say."""
         return recorded.scored(self.store, config)
 

@@ -208,8 +208,8 @@ def torch() -> Iterator[Finding]:
 
 def prefect() -> Iterator[Finding]:
     """Yield whether the configured Prefect API answers; without one, runs bring their own."""
-    from flows.orchestration.prefect_api import PrefectUnreachable, probe
-    from flows.orchestration.prefect_settings import configured_url
+    from flows.orchestration.server import PrefectUnreachable, probe
+    from flows.orchestration.settings import configured_url
 
     url = configured_url()
     if not url:

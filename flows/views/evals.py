@@ -15,17 +15,17 @@ import pyarrow.parquet as pq
 
 from configs.errors import ConfigError
 from configs.run import RunConfig
-from flows.prepare import recorded_run
-from flows.scores import Evaluated, RecordedEvaluation, recorded_evaluations
+from flows.runtime.prepare import recorded_run
+from flows.runtime.scores import EvaluationScores, RecordedEvaluation, recorded_evaluations
 from flows.views.evaluations import interval_text, named, with_interval
 from flows.views.printing import console, grid
 from storage.errors import border
-from storage.frames import existing_store
+from storage.read.frames import existing_store
 from storage.store import Store
-from tasks.columns import texts
-from tasks.evaluation import example_means, rewards_of
-from tasks.example_fields import values_of
-from tasks.paired import Difference, differences
+from tasks.arrays.columns import texts
+from tasks.assignment.example_fields import values_of
+from tasks.evaluation.paired import Difference, paired_differences
+from tasks.evaluation.stage import example_means, rewards_of
 
 Row = dict[str, Any]
 SCHEMA = pa.schema(
@@ -52,7 +52,7 @@ class Part:
     recorded: RecordedEvaluation
     environment: str
     bucket: str | None
-    evaluated: Evaluated
+    evaluated: EvaluationScores
     traces: pa.Table
 
     @property
@@ -102,7 +102,7 @@ def rows_of(parts: Sequence[Part]) -> Iterator[Row]:
     first: dict[tuple[str, str, str | None], Part] = {}
     for part in parts:
         base = first.setdefault(part.like, part)
-        changes = differences(base.traces, part.traces, part.evaluated.pass_at) if base is not part else []
+        changes = paired_differences(base.traces, part.traces, part.evaluated.pass_at) if base is not part else []
         paired = {each.figure: each for each in changes}
         (score,) = part.evaluated.of(part.traces)
         averaged = score | {"num_examples": len(example_means(rewards_of(part.traces)[part.environment]))}

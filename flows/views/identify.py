@@ -16,8 +16,8 @@ from collections.abc import Iterable, Sequence
 
 import polars as pl
 
-from storage.frames import Frames
-from storage.lineage import Work
+from storage.read.frames import Frames
+from storage.read.lineage import Work
 from tasks.fates import age
 from tasks.hops import KINDS, Node, Tree, Walk, together
 

@@ -11,8 +11,8 @@ from flows.views.identify import WORK, identify, policy_names, policy_version
 from flows.views.printing import say
 from flows.views.telling import KEY, flat, tell, tell_work, title_of
 from storage.errors import border
-from storage.frames import Frames, existing_store
-from storage.lineage import Graph, Work
+from storage.read.frames import Frames, existing_store
+from storage.read.lineage import Graph, Work
 from tasks.hops import Node, Tree, Walk
 
 MOST_SIBLINGS = 6

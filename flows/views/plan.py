@@ -4,20 +4,21 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from configs.check import missing
+from configs.checks.run import missing
 from configs.errors import ConfigError
 from configs.load import dump, load
 from configs.resolve import resolve
 from configs.run import RunConfig, View
-from flows import pipeline
-from flows.evaluation_sets import evaluation_configs
-from flows.facts import directory_digest, facts
-from flows.foretell import Foreteller
-from flows.preflight import require_gate
-from flows.steps import Source
-from flows.teacher_facts import asked_teachers, is_here, local_teacher_facts
+from flows.runtime import pipeline
+from flows.runtime.dry_run import DryRun
+from flows.runtime.evaluation_sets import evaluation_configs
+from flows.runtime.pipeline import Source
+from flows.runtime.preflight import require_gate
+from flows.runtime.teacher_versions import asked_teachers, is_here, local_teacher_facts
+from flows.runtime.versions import config_versions, directory_digest
 from storage.keys import content_key
-from tasks.stage import Ref, StageTask
+from tasks.runtime.prefect_task import StageTask
+from tasks.runtime.stage import Ref
 
 # Weights above this take longer to hash than a plan may take.
 HASHED_BYTES = 512 * 1024**2
@@ -33,7 +34,7 @@ def main(files: Sequence[str], overrides: Sequence[str], as_json: bool = False) 
     require_gate(config)
     here = _local(config)
     teachers = local_teacher_facts(here) if here.model.path else {}
-    resolved = resolve(config, facts(here) | teachers)
+    resolved = resolve(config, config_versions(here) | teachers)
     print(dump(resolved) if as_json else "\n".join(lines(config, resolved)))
     return 0
 
@@ -57,14 +58,14 @@ def lines(config: RunConfig, resolved: RunConfig) -> Iterator[str]:
 
 def walk(config: RunConfig, source: Source) -> list[tuple[StageTask, Ref]]:
     """Return the stages of the first step, as the pipeline itself calls them, with the keys they would have."""
-    keys = Foreteller(config, lambda key: None)  # without a store, nothing is found
+    keys = DryRun(config, lambda key: None)  # without a store, nothing is found
     if config.kind == "evaluate":
         first = next(iter(evaluation_configs(config).values()))  # policy and examples are the same for all sets
-        keys = Foreteller(first, lambda key: None)
+        keys = DryRun(first, lambda key: None)
         pipeline.attempts(keys, None if config.external else pipeline.first_policy(keys, source))
     else:
         found, policy = pipeline.start(keys, source)
-        pipeline.train(keys, 0, pipeline.draw(keys, 0, found, policy, config), policy)
+        pipeline.train(keys, 0, pipeline.build_batch(keys, 0, found, policy, config), policy)
     return list(zip(keys.tasks, keys.pieces, strict=True))
 
 

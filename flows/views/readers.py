@@ -1,20 +1,17 @@
 """Readers: which stages, and what else, read a table again after the stage that wrote it is done."""
 
-from tasks import (
-    advantage,
-    assignment,
-    demonstration,
-    evaluation,
-    examples,
-    filtering,
-    packing,
-    policy_import,
-    reference,
-    regrade,
-    rollout,
-    training,
-)
-from tasks.stage import StageTask
+from tasks.advantage import reference
+from tasks.advantage import stage as advantage
+from tasks.assignment import examples
+from tasks.assignment import stage as assignment
+from tasks.evaluation import stage as evaluation
+from tasks.filtering import stage as filtering
+from tasks.packing import stage as packing
+from tasks.rollout import demonstration, regrade
+from tasks.rollout import stage as rollout
+from tasks.runtime.prefect_task import StageTask
+from tasks.training import policy as policy_import
+from tasks.training import stage as training
 
 MODULES = (
     examples, policy_import, assignment, rollout, demonstration, regrade, filtering, reference, advantage, packing,

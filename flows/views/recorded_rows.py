@@ -8,11 +8,11 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 
-from storage.datasets import holding
+from storage.read.frames import holding
 from storage.refs import Entry
-from storage.schemas import TABLES
+from storage.schemas.stage_tables import TABLES
 from storage.store import Store
-from tasks.figures import (
+from tasks.metrics.figures import (
     BATCH_COLUMNS,
     CREDIT_COLUMNS,
     TRACE_COLUMNS,
@@ -71,7 +71,7 @@ class Made:
         return str(digests[-1]) if len(digests) else None
 
     def figures(self) -> dict[str, Any]:
-        """Return the figures of `tasks.figures`, counts by reason, means of measures, and the digest of the weights."""
+        """Return the figures of `tasks.metrics.figures`, counts by reason, means of measures, and the digest of the weights."""
         return dict(self._figures)
 
     @cached_property

@@ -12,20 +12,21 @@ from rich.table import Table
 
 from configs.load import load
 from configs.run import RunConfig
-from flows.facts import versions
-from flows.foretell import foretell
 from flows.outcome import rows_of
-from flows.prepare import recorded_run
-from flows.scores import comparisons, recorded_evaluations
-from flows.session import source_of
+from flows.reporting.panel import printable
+from flows.runtime.dry_run import plan_work
+from flows.runtime.prepare import recorded_run
+from flows.runtime.scores import comparisons, recorded_evaluations
+from flows.runtime.session import source_of
+from flows.runtime.versions import versions
 from flows.views.evaluations import before_after, named, with_interval
-from flows.views.panel import printable
 from flows.views.printing import console, grid
-from storage.frames import existing_store
+from storage.read.frames import existing_store
 from storage.refs import Entry
 from storage.runs import Event
 from storage.store import Store
-from tasks.stage import Place, ref_of
+from tasks.runtime.run_context import RunContext
+from tasks.runtime.stage import ref_of
 
 GOING = ("started", "resumed")
 CLOCK_SECONDS = 1.0
@@ -85,9 +86,9 @@ def process_gone(event: Event) -> bool:
 def changes(store: Store, run: str, config: RunConfig, overrides: Sequence[str]) -> dict[str, dict[str, int]]:
     """Return, by stage, how many pieces of work the run would find and how many it would compute with `overrides`."""
     changed = load((), overrides, base=config.model_dump(mode="json"))
-    place = Place(store, run, changed, versions(changed))
+    place = RunContext(store, run, changed, versions(changed))
     counts: dict[str, Counter[str]] = {}
-    for piece in foretell(place, source_of(changed)):
+    for piece in plan_work(place, source_of(changed)):
         counts.setdefault(piece.stage, Counter())["computed" if piece.computed else "found"] += 1
     return {stage: dict(count) for stage, count in counts.items()}
 

@@ -15,8 +15,8 @@ from configs.run import RunConfig
 from flows.viewer.texts import visible
 from flows.views.printing import console, grid
 from storage.errors import border
-from storage.frames import Frames, existing_store
-from storage.questions import QuestionError, ask, columns_of
+from storage.read.frames import Frames, existing_store
+from storage.read.sql import QuestionError, ask, columns_of
 from tasks.fates import DERIVED
 
 MOST_ROWS = 100

@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from flows.views.identify import WORK, policy_names
-from storage.lineage import Graph, Work
+from storage.read.lineage import Graph, Work
 from tasks.hops import Node
-from tasks.inference.failures import STRAGGLER
+from tasks.inference.sampling.failures import STRAGGLER
 
 KEY = 8
 """Characters of a key that are shown; as many name it in a command."""

@@ -11,11 +11,11 @@ from flows.views.identify import identify, policy_names, policy_version
 from flows.views.printing import say
 from flows.views.sentences import head, in_quarantine, sentence
 from storage.errors import border
-from storage.frames import Frames, existing_store
-from storage.lineage import Work
-from tasks.accounting import NO_WEIGHT
+from storage.read.frames import Frames, existing_store
+from storage.read.lineage import Work
 from tasks.fates import EVALUATED, EXPIRED, Chain, chains, expired, outcome, ruled
-from tasks.inference.failures import STRAGGLER
+from tasks.inference.sampling.failures import STRAGGLER
+from tasks.metrics.accounting import NO_WEIGHT
 
 TRACE = (
     "trace_id",

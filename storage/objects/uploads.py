@@ -16,10 +16,10 @@ from uuid import uuid4
 import pyarrow.fs as pafs
 
 from storage.errors import DamagedSlice, border
-from storage.manifests import MANIFEST, Policy, check_files, manifest, parse
+from storage.policies.manifest import MANIFEST, PolicyManifest, check_files, manifest, parse
+from storage.policies.scratch import Scratches
 from storage.refs import File
 from storage.roots import Root
-from storage.scratches import Scratches
 
 CHUNK = 1 << 22
 KEPT_COPIES = 4
@@ -45,7 +45,7 @@ class Uploads:
         if parse(self._root.read(name), policy_key).place != f"policies/{policy_key}{below}":
             self._remove([f"policies/{policy_key}{below}/{file.path}" for file in files])
 
-    def add(self, source: Path, standing: Policy, files: Sequence[File]) -> None:
+    def add(self, source: Path, standing: PolicyManifest, files: Sequence[File]) -> None:
         """Upload files that a policy lacks; its new manifest names them as well."""
         below = self._upload(source, standing.policy_key, files)
         top = f"policies/{standing.policy_key}"
@@ -54,7 +54,7 @@ class Uploads:
         text = manifest(standing.weights_sha256, (*standing.files, *files), standing.place.removeprefix(top), added)
         self._root.write(f"{top}/{MANIFEST}", text.encode())
 
-    def copy(self, policy: Policy) -> Path:
+    def copy(self, policy: PolicyManifest) -> Path:
         """A local directory with the policy's files: an earlier copy of the right sizes, else a verified download."""
         target = self._place(policy)
         try:
@@ -66,7 +66,7 @@ class Uploads:
             os.utime(target)
         return target
 
-    def keep(self, source: Path, policy: Policy) -> None:
+    def keep(self, source: Path, policy: PolicyManifest) -> None:
         """Make a scratch directory with exactly the policy's files its local copy, which saves the download."""
         self._settle(source, self._place(policy))
 
@@ -96,7 +96,7 @@ class Uploads:
                 shutil.copyfileobj(read, write, CHUNK)
         return below
 
-    def _download(self, policy: Policy, target: Path) -> None:
+    def _download(self, policy: PolicyManifest, target: Path) -> None:
         ours = self._scratches.make(policy.policy_key)
         try:
             with border(f"downloading policy {policy.policy_key!r}", self._root.child(policy.place)):
@@ -126,7 +126,7 @@ class Uploads:
             if used[path] < time.time() - KEPT_SECONDS:
                 shutil.rmtree(path, ignore_errors=True)
 
-    def _place(self, policy: Policy) -> Path:
+    def _place(self, policy: PolicyManifest) -> Path:
         """The place of the local copy of exactly these files."""
         told = manifest(policy.weights_sha256, policy.files)
         return self._copies / f"{policy.policy_key}-{hashlib.sha256(told.encode()).hexdigest()[:16]}"

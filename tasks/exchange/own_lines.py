@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from storage.schemas import ASSIGNMENTS, EXAMPLES, TRACES
+from storage.schemas.stage_tables import ASSIGNMENTS, EXAMPLES, TRACES
 from tasks.exchange.checks import check_nodes
 from tasks.exchange.episodes import Episode, Origin, Reading, Row, compact, mapping
 from tasks.exchange.patches import shortest
 from tasks.exchange.problems import Unfit
 from tasks.exchange.traces import OWN_COLUMNS, exact
-from tasks.inference.rows import NODE_COLUMNS, message_rows, rebuild
+from tasks.inference.trace_rows.rows import NODE_COLUMNS, message_rows, rebuild
 
 BLOCK = "stagecoach"
 BLOCK_VERSION = 1

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from storage.schemas import ASSIGNMENTS, EXAMPLES, MESSAGES, TRACES
+from storage.schemas.stage_tables import ASSIGNMENTS, EXAMPLES, MESSAGES, TRACES
 from tasks.exchange.episodes import Episode, Row
 from tasks.exchange.problems import Problem
 

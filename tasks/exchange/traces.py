@@ -25,8 +25,8 @@ from tasks.exchange.episodes import (
 from tasks.exchange.patches import difference, patched, shortest
 from tasks.exchange.problems import Unfit
 from tasks.exchange.tokens import origin_of, rendered
-from tasks.inference.failures import Failure, of_trace
-from tasks.inference.rows import NODE_COLUMNS, error_columns, message_rows, rebuild
+from tasks.inference.sampling.failures import Failure, of_trace
+from tasks.inference.trace_rows.rows import NODE_COLUMNS, error_columns, message_rows, rebuild
 
 MARK = "imported"
 """The field of a record that says where a trace was read; what our own runs sampled has none."""

@@ -10,7 +10,7 @@ from typing import Any
 from tasks.exchange.episodes import Episode, Origin, Reading, Row, canonical, compact, digest, first, mapping
 from tasks.exchange.problems import Unfit
 from tasks.exchange.traces import MARK, empty_row, failed, trace_rows
-from tasks.inference.failures import Failure, from_error
+from tasks.inference.sampling.failures import Failure, from_error
 
 UNNAMED = "imported"
 """The environment of rollouts that name none."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from configs.lora import LoraConfig
-from storage.adapters import BASE_FILE, base_in
+from storage.policies.adapters import BASE_FILE, base_in
 from tasks.learner.digest import over_base, tensors_sha256, weights_sha256
 from tasks.learner.errors import LearnerError
 

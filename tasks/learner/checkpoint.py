@@ -15,7 +15,7 @@ from tasks.learner import adapters, moments
 from tasks.learner.digest import OPTIMIZER_FILE, tensors_sha256, weights_sha256
 from tasks.learner.distributed import World, whole
 from tasks.learner.errors import LearnerError, NoOptimizerState
-from tasks.learner.model import Policy
+from tasks.learner.model import PolicyModel
 from tasks.learner.optimizer import Optimizer
 
 COMPANION_SUFFIXES = {".json", ".txt", ".model", ".jinja", ".tiktoken"}
@@ -39,7 +39,7 @@ def companions(directory: Path) -> dict[str, bytes]:
 
 
 def save_policy(
-    policy: Policy,
+    policy: PolicyModel,
     optimizer: Optimizer | None,
     files: dict[str, bytes],
     directory: Path,
@@ -77,7 +77,7 @@ def save_policy(
     return str(world.broadcast(digest))
 
 
-def memory_sha256(policy: Policy, world: World) -> str:
+def memory_sha256(policy: PolicyModel, world: World) -> str:
     """Return the digest that `save_policy` would, without writing: for weights between two updates of one batch."""
     if policy.adapter:
         values = _gather(adapters.tensors(policy.causal), world)
@@ -88,7 +88,7 @@ def memory_sha256(policy: Policy, world: World) -> str:
     return str(world.broadcast(digest))
 
 
-def load_optimizer(policy: Policy, optimizer: Optimizer, directory: Path) -> None:
+def load_optimizer(policy: PolicyModel, optimizer: Optimizer, directory: Path) -> None:
     """Fill a new optimizer with the state beside the weights.
 
     Raises NoOptimizerState when there is none, LearnerError when it does not fit the model or is another

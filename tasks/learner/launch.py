@@ -2,7 +2,7 @@
 
 import sys
 
-from configs.sections import LearnerConfig
+from configs.services import LearnerConfig
 
 ENVIRONMENT = {
     # Idle OpenMP threads that spin burn ten times the CPU time on a shared machine.

@@ -7,10 +7,10 @@ import numpy as np
 import torch
 
 from tasks.learner.distributed import World
-from tasks.learner.loss import Objective, Tokens, token_loss
+from tasks.learner.loss import Objective, WeightedTokens, token_loss
 from tasks.learner.measuring import Measured
-from tasks.learner.model import Policy, run_row
-from tasks.learner.rows import Array, Batch, Row
+from tasks.learner.model import PolicyModel, run_row
+from tasks.learner.rows import Array, PackedBatch, Row
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ class RowStatistics:
 
 
 def accumulate_gradients(
-    policy: Policy,
-    batch: Batch,
+    policy: PolicyModel,
+    batch: PackedBatch,
     objective: Objective,
     world: World,
     device: torch.device,
@@ -59,7 +59,12 @@ def accumulate_gradients(
 
 
 def _train_row(
-    policy: Policy, row: Row, denominators: dict[str, int], objective: Objective, world: World, device: torch.device
+    policy: PolicyModel,
+    row: Row,
+    denominators: dict[str, int],
+    objective: Objective,
+    world: World,
+    device: torch.device,
 ) -> tuple[Measured, RowStatistics]:
     logprobs, entropies = run_row(policy, row, device)
     loss, measured = token_loss(logprobs, entropies, _tokens(row, device), denominators, objective)
@@ -69,11 +74,11 @@ def _train_row(
     return measured, RowStatistics(row, _spread(row, logprobs), _spread(row, entropies), masked)
 
 
-def _tokens(row: Row, device: torch.device) -> Tokens:
+def _tokens(row: Row, device: torch.device) -> WeightedTokens:
     names = ("logprobs", "advantages", "rl_weights", "ce_weights", "ref_kl_weights")
     streams = (torch.from_numpy(row.streams[name][row.weighted]).to(device) for name in names)
     segments = torch.from_numpy(np.searchsorted(row.borders, row.weighted, side="right") - 1).to(device)
-    return Tokens(*streams, segments=segments, num_segments=len(row.borders) - 1)
+    return WeightedTokens(*streams, segments=segments, num_segments=len(row.borders) - 1)
 
 
 def _spread(row: Row, values: torch.Tensor) -> Array:

@@ -48,7 +48,7 @@ from tasks.learner.measuring import Measured, measure
 
 
 @dataclass(frozen=True)
-class Tokens:
+class WeightedTokens:
     """What came with the weighted tokens of a row; all (N,), on the device of the log-probs."""
 
     engine_logprobs: Tensor
@@ -70,7 +70,7 @@ class Objective:
 
 
 def token_loss(
-    logprobs: Tensor, entropies: Tensor, tokens: Tokens, denominators: dict[str, int], objective: Objective
+    logprobs: Tensor, entropies: Tensor, tokens: WeightedTokens, denominators: dict[str, int], objective: Objective
 ) -> tuple[Tensor, Measured]:
     """Return the row's share of the batch loss, a scalar with gradient in `logprobs` (N,), and what was measured.
 
@@ -92,7 +92,7 @@ def token_loss(
     return loss, measured
 
 
-def rl_term(logprobs: Tensor, tokens: Tokens, settings: LossConfig) -> tuple[RlTokens, Term]:
+def rl_term(logprobs: Tensor, tokens: WeightedTokens, settings: LossConfig) -> tuple[RlTokens, Term]:
     """Return the rl tokens, and their loss before weights and denominator, sequences masked."""
     rl = _members(logprobs, tokens, tokens.rl != 0, settings)
     term = LOSSES[settings.type](rl, settings)
@@ -104,7 +104,7 @@ def rl_term(logprobs: Tensor, tokens: Tokens, settings: LossConfig) -> tuple[RlT
     return rl, Term(values, masked, term.truncated)
 
 
-def ref_kl_term(logprobs: Tensor, tokens: Tokens, settings: RefKlConfig) -> tuple[Tensor, Term]:
+def ref_kl_term(logprobs: Tensor, tokens: WeightedTokens, settings: RefKlConfig) -> tuple[Tensor, Term]:
     """Return the detached signal log pi_ref - l, zero on other tokens, and the loss before weights and denominator."""
     pulled = _members(logprobs, tokens, tokens.ref_kl != 0)
     signal = torch.where(pulled.member, pulled.advantages - pulled.log_ratio, 0.0)
@@ -113,7 +113,7 @@ def ref_kl_term(logprobs: Tensor, tokens: Tokens, settings: RefKlConfig) -> tupl
     return signal, surrogate(replace(pulled, advantages=signal), too_high | too_low)
 
 
-def _members(logprobs: Tensor, tokens: Tokens, member: Tensor, settings: LossConfig | None = None) -> RlTokens:
+def _members(logprobs: Tensor, tokens: WeightedTokens, member: Tensor, settings: LossConfig | None = None) -> RlTokens:
     return RlTokens(
         torch.where(member, logprobs, logprobs.detach()),
         torch.where(member, tokens.engine_logprobs, logprobs.detach()),

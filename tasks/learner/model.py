@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from configs.sections import TrainingConfig
+from configs.training import TrainingConfig
 from tasks.learner import adapters, attention
 from tasks.learner.adapters import Adapter
 from tasks.learner.attention import Segments
@@ -18,7 +18,7 @@ from tasks.learner.rows import Row
 HEAD_TOLERANCE = 1e-3
 
 
-class Policy(nn.Module):
+class PolicyModel(nn.Module):
     """A causal model whose output head is applied to chosen tokens only.
 
     The head is used inside `forward`, where a sharded weight is whole; tied and untied heads are alike here.
@@ -48,7 +48,7 @@ class Policy(nn.Module):
 
 def load_policy(
     directory: Path, settings: TrainingConfig, device: torch.device, adapter: Adapter | None = None
-) -> Policy:
+) -> PolicyModel:
     """Return the policy in `directory`, or `adapter` over its base; float32 master weights, sharded over the ranks.
 
     Raises LearnerError when the directory is no complete model or the model's head is more than a linear map.
@@ -56,7 +56,7 @@ def load_policy(
     causal = _load_causal(adapter.base_directory if adapter else directory)
     if adapter:
         adapters.attach(causal, adapter)
-    policy = Policy(causal.to(device), settings.logprob_chunk, adapter)
+    policy = PolicyModel(causal.to(device), settings.logprob_chunk, adapter)
     _check_head(policy, device)
     if settings.gradient_checkpointing:
         _recompute(causal, settings, device)
@@ -71,7 +71,7 @@ def computes_in_half(settings: TrainingConfig, device: torch.device) -> bool:
     return settings.dtype == "bfloat16" or (settings.dtype == "auto" and device.type == "cuda")
 
 
-def run_row(policy: Policy, row: Row, device: torch.device) -> tuple[Tensor, Tensor]:
+def run_row(policy: PolicyModel, row: Row, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return log-probs and entropies (N,) of the row's weighted tokens at the row's temperatures."""
     segments = Segments(row.borders, torch.tensor(row.borders, dtype=torch.int32, device=device))
     token_ids, positions, chosen, temperatures = (
@@ -112,7 +112,7 @@ def _load_causal(directory: Path) -> Any:
 
 
 @torch.no_grad()
-def _check_head(policy: Policy, device: torch.device) -> None:
+def _check_head(policy: PolicyModel, device: torch.device) -> None:
     """Compare with the model's own logits: some families scale or cap them, or have a bias, after the head."""
     size = min(8, policy.causal.config.get_text_config().vocab_size)
     token_ids = torch.arange(size, device=device)

@@ -9,13 +9,13 @@ import torch
 from torch import nn
 
 from configs.optimizers import MuonOptimizer, SignSgdOptimizer
-from configs.sections import TrainingConfig
+from configs.training import TrainingConfig
 from tasks.learner.distributed import World, like, local, whole
-from tasks.learner.model import Policy
+from tasks.learner.model import PolicyModel
 
 
 @dataclass(frozen=True)
-class Part:
+class OptimizerPart:
     """A torch optimizer over some of the parameters."""
 
     inner: torch.optim.Optimizer
@@ -36,7 +36,7 @@ class Part:
 class Optimizer:
     """All parts together; each parameter that is trained belongs to one of them."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[OptimizerPart, ...]
 
     def zero_grad(self) -> None:
         """Drop all gradients."""
@@ -44,7 +44,7 @@ class Optimizer:
             part.inner.zero_grad(set_to_none=True)
 
 
-def new_optimizer(policy: Policy, settings: TrainingConfig) -> Optimizer:
+def new_optimizer(policy: PolicyModel, settings: TrainingConfig) -> Optimizer:
     """Return the chosen optimizer without state. Weight decay is for matrices; norms and biases have none."""
     parameters = [p for p in policy.parameters() if p.requires_grad]
     if isinstance(settings.optimizer, SignSgdOptimizer):
@@ -58,7 +58,7 @@ def new_optimizer(policy: Policy, settings: TrainingConfig) -> Optimizer:
     return Optimizer((*parts, *([_adamw(others, settings)] if others else [])))
 
 
-def clip_gradients(policy: Policy, limit: float, world: World) -> float:
+def clip_gradients(policy: PolicyModel, limit: float, world: World) -> float:
     """Scale all gradients so that their global norm is at most `limit`; return the norm before.
 
     Summed in float64, so that the number of ranks hardly shows. A norm that is not finite leaves the gradients as they
@@ -110,7 +110,7 @@ class WholeMuon(torch.optim.Muon):
         state.update({name: like(moment, parameter) for name, moment in single.state[matrix].items()})
 
 
-def _adamw(parameters: list[nn.Parameter], settings: TrainingConfig) -> Part:
+def _adamw(parameters: list[nn.Parameter], settings: TrainingConfig) -> OptimizerPart:
     made = torch.optim.AdamW(
         _decayed_apart(parameters, settings),
         lr=settings.learning_rate,
@@ -118,10 +118,10 @@ def _adamw(parameters: list[nn.Parameter], settings: TrainingConfig) -> Part:
         eps=settings.epsilon,
         fused=True,
     )
-    return Part(made, ("exp_avg", "exp_avg_sq"), counts_steps=True)
+    return OptimizerPart(made, ("exp_avg", "exp_avg_sq"), counts_steps=True)
 
 
-def _muon(parameters: list[nn.Parameter], chosen: MuonOptimizer, settings: TrainingConfig) -> Part:
+def _muon(parameters: list[nn.Parameter], chosen: MuonOptimizer, settings: TrainingConfig) -> OptimizerPart:
     made = WholeMuon(
         parameters,
         lr=settings.learning_rate,
@@ -132,16 +132,16 @@ def _muon(parameters: list[nn.Parameter], chosen: MuonOptimizer, settings: Train
         adjust_lr_fn=chosen.adjust_lr,
     )
     ratio = 1.0 if chosen.learning_rate is None else chosen.learning_rate / settings.learning_rate
-    return Part(made, ("momentum_buffer",), rate_ratio=ratio)
+    return OptimizerPart(made, ("momentum_buffer",), rate_ratio=ratio)
 
 
-def _sign_sgd(parameters: list[nn.Parameter], chosen: SignSgdOptimizer, settings: TrainingConfig) -> Part:
+def _sign_sgd(parameters: list[nn.Parameter], chosen: SignSgdOptimizer, settings: TrainingConfig) -> OptimizerPart:
     # It imports more than a hundred optimizers: only whoever asks for this one waits for them.
     from pytorch_optimizer import SignSGD
 
     groups = _decayed_apart(parameters, settings)
     made = SignSGD(groups, lr=settings.learning_rate, momentum=chosen.momentum, foreach=False)
-    return Part(made, ("momentum_buffer",) if chosen.momentum else ())
+    return OptimizerPart(made, ("momentum_buffer",) if chosen.momentum else ())
 
 
 def _decayed_apart(parameters: list[nn.Parameter], settings: TrainingConfig) -> list[dict[str, Any]]:
@@ -152,7 +152,7 @@ def _decayed_apart(parameters: list[nn.Parameter], settings: TrainingConfig) -> 
     return [group for group in groups if group["params"]]
 
 
-def _edges(policy: Policy) -> Iterator[nn.Parameter]:
+def _edges(policy: PolicyModel) -> Iterator[nn.Parameter]:
     """Yield the matrices that look tokens up rather than map one space onto another."""
     for module in policy.modules():
         if isinstance(module, nn.Embedding):

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from storage.schemas import TOKEN_MASKS, TOKEN_STATISTICS
+from storage.schemas.learner_tables import TOKEN_MASKS, TOKEN_STATISTICS
 from tasks.learner.loop import RowStatistics, Totals
 from tasks.learner.measuring import GROUPS
-from tasks.learner.rows import COMPONENTS, Batch
+from tasks.learner.rows import COMPONENTS, PackedBatch
 
 QUANTILES = (0.01, 0.1, 0.5, 0.9, 0.99)
 """Of the importance ratio."""
@@ -30,7 +30,11 @@ class Measurements:
 
 
 def update_rows(
-    known: dict[str, Any], batches: list[Batch], measured: list[Measurements], digests: list[str], save_optimizer: bool
+    known: dict[str, Any],
+    batches: list[PackedBatch],
+    measured: list[Measurements],
+    digests: list[str],
+    save_optimizer: bool,
 ) -> list[dict[str, Any]]:
     """Return the rows of `updates`, one for each optimizer step, with `metrics` as a dictionary.
 
@@ -50,7 +54,7 @@ def update_rows(
     ]
 
 
-def _update_row(batch: Batch, measured: Measurements) -> dict[str, Any]:
+def _update_row(batch: PackedBatch, measured: Measurements) -> dict[str, Any]:
     """Means are over rl tokens, and null when there are none."""
     totals, counts = measured.totals, batch.denominators
     losses = {f"{name}_loss": totals.sums[f"{name}_loss"] for name in COMPONENTS}

@@ -42,7 +42,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Batch:
+class PackedBatch:
     """All rows of one optimizer step with the global denominators of the three components."""
 
     rows: tuple[Row, ...]
@@ -60,7 +60,7 @@ def idle_row(rank: int, micro_step: int) -> Row:
     return Row(-1, rank, micro_step, (), (0, 2), np.zeros(2, np.int64), streams)
 
 
-def batches_from_table(table: pa.Table, num_ranks: int) -> list[Batch]:
+def batches_from_table(table: pa.Table, num_ranks: int) -> list[PackedBatch]:
     """Return the rows of the table `batches`, checked: one Batch for each optimizer step, in order.
 
     Raises LearnerError naming row and column when streams differ in length, borders do not span the row, a value is not
@@ -75,12 +75,12 @@ def batches_from_table(table: pa.Table, num_ranks: int) -> list[Batch]:
     return [_batch(table.filter(pc.equal(table["update"], update)), num_ranks) for update in updates]
 
 
-def _batch(table: pa.Table, num_ranks: int) -> Batch:
+def _batch(table: pa.Table, num_ranks: int) -> PackedBatch:
     rows = tuple(_row(record) for record in _records(table))
     for row in rows:
         _check_row(row)
     _check_places(rows, num_ranks)
-    return Batch(rows, _denominators(table, rows))
+    return PackedBatch(rows, _denominators(table, rows))
 
 
 def _records(table: pa.Table) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from configs.sections import TrainingConfig
+from configs.training import TrainingConfig
 from tasks.learner.adapters import opened
 from tasks.learner.checkpoint import save_policy
 from tasks.learner.distributed import World, like, start_world

@@ -3,7 +3,7 @@
 import math
 
 from configs.optimizers import WsdSchedule
-from configs.sections import TrainingConfig
+from configs.training import TrainingConfig
 
 
 def learning_rate(step: int, settings: TrainingConfig) -> float:

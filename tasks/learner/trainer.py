@@ -11,7 +11,8 @@ import pyarrow as pa
 import torch
 import transformers
 
-from configs.sections import LearnerConfig, TrainingConfig
+from configs.services import LearnerConfig
+from configs.training import TrainingConfig
 from tasks.learner.adapters import opened
 from tasks.learner.checkpoint import companions, load_optimizer, memory_sha256, save_policy
 from tasks.learner.digest import weights_sha256
@@ -19,10 +20,10 @@ from tasks.learner.distributed import World
 from tasks.learner.errors import LearnerError
 from tasks.learner.loop import accumulate_gradients
 from tasks.learner.loss import Objective
-from tasks.learner.model import Policy, load_policy, run_row
+from tasks.learner.model import PolicyModel, load_policy, run_row
 from tasks.learner.optimizer import Optimizer, apply_gradients, clip_gradients, new_optimizer
 from tasks.learner.results import Measurements, statistics_table, update_rows
-from tasks.learner.rows import STREAMS, Batch, Row, batches_from_table
+from tasks.learner.rows import STREAMS, PackedBatch, Row, batches_from_table
 from tasks.learner.schedules import learning_rate
 
 
@@ -31,7 +32,7 @@ class _Held:
     policy_key: str
     step: int | None
     weights_sha256: str
-    policy: Policy
+    policy: PolicyModel
     optimizer: Optimizer
     files: dict[str, bytes]
 
@@ -105,7 +106,7 @@ class Trainer:
         self._held = _Held(policy_key_out, step, digests[-1], held.policy, held.optimizer, held.files)
         return updates, statistics_table([entry for update in measured for entry in update.statistics])
 
-    def _update(self, held: _Held, batch: Batch, optimizer_step: int) -> Measurements:
+    def _update(self, held: _Held, batch: PackedBatch, optimizer_step: int) -> Measurements:
         """Make one optimizer step. Raises LearnerError, before the weights change, when the gradient is not finite."""
         settings = self._configured()
         objective = Objective(settings.loss, settings.ref_kl)
@@ -192,7 +193,7 @@ def _device(settings: TrainingConfig, world: World) -> torch.device:
     return device
 
 
-def _check_vocabulary(rows: tuple[Row, ...], policy: Policy) -> None:
+def _check_vocabulary(rows: tuple[Row, ...], policy: PolicyModel) -> None:
     size = policy.causal.config.get_text_config().vocab_size
     for row in rows:
         low, high = row.token_ids.min(), row.token_ids.max()

@@ -12,11 +12,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from flows import launch
-from flows.prepare import prepare
 from flows.processes.guardian import descendants, send
 from flows.processes.ownership import identity
-from flows.processes.services import Handle, ServiceSpec, Supervisor
+from flows.processes.service import Handle, ServiceSpec
+from flows.processes.services import Supervisor
+from flows.runtime import launch
+from flows.runtime.prepare import prepare
 from tests.crash.killing import Moments, durable_line, kill_self
 
 NAME = "run"

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from storage.adapters import base_in
+from storage.policies.adapters import base_in
 from storage.store import Store, open_store
 from tasks.learner.digest import weights_sha256
 from tasks.learner.tiny import tiny_qwen3

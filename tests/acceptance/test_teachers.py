@@ -13,16 +13,18 @@ import pytest
 
 from configs.errors import ConfigError
 from configs.run import RunConfig
-from flows.preflight import preflight
-from flows.prepare import prepare
-from flows.processes.services import Handle, ServiceSpec, Supervisor
-from flows.replay_config import prepare_replay
-from flows.replay_request import Asked
-from flows.session import open_session, recorded
-from flows.walks import WALKS
+from flows.processes.service import Handle, ServiceSpec
+from flows.processes.services import Supervisor
+from flows.replays.config import prepare_replay
+from flows.replays.request import ReplayRequest
+from flows.runtime.loops import LOOPS
+from flows.runtime.preflight import preflight
+from flows.runtime.prepare import prepare
+from flows.runtime.session import open_session, record_run
 from storage.store import Store, open_store
 from tasks.learner.tiny import tiny_qwen3
-from tasks.stage import StageTask, perform
+from tasks.runtime.execute import perform
+from tasks.runtime.prefect_task import StageTask
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.engine, pytest.mark.timeout(900)]
 
@@ -54,7 +56,7 @@ class Lived:
         self.live(config, call or name)
 
     def replay(self, name: str, of: str, until: str, overrides: Sequence[str]) -> None:
-        asked = Asked(of, "advantage", until, "0:1", overrides, name, str(self.directory / "store"))
+        asked = ReplayRequest(of, "advantage", until, "0:1", overrides, name, str(self.directory / "store"))
         self.live(prepare_replay(asked), name)
 
     def live(self, config: RunConfig, call: str) -> None:
@@ -72,8 +74,8 @@ class Lived:
             missing = [piece for piece in session.pieces() if piece.computed]
             preflight(session, missing)
             session.begin(missing)
-            with recorded(session):
-                self.outcomes[call] = WALKS[config.kind](session)
+            with record_run(session):
+                self.outcomes[call] = LOOPS[config.kind](session)
 
     def rows(self, run: str, stage: str, table: str, step: int = 0) -> list[dict[str, Any]]:
         """Return the rows that a stage of a run made."""

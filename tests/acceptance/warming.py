@@ -8,7 +8,7 @@ from lookup.demonstrations import demonstrations
 from lookup.words import words
 from reverse_text import demonstrations as reversals
 
-from tasks.inference.rendering import renderer
+from tasks.inference.trace_rows.demonstrations import renderer
 from tasks.learner.tiny import tiny_qwen3
 
 WORDS = ("Reverse inside ", "<rev>", "</rev>", ": ")

@@ -13,11 +13,11 @@ from benchmarks.viewed.dumps import dump, read_best, read_one, read_rewards
 from benchmarks.viewed.watching import Block, Watched
 from benchmarks.viewing_store import CREDITED, FORK, RUN, make, settings
 from flows.views import lineage, why
-from storage.digests import content_digest
-from storage.frames import Frames
+from storage.read.frames import Frames
+from storage.slices import content_digest
 from storage.store import Store
-from tasks import parts
 from tasks.fates import DERIVED, chains
+from tasks.runtime import group_commits as parts
 
 STAGES = ["advantage", "assignment", "examples", "filtering", "packing", "policy_import", "rollout", "training"]
 OF_STEP = {"assignment": 1, "rollout": 1, "filtering": 1, "advantage": 1, "packing": 1, "training": 1}

@@ -16,8 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from flows import pipeline
-from flows.session import Session, recorded
+from flows.runtime import pipeline
+from flows.runtime.session import Session, record_run
 from tests.flows.rehearsal import SOURCE, Rehearsal, session_for
 
 CHECKOUT = Path(__file__).parents[2]
@@ -153,7 +153,7 @@ class Going:
     def _walk(self, root: Path, name: str, steps: int) -> Iterator[Any]:
         def going() -> Iterator[Any]:
             session: Session = session_for(root, name, steps=steps)
-            with recorded(session):
+            with record_run(session):
                 yield from pipeline.run_steps(Rehearsal(session), SOURCE, session.config)
 
         return going()

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from configs.check import missing, problems, require_files
+from configs.checks.run import missing, problems, require_files
 from configs.errors import ConfigError
 from configs.load import load
 from configs.run import RunConfig

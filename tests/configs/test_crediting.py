@@ -2,7 +2,7 @@
 
 import pytest
 
-from configs.check import problems
+from configs.checks.run import problems
 from configs.errors import ConfigError
 from configs.load import load
 from configs.run import RunConfig

@@ -3,14 +3,16 @@
 import pytest
 from pydantic import ValidationError
 
-from configs.check import problems
+from configs.checks.run import problems
 from configs.errors import ConfigError
 from configs.filters import FilteringConfig
 from configs.load import load
 from configs.run import RunConfig, View
 from configs.samplers import DifficultyPoolsSampler
 from storage.keys import content_key
-from tasks import advantage, assignment, filtering
+from tasks.advantage import stage as advantage
+from tasks.assignment import stage as assignment
+from tasks.filtering import stage as filtering
 
 POOLS = 'assignment.sampler={type="difficulty_pools"}'
 WATCHING = 'filtering.filters=[{type="errored"}, {type="zero_advantage", enforce=false}]'

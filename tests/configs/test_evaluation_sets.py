@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from configs.checks.evaluation import evaluation_problems
 from configs.evaluation import EvaluationConfig
-from configs.evaluation_checks import evaluation_problems
 from configs.run import RunConfig, View, content
 
 SETS = (

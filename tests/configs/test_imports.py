@@ -3,7 +3,7 @@
 import pytest
 
 from configs.errors import ConfigError
-from configs.imports import Imported, imported
+from configs.functions import ImportedFunction, imported
 from configs.load import load
 from configs.resolve import reopened, require_agreement, resolve
 from configs.run import RunConfig, View
@@ -19,8 +19,8 @@ FACTS = {"functions": {MASK: "pkg 1.2", CREDIT: "sha256:ab"}}
 
 def test_functions_are_found_wherever_a_section_names_one():
     assert list(imported(BOTH)) == [
-        Imported(MASK, MASK + "_version", "pkg.masks:short", ""),
-        Imported(CREDIT, "algorithm.version", "mine:credit", ""),
+        ImportedFunction(MASK, MASK + "_version", "pkg.masks:short", ""),
+        ImportedFunction(CREDIT, "algorithm.version", "mine:credit", ""),
     ]
     assert {each.stage for each in imported(BOTH)} == {"advantage"}
     assert list(imported(load(["demo"]))) == []
@@ -28,7 +28,9 @@ def test_functions_are_found_wherever_a_section_names_one():
 
 def test_a_loss_of_ones_own_is_called_by_the_training():
     config = load(["demo"], ['training.loss={type="custom", function="mine:loss"}'])
-    assert list(imported(config)) == [Imported("training.loss.function", "training.loss.version", "mine:loss", "")]
+    assert list(imported(config)) == [
+        ImportedFunction("training.loss.function", "training.loss.version", "mine:loss", "")
+    ]
     assert [each.stage for each in imported(config)] == ["training"]
     filled = resolve(config, {"functions": {"training.loss.function": "sha256:cd"}})
     assert View(filled, ("training",), "training").content()["training"]["loss"]["version"] == "sha256:cd"

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.algorithms import GrpoConfig, RlooConfig, SupervisedConfig
-from configs.draft import presets
+from configs.environments import ElasticPool, StaticPool
 from configs.errors import ConfigError
+from configs.layers import presets
 from configs.load import dump, from_json, load
 from configs.run import RunConfig
-from configs.sections import ElasticPool, StaticPool
 
 
 def problems(*overrides: str, files: tuple[str | Path, ...] = ("demo",)) -> tuple[str, ...]:

@@ -4,10 +4,11 @@ from typing import Any
 
 import pytest
 
-from configs.check import problems
+from configs.checks.run import problems
+from configs.checks.teachers import only_teachers_sample, scored_by_policy, scores
 from configs.run import RunConfig, View
-from configs.teaching import only_teachers_sample, scored_by_policy, scores
-from tasks import reference, rollout
+from tasks.advantage import reference
+from tasks.rollout import stage as rollout
 
 OPD: dict[str, Any] = {"type": "opd", "teacher": {"path": "/teacher"}}
 SFT: dict[str, Any] = {"type": "sft", "teacher": {"path": "/teacher"}}

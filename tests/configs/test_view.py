@@ -8,6 +8,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from configs.algorithms import CustomConfig, Overlong
+from configs.environments import EnvironmentConfig
 from configs.evaluation import EvaluationSet, ExternalModelConfig
 from configs.explain import members
 from configs.fields import in_key, is_elsewhere, is_operational
@@ -16,7 +17,6 @@ from configs.losses import CustomLoss
 from configs.optimizers import WsdSchedule
 from configs.run import KEY_NAMES, RunConfig, View, content
 from configs.samplers import DifficultyPool
-from configs.sections import EnvironmentConfig
 
 Path = tuple[str, ...]
 

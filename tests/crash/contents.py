@@ -9,7 +9,7 @@ import polars as pl
 from deltalake import DeltaTable
 
 from storage.refs import Entry
-from storage.schemas import TABLES
+from storage.schemas.stage_tables import TABLES
 from storage.store import Store, open_store
 from tests.crash.driving import NAME
 

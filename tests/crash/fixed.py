@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from storage.schemas import EXAMPLES
+from storage.schemas.stage_tables import EXAMPLES
 from tests.builders import example, exchange, table, trace
 
 ENVIRONMENT = "reverse_text"

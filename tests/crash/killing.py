@@ -11,9 +11,9 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
-import storage.policies
+import storage.policies.store
 from storage.ledger import Ledger
-from storage.policies import Policies
+from storage.policies.store import Policies
 from storage.refs import Entry
 from storage.store import Store
 from tasks.learner import wire
@@ -68,7 +68,7 @@ class Moments:
         self._wrap(Ledger, "commit_all", lambda ledger, entries: "commit of several" if len(entries) > 1 else "")
         self._wrap(Store, "append", lambda store, table, rows, **slice_: f"append {table} {slice_['step']}")
         self._wrap(Policies, "publish", lambda *_: "publish")
-        self._wrap(storage.policies, "synchronise", _sync)
+        self._wrap(storage.policies.store, "synchronise", _sync)
         self._wrap(wire, "send", _request)
 
     def _committed(self, ledger: Ledger, entry: Entry) -> None:

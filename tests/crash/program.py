@@ -15,17 +15,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from flows import launch
 from flows.environment_room import EnvironmentRoom
-from flows.prepare import prepare
-from flows.replay_config import prepare_replay
-from flows.replay_request import Asked
+from flows.replays.config import prepare_replay
+from flows.replays.request import ReplayRequest
 from flows.rooms import EngineRoom
-from flows.session import open_session, recorded
-from flows.walks import walk_replay, walk_train
-from tasks import rollout
-from tasks.inference.scoring import Served
-from tasks.stage import StageTask, perform
+from flows.runtime import launch
+from flows.runtime.loops import loop_replay, loop_train
+from flows.runtime.prepare import prepare
+from flows.runtime.session import open_session, record_run
+from tasks.inference.engine.scoring import Served
+from tasks.rollout import stage as rollout
+from tasks.runtime.execute import perform
+from tasks.runtime.prefect_task import StageTask
 from tests.crash import fixed
 from tests.crash.driving import NAME
 from tests.crash.killing import Moments, durable_line, kill_self
@@ -38,7 +39,7 @@ def main(directory: Path, request: dict[str, Any]) -> None:
     replace_sampling(directory, moments, request["backwards"])
     store = str(directory / "store")
     if request["replays"]:
-        asked = [Asked(store=store, **replay) for replay in request["replays"]]
+        asked = [ReplayRequest(store=store, **replay) for replay in request["replays"]]
         outcome: Any = [without_prefect(prepare_replay(each)) for each in asked]
     else:
         config = prepare("train", ["demo"], request["overrides"], name=request["name"], store=store)
@@ -56,8 +57,8 @@ def without_prefect(config: Any) -> dict[str, Any]:
     StageTask.__call__ = lambda self, *arguments: perform(self.stage, *arguments)  # type: ignore[method-assign]
     with open_session(config) as session:
         session.begin([piece for piece in session.pieces() if piece.computed])
-        with recorded(session):
-            walk = walk_replay if config.kind == "replay" else walk_train
+        with record_run(session):
+            walk = loop_replay if config.kind == "replay" else loop_train
             return walk(session)
 
 

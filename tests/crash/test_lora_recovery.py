@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.adapters import base_in
+from storage.policies.adapters import base_in
 from storage.store import Store, open_store
 from tests.crash.checks import check_clean, go_on, killed
 from tests.crash.contents import rows, work

@@ -9,7 +9,7 @@ import pytest
 from deltalake import DeltaTable
 
 from storage.refs import Entry
-from storage.schemas import TABLES
+from storage.schemas.stage_tables import TABLES
 from storage.store import open_store
 from tests.crash.checks import check_clean, go_on, killed
 from tests.crash.contents import check_once, finished, weights, work

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from flows.orchestration.prefect_api import process_of
+from flows.orchestration.server import process_of
 from flows.processes.ownership import start_time, sweep
 from tests.waiting import PATIENCE, until
 

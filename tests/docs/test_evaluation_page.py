@@ -7,8 +7,8 @@ from pathlib import Path
 
 from configs.run import RunConfig
 from flows.cli import parse
-from flows.prepare import prepare
-from flows.session import open_session
+from flows.runtime.prepare import prepare
+from flows.runtime.session import open_session
 
 PAGE = (Path(__file__).parents[2] / "docs/evaluation.md").read_text()
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from configs.draft import presets
+from configs.layers import presets
 from configs.load import load
 from flows import cli
 

@@ -13,10 +13,9 @@ from verifiers.v1.configs.client import EvalClientConfig
 from verifiers.v1.types import SamplingConfig
 from verifiers.v1.utils.loaders import environment_class, load_taskset, resolve_env_config
 
-from configs.sections import EnvironmentConfig
-from storage.schemas import EXAMPLES
-from tasks.inference.environment_config import resolved
-from tasks.inference.environment_examples import rows
+from configs.environments import EnvironmentConfig
+from storage.schemas.stage_tables import EXAMPLES
+from tasks.inference.environments.examples import resolved, rows
 
 Body = dict[str, Any]
 Reply = Callable[[Body], str | int | Body]

@@ -23,13 +23,15 @@ from verifiers.v1.clients import EvalClientConfig, ModelContext
 from verifiers.v1.types import SamplingConfig
 from verifiers.v1.utils.loaders import load_environment, resolve_env_config
 
+from configs.environments import EnvironmentConfig
 from configs.run import RunConfig, View
-from configs.sections import EngineConfig, EnvironmentConfig, ModelConfig, RolloutConfig
-from tasks.inference.engine import MODEL, Engine
-from tasks.inference.requests import client_config, sampling_config
-from tasks.inference.rows import Attempted, of_trace_record
+from configs.sections import ModelConfig, RolloutConfig
+from configs.services import EngineConfig
+from tasks.arrays.parse_errors import unreadable
+from tasks.inference.engine.client import MODEL, Engine
+from tasks.inference.sampling.attempts import client_config, sampling_config
+from tasks.inference.trace_rows.rows import Attempted, of_trace_record
 from tasks.learner.tiny import tiny_qwen3
-from tasks.parse_errors import unreadable
 from tests.environments.scripted import listed
 from tests.tasks.inference.hosts import KEY, engine_of
 from tests.tasks.inference.sampled import sampled_tables

@@ -15,10 +15,13 @@ from kuhn_poker.talk import move_of
 
 from configs.load import load
 from configs.run import RunConfig, View
-from storage.schemas import CREDITS
-from tasks import advantage, filtering, packing, rollout
-from tasks.inference.engine import Engine
+from storage.schemas.stage_tables import CREDITS
+from tasks.advantage import stage as advantage
+from tasks.filtering import stage as filtering
+from tasks.inference.engine.client import Engine
 from tasks.learner.tiny import tiny_qwen3
+from tasks.packing import stage as packing
+from tasks.rollout import stage as rollout
 from tests.acceptance.warming import taught
 from tests.environments.scripted import listed
 from tests.tasks.inference.hosts import ENGINE, engine_of

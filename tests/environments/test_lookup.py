@@ -91,7 +91,7 @@ def test_the_command_writes_rows_and_words(tmp_path: Path) -> None:
 
 
 def test_words_keep_a_conversation_short(tmp_path: Path) -> None:
-    from tasks.inference.rendering import renderer
+    from tasks.inference.trace_rows.demonstrations import renderer
     from tasks.learner.tiny import tiny_qwen3
 
     sizes: dict[str, Any] = {"hidden": 16, "layers": 1, "heads": 2, "kv_heads": 2, "intermediate": 16}

@@ -15,8 +15,8 @@ from own_data.scoring import contains, exact, last_number, number, scoring
 from own_data.sources import from_file
 from own_data.taskset import OwnDataConfig, OwnDataTask, OwnDataTaskset
 
-from configs.sections import EnvironmentConfig
-from tasks.inference import environments
+from configs.environments import EnvironmentConfig
+from tasks.inference.environments import servers as environments
 from tests.environments.scripted import played
 
 pytestmark = pytest.mark.engine

@@ -18,9 +18,9 @@ from wikispeedia.words import words as walk_words
 
 from configs.load import load
 from configs.run import View
-from tasks import rollout
-from tasks.inference.engine import Engine
+from tasks.inference.engine.client import Engine
 from tasks.learner.tiny import tiny_qwen3
+from tasks.rollout import stage as rollout
 from tests.acceptance.warming import taught
 from tests.environments.scripted import listed
 from tests.tasks.inference.hosts import ENGINE, engine_of

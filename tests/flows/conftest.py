@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from flows import cli
-from flows.orchestration import prefect_api
+from flows.orchestration import server as prefect_api
 from flows.processes.service import Handle
 from storage.store import open_store
 

@@ -12,10 +12,12 @@ import pyarrow as pa
 import pytest
 
 from configs.run import View
-from flows import evaluating, walks
-from flows.session import Session, recorded
-from storage.schemas import EXAMPLES
-from tasks.stage import Policy, StageTask, Tables
+from flows.runtime import evaluation as evaluating
+from flows.runtime import loops as walks
+from flows.runtime.session import Session, record_run
+from storage.schemas.stage_tables import EXAMPLES
+from tasks.runtime.prefect_task import StageTask
+from tasks.runtime.stage import Policy, Tables
 from tests.builders import example, table, trace
 from tests.crash import fixed
 from tests.flows import rehearsal
@@ -82,20 +84,20 @@ def played(sampler: Sampler) -> Iterator[None]:
             return super(rehearsal.Rehearsal, self).__call__(rehearsal.Played(stage), *arguments, **named)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(walks, "Worker", Evaluating)
-        patch.setattr(evaluating, "Worker", Evaluating)
+        patch.setattr(walks, "Executor", Evaluating)
+        patch.setattr(evaluating, "Executor", Evaluating)
         yield
 
 
 def train(root: Path, name: str, sampler: Sampler, **changes: Any) -> tuple[Session, dict[str, Any]]:
     """Walk a training run with evaluations; return its session and its outcome."""
     session = rehearsal.session_for(root, name, **changes)
-    with played(sampler), recorded(session):
-        return session, walks.walk_train(session)
+    with played(sampler), record_run(session):
+        return session, walks.loop_train(session)
 
 
 def evaluate(root: Path, name: str, sampler: Sampler, **changes: Any) -> tuple[Session, dict[str, Any]]:
     """Walk an evaluation of the first weights; return its session and its outcome."""
     session = rehearsal.session_for(root, name, kind="evaluate", **changes)
-    with played(sampler), recorded(session):
-        return session, walks.walk_evaluate(session)
+    with played(sampler), record_run(session):
+        return session, walks.loop_evaluate(session)

@@ -11,18 +11,23 @@ from typing import Any
 import pyarrow as pa
 
 from configs.run import RunConfig, View
-from flows import pipeline
-from flows.doing import Worker
 from flows.processes.services import Supervisor
-from flows.session import Session, recorded
-from flows.steps import Source
+from flows.runtime import pipeline
+from flows.runtime.executor import Executor
+from flows.runtime.pipeline import Source
+from flows.runtime.session import Session, record_run
 from storage.keys import content_key
-from storage.schemas import UPDATES
+from storage.schemas.learner_tables import UPDATES
 from storage.store import Store, open_store
-from tasks import examples as listing
-from tasks import policy_import, rollout, training
-from tasks.gate import Answer, Approve, Question
-from tasks.stage import Place, Policy, Ref, Stage, StageTask, Tables, perform
+from tasks.assignment import examples as listing
+from tasks.gate.stage import Answer, Approve, Question
+from tasks.rollout import stage as rollout
+from tasks.runtime.execute import perform
+from tasks.runtime.prefect_task import StageTask
+from tasks.runtime.run_context import RunContext
+from tasks.runtime.stage import Policy, Ref, Stage, Tables
+from tasks.training import policy as policy_import
+from tasks.training import stage as training
 from tests.builders import table
 from tests.crash import fixed
 
@@ -76,7 +81,7 @@ class Played(StageTask):
         return perform(self.stage, *arguments)
 
 
-class Rehearsal(Worker):
+class Rehearsal(Executor):
     """Does stages as in a run; what would need an engine or a learner is played."""
 
     def __call__(self, task: StageTask, *arguments: Any, **named: Any) -> Ref:
@@ -92,7 +97,7 @@ def session_for(root: Path, name: str, approve: Approve = nobody, **changes: Any
     """Return a session of the small run with changes, in which a person is played too; it starts nothing."""
     store = open_store(root)
     config = RunConfig.model_validate(SMALL | {"name": name, "store": str(root)} | changes)
-    session = Session(Place(store, name, config, {}), SOURCE, Supervisor(name, root.parent / "logs"))
+    session = Session(RunContext(store, name, config, {}), SOURCE, Supervisor(name, root.parent / "logs"))
     session.services["approve"] = approve
     return session
 
@@ -107,7 +112,7 @@ def rehearse(
     """Walk the small run with changes in the store at `root`, from where it stands; return the store."""
     session = session_for(root, name, approve, **changes)
     watch(session)
-    with recorded(session):
+    with record_run(session):
         for _ in pipeline.run_steps(Rehearsal(session), SOURCE, session.config):
             pass
     return session.place.store

@@ -4,41 +4,42 @@ from pathlib import Path
 from typing import Any
 
 from configs.run import RunConfig
-from flows.foretell import foretell
 from flows.processes.services import Supervisor
 from flows.recorded import recorded_by
-from flows.replay_config import prepare_replay
-from flows.replay_outcome import Apart, finish_replayed
-from flows.replay_request import Asked
-from flows.replaying import quarantined_in, replay_steps
-from flows.session import Session, recorded
+from flows.replays.config import prepare_replay
+from flows.replays.report import PolicyDistance, finish_replayed
+from flows.replays.request import ReplayRequest
+from flows.replays.steps import quarantined_in, replay_steps
+from flows.runtime.dry_run import plan_work
+from flows.runtime.session import Session, record_run
 from storage.store import Store, open_store
-from tasks.stage import Place, Ref
+from tasks.runtime.run_context import RunContext
+from tasks.runtime.stage import Ref
 from tests.flows.rehearsal import SOURCE, Rehearsal
 
 RLOO = "algorithm.type=rloo"
 
 
 def ask(root: Path, **asked: Any) -> RunConfig:
-    return prepare_replay(Asked(**{"run": "base", "store": str(root), "until": "packing"} | asked))
+    return prepare_replay(ReplayRequest(**{"run": "base", "store": str(root), "until": "packing"} | asked))
 
 
 def walk(config: RunConfig) -> tuple[Session, list[dict[str, Any]]]:
     """Go through a replay as its flow does, with a learner that is played; return what each step came to."""
     store = open_store(config.store)
     session = Session(
-        Place(store, config.name, config, {}), SOURCE, Supervisor(config.name, Path(config.store) / "logs")
+        RunContext(store, config.name, config, {}), SOURCE, Supervisor(config.name, Path(config.store) / "logs")
     )
     found, out = recorded_by(store, config.replay.run), quarantined_in(store, config.replay)
-    with recorded(session):
-        apart = Apart(store)
+    with record_run(session):
+        apart = PolicyDistance(store)
         steps = replay_steps(Rehearsal(session), SOURCE, config, found, out)
         return session, [finish_replayed(session, done, apart) for done in steps]
 
 
 def pieces(config: RunConfig) -> list[Ref]:
-    place = Place(open_store(config.store), config.name, config, {})
-    return foretell(place, SOURCE)
+    place = RunContext(open_store(config.store), config.name, config, {})
+    return plan_work(place, SOURCE)
 
 
 def quarantine(store: Store, step: int, count: int) -> list[str]:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flows import artifacts
+from flows.reporting import artifacts
 from flows.views.curve import LEFT, MOST_POINTS, RIGHT, WIDTH, Point, curve_svg, thinned, ticks
 
 SVG = "{http://www.w3.org/2000/svg}"

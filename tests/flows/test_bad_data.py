@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from configs.run import RunConfig
-from flows.prepare import prepare
+from flows.runtime.prepare import prepare
 from storage.store import open_store
 
 Refused = Callable[..., str]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from flows import cli
-from flows.prepare import prepare
+from flows.runtime.prepare import prepare
 from tests.waiting import PATIENCE
 
 ROOT = Path(__file__).parents[2]

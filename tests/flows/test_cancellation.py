@@ -4,10 +4,10 @@ import io
 
 import pytest
 
-from flows import artifacts
-from flows.orchestration.cancellation import ASK_SECONDS, Cancellation
-from flows.views.panel import Panel
-from flows.watchers import PanelWatcher
+from flows.orchestration.states import ASK_SECONDS, Cancellation
+from flows.reporting import artifacts
+from flows.reporting.events import PanelWatcher
+from flows.reporting.panel import Panel
 
 
 class Api:

@@ -13,8 +13,8 @@ import pytest
 
 from configs.errors import ConfigError
 from flows import cli
-from flows.processes.services import ServiceFailed
-from tasks.inference.engine import EngineError
+from flows.processes.service import ServiceFailed
+from tasks.inference.engine.client import EngineError
 
 NONE = {"name": "", "store": "", "plain": False}
 OF_OTHERS = [

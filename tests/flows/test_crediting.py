@@ -9,13 +9,13 @@ import pytest
 from configs.algorithms import RlooConfig
 from configs.errors import ConfigError
 from configs.load import load
-from flows.crediting import VARIANTS, Credited, asked_of, credit_all, figures, samples, toml
-from flows.prepare import recorded_run
-from flows.replay_config import prepare_replay
+from flows.replays.algorithms import VARIANTS, Credited, asked_of, credit_all, figures, samples, toml
+from flows.replays.config import prepare_replay
+from flows.runtime.prepare import recorded_run
 from flows.views.credited import described, page
 from flows.views.curve import Point, curves_svg
 from flows.views.curves import main as curves
-from storage.frames import Frames
+from storage.read.frames import Frames
 from storage.store import open_store
 from tests.flows.rehearsal import SMALL, rehearse
 from tests.flows.replays import ask, walk

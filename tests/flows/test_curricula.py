@@ -8,14 +8,16 @@ from typing import Any
 import pytest
 
 from configs.run import View
-from flows import pipeline, replay_config
-from flows.foretell import foretell
 from flows.recorded import recorded_by
-from flows.session import recorded
-from storage.policies import Policies
+from flows.replays import config as replay_config
+from flows.runtime import pipeline
+from flows.runtime.dry_run import plan_work
+from flows.runtime.session import record_run
+from storage.policies.store import Policies
 from storage.store import Store, open_store
-from tasks.samplers.difficulties import DifficultiesMissing
-from tasks.stage import Policy, Ref, StageTask, Tables
+from tasks.assignment.samplers.difficulties import DifficultiesMissing
+from tasks.runtime.prefect_task import StageTask
+from tasks.runtime.stage import Policy, Ref, Tables
 from tests.builders import table
 from tests.flows import rehearsal
 from tests.flows.rehearsal import SMALL, SOURCE, Rehearsal, rehearse, session_for
@@ -104,7 +106,7 @@ def test_a_run_that_dies_goes_on_with_the_state_that_it_had(
     origin: Path, changes: dict[str, Any], tmp_path: Path, last: int
 ) -> None:
     session = session_for(tmp_path / "store", "base", **changes)
-    with pytest.raises(KeyboardInterrupt), recorded(session):
+    with pytest.raises(KeyboardInterrupt), record_run(session):
         list(pipeline.run_steps(Dying(session, last=last), SOURCE, session.config))
     store, whole = rehearse(tmp_path / "store", "base", **changes), open_store(origin)
     assert {each.key for each in store.ledger.entries(run="base")} == {
@@ -117,14 +119,14 @@ def test_a_run_that_dies_goes_on_with_the_state_that_it_had(
 
 def test_what_is_recorded_is_foretold(origin: Path, changes: dict[str, Any]) -> None:
     place = session_for(origin, "base", **changes).place
-    assert not any(ref.computed for ref in foretell(place, SOURCE))
+    assert not any(ref.computed for ref in plan_work(place, SOURCE))
 
 
 @pytest.fixture
 def weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A store that has the weights of every policy."""
     monkeypatch.setattr(Policies, "directory", lambda self, key, verify=False: tmp_path)
-    monkeypatch.setattr(replay_config, "facts", lambda config: {})
+    monkeypatch.setattr(replay_config, "config_versions", lambda config: {})
 
 
 @pytest.mark.parametrize("steps", ["", "1:"])

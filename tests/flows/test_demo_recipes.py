@@ -5,11 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from configs.draft import presets
+from configs.layers import presets
 from configs.load import load
-from flows import cli, demo, demo_sources
-from flows.demo_recipes import RECIPES, Recipe
-from flows.demo_sources import SourceFailed, Sources, build, sources_directory
+from flows import cli
+from flows.runtime import demo
+from flows.runtime import demo as demo_sources
+from flows.runtime.demo import SourceFailed, Sources, build, sources_directory
+from flows.runtime.demo_recipes import RECIPES, Recipe
 
 ROOT = Path(__file__).parents[2]
 # Stands in for an environment's package: rows say how it was asked, so that files tell what was run.

@@ -7,12 +7,10 @@ from typing import Any
 import pytest
 
 from configs.errors import ConfigError
-from flows.drawing import Evicted
-from flows.orchestration.cancellation import RunCancelled
-from flows.orchestration.endings import event_of, reports_its_end, tagged
-from flows.pipeline import GateRefused
+from flows.orchestration.states import RunCancelled, event_of, reports_its_end, tagged
+from flows.runtime.pipeline import EmptyBatch, GateRefused
 from storage.errors import StoreUnavailable
-from tasks.retries import in_words, is_transient
+from tasks.runtime.prefect_task import in_words, is_transient
 
 
 def noted(error: Exception, *notes: str) -> Exception:
@@ -54,7 +52,7 @@ def test_what_a_flow_returns_is_its_own() -> None:
 @pytest.mark.parametrize(
     ("error", "event"),
     [
-        (Evicted("nothing"), ("evicted", "nothing")),
+        (EmptyBatch("nothing"), ("evicted", "nothing")),
         (RunCancelled("asked to"), ("cancelled", "asked to")),
         (GateRefused("no"), ("refused", "no")),
         (noted(ValueError("broken"), "All is safe."), ("failed", "ValueError: broken\nAll is safe.")),

@@ -8,19 +8,19 @@ from typing import Any
 
 import pytest
 
-from flows import evaluating
-from flows.evaluation_sets import evaluation_configs
-from flows.foretell import foretell
-from flows.processes.services import ServiceFailed
-from flows.scores import recorded_evaluations
-from flows.session import recorded
-from flows.views.panel import Panel
+from flows.processes.service import ServiceFailed
+from flows.reporting.events import PanelWatcher
+from flows.reporting.panel import Panel
+from flows.runtime import evaluation as evaluating
+from flows.runtime.dry_run import plan_work
+from flows.runtime.evaluation_sets import evaluation_configs
+from flows.runtime.loops import loop_train
+from flows.runtime.scores import recorded_evaluations
+from flows.runtime.session import record_run
 from flows.views.show import describe
-from flows.walks import walk_train
-from flows.watchers import PanelWatcher
 from storage.store import open_store
-from tasks.example_fields import FieldMissing
-from tasks.stage import Policy
+from tasks.assignment.example_fields import FieldMissing
+from tasks.runtime.stage import Policy
 from tests.flows import evaluations
 from tests.flows.evaluations import HELD_OUT, Sampler, evaluate, played, train
 from tests.flows.rehearsal import SOURCE, session_for
@@ -47,7 +47,7 @@ def test_every_policy_is_evaluated_in_order_beside_the_next_step(tmp_path: Path,
     assert [each["version"] for each in outcome["evaluations"]] == [0, 1, 2, 3]
     (found,) = [each for each in outcome["comparisons"] if each["figure"] == "avg"]
     assert found["versions"] == [0, 3] and found["num_examples"] == 4 and found["difference"] == pytest.approx(0.3)
-    assert not any(piece.computed for piece in foretell(session.place, SOURCE))
+    assert not any(piece.computed for piece in plan_work(session.place, SOURCE))
 
 
 def test_a_run_goes_on_while_a_policy_is_evaluated(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_a_run_goes_on_while_a_policy_is_evaluated(tmp_path: Path) -> None:
     session = session_for(tmp_path / "store", "run", evaluation=TRIED)
     session.watchers = (Opens(),)
     with played(sampler):
-        assert len(walk_train(session)["evaluations"]) == 3
+        assert len(loop_train(session)["evaluations"]) == 3
 
 
 def test_without_overlap_a_policy_is_evaluated_where_it_was_made(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_errors_are_made_again_once_and_the_replacement_counts(tmp_path: Path) -
     assert len({row for each in rows for row in each["trace_id"].to_pylist()}) == 7, "with another seed"
     once_more, found = evaluate(root, "run", Sampler(), evaluation=settings | {"retry_errors": 1})
     assert once_more.num_computed == 0 and found["scores"] == again["scores"]
-    assert not any(piece.computed for piece in foretell(once_more.place, SOURCE))
+    assert not any(piece.computed for piece in plan_work(once_more.place, SOURCE))
     (shown,) = describe(store, "run", once_more.config)["evaluations"]
     assert shown["scores"] == again["scores"]
 
@@ -164,7 +164,7 @@ def test_a_set_that_cannot_be_made_stops_a_run_before_its_first_step(tmp_path: P
     store = open_store(tmp_path / "store")
     assert not store.ledger.entries(run="run", stage="rollout") and not store.ledger.entries(stage="training")
     session, _ = train(tmp_path / "store", "other", Sampler(), evaluation=late | {"every": 3})
-    assert not any(piece.computed for piece in foretell(session.place, SOURCE)), "one that is never due is not made"
+    assert not any(piece.computed for piece in plan_work(session.place, SOURCE)), "one that is never due is not made"
     assert not session.place.store.ledger.entries(run="other", stage="evaluation_assignment")
 
 
@@ -196,9 +196,9 @@ def test_a_run_that_is_resumed_shows_no_evaluation_as_a_step_and_logs_none_again
 
     for _ in range(2):
         session = session_for(tmp_path / "store", "run", evaluation=TRIED | {"overlap": False})
-        with Shown("run", 2, plain=True, stream=io.StringIO()) as panel, played(Sampler()), recorded(session):
+        with Shown("run", 2, plain=True, stream=io.StringIO()) as panel, played(Sampler()), record_run(session):
             session.watchers = PanelWatcher(panel), note
-            walk_train(session)
+            loop_train(session)
     assert computed == [True] * 3 + [False] * 3
     assert {step for step, stage in stages if stage == "rollout"} == {0, 1}
     assert stages.count((None, "evaluation: rollout")) == 3
@@ -227,8 +227,8 @@ def test_a_run_that_is_interrupted_ends_the_evaluation_under_way_and_is_resumed(
     session = session_for(tmp_path / "store", "run", **settings)
     monkeypatch.setattr(session, "close", ended.set)
     session.watchers = (interrupt,)
-    with pytest.raises(KeyboardInterrupt), played(UnderWay()), recorded(session):
-        walk_train(session)
+    with pytest.raises(KeyboardInterrupt), played(UnderWay()), record_run(session):
+        loop_train(session)
     assert ended.is_set(), "or the evaluation would have been waited for as long as it takes"
     sampler = Sampler()
     _, outcome = train(tmp_path / "store", "run", sampler, **settings)

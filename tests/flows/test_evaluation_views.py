@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from flows.monitor import Monitor
+from flows.reporting.events import MonitorWatcher, describe_scores
+from flows.reporting.tracking import Monitor
 from flows.views.evaluations import HEADINGS, cells, describe_difference, with_interval
-from flows.watchers import MonitorWatcher, describe_scores
 
 ROW: dict[str, Any] = {
     **{"set": "hard", "versions": [0, 4], "environment": "sums", "figure": "avg", "num_examples": 6},

@@ -10,7 +10,7 @@ import pytest
 
 from flows.views import evals
 from flows.views.differences import compare
-from tasks.example_fields import FieldMissing
+from tasks.assignment.example_fields import FieldMissing
 from tests.flows.evaluations import HELD_OUT, Sampler, evaluate, train
 
 pytestmark = pytest.mark.engine  # whole runs: about a second each

@@ -9,10 +9,10 @@ import pyarrow as pa
 import pytest
 
 from configs.run import View
-from flows.drawing import Evicted
+from flows.runtime.pipeline import EmptyBatch
 from flows.viewer.texts import visible
 from storage.store import open_store
-from tasks.stage import Policy, Tables
+from tasks.runtime.stage import Policy, Tables
 from tests.flows import rehearsal
 from tests.flows.rehearsal import SMALL, rehearse
 
@@ -38,7 +38,7 @@ def play(monkeypatch: pytest.MonkeyPatch, change: Callable[[int, Row], Row]) -> 
 def evicted(root: Path, batches: int = 1, filters: Sequence[Row] = STANDARD, **changes: Any) -> list[str]:
     """Run so many batches of 12 rollouts, all of them empty; return the lines of the error."""
     filtering = {"max_batch_attempts": batches, "filters": filters}
-    with pytest.raises(Evicted) as caught:
+    with pytest.raises(EmptyBatch) as caught:
         rehearse(root, "base", filtering=filtering, **changes)
     assert open_store(root).runs.events("base")[-1].message == str(caught.value)
     return [line.strip() for line in str(caught.value).split("\n")]

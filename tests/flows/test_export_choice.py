@@ -17,8 +17,10 @@ from flows.exchange.import_config import Request as ImportRequest
 from flows.exchange.importing import import_files
 from flows.recorded import Recorded
 from storage.store import Store, open_store
-from tasks import filtering
-from tasks.stage import Place, Ref, Stage, perform, ref_of
+from tasks.filtering import stage as filtering
+from tasks.runtime.execute import perform
+from tasks.runtime.run_context import RunContext
+from tasks.runtime.stage import Ref, Stage, ref_of
 
 TOKENS = Path(__file__).parents[1] / "tasks/exchange/files/tokens.jsonl"
 
@@ -32,10 +34,10 @@ def store(tmp_path: Path) -> Store:
     return store
 
 
-def place_of(store: Store, run: str) -> Place:
+def place_of(store: Store, run: str) -> RunContext:
     """Return where a run works that has the rollouts of `base`."""
     sections = {"name": run, "filtering": {"filters": [{"type": "errored"}]}}
-    return Place(store, run, RunConfig.model_validate(store.runs.config("base") | sections), {})
+    return RunContext(store, run, RunConfig.model_validate(store.runs.config("base") | sections), {})
 
 
 def rollouts(store: Store) -> Ref:

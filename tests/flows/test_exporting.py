@@ -15,11 +15,13 @@ from flows.exchange.exporting import Request, copy_weights, export
 from flows.exchange.import_config import Request as ImportRequest
 from flows.exchange.importing import import_files
 from flows.recorded import Recorded
-from storage.questions import QuestionError
+from storage.read.sql import QuestionError
 from storage.store import open_store
-from tasks import filtering
-from tasks.examples import read_demonstrations
-from tasks.stage import Place, perform, ref_of
+from tasks.assignment.examples import read_demonstrations
+from tasks.filtering import stage as filtering
+from tasks.runtime.execute import perform
+from tasks.runtime.run_context import RunContext
+from tasks.runtime.stage import ref_of
 
 TOKENS = Path(__file__).parents[1] / "tasks/exchange/files/tokens.jsonl"
 
@@ -34,7 +36,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> str:
     store = open_store(root)
     config = RunConfig.model_validate(store.runs.config("theirs") | {"filtering": {"filters": [{"type": "errored"}]}})
     rollouts = ref_of(Recorded(store, "theirs").steps[0].work["rollout"], computed=False)
-    perform(filtering.STAGE, Place(store, "theirs", config, {}), 0, (rollouts,), services={"quarantined": {}})
+    perform(filtering.STAGE, RunContext(store, "theirs", config, {}), 0, (rollouts,), services={"quarantined": {}})
     return root
 
 

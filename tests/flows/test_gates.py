@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 
 from flows import cli
-from flows.foretell import foretell
 from flows.orchestration import answering
-from flows.orchestration.gates import summary
-from flows.pipeline import GateRefused
-from flows.preflight import preflight
+from flows.orchestration.gate_answers import summary
+from flows.runtime.dry_run import plan_work
+from flows.runtime.pipeline import GateRefused
+from flows.runtime.preflight import preflight
 from storage.store import Store, open_store
-from tasks.gate import Answer, Question, Shown
+from tasks.gate.stage import Answer, Question, Shown
 from tests.flows.rehearsal import SOURCE, rehearse, session_for
 
 RULE = {"type": "rule", "rule": "reward_mean > 0.45"}  # of the first step it is 0.51, of the second 0.44
@@ -59,7 +59,7 @@ def decided(store: Store, run: str) -> list[tuple[int, bool]]:
 def foretold(root: Path, name: str, **changes: Any) -> list[tuple[str, int]]:
     """What the run would compute."""
     place = session_for(root, name, **changes).place
-    return [(each.stage, each.step) for each in foretell(place, SOURCE) if each.computed]
+    return [(each.stage, each.step) for each in plan_work(place, SOURCE) if each.computed]
 
 
 def test_a_refused_batch_stops_the_run_and_another_rule_lets_it_go_on(tmp_path: Path) -> None:

@@ -4,13 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from flows import gc, replay_config
 from flows.recorded import recorded_by
+from flows.replays import config as replay_config
+from flows.runtime import maintenance as gc
 from storage.errors import StoreError
-from storage.policies import Policies
+from storage.policies.store import Policies
 from storage.store import Store, open_store
 from tests.flows.rehearsal import rehearse
-from tests.flows.test_replay import RLOO, ask, walk
+from tests.flows.replays import RLOO, ask, walk
 
 pytestmark = pytest.mark.engine
 
@@ -18,9 +19,9 @@ pytestmark = pytest.mark.engine
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A store with a run of three steps that finished long enough ago."""
-    monkeypatch.setattr("storage.keeping.activity.RECENT_HOURS", 0.0)
+    monkeypatch.setattr("storage.maintenance.activity.RECENT_HOURS", 0.0)
     monkeypatch.setattr(Policies, "directory", lambda self, key, verify=False: tmp_path)  # weights are played
-    monkeypatch.setattr(replay_config, "facts", lambda config: {})
+    monkeypatch.setattr(replay_config, "config_versions", lambda config: {})
     rehearse(tmp_path / "store", "base", steps=3)
     return tmp_path / "store"
 

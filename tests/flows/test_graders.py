@@ -12,11 +12,14 @@ import pytest
 from configs.errors import ConfigError
 from configs.run import RunConfig
 from flows.graders import GraderRoom, grader_digest
-from flows.processes.services import ServiceFailed, Supervisor
+from flows.processes.service import ServiceFailed
+from flows.processes.services import Supervisor
 from storage.store import open_store
-from tasks.inference.regrading import GraderLost, NotRegradable, answers
-from tasks.regrade import STAGE
-from tasks.stage import Place, Ref, Stage, perform
+from tasks.inference.grading.client import GraderLost, NotRegradable, answers
+from tasks.rollout.regrade import STAGE
+from tasks.runtime.execute import perform
+from tasks.runtime.run_context import RunContext
+from tasks.runtime.stage import Ref, Stage
 from tests.tasks.inference.recorded import example_of, rows_of, scored, trace_of
 
 pytestmark = pytest.mark.engine
@@ -56,7 +59,7 @@ def reversals() -> dict[str, pa.Table]:
     return {"examples": example_of("reverse", EXAMPLE), **rows_of(made, "reverse")}
 
 
-def planted(place: Place, rows: dict[str, pa.Table]) -> tuple[Ref, Ref]:
+def planted(place: RunContext, rows: dict[str, pa.Table]) -> tuple[Ref, Ref]:
     """Write the rows as if rollout and examples had made them."""
     examples = {"examples": rows["examples"]}
     sampled = {"traces": rows["traces"], "messages": rows["messages"]}
@@ -76,7 +79,7 @@ def test_a_changed_reward_function_is_another_piece_of_work(tmp_path: Path) -> N
     assert digests[0] != digests[1]
     done, rows = [], reversals()
     for each, digest in zip((as_it_was, changed), digests, strict=True):
-        place = Place(store, "replayed", each, {})
+        place = RunContext(store, "replayed", each, {})
         refs = planted(place, rows)
         with Supervisor("again", tmp_path / digest[:4]) as own:
             services = {"graders": GraderRoom(own, each)}

@@ -10,7 +10,8 @@ import pytest
 
 from flows.processes import hanging
 from flows.processes.ownership import identity, owned
-from flows.processes.services import Handle, ServiceFailed, ServiceSpec, Supervisor
+from flows.processes.service import Handle, ServiceFailed, ServiceSpec
+from flows.processes.services import Supervisor
 from tests.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.engine

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from flows import artifacts
-from flows.artifacts import escaped
-from flows.orchestration.gates import LONGEST_TEXT, summary
-from tasks.gate import Question, Shown
+from flows.orchestration.gate_answers import LONGEST_TEXT, summary
+from flows.reporting import artifacts
+from flows.reporting.artifacts import escaped
+from tasks.gate.stage import Question, Shown
 from tests.flows.reading import READERS, kinds, tokens
 from tests.hostile import ALL, SHORT, TEXTS, acting
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from flows import cli
-from flows.orchestration.gates import summary
+from flows.orchestration.gate_answers import summary
 from flows.views.diff import markdown, table_rows
 from flows.views.differences import compare
 from tests.flows.reading import READERS, kinds, tokens

@@ -7,18 +7,18 @@ from pathlib import Path
 import pytest
 
 from configs.errors import ConfigError
-from configs.imports import imported
-from flows.facts import function_facts
-from flows.prepare import prepare
-from flows.session import recorded
-from tasks.import_paths import code_version
+from configs.functions import imported
+from flows.runtime.prepare import prepare
+from flows.runtime.session import record_run
+from flows.runtime.versions import function_facts
+from tasks.runtime.import_paths import code_version
 from tests.flows.rehearsal import rehearse, session_for
 from tests.flows.replays import ask
 
 Refused = Callable[..., str]
 OWN = 'algorithm={type="custom", function="own_credit:credit"}'
 CREDIT = """
-from tasks.algorithms.grpo import GrpoConfig, grpo
+from tasks.advantage.algorithms.grpo import GrpoConfig, grpo
 
 def credit(kept, settings):
     return grpo(kept, GrpoConfig())
@@ -62,7 +62,7 @@ def test_a_run_records_the_version_and_goes_on_with_that_one_only(here: Path, mo
     config = prepare("train", ["demo"], [model, OWN], name="mine", seed=1, store=str(here / "store"))
     (function,) = imported(config)
     assert function.version.startswith("sha256:")
-    with recorded(session_for(here / "store", "mine", **config.model_dump(exclude={"name", "store"}))):
+    with record_run(session_for(here / "store", "mine", **config.model_dump(exclude={"name", "store"}))):
         pass
     assert prepare("train", [], [model], name="mine", store=str(here / "store")).algorithm == config.algorithm
     (here / "own_credit.py").write_text(CREDIT + "\n# otherwise\n")

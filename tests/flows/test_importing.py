@@ -16,16 +16,20 @@ from flows.exchange.exporting import export
 from flows.exchange.import_config import Request
 from flows.exchange.import_outcome import Outcome
 from flows.exchange.importing import import_files
-from flows.prepare import prepare
 from flows.recorded import Recorded
+from flows.runtime.prepare import prepare
 from storage.store import Store, open_store
-from tasks import advantage, filtering, packing
-from tasks.advantage import ImportedWithoutTokens
+from tasks.advantage import stage as advantage
+from tasks.advantage.stage import ImportedWithoutTokens
 from tasks.exchange.own_lines import line_of
 from tasks.exchange.problems import ImportRefused
-from tasks.inference.rows import rebuild
+from tasks.filtering import stage as filtering
+from tasks.inference.trace_rows.rows import rebuild
 from tasks.learner.tiny import tiny_qwen3
-from tasks.stage import Place, Ref, perform, ref_of
+from tasks.packing import stage as packing
+from tasks.runtime.execute import perform
+from tasks.runtime.run_context import RunContext
+from tasks.runtime.stage import Ref, ref_of
 
 FILES = Path(__file__).parents[1] / "tasks/exchange/files"
 TOKENS, RELAYED = FILES / "tokens.jsonl", FILES / "relayed.jsonl"
@@ -52,14 +56,14 @@ def text(root: Path, model: str, **options: Any) -> Outcome:
     return bring(root, RELAYED, name="text", model=model, overrides=["model.renderer=qwen3"], **options)
 
 
-def place_of(store: Store, run: str, **sections: Any) -> Place:
+def place_of(store: Store, run: str, **sections: Any) -> RunContext:
     """Return where a run works, its config changed."""
     from configs.run import RunConfig
 
-    return Place(store, run, RunConfig.model_validate(store.runs.config(run) | sections), {})
+    return RunContext(store, run, RunConfig.model_validate(store.runs.config(run) | sections), {})
 
 
-def through(place: Place, run: str) -> Ref:
+def through(place: RunContext, run: str) -> Ref:
     """Do the stages from filtering to packing over the recorded rollouts, as a replay does."""
     rollouts = ref_of(Recorded(place.store, run).steps[0].work["rollout"], computed=False)
     verdicts = perform(filtering.STAGE, place, 0, (rollouts,), services={"quarantined": {}})

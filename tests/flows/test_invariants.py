@@ -19,16 +19,18 @@ from flows.cli import explanation
 from flows.outcome import check_account
 from flows.processes.services import Supervisor
 from flows.rooms import EngineRoom
-from flows.steps import Drawn
+from flows.runtime.pipeline import StepBatch
 from storage.store import open_store
-from tasks.advantage import STAGE as ADVANTAGE
-from tasks.filtering import STAGE as FILTERING
-from tasks.inference.serving_check import EngineMismatch
+from tasks.advantage.stage import STAGE as ADVANTAGE
+from tasks.filtering.stage import STAGE as FILTERING
+from tasks.inference.engine.checks import EngineMismatch
 from tasks.learner.rows import batches_from_table
-from tasks.packing import STAGE as PACKING
-from tasks.rollout import STAGE as ROLLOUT
-from tasks.stage import Place, Policy, Ref, Stage, Tables, perform
-from tasks.training import STAGE as TRAINING
+from tasks.packing.stage import STAGE as PACKING
+from tasks.rollout.stage import STAGE as ROLLOUT
+from tasks.runtime.execute import perform
+from tasks.runtime.run_context import RunContext
+from tasks.runtime.stage import Policy, Ref, Stage, Tables
+from tasks.training.stage import STAGE as TRAINING
 from tests.builders import example, exchange, failed, table, trace
 
 TRACES = [trace("a"), trace("b", reward=0.0), failed("c")]
@@ -64,7 +66,7 @@ class Step:
     """A step of a run in a real store; `changes` are made to the rows of a table before they are handed over."""
 
     def __init__(self, root: Path, changes: Mapping[str, Change]) -> None:
-        self.place = Place(open_store(root), "faulty", CONFIG, {})
+        self.place = RunContext(open_store(root), "faulty", CONFIG, {})
         self.changes = changes
 
     def planted(self, name: str, refs: Sequence[Ref] = (), **rows: pa.Table) -> Ref:
@@ -83,7 +85,7 @@ class Step:
         changed = replace(stage, function=function)
         return perform(changed, self.place, STEP, refs, services={"quarantined": {}})
 
-    def draw(self) -> Drawn:
+    def draw(self) -> StepBatch:
         """Go from assignments to batches."""
         messages = [row for one in TRACES for row in exchange(one["trace_id"])]
         assigned = self.planted("assignment", assignments=table("assignments", [assignment(row) for row in TRACES]))
@@ -92,12 +94,12 @@ class Step:
         )
         verdicts = self.or_changed(FILTERING, (traces,))
         credits = self.or_changed(ADVANTAGE, (traces, verdicts))
-        return Drawn((assigned,), (traces,), verdicts, credits, self.or_changed(PACKING, (credits, traces)))
+        return StepBatch((assigned,), (traces,), verdicts, credits, self.or_changed(PACKING, (credits, traces)))
 
-    def account(self, drawn: Drawn) -> None:
+    def account(self, drawn: StepBatch) -> None:
         check_account(SimpleNamespace(place=self.place), drawn)  # type: ignore[arg-type]
 
-    def train(self, drawn: Drawn) -> Ref:
+    def train(self, drawn: StepBatch) -> Ref:
         """Hand the batches to a learner that takes them apart like the real one, and has no weights."""
         learner = SimpleNamespace(train=lambda batches, **_: batches_from_table(batches, 1))
         services = {"learner": SimpleNamespace(at=lambda policy: learner)}

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from flows import cli, gc
+from flows import cli
+from flows.runtime import maintenance as gc
 from flows.views.readers import readers
 from storage.errors import SliceExpired
-from storage.keeping import activity
-from storage.schemas import STAGE_TABLES
+from storage.maintenance import activity
+from storage.schemas.stage_tables import STAGE_TABLES
 from storage.store import open_store
 from tests.storage.histories import contents, finish, train
 
@@ -87,7 +88,7 @@ def test_gc_says_what_goes_and_removes_it(root: Path, capsys: pytest.CaptureFixt
 def test_gc_asks(root: Path, monkeypatch: pytest.MonkeyPatch, answer: str, status: int, runs: set[str]) -> None:
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
     monkeypatch.setattr("builtins.input", lambda question: answer)
-    assert gc.main(str(root), remove=["old"]) == status
+    assert gc.collect_garbage(str(root), remove=["old"]) == status
     assert {entry.run for entry in open_store(root).ledger.entries()} == runs
 
 

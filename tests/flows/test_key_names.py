@@ -2,11 +2,18 @@
 
 import pytest
 
+from configs.environments import EnvironmentConfig
 from configs.load import load
 from configs.run import RunConfig, View
-from configs.sections import EnvironmentConfig
 from storage.keys import content_key
-from tasks import advantage, assignment, demonstration, examples, filtering, packing, rollout, training
+from tasks.advantage import stage as advantage
+from tasks.assignment import examples
+from tasks.assignment import stage as assignment
+from tasks.filtering import stage as filtering
+from tasks.packing import stage as packing
+from tasks.rollout import demonstration
+from tasks.rollout import stage as rollout
+from tasks.training import stage as training
 
 RECORDED = {
     "demo": {

@@ -13,7 +13,7 @@ from flows.processes.services import Supervisor
 from flows.rooms import LearnerRoom
 from storage.store import open_store
 from tasks.learner import pulse
-from tasks.stage import Place
+from tasks.runtime.run_context import RunContext
 
 PULSE = "127.0.0.1:1"
 
@@ -29,7 +29,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.fixture
 def room(tmp_path: Path) -> LearnerRoom:
     """A room without a learner."""
-    place = Place(open_store(tmp_path / "store"), "a", RunConfig(name="a"), {})
+    place = RunContext(open_store(tmp_path / "store"), "a", RunConfig(name="a"), {})
     return LearnerRoom(Supervisor("a", tmp_path / "logs"), place)
 
 

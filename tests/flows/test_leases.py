@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from flows.leases import Lease
-from tasks.inference.scoring import Served
-from tasks.stage import Policy
+from tasks.inference.engine.scoring import Served
+from tasks.runtime.stage import Policy
 from tests.flows.rehearsal import session_for
 from tests.waiting import PATIENCE
 

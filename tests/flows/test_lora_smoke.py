@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from configs.errors import ConfigError
-from flows import lora_smoke
-from tasks.inference.adapter_probes import Probed
+from flows.runtime import lora_smoke
+from tasks.inference.engine.checks import Probed
 
 PASSED, FAILED = Probed("swaps", True, "5 swaps"), Probed("mixed batch", False, "the base is off by 0.5 nats")
 

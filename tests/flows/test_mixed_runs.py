@@ -11,13 +11,14 @@ import pyarrow as pa
 import pytest
 
 from configs.run import View
-from flows import pipeline
-from flows.foretell import foretell
-from flows.session import recorded
-from storage.schemas import EXAMPLES
+from flows.runtime import pipeline
+from flows.runtime.dry_run import plan_work
+from flows.runtime.session import record_run
+from storage.schemas.stage_tables import EXAMPLES
 from storage.store import Store, open_store
-from tasks.import_paths import code_version
-from tasks.stage import Policy, Ref, StageTask, Tables
+from tasks.runtime.import_paths import code_version
+from tasks.runtime.prefect_task import StageTask
+from tasks.runtime.stage import Policy, Ref, Tables
 from tests.builders import example
 from tests.flows import rehearsal
 from tests.flows.rehearsal import SOURCE, Rehearsal, rehearse, session_for
@@ -114,7 +115,7 @@ def test_killed_anywhere_it_goes_on_as_if_it_had_not(origin: Path, tmp_path: Pat
     session = session_for(tmp_path / "store", "base", **MIXED)
     do = Dying(session)
     do.left = left
-    with pytest.raises(KeyboardInterrupt), recorded(session):
+    with pytest.raises(KeyboardInterrupt), record_run(session):
         list(pipeline.run_steps(do, SOURCE, session.config))
     assert len(rows(open_store(tmp_path / "store"))) < len(rows(open_store(origin)))
     assert rows(rehearse(tmp_path / "store", "base", **MIXED)) == rows(open_store(origin))
@@ -122,6 +123,6 @@ def test_killed_anywhere_it_goes_on_as_if_it_had_not(origin: Path, tmp_path: Pat
 
 def test_all_of_it_is_foretold_and_found_by_replays(origin: Path) -> None:
     place = session_for(origin, "base", **MIXED).place
-    assert not any(ref.computed for ref in foretell(place, SOURCE))
+    assert not any(ref.computed for ref in plan_work(place, SOURCE))
     for steps in ("", "1:"):
         assert not any(ref.computed for ref in pieces(ask(origin, from_stage="filtering", steps=steps)))

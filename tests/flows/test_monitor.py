@@ -12,11 +12,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from configs.sections import WandbConfig
+from configs.services import WandbConfig
 from flows.metrics import finite, step_metrics
-from flows.monitor import Monitor, MonitorError, check_monitor
 from flows.processes.ownership import identity, owned
-from storage.schemas import TRACES, VERDICTS
+from flows.reporting.tracking import Monitor, MonitorError, check_monitor
+from storage.schemas.stage_tables import TRACES, VERDICTS
 
 
 def traces(*rows: dict[str, Any]) -> pa.Table:
@@ -144,7 +144,7 @@ def test_what_is_not_finite_is_left_out_and_named(tmp_path: Path, caplog: pytest
 
 def test_disabled_imports_nothing_and_writes_nothing(tmp_path: Path) -> None:
     program = (
-        "import sys; from flows.monitor import Monitor; from configs.sections import WandbConfig\n"
+        "import sys; from flows.reporting.tracking import Monitor; from configs.sections import WandbConfig\n"
         f"monitor = Monitor(WandbConfig(), 'run', {str(tmp_path / 'w')!r})\n"
         "monitor.log(0, {'a': 1.0}); monitor.close()\n"
         "print('wandb' in sys.modules, monitor.directory)"

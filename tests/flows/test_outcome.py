@@ -10,9 +10,10 @@ import pyarrow as pa
 import pytest
 
 from configs.run import View
-from flows import outcome, pipeline
+from flows import outcome
 from flows.outcome import finish_step, low_signal, rewards
-from tasks.stage import Policy, Tables
+from flows.runtime import pipeline
+from tasks.runtime.stage import Policy, Tables
 from tests.builders import table, trace
 from tests.flows import rehearsal
 from tests.flows.rehearsal import SOURCE, Rehearsal, session_for

@@ -8,17 +8,18 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from configs.check import problems
+from configs.checks.run import problems
 from configs.load import load
 from configs.run import RunConfig, View
-from flows import pipeline
-from flows.evaluation_sets import evaluation_configs
 from flows.outcome import finish_step
-from flows.session import recorded
-from tasks import assignment, rollout
-from tasks.inference.stopping import straggler
-from tasks.oversampling import enough
-from tasks.stage import Policy, Tables
+from flows.runtime import pipeline
+from flows.runtime.evaluation_sets import evaluation_configs
+from flows.runtime.session import record_run
+from tasks.assignment import stage as assignment
+from tasks.assignment.oversampling import num_needed
+from tasks.inference.sampling.rollouts import straggler
+from tasks.rollout import stage as rollout
+from tasks.runtime.stage import Policy, Tables
 from tests.flows import rehearsal
 from tests.flows.rehearsal import SMALL, SOURCE, Rehearsal, session_for
 
@@ -33,7 +34,7 @@ def sampled(tables: Tables, config: View, *, step: int, policy: Policy) -> Table
     """Stand in for sampling: of each group beyond those that are enough, the first two members are stopped."""
     made = rehearsal.sampled(tables, config, step=step, policy=policy)
     groups = list(dict.fromkeys(made["traces"]["group_id"].to_pylist()))
-    stopped = set(groups[enough(len(groups), config.oversampling) :])
+    stopped = set(groups[num_needed(len(groups), config.oversampling) :])
     rows = [_stopped(row) if row["group_id"] in stopped else row for row in made["traces"].to_pylist()]
     return {**made, "traces": pa.Table.from_pylist(rows, made["traces"].schema)}
 
@@ -52,7 +53,7 @@ def steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any
     stage = replace(rehearsal.STAND_INS["rollout"], function=sampled)
     monkeypatch.setattr(rehearsal, "STAND_INS", rehearsal.STAND_INS | {"rollout": stage})
     session = session_for(tmp_path / "store", "oversampled", **OVERSAMPLED)
-    with recorded(session):
+    with record_run(session):
         walk = pipeline.run_steps(Rehearsal(session), SOURCE, session.config)
         return [finish_step(session, step, drawn, trained) for step, drawn, trained, _ in walk]
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from flows.views.panel import Panel, duration, is_terminal, plot, printable, summary
+from flows.reporting.panel import Panel, duration, is_terminal, plot, printable, summary
 from tests.waiting import PATIENCE
 
 
@@ -155,7 +155,7 @@ def test_summary() -> None:
 
 
 def test_importing_the_panel_does_not_import_prefect() -> None:
-    modules = "flows.views.panel, flows.processes.services, flows.orchestration.prefect_api"
+    modules = "flows.reporting.panel, flows.processes.services, flows.orchestration.server"
     program = f"import sys, {modules}; print('prefect' in sys.modules)"
     answer = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE, check=True

@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 
+from configs.environments import EnvironmentConfig
 from configs.run import RunConfig
-from configs.sections import EnvironmentConfig
-from flows import pipeline
-from flows.drawing import Evicted
-from flows.foretell import foretell
-from flows.steps import Drawn, Source
+from flows.runtime import pipeline
+from flows.runtime.dry_run import plan_work
+from flows.runtime.pipeline import EmptyBatch, Source, StepBatch
 from storage.store import open_store
-from tasks.stage import Place, Policy, Ref, StageTask
+from tasks.runtime.prefect_task import StageTask
+from tasks.runtime.run_context import RunContext
+from tasks.runtime.stage import Policy, Ref
 
 SOURCE = Source("weights", "w" * 8)
 
@@ -45,7 +46,7 @@ class Recorder:
                 self.empty, rows = self.empty - 1, 0
         return Ref(name, step, f"{name}{step}", tuple((table, rows) for table in task.stage.writes), 0, 0.0, True)
 
-    def explained(self, empty: Sequence[Drawn]) -> str:
+    def explained(self, empty: Sequence[StepBatch]) -> str:
         return f"{len(empty)} were empty"
 
     @property
@@ -83,7 +84,7 @@ def test_every_stage_is_fed_by_the_right_work_and_policy() -> None:
 def test_one_step_off_policy_draws_the_next_step_while_this_one_trains() -> None:
     do, drawn_early = Recorder(), []
 
-    def ahead(drawing: Callable[[], Drawn]) -> Callable[[], Drawn]:
+    def ahead(drawing: Callable[[], StepBatch]) -> Callable[[], StepBatch]:
         drawn = drawing()
         drawn_early.append(drawn.traces[0].step)
         return lambda: drawn
@@ -115,7 +116,7 @@ def test_an_empty_batch_is_drawn_again(empty: int, batches: int) -> None:
 
 def test_three_empty_batches_end_the_run_before_training() -> None:
     do = Recorder(3)
-    with pytest.raises(Evicted, match=r"step 0: 3 batches in a row hold nothing to train on\. 3 were empty"):
+    with pytest.raises(EmptyBatch, match=r"step 0: 3 batches in a row hold nothing to train on\. 3 were empty"):
         list(pipeline.run_steps(do, SOURCE, config(steps=1)))
     assert ("training", 0) not in do.stages
 
@@ -123,7 +124,7 @@ def test_three_empty_batches_end_the_run_before_training() -> None:
 def test_what_is_drawn_is_checked_before_training_spends_anything() -> None:
     do = Recorder()
 
-    def refuse(drawn: Drawn) -> None:
+    def refuse(drawn: StepBatch) -> None:
         raise ValueError(f"step {drawn.packing.step} does not add up")
 
     with pytest.raises(ValueError, match="step 0 does not add up"):
@@ -139,8 +140,8 @@ def test_a_supervised_run_has_demonstrations_in_place_of_rollouts() -> None:
 
 
 def foretold(root: Path, **changes: Any) -> list[Ref]:
-    place = Place(open_store(root), "r", config(**changes), {})
-    return foretell(place, SOURCE)
+    place = RunContext(open_store(root), "r", config(**changes), {})
+    return plan_work(place, SOURCE)
 
 
 def stages_that_differ(one: Sequence[Ref], other: Sequence[Ref], step: int) -> list[str]:

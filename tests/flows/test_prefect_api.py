@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from flows.orchestration import prefect_api
-from flows.orchestration.prefect_settings import configured_url, embedded_settings
+from flows.orchestration import server as prefect_api
+from flows.orchestration.settings import configured_url, embedded_settings
 from flows.processes.ownership import identity
 from tests.waiting import PATIENCE
 
@@ -152,7 +152,7 @@ def test_sigterm_ends_the_process_in_order(where: str) -> None:
             f"    except TerminationSignal:\n        {send}; time.sleep(0.05); print('reported')\n        raise"
         )
     program = (
-        "import os, signal, time\nfrom flows.orchestration.prefect_api import termination_reported\n"
+        "import os, signal, time\nfrom flows.orchestration.server import termination_reported\n"
         "from tests.waiting import until_told\n"
         f"class TerminationSignal(BaseException): pass\nwith termination_reported():\n{body}\n"
     )

@@ -9,10 +9,12 @@ import pytest
 
 from configs.errors import ConfigError
 from configs.run import RunConfig
-from flows.facts import directory_digest
-from flows.prepare import prepare
+from flows.runtime.prepare import prepare
+from flows.runtime.versions import directory_digest
 from storage.store import open_store
-from tasks.stage import Place, Stage, perform
+from tasks.runtime.execute import perform
+from tasks.runtime.run_context import RunContext
+from tasks.runtime.stage import Stage
 from tests.builders import table
 
 
@@ -102,7 +104,7 @@ def test_a_renderer_that_is_not_known_is_refused(tmp_path: Path, model: Path, re
 def begun_with(config: RunConfig, digest: str) -> None:
     """Let the ledger say which weights the run began with."""
     stage = Stage("policy_import", 1, (), ("examples",), (), lambda tables, view: {"examples": table("examples", [])})
-    place = Place(open_store(config.store), config.name, config, {})
+    place = RunContext(open_store(config.store), config.name, config, {})
     perform(stage, place, 0, extra_inputs={"weights": digest})
 
 

@@ -13,13 +13,15 @@ from flows import cli
 from flows.corrections.quarantine_search import NoSuchRollouts, search
 from flows.corrections.quarantine_usage import uses
 from storage.errors import RunUnknown
-from storage.keeping.retention import Retention, expire
+from storage.maintenance.sweep import Retention, expire
 from storage.refs import Entry
 from storage.store import Store, open_store
-from tasks.advantage import STAGE as ADVANTAGE
-from tasks.filtering import STAGE as FILTERING
-from tasks.packing import STAGE as PACKING
-from tasks.stage import Place, Ref, Stage, perform
+from tasks.advantage.stage import STAGE as ADVANTAGE
+from tasks.filtering.stage import STAGE as FILTERING
+from tasks.packing.stage import STAGE as PACKING
+from tasks.runtime.execute import perform
+from tasks.runtime.run_context import RunContext
+from tasks.runtime.stage import Ref, Stage
 from tests.builders import exchange, failed, table, trace
 
 CONFIG = RunConfig.model_validate({"seed": 7, "model": {"vocab_size": 512}, "training": {"dtype": "float32"}})
@@ -30,7 +32,7 @@ class Run:
     """A run in a real store whose rollouts are given and whose policies have no weights."""
 
     def __init__(self, store: Store, name: str) -> None:
-        self.place = Place(store, name, CONFIG, {})
+        self.place = RunContext(store, name, CONFIG, {})
         store.runs.record(run=name, event="started", kind="train", config={})
 
     def sample(self, step: int, rewards: Mapping[str, float] = REWARDS, stage: str = "rollout", **columns: Any) -> Ref:

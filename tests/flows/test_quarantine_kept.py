@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from flows import pipeline
 from flows.outcome import finish_step
 from flows.recorded import Recorded
+from flows.runtime import pipeline
 from storage.store import Store
 from tests.flows.rehearsal import SOURCE, Rehearsal, rehearse, session_for
 

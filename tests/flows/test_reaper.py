@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from configs.run import RunConfig
-from flows.orchestration.reaper import lives, mark_crashed
+from flows.orchestration.process_setup import lives, mark_crashed
 from storage.store import Store, open_store
 
 CONFIG = RunConfig().model_dump(mode="json")

@@ -10,16 +10,16 @@ import pytest
 from configs.algorithms import TeacherConfig
 from configs.errors import ConfigError
 from configs.run import RunConfig
-from flows.evaluation_sets import evaluation_places
-from flows.facts import tokenizer_digest
-from flows.preflight import needs
 from flows.recorded import recorded_by
+from flows.runtime.evaluation_sets import evaluation_contexts
+from flows.runtime.preflight import needs
+from flows.runtime.versions import tokenizer_digest
 from flows.teachers import TeacherRoom
 from flows.views.show import describe
 from storage.store import Store
-from tasks import reference
-from tasks.inference.scoring import Served
-from tasks.rollout import STAGE
+from tasks.advantage import reference
+from tasks.inference.engine.scoring import Served
+from tasks.rollout.stage import STAGE
 from tests.flows.rehearsal import SMALL, rehearse, session_for
 from tests.flows.replays import ask, pieces, walk
 from tests.flows.test_teacher_facts import model
@@ -153,7 +153,7 @@ def test_only_who_is_needed_is_started(
 
 def test_an_evaluation_is_of_the_policy_and_is_found_whoever_taught_it(tmp_path: Path) -> None:
     made = [session_for(tmp_path / "store", "run", algorithm={"type": kind}).place for kind in ("grpo", "sft")]
-    keys = [evaluation_places(place)[""].key(STAGE, 0, {}) for place in made]
+    keys = [evaluation_contexts(place)[""].key(STAGE, 0, {}) for place in made]
     assert keys[0] == keys[1] and made[0].key(STAGE, 0, {}) != made[1].key(STAGE, 0, {})
 
 

@@ -10,21 +10,23 @@ import pytest
 
 from configs.errors import ConfigError
 from configs.run import View
-from flows import pipeline, replay_config
-from flows.drawing import Evicted
-from flows.foretell import foretell
 from flows.outcome import finish_step
 from flows.recorded import recorded_by
-from flows.refills import short_of_groups
-from flows.session import recorded
+from flows.replays import config as replay_config
+from flows.runtime import pipeline
+from flows.runtime.dry_run import plan_work
+from flows.runtime.group_refill import short_of_groups
+from flows.runtime.pipeline import EmptyBatch
+from flows.runtime.session import record_run
 from flows.views.recorded_rows import made
 from flows.views.show import describe
-from storage.frames import Frames
-from storage.policies import Policies
+from storage.policies.store import Policies
+from storage.read.frames import Frames
 from storage.refs import Entry
 from storage.store import Store, open_store
 from tasks.fates import DERIVED, accounting
-from tasks.stage import Policy, Ref, StageTask, Tables
+from tasks.runtime.prefect_task import StageTask
+from tasks.runtime.stage import Policy, Ref, Tables
 from tests.flows import rehearsal
 from tests.flows.rehearsal import SMALL, SOURCE, Rehearsal, rehearse, session_for
 from tests.flows.replays import RLOO, ask, pieces, walk
@@ -119,7 +121,7 @@ def test_what_is_there_after_the_last_batch_is_trained_on_with_a_warning(
     session = session_for(tmp_path / "store", "base", **REFILL | {"steps": 1})
     told: list[tuple[str, Any]] = []
     session.watchers = (lambda event, facts: told.append((event, dict(facts))),)
-    with recorded(session):
+    with record_run(session):
         for step, drawn, trained, _ in pipeline.run_steps(Rehearsal(session), SOURCE, session.config):
             described = finish_step(session, step, drawn, trained)
     assert described["groups"] == {"wanted": 3, "drawn": 7, "admitted": 1, "batches": 3}
@@ -138,7 +140,7 @@ def test_a_full_step_is_not_worth_a_warning() -> None:
 
 def test_nothing_at_all_after_the_last_batch_ends_the_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     play(monkeypatch, {"all"})
-    with pytest.raises(Evicted, match="step 0: 3 batches in a row"):
+    with pytest.raises(EmptyBatch, match="step 0: 3 batches in a row"):
         rehearse(tmp_path / "store", "base", **REFILL)
     store = open_store(tmp_path / "store")
     assert [len(each) for each in rows(store, "rollout", "traces", 0)] == [3 * SIZE] * 3
@@ -163,7 +165,7 @@ class Dying(Rehearsal):
 @pytest.mark.parametrize("last", [6, 9, 14])
 def test_a_run_that_dies_anywhere_goes_on_as_if_it_had_not(origin: Path, tmp_path: Path, last: int) -> None:
     session = session_for(tmp_path / "store", "base", **REFILL)
-    with pytest.raises(KeyboardInterrupt), recorded(session):
+    with pytest.raises(KeyboardInterrupt), record_run(session):
         list(pipeline.run_steps(Dying(session, last=last), SOURCE, session.config))
     store = rehearse(tmp_path / "store", "base", **REFILL)
     whole = open_store(origin)
@@ -184,13 +186,13 @@ def keys(store: Store) -> set[str]:
 
 def test_what_is_recorded_is_foretold_and_what_is_to_come_taken_to_be_enough(origin: Path, tmp_path: Path) -> None:
     session = session_for(origin, "base", **REFILL)
-    told = foretell(session.place, SOURCE)
+    told = plan_work(session.place, SOURCE)
     assert {ref.key for ref in told} == keys(open_store(origin)) and not any(ref.computed for ref in told)
     fresh = session_for(tmp_path / "store", "base", **REFILL)
-    assert [ref.stage for ref in foretell(fresh.place, SOURCE)].count("rollout") == 2
-    with pytest.raises(KeyboardInterrupt), recorded(fresh):
+    assert [ref.stage for ref in plan_work(fresh.place, SOURCE)].count("rollout") == 2
+    with pytest.raises(KeyboardInterrupt), record_run(fresh):
         list(pipeline.run_steps(Dying(fresh, last=6), SOURCE, fresh.config))
-    begun = [ref for ref in foretell(fresh.place, SOURCE) if ref.step == 0]
+    begun = [ref for ref in plan_work(fresh.place, SOURCE) if ref.step == 0]
     assert [(ref.computed, ref.stage) for ref in begun if ref.stage in ("rollout", "assignment")] == [
         *[(False, "assignment"), (False, "rollout")],
         *[(True, "assignment"), (True, "rollout")],
@@ -210,7 +212,7 @@ def test_a_recorded_step_knows_all_its_assignments_and_rollouts_in_order(origin:
 def weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A store that has the weights of every policy."""
     monkeypatch.setattr(Policies, "directory", lambda self, key, verify=False: tmp_path)
-    monkeypatch.setattr(replay_config, "facts", lambda config: {})
+    monkeypatch.setattr(replay_config, "config_versions", lambda config: {})
 
 
 @pytest.mark.parametrize("begin", ["assignment", "rollout", "filtering", "packing"])
@@ -255,7 +257,7 @@ def test_a_replay_that_only_samples_anew_goes_through_all_that_was_assigned(orig
 def test_a_refused_group_is_replaced_too_and_has_no_weight(tmp_path: Path) -> None:
     changes = {"filtering": {"filters": [{"type": "errored"}]}, "admission": {}}
     session = session_for(tmp_path / "store", "base", **REFILL | changes | {"steps": 1})
-    with recorded(session):
+    with record_run(session):
         for step, drawn, trained, _ in pipeline.run_steps(Rehearsal(session), SOURCE, session.config):
             described = finish_step(session, step, drawn, trained)
     assert described["groups"] == {"wanted": 3, "drawn": 6, "admitted": 3, "batches": 3}
@@ -297,7 +299,7 @@ def test_a_step_that_still_lacks_groups_is_not_replayed(tmp_path: Path, last: st
             return super().__call__(task, step, *arguments, **named)
 
     session = session_for(tmp_path / "store", "base", **REFILL)
-    with pytest.raises(KeyboardInterrupt), recorded(session):
+    with pytest.raises(KeyboardInterrupt), record_run(session):
         list(pipeline.run_steps(Dying(session), SOURCE, session.config))
     assert list(recorded_by(open_store(tmp_path / "store"), "base").steps) == [0, 1]
     for begin in ("filtering", "advantage", "packing"):

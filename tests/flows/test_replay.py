@@ -8,8 +8,8 @@ import pytest
 
 from configs.errors import ConfigError
 from configs.replay import redone
-from flows.prepare import require_same
 from flows.recorded import WAY, recorded_by
+from flows.runtime.prepare import require_same
 from flows.views.differences import compare
 from storage.store import open_store
 from tests.crash import fixed

@@ -8,13 +8,14 @@ import pytest
 
 from configs.errors import ConfigError
 from configs.replay import ORDER
-from flows import replay_config, replay_outcome
-from flows.policies import find_policy
 from flows.recorded import recorded_by
-from flows.session import Session
-from storage.policies import Policies
+from flows.replays import config as replay_config
+from flows.replays import report as replay_outcome
+from flows.runtime.policies import find_policy
+from flows.runtime.session import Session
+from storage.policies.store import Policies
 from storage.store import open_store
-from tasks.stage import Policy
+from tasks.runtime.stage import Policy
 from tests.builders import message, table
 from tests.crash import fixed
 from tests.flows.rehearsal import rehearse
@@ -32,7 +33,7 @@ def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         (tmp_path / name / "config.json").write_text(json.dumps({"vocab_size": 512, "name": name}))
         found.append(str(tmp_path / name))
     monkeypatch.setattr(Policies, "directory", lambda self, key, verify=False: tmp_path / "a")
-    monkeypatch.setattr(replay_config, "facts", lambda config: {})
+    monkeypatch.setattr(replay_config, "config_versions", lambda config: {})
     return found
 
 

@@ -7,16 +7,19 @@ import pytest
 from prefect.logging import disable_run_logger
 
 from configs.errors import ConfigError
-from flows import gc, replay_config, walks
-from flows.launch import replays as launched
-from flows.launch import resume
 from flows.replay import replay
-from flows.replay_request import Asked
-from flows.session import recorded
+from flows.replays import config as replay_config
+from flows.replays.request import ReplayRequest
+from flows.runtime import loops as walks
+from flows.runtime import maintenance as gc
+from flows.runtime.launch import replays as launched
+from flows.runtime.launch import resume
+from flows.runtime.session import record_run
 from storage.errors import WorkRemoved
-from storage.policies import Policies
+from storage.policies.store import Policies
 from storage.store import open_store
-from tasks.stage import Ref, StageTask
+from tasks.runtime.prefect_task import StageTask
+from tasks.runtime.stage import Ref
 from tests.flows.rehearsal import SOURCE, Rehearsal, rehearse, session_for
 from tests.flows.replays import RLOO, ask, walk
 
@@ -26,9 +29,9 @@ pytestmark = pytest.mark.engine
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A store with a run of two steps that finished long enough ago."""
-    monkeypatch.setattr("storage.keeping.activity.RECENT_HOURS", 0.0)
+    monkeypatch.setattr("storage.maintenance.activity.RECENT_HOURS", 0.0)
     monkeypatch.setattr(Policies, "directory", lambda self, key, verify=False: tmp_path)
-    monkeypatch.setattr(replay_config, "facts", lambda config: {})
+    monkeypatch.setattr(replay_config, "config_versions", lambda config: {})
     rehearse(tmp_path / "store", "base")
     return tmp_path / "store"
 
@@ -50,12 +53,12 @@ def dying(root: Path, monkeypatch: pytest.MonkeyPatch, last: str) -> WorkRemoved
                 remove(root, force=True)
             return super().__call__(task, step, *arguments, **named)
 
-    monkeypatch.setattr(walks, "Worker", Removing)
+    monkeypatch.setattr(walks, "Executor", Removing)
     config = ask(root, overrides=[RLOO], name="kept")
     session = session_for(root, "kept")
     session.place.config, session.source = config, SOURCE
-    with pytest.raises(WorkRemoved) as caught, recorded(session):
-        walks.walk_replay(session)
+    with pytest.raises(WorkRemoved) as caught, record_run(session):
+        walks.loop_replay(session)
     return caught.value
 
 
@@ -79,11 +82,11 @@ def test_another_trouble_of_the_store_is_passed_on_as_it_is(root: Path, monkeypa
         def __call__(self, task: StageTask, *arguments: Any, **named: Any) -> Ref:
             raise trouble
 
-    monkeypatch.setattr(walks, "Worker", Troubled)
+    monkeypatch.setattr(walks, "Executor", Troubled)
     session = session_for(root, "kept")
     session.place.config = ask(root, overrides=[RLOO], name="kept")
     with pytest.raises(WorkRemoved) as caught:
-        walks.walk_replay(session)
+        walks.loop_replay(session)
     assert caught.value is trouble
 
 
@@ -95,7 +98,7 @@ def test_a_finished_replay_is_told_to_be_finished_without_its_source(
     before = len(open_store(root).runs.events("kept"))
     assert resume("kept", store=str(root)) == 0
     assert "replay 'kept' is finished: nothing is left to do" in capsys.readouterr().out
-    assert launched([Asked(run="base", name="kept", store=str(root), until="packing")]) == 0
+    assert launched([ReplayRequest(run="base", name="kept", store=str(root), until="packing")]) == 0
     with disable_run_logger():  # which only flow runs have
         assert replay.fn("base", name="kept", store=str(root))["steps"] == []
     assert len(open_store(root).runs.events("kept")) == before
@@ -106,4 +109,4 @@ def test_what_a_finished_replay_did_not_do_is_refused_without_its_source(root: P
     walk(ask(root, overrides=[RLOO], name="kept"))
     remove(root)
     with pytest.raises(ConfigError, match="run 'base' was removed"):
-        launched([Asked(**{"run": "", "name": "kept", "store": str(root)} | other)])
+        launched([ReplayRequest(**{"run": "", "name": "kept", "store": str(root)} | other)])

@@ -12,11 +12,11 @@ import pytest
 
 from configs.errors import ConfigError
 from configs.run import RunConfig, View
-from flows.replay_request import refuse_unread
+from flows.replays.request import refuse_unread
 from storage.store import Store
-from tasks import assignment
-from tasks.seats import LearnerSeatMissing
-from tasks.stage import Policy, Tables
+from tasks.arrays.seats import LearnerSeatMissing
+from tasks.assignment import stage as assignment
+from tasks.runtime.stage import Policy, Tables
 from tests.builders import view
 from tests.crash import fixed
 from tests.flows import rehearsal

@@ -11,7 +11,8 @@ import pytest
 
 from flows.logs import last_lines
 from flows.processes.ownership import identity, owned, start_time
-from flows.processes.services import ServiceFailed, ServiceSpec, Supervisor
+from flows.processes.service import ServiceFailed, ServiceSpec
+from flows.processes.services import Supervisor
 from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.engine

@@ -10,22 +10,21 @@ from typing import Any
 import pytest
 
 from configs.run import RunConfig
-from flows.drawing import Evicted
-from flows.orchestration import lost_signals
-from flows.orchestration.lost_signals import lost_terminations_repeated
-from flows.orchestration.prefect_api import termination_reported
+from flows.orchestration import process_setup as lost_signals
+from flows.orchestration.process_setup import lost_terminations_repeated
+from flows.orchestration.server import termination_reported
 from flows.processes.services import Supervisor
-from flows.session import Session, recorded
-from flows.steps import Source
+from flows.runtime.pipeline import EmptyBatch, Source
+from flows.runtime.session import Session, record_run
 from storage.store import open_store
-from tasks.stage import Place
+from tasks.runtime.run_context import RunContext
 from tests.waiting import until
 
 
 @pytest.fixture
 def session(tmp_path: Path) -> Session:
     """A session that starts nothing."""
-    place = Place(open_store(tmp_path / "store"), "a", RunConfig(name="a"), {})
+    place = RunContext(open_store(tmp_path / "store"), "a", RunConfig(name="a"), {})
     return Session(place, Source("", ""), Supervisor("a", tmp_path / "logs"))
 
 
@@ -35,20 +34,20 @@ def events(session: Session) -> list[tuple[str, str]]:
 
 def test_a_run_that_ends_well_is_started_and_finished(session: Session) -> None:
     for _ in range(2):
-        with recorded(session):
+        with record_run(session):
             pass
     assert [event for event, _ in events(session)] == ["started", "finished", "resumed", "finished"]
 
 
 def test_a_run_without_anything_to_train_on_is_marked_as_evicted(session: Session) -> None:
-    with pytest.raises(Evicted), recorded(session):
-        raise Evicted("step 3: nothing to train on")
+    with pytest.raises(EmptyBatch), record_run(session):
+        raise EmptyBatch("step 3: nothing to train on")
     assert events(session)[-1] == ("evicted", "step 3: nothing to train on")
 
 
 @pytest.mark.parametrize("error", [ValueError("broken"), KeyboardInterrupt()])
 def test_what_goes_wrong_is_in_the_events_and_passed_on(session: Session, error: BaseException) -> None:
-    with pytest.raises(type(error)), recorded(session):
+    with pytest.raises(type(error)), record_run(session):
         raise error
     event, message = events(session)[-1]
     assert event == "failed" and message.startswith(type(error).__name__)
@@ -87,14 +86,14 @@ def test_a_signal_that_was_printed_and_lost_ends_a_run_all_the_same(
     session: Session, handled: Callable[..., None]
 ) -> None:
     handled(as_prefect_does)
-    with pytest.raises(TerminationSignal), recorded(session):
+    with pytest.raises(TerminationSignal), record_run(session):
         told_in_a_callback()
     assert events(session)[-1][0] == "failed"
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_one_outside_a_flow_of_prefect_is_not_lost_either(session: Session) -> None:
-    with pytest.raises(SystemExit, match="143"), termination_reported(), recorded(session):
+    with pytest.raises(SystemExit, match="143"), termination_reported(), record_run(session):
         told_in_a_callback()
 
 

@@ -14,7 +14,9 @@ from configs.run import RunConfig
 from flows.views import show
 from storage.errors import LayoutError
 from storage.store import Store, open_store
-from tasks.stage import Place, Ref, Stage, Tables, perform
+from tasks.runtime.execute import perform
+from tasks.runtime.run_context import RunContext
+from tasks.runtime.stage import Ref, Stage, Tables
 from tests.builders import failed, table, trace
 
 
@@ -26,7 +28,7 @@ def finished_run(root: Path) -> Store:
     rows = [trace("t0", reward=1.0), trace("t1", reward=0.0), trace("t2", reward=None, error_class="timeout")]
     made: Tables = {"traces": table("traces", rows)}
     stage = Stage("rollout", 1, (), ("traces",), ("rollout",), lambda tables, view: made)
-    perform(stage, Place(store, "a", config, {}), 0)
+    perform(stage, RunContext(store, "a", config, {}), 0)
     return store
 
 
@@ -60,7 +62,7 @@ def test_rollouts_of_every_origin_have_their_reward_shown(tmp_path: Path, name: 
     rows = [trace("t0", reward=0.25)]
     stage = Stage(name, 1, (), ("traces",), (), lambda tables, view: {"traces": table("traces", rows)})
     config = RunConfig(name="a", steps=2)
-    perform(stage, Place(store, "a", config, {}), 1)
+    perform(stage, RunContext(store, "a", config, {}), 1)
     assert [step["reward"] for step in show.describe(store, "a", config)["steps"]] == [0.5, 0.25]
 
 
@@ -69,7 +71,7 @@ def test_what_another_run_computed_is_marked(tmp_path: Path) -> None:
     config = RunConfig(name="b", steps=2)
     store.runs.record(run="b", event="started", kind="train", config=config.model_dump(mode="json"))
     stage = Stage("rollout", 1, (), ("traces",), ("rollout",), lambda tables, view: pytest.fail("is in the ledger"))
-    ref: Ref = perform(stage, Place(store, "b", config, {}), 0)
+    ref: Ref = perform(stage, RunContext(store, "b", config, {}), 0)
     assert not ref.computed
     assert show.describe(store, "b", config)["steps"][0]["shared"] == ["rollout"]
 
@@ -79,7 +81,7 @@ def test_evaluation_rollouts_are_not_taken_for_a_step(tmp_path: Path) -> None:
     config = RunConfig(name="a", steps=2)
     stage = Stage("rollout", 1, (), ("traces",), (), lambda tables, view: {"traces": table("traces", [trace()])})
     chosen = Ref("evaluation_assignment", 0, "k", (), 0, 0.0, True)
-    perform(stage, Place(store, "a", config, {}), 0, (chosen,))
+    perform(stage, RunContext(store, "a", config, {}), 0, (chosen,))
     assert show.describe(store, "a", config)["steps"][0]["rows"]["rollout"] == {"traces": 3}
 
 
@@ -88,7 +90,7 @@ def test_what_policies_scored_is_shown(tmp_path: Path, capsys: pytest.CaptureFix
     rows = [trace("e0", reward=1.0), trace("e1", reward=0.5), failed("e2")]
     stage = Stage("rollout", 1, (), ("traces",), (), lambda tables, view: {"traces": table("traces", rows)})
     chosen = Ref("evaluation_assignment", 0, "k", (), 0, 0.0, True)
-    perform(stage, Place(store, "a", RunConfig(name="a", steps=2), {}), 3, (chosen,))
+    perform(stage, RunContext(store, "a", RunConfig(name="a", steps=2), {}), 3, (chosen,))
     show.main("a", store=str(tmp_path), as_json=True)
     (found,) = json.loads(capsys.readouterr().out)["evaluations"]
     assert (found["version"], found["scores"][0]["average"]) == (3, 0.75)

@@ -10,11 +10,12 @@ import pyarrow as pa
 import pytest
 
 from configs.errors import ConfigError
-from flows import gc, pipeline
 from flows.recorded import recorded_by
-from flows.session import recorded
+from flows.runtime import maintenance as gc
+from flows.runtime import pipeline
+from flows.runtime.session import record_run
 from storage.store import Store, open_store
-from tasks.advantage import StateMissing
+from tasks.advantage.stage import StateMissing
 from tests.flows import rehearsal
 from tests.flows.rehearsal import SOURCE, Rehearsal, rehearse, session_for
 from tests.flows.replays import ask, pieces, quarantine, walk
@@ -175,7 +176,7 @@ def test_a_replay_of_a_replay_goes_on_from_the_state_that_it_did(origin: Path, t
     filters = ['filtering.filters=[{type="errored"}, {type="repetition"}]']
     walk(ask(root, steps="1:", overrides=filters, name="kept"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("storage.keeping.activity.RECENT_HOURS", 0.0)
+        patch.setattr("storage.maintenance.activity.RECENT_HOURS", 0.0)
         gc.remove_planned(open_store(root), gc.chosen(open_store(root), (), 0, ["base"], (), "all"))
     assert not [piece for piece in pieces(ask(root, run="kept", from_stage="advantage")) if piece.computed]
     session, _ = walk(ask(root, run="kept", overrides=['filtering.filters=[{type="errored"}]'], name="later"))
@@ -220,13 +221,13 @@ class Forgetful(Rehearsal):
 
 def test_state_that_is_gone_stops_the_stage(tmp_path: Path) -> None:
     session = session_for(tmp_path / "store", "base", **RAE)
-    with recorded(session), pytest.raises(StateMissing, match="the state after step 0, which recorded none"):
+    with record_run(session), pytest.raises(StateMissing, match="the state after step 0, which recorded none"):
         list(pipeline.run_steps(Forgetful(session), SOURCE, session.config))
 
 
 def test_several_agents_are_refused_under_another_algorithm(tmp_path: Path) -> None:
     session = session_for(tmp_path / "store", "base", **RAE | {"algorithm": {"type": "grpo"}})
-    with recorded(session), pytest.raises(ValueError, match="'first' and 'second', and 'grpo' keeps no agents apart"):
+    with record_run(session), pytest.raises(ValueError, match="'first' and 'second', and 'grpo' keeps no agents apart"):
         next(pipeline.run_steps(Rehearsal(session), SOURCE, session.config))
 
 

@@ -14,9 +14,9 @@ from configs.resolve import resolve
 from configs.run import RunConfig
 from flows.processes.guardian import descendants, send
 from flows.processes.services import Supervisor
-from flows.teacher_facts import teacher_facts
+from flows.runtime.teacher_versions import teacher_facts
 from flows.teachers import TeacherChanged, TeacherRoom
-from tasks.inference.scoring import Served, score
+from tasks.inference.engine.scoring import Served, score
 from tasks.learner.tiny import tiny_qwen3
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]

@@ -7,7 +7,8 @@ import pyarrow as pa
 import pytest
 
 from flows.token_metrics import token_metrics
-from storage.schemas import BATCHES, TOKEN_MASKS, TOKEN_STATISTICS
+from storage.schemas.learner_tables import TOKEN_MASKS, TOKEN_STATISTICS
+from storage.schemas.stage_tables import BATCHES
 from tests.builders import table
 
 ENVIRONMENTS = {"a/0": "math", "b/0": "chat", "c/0": "math"}

@@ -9,12 +9,12 @@ import pyarrow.compute as pc
 import pytest
 
 from configs.run import View
-from flows import pipeline
 from flows.outcome import describe_step
-from flows.session import recorded
+from flows.runtime import pipeline
+from flows.runtime.session import record_run
 from flows.token_metrics import step_token_metrics
-from tasks import training
-from tasks.stage import Tables
+from tasks.runtime.stage import Tables
+from tasks.training import stage as training
 from tests.builders import table
 from tests.crash.fixed import ENVIRONMENT
 from tests.flows import rehearsal
@@ -53,7 +53,7 @@ def walked(root: Path, monkeypatch: pytest.MonkeyPatch, stand_in: Any = None) ->
         monkeypatch.setitem(rehearsal.STAND_INS, "training", stage)
     session = rehearsal.session_for(root, "small")
     steps = []
-    with recorded(session):
+    with record_run(session):
         do = rehearsal.Rehearsal(session)
         for step, drawn, trained, _ in pipeline.run_steps(do, rehearsal.SOURCE, session.config):
             described = describe_step(session, step, drawn, trained)

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from configs.sections import LearnerConfig, TrainingConfig
+from configs.services import LearnerConfig
+from configs.training import TrainingConfig
 from tasks.learner.attention import Segments, packed_attention
 from tasks.learner.model import load_policy, run_row
 from tasks.learner.rows import batches_from_table

@@ -8,19 +8,17 @@ ENOUGH = 0.95
 """Share of the mutants of each group that must be killed, of those that change anything."""
 GROUPS = ("advantage", "masks", "packing", "loss")
 PARTS = {
-    "tasks.advantage": "advantage",
-    "tasks.algorithms": "advantage",
-    "tasks.admission": "masks",
-    "tasks.algorithms.keep_masks": "masks",
-    "tasks.filtering": "masks",
-    "tasks.filters": "masks",
-    "tasks.parse_errors": "masks",
-    "tasks.bins": "packing",
-    "tasks.branches": "packing",
-    "tasks.constant_lengths": "packing",
-    "tasks.packing": "packing",
-    "tasks.ragged": "packing",
-    "tasks.samples": "packing",
+    "tasks.advantage.stage": "advantage",
+    "tasks.advantage.algorithms": "advantage",
+    "tasks.advantage.algorithms.echo": "masks",
+    "tasks.filtering.stage": "masks",
+    "tasks.filtering.filters": "masks",
+    "tasks.arrays.parse_errors": "masks",
+    "tasks.packing.bin_packing": "packing",
+    "tasks.arrays.message_graph": "packing",
+    "tasks.packing.stage": "packing",
+    "tasks.arrays.ragged": "packing",
+    "tasks.arrays.samples": "packing",
     "tasks.learner": "loss",
 }
 """The group of each module, or of all below a package; the longest name decides."""

@@ -9,19 +9,23 @@ from tests.mutation.report import Survivor, group_of, page
 
 PRINTED = """\
     tasks.learner.losses.gspo.x_gspo__mutmut_1: killed
-    tasks.algorithms.groups.xǁGroupsǁof__mutmut_2: survived
-    tasks.algorithms.groups.xǁGroupsǁof__mutmut_3: timeout
-    tasks.bins.x__spread__mutmut_4: no tests
+    tasks.advantage.algorithms.groups.xǁGroupsǁof__mutmut_2: survived
+    tasks.advantage.algorithms.groups.xǁGroupsǁof__mutmut_3: timeout
+    tasks.packing.bin_packing.x__spread__mutmut_4: no tests
 """
 
 
 def test_mutants_are_counted_by_module_and_status():
     assert counted(statuses(PRINTED)) == {
-        "tasks.algorithms.groups": {"survived": 1, "timeout": 1},
-        "tasks.bins": {"no tests": 1},
+        "tasks.advantage.algorithms.groups": {"survived": 1, "timeout": 1},
+        "tasks.packing.bin_packing": {"no tests": 1},
         "tasks.learner.losses.gspo": {"killed": 1},
     }
-    assert list(counted(statuses(PRINTED))) == ["tasks.algorithms.groups", "tasks.bins", "tasks.learner.losses.gspo"]
+    assert list(counted(statuses(PRINTED))) == [
+        "tasks.advantage.algorithms.groups",
+        "tasks.packing.bin_packing",
+        "tasks.learner.losses.gspo",
+    ]
 
 
 def test_what_a_mutant_changed_is_one_line():
@@ -32,10 +36,10 @@ def test_what_a_mutant_changed_is_one_line():
 @pytest.mark.parametrize(
     ("module", "group"),
     [
-        ("tasks.algorithms.groups", "advantage"),
-        ("tasks.algorithms.keep_masks", "masks"),
-        ("tasks.filters", "masks"),
-        ("tasks.filters.finding", "masks"),
+        ("tasks.advantage.algorithms.groups", "advantage"),
+        ("tasks.advantage.algorithms.echo", "masks"),
+        ("tasks.filtering.filters", "masks"),
+        ("tasks.filtering.filters.finding", "masks"),
         ("tasks.learner.losses.gspo", "loss"),
     ],
 )
@@ -45,14 +49,17 @@ def test_a_module_is_of_the_group_of_its_nearest_name(module, group):
 
 @pytest.mark.parametrize(("survived", "enough"), [(5, True), (6, False)])
 def test_enough_is_asked_of_every_group(survived, enough):
-    counts = {"tasks.bins": Counter(killed=100 - survived, survived=survived), "tasks.advantage": Counter(killed=900)}
+    counts = {
+        "tasks.packing.bin_packing": Counter(killed=100 - survived, survived=survived),
+        "tasks.advantage.stage": Counter(killed=900),
+    }
     survivors = [
-        Survivor("tasks.bins", "tasks.bins.pack", "a = 1", "a = 2", "It is not read."),
-        Survivor("tasks.bins", "tasks.bins.f", "x", "", ""),
+        Survivor("tasks.packing.bin_packing", "tasks.packing.bin_packing.pack", "a = 1", "a = 2", "It is not read."),
+        Survivor("tasks.packing.bin_packing", "tasks.packing.bin_packing.f", "x", "", ""),
     ]
     text, found = page(counts, survivors, "2026-01-01, 2 cores", 7)
     assert found is enough
     assert "`make mutate`, 2026-01-01, 2 cores, mutmut" in text and " 7 other mutants were not run." in text
     assert f"| **packing** | 100 | {100 - survived} | 1 | {survived - 1} | {(100 - survived) / 99:.1%} |" in text
-    assert "- `tasks.bins.pack`: `a = 2` for `a = 1`. It is not read." in text
-    assert "- `tasks.bins.f`: nothing for `x`.\n" in text
+    assert "- `tasks.packing.bin_packing.pack`: `a = 2` for `a = 1`. It is not read." in text
+    assert "- `tasks.packing.bin_packing.f`: nothing for `x`.\n" in text

@@ -12,13 +12,13 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import Any
 
-from storage.keeping import activity, sweeping
-from storage.keeping.gc import plan
-from storage.keeping.sweeping import sweep_plan
-from storage.keeping.thinning import Thinning
+from storage.delta.table import StoredTable
+from storage.maintenance import activity
+from storage.maintenance import sweep as sweeping
+from storage.maintenance.plan import Thinning, plan
+from storage.maintenance.sweep import sweep_plan
 from storage.roots import Root
 from storage.store import Store, open_store
-from storage.tables import StoredTable
 
 CHANGES = (
     (Root, "write"),

@@ -9,7 +9,7 @@ from uuid import uuid4
 import pyarrow as pa
 
 from storage.refs import Entry
-from storage.schemas import TABLES
+from storage.schemas.stage_tables import TABLES
 from storage.store import Store
 from tests.storage.rows import messages
 

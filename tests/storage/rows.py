@@ -7,9 +7,9 @@ from typing import Any
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from storage.columns import Table
 from storage.refs import Entry, Slice
-from storage.schemas import TABLES
+from storage.schemas.columns import Table
+from storage.schemas.stage_tables import TABLES
 
 MOMENT = datetime(2026, 11, 21, 12, 0, 0, 123456, tzinfo=UTC)
 

@@ -11,9 +11,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from storage.delta.table import StoredTable
 from storage.roots import Root
 from storage.store import Store, open_store
-from storage.tables import StoredTable
 from tests.storage.rows import entry, messages
 
 

@@ -8,7 +8,7 @@ import json
 import sys
 from pathlib import Path
 
-from flows.prepare import prepare
+from flows.runtime.prepare import prepare
 from tests.crash.driving import SETTINGS
 from tests.crash.killing import Moments, kill_self
 from tests.crash.program import replace_sampling, without_prefect

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from storage.adapters import BASE_FILE, base_in, bases
-from storage.keeping.gc import plan
-from storage.keeping.sweeping import sweep_plan
-from storage.keeping.thinning import Thinning
+from storage.maintenance.plan import Thinning, plan
+from storage.maintenance.sweep import sweep_plan
+from storage.policies.adapters import BASE_FILE, base_in, bases
 from storage.refs import Entry
 from storage.store import Store
 from tests.storage.histories import evaluate, finish, policy_row
@@ -21,7 +20,7 @@ BASE = "import-base"
 @pytest.fixture(autouse=True)
 def long_ago(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs that finish in a test finished long enough ago."""
-    monkeypatch.setattr("storage.keeping.activity.RECENT_HOURS", 0.0)
+    monkeypatch.setattr("storage.maintenance.activity.RECENT_HOURS", 0.0)
 
 
 def made(store: Store, run: str, key: str, version: int, parent: str | None, base: str = "") -> None:

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from storage.errors import InvariantBreach, SchemaError, StoreError
-from storage.schemas import STAGE_TABLES, TABLES
+from storage.schemas.stage_tables import STAGE_TABLES, TABLES
 from storage.store import Store
 from tests.storage.rows import messages
 

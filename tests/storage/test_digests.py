@@ -4,10 +4,10 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.books import FILE
-from storage.digests import content_digest
-from storage.parquet import decode, encode
-from storage.schemas import MESSAGES
+from storage.delta.parquet import decode, encode
+from storage.schemas.stage_tables import MESSAGES
+from storage.schemas.system_tables import FILE
+from storage.slices import content_digest
 from tests.storage.rows import messages, random_rows
 
 

@@ -4,7 +4,8 @@ import hashlib
 
 import pytest
 
-from storage.schemas import TABLES, Table
+from storage.schemas.columns import Table
+from storage.schemas.stage_tables import TABLES
 
 FINGERPRINTS = {
     "examples": "cb8277211395f040",

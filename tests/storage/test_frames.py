@@ -7,9 +7,9 @@ import pytest
 
 import storage
 from storage.errors import LayoutError, RunUnknown, SchemaError
-from storage.frames import Frames
-from storage.keeping.maintenance import MIN_FILES, compact
-from storage.schemas import TABLES
+from storage.maintenance.compact import MIN_FILES, compact
+from storage.read.frames import Frames
+from storage.schemas.stage_tables import TABLES
 from storage.store import Store, open_store
 from tests.storage.rows import entry, messages
 

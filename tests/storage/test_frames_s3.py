@@ -4,7 +4,7 @@ import pytest
 
 import storage
 from storage.errors import LayoutError
-from storage.questions import ask
+from storage.read.sql import ask
 from storage.store import open_store
 from tests.storage.s3_host import S3Host
 from tests.storage.test_frames import add, counts, share

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from storage.delta.commit_buffer import CommitBuffer
 from storage.errors import StoreUnavailable, WorkRemoved
-from storage.gathering import Gathering
 from storage.ledger import Ledger
 from storage.refs import Entry
 from storage.slices import Slices
@@ -15,7 +15,7 @@ from storage.store import Store, open_store
 from tests.storage.rows import entry, messages
 
 
-def gather(store: Store, gathering: Gathering, key: str, rows: int = 3, run: str = "run") -> Entry:
+def gather(store: Store, gathering: CommitBuffer, key: str, rows: int = 3, run: str = "run") -> Entry:
     made = gathering.append("messages", messages(rows), run=run, step=0, key=key, attempt=f"{run}-{key}")
     return gathering.commit(entry(key, run=run, outputs=(made,)))
 
@@ -26,7 +26,7 @@ def unanswered(*_: object, **__: object) -> None:
 
 @pytest.mark.parametrize("problem", [KeyboardInterrupt(), ValueError("a stage failed")], ids=type)
 def test_what_is_finished_is_kept_when_an_error_passes(root: Path, store: Store, problem: BaseException) -> None:
-    with pytest.raises(type(problem)), Gathering(store) as gathering:
+    with pytest.raises(type(problem)), CommitBuffer(store) as gathering:
         gather(store, gathering, "a")
         assert open_store(root).ledger.entries() == []
         raise problem
@@ -36,12 +36,12 @@ def test_what_is_finished_is_kept_when_an_error_passes(root: Path, store: Store,
 def test_the_error_that_passes_is_told_also_where_the_flush_fails(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(KeyboardInterrupt) as caught, Gathering(store) as gathering:
+    with pytest.raises(KeyboardInterrupt) as caught, CommitBuffer(store) as gathering:
         gather(store, gathering, "a")
         monkeypatch.setattr(Slices, "hold", unanswered)
         raise KeyboardInterrupt
     assert "the store does not answer" in caught.value.__notes__[0]
-    with pytest.raises(StoreUnavailable), Gathering(store) as gathering:
+    with pytest.raises(StoreUnavailable), CommitBuffer(store) as gathering:
         gather(store, gathering, "b")
 
 
@@ -57,7 +57,7 @@ def test_a_flush_that_fails_is_made_good_by_the_next(
             true(*given)
         unanswered()
 
-    gathering = Gathering(store)
+    gathering = CommitBuffer(store)
     for key in ("a", "b"):
         gather(store, gathering, key)
     with monkeypatch.context() as patch:
@@ -73,9 +73,9 @@ def test_a_flush_that_fails_is_made_good_by_the_next(
 
 def test_of_two_that_gather_the_same_work_both_rows_name_the_slices_of_the_first(root: Path, store: Store) -> None:
     other = open_store(root)
-    with Gathering(other) as late:
+    with CommitBuffer(other) as late:
         gather(other, late, "a", run="late")
-        with Gathering(store) as first:
+        with CommitBuffer(store) as first:
             gather(store, first, "a", run="first")
     rows = open_store(root).ledger.entries()
     assert [(each.run, each.outputs[0].run) for each in rows] == [("first", "first"), ("late", "first")]
@@ -83,10 +83,10 @@ def test_of_two_that_gather_the_same_work_both_rows_name_the_slices_of_the_first
 
 
 def test_work_that_was_removed_meanwhile_takes_all_that_was_gathered_with_it(root: Path, store: Store) -> None:
-    with Gathering(store) as first:
+    with CommitBuffer(store) as first:
         found = gather(store, first, "a", run="first")
     other = open_store(root)
-    late = Gathering(other)
+    late = CommitBuffer(other)
     gather(other, late, "b", run="late")
     late.commit(replace(found, run="late"))
     store.ledger.remove("first", [("a", "")], found.finished_at)

@@ -6,14 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from storage.delta.table import StoredTable
 from storage.errors import PolicyAbsent, PolicyConflict, RunUnknown, StoreError, WorkRemoved
-from storage.keeping.gc import plan
-from storage.keeping.maintenance import maintain
-from storage.keeping.sweeping import sweep_plan
-from storage.keeping.thinning import Thinning
+from storage.maintenance.compact import maintain
+from storage.maintenance.plan import Thinning, plan
+from storage.maintenance.sweep import sweep_plan
 from storage.refs import Entry
 from storage.store import Store, open_store
-from storage.tables import StoredTable
 from tests.storage.histories import contents, evaluate, finish, lasting, publish, train, work
 from tests.storage.rows import messages
 from tests.storage.test_maintenance import age
@@ -24,7 +23,7 @@ pytestmark = pytest.mark.engine
 @pytest.fixture(autouse=True)
 def long_ago(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs that finish in a test finished long enough ago."""
-    monkeypatch.setattr("storage.keeping.activity.RECENT_HOURS", 0.0)
+    monkeypatch.setattr("storage.maintenance.activity.RECENT_HOURS", 0.0)
 
 
 def files(root: Path) -> set[str]:
@@ -109,7 +108,7 @@ def test_runs_that_may_go_on_are_spared_unless_they_are_named(store: Store) -> N
 
 
 def test_a_run_that_just_finished_is_spared(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("storage.keeping.activity.RECENT_HOURS", 1.0)
+    monkeypatch.setattr("storage.maintenance.activity.RECENT_HOURS", 1.0)
     train(store, "a", "x")
     assert dict(plan(store, []).protected) == {"a": "it finished less than 1 h ago"}
     assert plan(store, [], force=["a"]).removed == ("a",)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.keeping import activity
+from storage.maintenance import activity
 from storage.store import Store, open_store
 from tests.storage.gc_dying import Died, collect, moments
 from tests.storage.histories import contents, train

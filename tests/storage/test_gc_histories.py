@@ -7,10 +7,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from storage.keeping.gc import plan
-from storage.keeping.maintenance import maintain
-from storage.keeping.sweeping import sweep_plan
-from storage.keeping.thinning import Thinning
+from storage.maintenance.compact import maintain
+from storage.maintenance.plan import Thinning, plan
+from storage.maintenance.sweep import sweep_plan
 from storage.store import Store, open_store
 from tests.storage.histories import contents, evaluate, lasting, train
 
@@ -40,8 +39,8 @@ def test_kept_runs_lose_nothing_for_long(monkeypatch: pytest.MonkeyPatch, histor
 
 def _live_through(monkeypatch: pytest.MonkeyPatch, history: list[tuple], last: set[str]) -> None:
     """Begin with a run that nobody keeps and one that shares its first step, end with gc and retention 0."""
-    monkeypatch.setattr("storage.keeping.activity.RECENT_HOURS", 0.0)
-    monkeypatch.setattr("storage.keeping.maintenance.MIN_FILES", 2)
+    monkeypatch.setattr("storage.maintenance.activity.RECENT_HOURS", 0.0)
+    monkeypatch.setattr("storage.maintenance.compact.MIN_FILES", 2)
     with tempfile.TemporaryDirectory() as directory:
         root = Path(directory) / "store"
         store = open_store(root)

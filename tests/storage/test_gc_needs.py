@@ -3,9 +3,8 @@
 import pytest
 
 from storage.errors import PolicyAbsent
-from storage.keeping.gc import Needs, plan
-from storage.keeping.sweeping import sweep_plan
-from storage.keeping.thinning import Thinning
+from storage.maintenance.plan import Needs, Thinning, plan
+from storage.maintenance.sweep import sweep_plan
 from storage.store import Store
 from tests.storage.histories import contents, finish, lasting, train, work
 
@@ -15,7 +14,7 @@ LAST = Thinning("last")
 @pytest.fixture(autouse=True)
 def long_ago(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs that finish in a test finished long enough ago."""
-    monkeypatch.setattr("storage.keeping.activity.RECENT_HOURS", 0.0)
+    monkeypatch.setattr("storage.maintenance.activity.RECENT_HOURS", 0.0)
 
 
 def train_again(store: Store, run: str, policy: str, finished: bool = True) -> None:

@@ -3,15 +3,13 @@
 import pytest
 
 from storage.errors import PolicyAbsent, SliceExpired
-from storage.keeping.activity import at_work
-from storage.keeping.files import sizes
-from storage.keeping.gc import plan
-from storage.keeping.maintenance import maintain
-from storage.keeping.repair import inspect_logs, mend_logs
-from storage.keeping.retention import Retention, expire
-from storage.keeping.slice_damage import inspect_policies, inspect_slices
-from storage.keeping.sweeping import sweep_plan
-from storage.keeping.thinning import Thinning
+from storage.maintenance.activity import at_work
+from storage.maintenance.compact import maintain
+from storage.maintenance.damage import inspect_policies, inspect_slices
+from storage.maintenance.files import sizes
+from storage.maintenance.plan import Thinning, plan
+from storage.maintenance.repair import inspect_logs, mend_logs
+from storage.maintenance.sweep import Retention, expire, sweep_plan
 from storage.store import open_store
 from tests.storage.histories import contents, lasting, train
 
@@ -19,7 +17,7 @@ pytestmark = pytest.mark.engine
 
 
 def test_a_run_goes_weights_are_thinned_and_what_is_kept_reads(s3_root: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("storage.keeping.activity.RECENT_HOURS", 0.0)
+    monkeypatch.setattr("storage.maintenance.activity.RECENT_HOURS", 0.0)
     store = open_store(s3_root)
     train(store, "a", "xy")
     train(store, "b", "xzzz")

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from storage.delta.table import StoredTable
 from storage.errors import LayoutError, SchemaError
 from storage.roots import Root
 from storage.store import LAYOUT, open_store
-from storage.tables import StoredTable
 from tests.storage.rows import entry, messages
 
 

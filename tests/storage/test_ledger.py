@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from storage.delta.table import StoredTable
 from storage.errors import StoreUnavailable
 from storage.ledger import Ledger
 from storage.refs import Entry, File, Slice
 from storage.store import Store, open_store
-from storage.tables import StoredTable
 from tests.storage.rows import entry
 
 LATER = timedelta(seconds=1)

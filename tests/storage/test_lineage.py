@@ -6,7 +6,7 @@ from datetime import timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.lineage import Graph
+from storage.read.lineage import Graph
 from storage.refs import Entry, Slice
 from tests.storage.rows import MOMENT, entry
 

@@ -8,10 +8,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from storage.delta.log import prune_log
+from storage.delta.parquet import decode
 from storage.errors import DamagedSlice
-from storage.keeping.maintenance import compact, maintain, sweep, vacuum
-from storage.logs import prune_log
-from storage.parquet import decode
+from storage.maintenance.compact import compact, maintain, sweep, vacuum
 from storage.refs import Slice
 from storage.store import Store, open_store
 from tests.storage.rows import entry, messages

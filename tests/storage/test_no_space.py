@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from deltalake.exceptions import DeltaError
 
+from storage.delta.table import StoredTable
 from storage.errors import NoSpace
 from storage.store import Store, open_store
-from storage.tables import StoredTable
 from tests.storage.rows import entry, messages
 
 
@@ -22,7 +22,7 @@ def full(*_: Any, **__: Any) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-@pytest.mark.parametrize("call", ["os.fsync", "storage.roots.make_directory", "storage.tables.StoredTable._push"])
+@pytest.mark.parametrize("call", ["os.fsync", "storage.roots.make_directory", "storage.delta.table.StoredTable._push"])
 def test_wherever_space_runs_out(store: Store, root: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
     good = store.append("messages", messages(5), run="run", step=0, key="k", attempt="a")
     store.ledger.commit(entry("k", outputs=(good,)))

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from storage.errors import StoreError
-from storage.keeping.maintenance import maintain
+from storage.maintenance.compact import maintain
 from storage.store import Store, open_store
 from tests.storage.histories import contents, finish, publish, train
 from tests.storage.rows import messages

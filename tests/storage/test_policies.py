@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from storage.errors import DamagedSlice, NoSpace, PolicyAbsent, PolicyConflict, StoreError
-from storage.policies import Policies
+from storage.policies.store import Policies
 from storage.roots import Root, open_root
 
 FILES = {"config.json": "{}", "model.safetensors": "weights", "sub/tokenizer.json": "tokens"}
@@ -130,7 +130,7 @@ def test_dying_anywhere_before_the_end_leaves_it_absent(
         source = write(Path(tempfile.mkdtemp()))
         calls = _Countdown(point)
         with monkeypatch.context() as patch:
-            for name in ("storage.policies.synchronise", "os.rename", "shutil.copyfileobj"):
+            for name in ("storage.policies.store.synchronise", "os.rename", "shutil.copyfileobj"):
                 calls.plant(patch, name)
             try:
                 policies.publish(source, key)

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storage.errors import QuarantineUnknown, SchemaError
-from storage.keeping.maintenance import maintain
-from storage.quarantines import ALL_RUNS, Quarantines
+from storage.maintenance.compact import maintain
+from storage.quarantine import ALL_RUNS, Quarantines
 from storage.store import Store, open_store
 
 

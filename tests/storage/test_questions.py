@@ -7,9 +7,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from storage.errors import StoreError
-from storage.frames import Frames
-from storage.questions import QuestionError, ask, columns_of
-from storage.schemas import TABLES
+from storage.read.frames import Frames
+from storage.read.sql import QuestionError, ask, columns_of
+from storage.schemas.stage_tables import TABLES
 from storage.store import Store, open_store
 from tests.storage.test_frames import add, share
 

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from storage.delta.log import prune_log
 from storage.errors import DamagedSlice, StoreError
-from storage.keeping.files import sizes
-from storage.keeping.gc import plan
-from storage.keeping.maintenance import compact
-from storage.keeping.repair import Mended, forget, inspect_logs, mend_logs, plan_forgetting
-from storage.keeping.slice_damage import inspect_policies, inspect_slices
-from storage.keeping.sweeping import sweep_plan
-from storage.logs import prune_log
+from storage.maintenance.compact import compact
+from storage.maintenance.damage import inspect_policies, inspect_slices
+from storage.maintenance.files import sizes
+from storage.maintenance.plan import plan
+from storage.maintenance.repair import Mended, forget, inspect_logs, mend_logs, plan_forgetting
+from storage.maintenance.sweep import sweep_plan
 from storage.refs import Slice
 from storage.roots import open_root
 from storage.store import Store, open_store
@@ -160,7 +160,7 @@ def test_nothing_wrong_nothing_touched(root: Path, long: dict) -> None:
 
 
 def test_rows_that_gc_removed_do_not_come_back(root: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("storage.keeping.activity.RECENT_HOURS", 0.0)
+    monkeypatch.setattr("storage.maintenance.activity.RECENT_HOURS", 0.0)
     train(store, "gone", "yy")
     train(store, "a", "xx")
     sweep_plan(store, plan(store, ["a"]))
@@ -177,7 +177,7 @@ def test_rows_that_gc_removed_do_not_come_back(root: Path, store: Store, monkeyp
 def test_a_removal_whose_commit_is_lost_is_done_again(
     root: Path, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("storage.keeping.activity.RECENT_HOURS", 0.0)
+    monkeypatch.setattr("storage.maintenance.activity.RECENT_HOURS", 0.0)
     train(store, "gone", "yy")
     train(store, "a", "xx")
     work(store, "a", "one more", 2)  # the removal is not the version that a checkpoint repeats

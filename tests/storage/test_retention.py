@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from storage.errors import SliceExpired, StoreError
-from storage.keeping.maintenance import compact, maintain
-from storage.keeping.retention import Retention, expire
-from storage.keeping.slice_damage import inspect_slices
-from storage.keeping.sweeping import drop
+from storage.maintenance.compact import compact, maintain
+from storage.maintenance.damage import inspect_slices
+from storage.maintenance.sweep import Retention, drop, expire
 from storage.refs import Slice
 from storage.store import Store, open_store
 from tests.storage.rows import entry, messages

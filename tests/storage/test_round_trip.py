@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from storage.columns import Table
-from storage.schemas import STAGE_TABLES
+from storage.schemas.columns import Table
+from storage.schemas.stage_tables import STAGE_TABLES
 from storage.store import Store, open_store
 from tests.storage.rows import entry, messages, random_rows
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pyarrow.fs as pafs
 import pytest
 
-from storage.keeping.maintenance import vacuum
-from storage.policies import Policies
+from storage.maintenance.compact import vacuum
+from storage.policies.store import Policies
 from storage.store import Store, open_store
 from tests.storage import s3_dying
 from tests.storage.rows import messages

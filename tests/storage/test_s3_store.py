@@ -9,8 +9,8 @@ import pytest
 
 from flows.views import doctor
 from storage.errors import LayoutError, StoreError, StoreUnavailable
-from storage.keeping.maintenance import maintain
 from storage.ledger import Ledger
+from storage.maintenance.compact import maintain
 from storage.store import Store, open_store
 from tests.storage.rows import entry, messages
 from tests.storage.s3_host import S3Host

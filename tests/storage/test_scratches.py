@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from storage.scratches import Scratches
+from storage.policies.scratch import Scratches
 
 HOLDER = """
 import sys
 from pathlib import Path
-from storage.scratches import Scratches
+from storage.policies.scratch import Scratches
 scratches = Scratches(Path(sys.argv[1]))
 path = scratches.make("theirs")
 (path / "model.safetensors").write_text("half")

@@ -7,15 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.checks import Place, check_rows
-from storage.schemas import CREDITS
-from tasks.admission import silenced
-from tasks.advantage import STAGE, advantage
-from tasks.algorithms import Credit, Kept
-from tasks.filtering import STAGE as FILTERING
-from tasks.filtering import filtering
-from tasks.parse_errors import StrangeFlag
-from tasks.ragged import Ragged
+from storage.schemas.stage_tables import CREDITS
+from storage.schemas.validation import RowPlace, check_rows
+from tasks.advantage.algorithms.credit import Credit, GroupedTraces
+from tasks.advantage.stage import STAGE, advantage, silenced
+from tasks.arrays.parse_errors import StrangeFlag
+from tasks.arrays.ragged import Ragged
+from tasks.filtering.stage import STAGE as FILTERING
+from tasks.filtering.stage import filtering
 from tests.builders import exchange, message, table, trace, verdict, view
 from tests.exactly import exactly
 
@@ -42,7 +41,7 @@ def credited(traces, messages, **sections):
     tables = {"traces": table("traces", traces), "messages": table("messages", messages)}
     tables["verdicts"] = table("verdicts", [verdict(row["trace_id"], group_id=row["group_id"]) for row in traces])
     rows = advantage(tables, view(STAGE, **sections))["credits"]
-    check_rows(rows, CREDITS, Place("credits"))
+    check_rows(rows, CREDITS, RowPlace("credits"))
     return {row["sample_id"]: row for row in rows.to_pylist()}
 
 
@@ -150,7 +149,7 @@ def test_a_group_whose_advantages_are_all_zero_is_refused_and_shows_it():
 
 def test_silence_takes_every_component_and_the_signal():
     traces, messages = table("traces", [trace("a")]), table("messages", exchange("a")[:1])
-    kept = Kept(traces, messages, np.zeros(1, np.int64), Ragged(np.ones(3, np.bool_), np.array([0, 3])))
+    kept = GroupedTraces(traces, messages, np.zeros(1, np.int64), Ragged(np.ones(3, np.bool_), np.array([0, 3])))
     one = np.ones(3, np.float32)
     credit = Credit(np.zeros(1), np.ones(1), one, 2 * one, 3 * one, 4 * one)
     found = silenced(kept, credit, np.array([False, True, False]))

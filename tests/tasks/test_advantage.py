@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from configs.algorithms import AlgorithmConfig
-from tasks.advantage import check_zero_sum
-from tasks.algorithms import ALGORITHMS, AdvantageBreach, Credit
+from tasks.advantage.algorithms import ALGORITHMS
+from tasks.advantage.algorithms.credit import AdvantageBreach, Credit
+from tasks.advantage.stage import check_zero_sum
 from tests.builders import exchange, failed, message, table, trace, verdict
 from tests.tasks.algorithms.crediting import advantages, credited, forked, group
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage.checks import Place, check_rows
-from storage.schemas import ASSIGNMENTS, DIFFICULTIES
-from tasks.assignment import EVALUATION_STAGE, STAGE, TooFewExamples, assignment, evaluation_assignment
-from tasks.example_fields import FieldMissing
+from storage.schemas.stage_tables import ASSIGNMENTS, DIFFICULTIES
+from storage.schemas.validation import RowPlace, check_rows
+from tasks.assignment.example_fields import FieldMissing
+from tasks.assignment.stage import EVALUATION_STAGE, STAGE, TooFewExamples, assignment, evaluation_assignment
 from tests.builders import example, table, trace, view
 
 
@@ -36,7 +36,7 @@ def groups(rows):
 
 def test_rows_satisfy_the_contract():
     rows = assigned(examples(reverse=5), groups_per_step=3, group_size=2)
-    check_rows(rows, ASSIGNMENTS, Place("assignments"))
+    check_rows(rows, ASSIGNMENTS, RowPlace("assignments"))
     assert rows["assignment_id"].to_pylist() == ["0-0/0", "0-0/1", "0-1/0", "0-1/1", "0-2/0", "0-2/1"]
     assert rows["member"].to_pylist() == [0, 1] * 3
 
@@ -131,7 +131,7 @@ def held_out(count):
 
 def test_evaluation_takes_the_first_in_hash_order_whatever_the_seed():
     rows = evaluated(held_out(10), num_examples=4, attempts=3)
-    check_rows(rows, ASSIGNMENTS, Place("assignments"))
+    check_rows(rows, ASSIGNMENTS, RowPlace("assignments"))
     assert groups(rows) == ["e7", "e9", "e2", "e8"]
     assert rows.num_rows == 12 and rows["assignment_id"][0].as_py() == "eval-reverse-0/0"
     other = evaluated(held_out(10), seed=8, num_examples=4, attempts=3)
@@ -176,7 +176,7 @@ def test_difficulties_are_made_where_traces_came_in_and_handed_on_within_a_step(
     assert begun["difficulties"].num_rows == 0
     traces = table("traces", [trace("t", example_id="reverse3", reward=0.5)])
     later = assignment(tables | {"difficulties": begun["difficulties"], "traces": traces}, config, step=1)
-    check_rows(later["difficulties"], DIFFICULTIES, Place("difficulties"))
+    check_rows(later["difficulties"], DIFFICULTIES, RowPlace("difficulties"))
     assert [row["example_id"] for row in later["difficulties"].to_pylist()] == ["reverse3"]
     within = tables | {"difficulties": later["difficulties"], "assignments": later["assignments"]}
     refill = assignment(within, config, step=1, batch=1, groups={"reverse": 1})
@@ -232,7 +232,7 @@ def test_what_ended_with_an_error_is_assigned_again_with_another_seed():
     rows = [trace(name, assignment_id=name, error_class="timeout" if name in names[1:3] else None) for name in names]
     tables = held_out(6) | {"assignments": first, "traces": table("traces", rows)}
     again = evaluated(tables, num_examples=3, attempts=2)
-    check_rows(again, ASSIGNMENTS, Place("assignments"))
+    check_rows(again, ASSIGNMENTS, RowPlace("assignments"))
     assert again["assignment_id"].to_pylist() == names[1:3]
     assert again.drop_columns("seed").equals(first.slice(1, 2).drop_columns("seed"))
     third = evaluated(tables | {"assignments": again}, num_examples=3, attempts=2)

@@ -4,7 +4,15 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.bins import CROSSOVER_TOKENS, MOST_BALANCED_SAMPLES, balanced, best_fit, estimated_costs, longest_first, pack
+from tasks.packing.bin_packing import (
+    CROSSOVER_TOKENS,
+    MOST_BALANCED_SAMPLES,
+    balanced,
+    best_fit,
+    estimated_costs,
+    longest_first,
+    pack,
+)
 
 CAPACITY = 64
 LENGTHS = st.lists(st.integers(1, CAPACITY), max_size=80)
@@ -113,7 +121,7 @@ def test_many_samples_fall_back_to_full_rows():
 
 
 def test_one_rank_and_many_samples_have_full_rows_and_others_even_ones(monkeypatch):
-    monkeypatch.setattr("tasks.bins.MOST_BALANCED_SAMPLES", 4)
+    monkeypatch.setattr("tasks.packing.bin_packing.MOST_BALANCED_SAMPLES", 4)
     assert pack([2] * 4, 10, 1) == [[0, 1, 2, 3]]
     assert pack([2] * 4, 10, 2) == [[0, 2], [1, 3]]
     assert pack([2] * 5, 10, 3) == [[0, 1, 2, 3, 4], [], []]

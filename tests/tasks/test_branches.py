@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from tasks.branches import BrokenGraph, find_branches
+from tasks.arrays.message_graph import BrokenGraph, find_branches
 from tests.builders import message, table
 
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.confidence import Interval, of_mean, of_share, students, t_quantile
-from tasks.evaluation import pass_at_k
+from tasks.evaluation.confidence import Interval, of_mean, of_share, students, t_quantile
+from tasks.evaluation.stage import pass_at_k
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage.checks import Place, check_rows
-from storage.schemas import BATCHES
-from tasks.advantage import STAGE as ADVANTAGE
-from tasks.advantage import advantage
-from tasks.constant_lengths import by_constant_length
-from tasks.packing import STAGE, packing
-from tasks.samples import Samples
+from storage.schemas.stage_tables import BATCHES
+from storage.schemas.validation import RowPlace, check_rows
+from tasks.advantage.stage import STAGE as ADVANTAGE
+from tasks.advantage.stage import advantage
+from tasks.arrays.samples import Samples
+from tasks.packing.stage import STAGE, by_constant_length, packing
 from tests.builders import exchange, table, trace, view
 from tests.tasks.algorithms.crediting import forked, tables_of
 
@@ -27,7 +26,7 @@ def packed(traces, messages, algorithm=DR_GRPO, environments=(), **section):
     tables = tables_of(traces, messages)
     tables |= advantage(tables, view(ADVANTAGE, **sections))
     batches = packing(tables, view(STAGE, **sections))["batches"]
-    check_rows(batches, BATCHES, Place("batches"))
+    check_rows(batches, BATCHES, RowPlace("batches"))
     return batches.to_pylist()
 
 

@@ -10,9 +10,13 @@ import pytest
 
 from configs.run import RunConfig, View
 from storage.store import Store, open_store
-from tasks import assignment, demonstration, filtering
-from tasks.examples import read_demonstrations
-from tasks.stage import Place, Ref, Stage, perform
+from tasks.assignment import stage as assignment
+from tasks.assignment.examples import read_demonstrations
+from tasks.filtering import stage as filtering
+from tasks.rollout import demonstration
+from tasks.runtime.execute import perform
+from tasks.runtime.run_context import RunContext
+from tasks.runtime.stage import Ref, Stage
 from tests.builders import table
 
 EXAMPLES = [
@@ -30,7 +34,7 @@ def rendered(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [asked, said]
 
 
-def shown(store: Store, run: str, seed: int) -> tuple[Place, Ref]:
+def shown(store: Store, run: str, seed: int) -> tuple[RunContext, Ref]:
     """Assign and render the demonstrations of step 0 of a supervised run."""
     config = RunConfig.model_validate(
         {
@@ -42,13 +46,13 @@ def shown(store: Store, run: str, seed: int) -> tuple[Place, Ref]:
             "filtering": {"filters": [{"type": "errored"}]},
         }
     )
-    place = Place(store, run, config, {})
+    place = RunContext(store, run, config, {})
     listed = perform(LISTING, place, 0)
     drawn = perform(assignment.task.stage, place, 0, (listed,), services={"batch": 0, "groups": None})
     return place, perform(demonstration.STAGE, place, 0, (drawn, listed), services={"render": rendered})
 
 
-def traces_of(place: Place, ref: Ref) -> dict[str, str]:
+def traces_of(place: RunContext, ref: Ref) -> dict[str, str]:
     """Return the example of every trace."""
     found = place.table("traces", (ref,))
     return dict(zip(found["trace_id"].to_pylist(), found["example_id"].to_pylist(), strict=True))

@@ -5,9 +5,9 @@ from itertools import combinations
 
 import pytest
 
-from tasks.confidence import of_mean
-from tasks.evaluation import PassAt, estimates, pass_at_k
-from tasks.rounds import errored, replaced
+from tasks.assignment.evaluation_retries import errored_assignments, latest_attempts
+from tasks.evaluation.confidence import of_mean
+from tasks.evaluation.stage import PassAt, estimates, pass_at_k
 from tests.builders import failed, table, trace
 
 
@@ -120,12 +120,12 @@ def test_what_was_made_again_takes_the_place_of_the_whole_assignment():
     first = [trace("a1", assignment_id="a"), failed("a2", assignment_id="a"), trace("b1", assignment_id="b")]
     again = [trace("a3", assignment_id="a", reward=0.5)]
     rounds = [table("traces", first), table("traces", again)]
-    assert errored(rounds[0]) == ["a"] and errored(rounds[1]) == []
-    assert replaced(rounds)["trace_id"].to_pylist() == ["b1", "a3"]
-    assert replaced([*rounds, table("traces", [failed("a4", assignment_id="a")])])["trace_id"].to_pylist() == [
+    assert errored_assignments(rounds[0]) == ["a"] and errored_assignments(rounds[1]) == []
+    assert latest_attempts(rounds)["trace_id"].to_pylist() == ["b1", "a3"]
+    assert latest_attempts([*rounds, table("traces", [failed("a4", assignment_id="a")])])["trace_id"].to_pylist() == [
         *("b1", "a4"),
     ]
-    assert replaced(rounds[:1]).equals(rounds[0])
+    assert latest_attempts(rounds[:1]).equals(rounds[0])
 
 
 def test_a_failed_attempt_leaves_its_siblings():

@@ -7,13 +7,13 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.accounting import account
-from tasks.advantage import STAGE as ADVANTAGE
-from tasks.advantage import advantage
-from tasks.filtering import STAGE as FILTERING
-from tasks.filtering import filtering
-from tasks.packing import STAGE as PACKING
-from tasks.packing import packing
+from tasks.advantage.stage import STAGE as ADVANTAGE
+from tasks.advantage.stage import advantage
+from tasks.filtering.stage import STAGE as FILTERING
+from tasks.filtering.stage import filtering
+from tasks.metrics.accounting import account
+from tasks.packing.stage import STAGE as PACKING
+from tasks.packing.stage import packing
 from tests.builders import exchange, failed, table, trace, view
 
 SEATS = ("for", "against", "judge", "user")

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage.schemas import TABLES
-from tasks.figures import MEANINGS, batch_figures
+from storage.schemas.stage_tables import TABLES
+from tasks.metrics.figures import MEANINGS, batch_figures
 from tests.builders import failed, table, trace, verdict
 
 

@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 
 from configs.filters import FilterConfig
 from configs.run import RunConfig
-from storage.checks import Place, check_rows
-from storage.schemas import TABLES, VERDICTS
-from tasks.advantage import STAGE as ADVANTAGE
-from tasks.advantage import advantage
-from tasks.branches import BrokenGraph
-from tasks.filtering import STAGE, filtering
-from tasks.filters import FILTERS
-from tasks.filters.gibberish import UnknownVocabulary
-from tasks.filters.repetition import runs
-from tasks.stage import key_of
+from storage.schemas.stage_tables import TABLES, VERDICTS
+from storage.schemas.validation import RowPlace, check_rows
+from tasks.advantage.stage import STAGE as ADVANTAGE
+from tasks.advantage.stage import advantage
+from tasks.arrays.message_graph import BrokenGraph
+from tasks.filtering.filters import FILTERS
+from tasks.filtering.filters.gibberish import UnknownVocabulary
+from tasks.filtering.filters.repetition import runs
+from tasks.filtering.stage import STAGE, filtering
+from tasks.runtime.run_context import key_of
 from tests.builders import exchange, failed, message, table, trace, view
 
 VOCABULARY = 1000
@@ -35,7 +35,7 @@ def judged(traces, messages=None, filters=None, vocab_size=VOCABULARY, quarantin
     if filters is not None:
         sections["filtering"] = {"filters": filters}
     verdicts = filtering(tables, view(STAGE, **sections), quarantined=quarantined or {})["verdicts"]
-    check_rows(verdicts, VERDICTS, Place("verdicts"))
+    check_rows(verdicts, VERDICTS, RowPlace("verdicts"))
     return {row["trace_id"]: row | {"evidence": json.loads(row["evidence"])} for row in verdicts.to_pylist()}
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tasks.gate import STAGE, Answer, Question, shown_rollouts
+from tasks.gate.stage import STAGE, Answer, Question, shown_rollouts
 from tests.builders import exchange, message, table, trace, verdict, view
 
 TRACES = [trace("t0", reward=0.25), trace("t1", reward=1.0), trace("t2", reward=0.0), trace("t3", reward=None)]

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.assignment import STAGE, assignment
-from tasks.oversampling import begun, enough, stretched
-from tasks.refilling import missing
+from tasks.assignment.group_refill import groups_to_refill
+from tasks.assignment.oversampling import num_begun, num_needed, oversampled_turn
+from tasks.assignment.stage import STAGE, assignment
 from tests.builders import example, table, view
 from tests.tasks.test_refilling import assignments, credits
 
@@ -20,20 +20,20 @@ FACTORS = st.integers(100, 400).map(lambda percent: percent / 100)
     ("needed", "factor", "count"), [(8, 1.0, 8), (8, 1.5, 12), (3, 1.5, 5), (10, 1.1, 11), (1, 1.01, 2), (7, 4.0, 28)]
 )
 def test_groups_begun_for_those_needed(needed, factor, count):
-    assert begun(needed, factor) == count
-    assert enough(count, factor) == needed
+    assert num_begun(needed, factor) == count
+    assert num_needed(count, factor) == needed
 
 
 @given(needed=st.integers(0, 500), factor=FACTORS)
 def test_what_was_needed_is_enough_of_what_was_begun(needed, factor):
-    assert begun(needed, factor) >= needed * Fraction(repr(factor)) > begun(needed, factor) - 1
-    assert enough(begun(needed, factor), factor) == needed
+    assert num_begun(needed, factor) >= needed * Fraction(repr(factor)) > num_begun(needed, factor) - 1
+    assert num_needed(num_begun(needed, factor), factor) == needed
 
 
 @given(turn=st.integers(0, 500), needed=st.integers(1, 50), factor=FACTORS)
 def test_the_next_step_goes_on_where_this_one_ends_or_one_before(turn, needed, factor):
-    end = stretched(turn, factor) + begun(needed, factor)
-    assert stretched(turn + needed, factor) in (end - 1, end)
+    end = oversampled_turn(turn, factor) + num_begun(needed, factor)
+    assert oversampled_turn(turn + needed, factor) in (end - 1, end)
 
 
 def walked(step=0, batch=0, groups=None, weights=None, **settings):
@@ -76,5 +76,5 @@ def test_off_nothing_changes():
 def test_groups_beyond_the_needed_ones_need_no_replacement():
     first = assignments("a0", "a1", "a2", "b0", "b1", "b2")
     held = credits(("a0", [0.0, 1.0]), ("a1", [0.0, 1.0]), ("b2", [0.0, 1.0]))
-    assert missing(first, first, held, 1.5) == {"b": 1}
-    assert missing(first, first, held) == {"a": 1, "b": 2}
+    assert groups_to_refill(first, first, held, 1.5) == {"b": 1}
+    assert groups_to_refill(first, first, held) == {"a": 1, "b": 2}

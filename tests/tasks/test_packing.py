@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage.checks import Place, check_rows
-from storage.schemas import BATCHES
-from tasks.advantage import STAGE as ADVANTAGE
-from tasks.advantage import advantage
-from tasks.branches import BrokenGraph
-from tasks.packing import STAGE, BudgetTooSmall, check_once, packing
-from tasks.samples import PackingBreach
-from tasks.walk import digest
+from storage.schemas.stage_tables import BATCHES
+from storage.schemas.validation import RowPlace, check_rows
+from tasks.advantage.stage import STAGE as ADVANTAGE
+from tasks.advantage.stage import advantage
+from tasks.arrays.message_graph import BrokenGraph
+from tasks.arrays.permutation import digest
+from tasks.arrays.samples import PackingBreach
+from tasks.packing.stage import STAGE, BudgetTooSmall, check_once, packing
 from tests.builders import exchange, message, table, trace, verdict, view
 
 STREAMS = (
@@ -41,7 +41,7 @@ def of_lengths(lengths, algorithm="supervised"):
 
 def packed(tables, **section):
     batches = packing(tables, view(STAGE, packing=section))["batches"]
-    check_rows(batches, BATCHES, Place("batches"))
+    check_rows(batches, BATCHES, RowPlace("batches"))
     return batches.to_pylist()
 
 
@@ -214,7 +214,7 @@ def test_a_credit_without_its_trace_stops_the_stage():
 
 
 def test_a_packer_that_loses_a_sample_stops_the_stage(monkeypatch):
-    monkeypatch.setattr("tasks.packing.pack", lambda lengths, capacity, num_ranks: [[0]])
+    monkeypatch.setattr("tasks.packing.stage.pack", lambda lengths, capacity, num_ranks: [[0]])
     with pytest.raises(PackingBreach, match=r"sample t\d/0 is in 0 rows"):
         packed(of_lengths([3, 3]))
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tasks.quick_imports import quick_imports
+from tasks.runtime.quick_imports import quick_imports
 
 ENOUGH = 200_000
 """Objects that would have been collected many times."""

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.columns import INDICES
-from tasks.ragged import Ragged, lists
+from storage.schemas.columns import INDICES
+from tasks.arrays.ragged import Ragged, lists
 
 ROWS = st.lists(st.lists(st.integers(0, 99), max_size=5), max_size=8)
 

@@ -2,7 +2,7 @@
 
 import pyarrow as pa
 
-from tasks.recent import Recent
+from tasks.runtime.run_context import RecentTables
 
 
 class Reader:
@@ -16,18 +16,18 @@ class Reader:
         return pa.table({"value": pa.array([len(self.asked)], pa.int64())})
 
 
-def fetch(recent: Recent, reader: Reader, name: str) -> int:
+def fetch(recent: RecentTables, reader: Reader, name: str) -> int:
     return int(recent.get(name, lambda: reader(name))["value"][0].as_py())
 
 
 def test_a_table_is_read_once_while_it_is_kept():
-    recent, reader = Recent(), Reader()
+    recent, reader = RecentTables(), Reader()
     assert [fetch(recent, reader, name) for name in ("a", "b", "a", "b")] == [1, 2, 1, 2]
     assert reader.asked == ["a", "b"]
 
 
 def test_the_one_not_asked_for_longest_goes_first():
-    recent, reader = Recent(max_bytes=16), Reader()  # two tables of one int64 each
+    recent, reader = RecentTables(max_bytes=16), Reader()  # two tables of one int64 each
     for name in ("a", "b", "a", "c"):
         fetch(recent, reader, name)
     assert reader.asked == ["a", "b", "c"]
@@ -38,12 +38,12 @@ def test_the_one_not_asked_for_longest_goes_first():
 
 
 def test_a_table_larger_than_the_bound_is_given_out_and_not_kept():
-    recent, reader = Recent(max_bytes=7), Reader()
+    recent, reader = RecentTables(max_bytes=7), Reader()
     assert [fetch(recent, reader, "a"), fetch(recent, reader, "a")] == [1, 2]
 
 
 def test_a_failed_read_keeps_nothing():
-    recent, reader = Recent(), Reader()
+    recent, reader = RecentTables(), Reader()
 
     def fails() -> pa.Table:
         raise OSError("no such disk")

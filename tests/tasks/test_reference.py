@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks import reference as stage
-from tasks.inference.engine import EngineLost
-from tasks.inference.scoring import NotScorable, Served
-from tasks.reference import STAGE, reference
-from tasks.serving import MOST_LOSSES
-from tasks.stage import Policy
+from tasks.advantage import reference as stage
+from tasks.advantage.reference import STAGE, reference
+from tasks.inference.engine.client import EngineLost
+from tasks.inference.engine.scoring import NotScorable, Served
+from tasks.runtime.services import MOST_LOSSES
+from tasks.runtime.stage import Policy
 from tests.builders import exchange, message, table, trace, verdict, view
 
 TEACHER = {"type": "opd", "teacher": {"path": "/teacher", "max_in_flight": 3}}

@@ -4,8 +4,8 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.schemas import CREDITS
-from tasks.refilling import admitted, missing
+from storage.schemas.stage_tables import CREDITS
+from tasks.assignment.group_refill import admitted_groups, groups_to_refill
 
 STREAMS = ("rl_weights", "ce_weights", "ref_kl_weights")
 
@@ -35,22 +35,22 @@ def test_a_group_is_admitted_with_a_weight_that_training_uses():
         ("a5", []),
         ("a1", [0.0]),
     )
-    assert admitted(found) == {"a0", "a3", "a4"}
+    assert admitted_groups(found) == {"a0", "a3", "a4"}
 
 
 def test_what_is_missing_is_missing_by_environment():
     first = assignments("a0", "a1", "b0", "b1", "b2")
     held = credits(("a0", [0.0, 1.0]), ("b2", [0.0, 1.0]))
-    assert missing(first, first, held) == {"a": 1, "b": 2}
+    assert groups_to_refill(first, first, held) == {"a": 1, "b": 2}
     later = pa.concat_tables([first, assignments("a.1-0", "b.1-0", "b.1-1")])
     more = pa.concat_tables([held, credits(("b.1-1", [0.0, 1.0]), ("a.1-0", [0.0, 1.0]))])
-    assert missing(first, later, more) == {"b": 1}
-    assert missing(first, later, pa.concat_tables([more, credits(("b0", [0.0, 1.0]))])) == {}
+    assert groups_to_refill(first, later, more) == {"b": 1}
+    assert groups_to_refill(first, later, pa.concat_tables([more, credits(("b0", [0.0, 1.0]))])) == {}
 
 
 def test_all_is_missing_where_nothing_was_credited():
     first = assignments("a0", "a1", "b0")
-    assert missing(first, first, credits()) == {"a": 2, "b": 1}
+    assert groups_to_refill(first, first, credits()) == {"a": 2, "b": 1}
 
 
 @given(
@@ -67,4 +67,4 @@ def test_it_is_what_a_loop_says(groups, wanted):
         got = sum(good for of, good in groups if of == environment)
         if asked_for > got:
             expected[environment] = asked_for - got
-    assert missing(first, assignments(*names), held) == expected
+    assert groups_to_refill(first, assignments(*names), held) == expected

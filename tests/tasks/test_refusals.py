@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from tasks.advantage import STAGE, ImportedWithoutTokens, StateMissing, advantage, check_zero_sum
-from tasks.algorithms import AdvantageBreach, Credit
-from tasks.bins import balanced, best_fit
-from tasks.branches import BrokenGraph, find_branches, owners
-from tasks.filters.gibberish import UnknownVocabulary
-from tasks.packing import BudgetTooSmall, check_once
-from tasks.ragged import Ragged
-from tasks.samples import PackingBreach
+from tasks.advantage.algorithms.credit import AdvantageBreach, Credit
+from tasks.advantage.stage import STAGE, ImportedWithoutTokens, StateMissing, advantage, check_zero_sum
+from tasks.arrays.message_graph import BrokenGraph, find_branches, owners
+from tasks.arrays.ragged import Ragged
+from tasks.arrays.samples import PackingBreach
+from tasks.filtering.filters.gibberish import UnknownVocabulary
+from tasks.packing.bin_packing import balanced, best_fit
+from tasks.packing.stage import BudgetTooSmall, check_once
 from tests.builders import exchange, failed, message, table, trace, verdict, view
 from tests.exactly import exactly
 from tests.tasks.algorithms.crediting import credited, group, tables_of
@@ -143,7 +143,7 @@ MASKS = "tests.tasks.algorithms.masks"
 @pytest.mark.parametrize(
     ("kind", "what"),
     [
-        ("a table", "it returned Table, not tasks.algorithms.Credit"),
+        ("a table", "it returned Table, not tasks.advantage.algorithms.Credit"),
         ("short", "advantage is float64 (3,), not an array of float64 for 2 traces"),
         ("a list", "baseline is list, not an array of float64 for 2 traces"),
         ("double weights", "rl is float64 (10,), not an array of float32 for 10 tokens"),

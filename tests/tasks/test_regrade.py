@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.checks import Place, check_rows
-from storage.schemas import REGRADES, TABLES, TRACES
-from tasks.inference.images import put_aside, put_back
-from tasks.inference.regrading import SCORES
-from tasks.regrade import STAGE, GradingBreach, regrade
+from storage.schemas.stage_tables import REGRADES, TABLES, TRACES
+from storage.schemas.validation import RowPlace, check_rows
+from tasks.inference.grading.client import SCORES
+from tasks.inference.trace_rows.images import put_aside, put_back
+from tasks.rollout.regrade import STAGE, GradingBreach, regrade
 from tests.builders import example, exchange, failed, table, trace, view
 
 ROOT = Path(__file__).parents[2]
@@ -50,7 +50,7 @@ def regraded(traces, *scores):
     }
     made = regrade(tables, view(STAGE), graders=Graders(*scores))
     for name, contract in (("traces", TRACES), ("regrades", REGRADES)):
-        check_rows(made[name], contract, Place(name))
+        check_rows(made[name], contract, RowPlace(name))
     return made["traces"].to_pylist(), made["regrades"].to_pylist()
 
 
@@ -120,6 +120,6 @@ def test_the_stage_declares_its_tables():
 
 @pytest.mark.engine
 def test_the_pipeline_imports_neither_verifiers_nor_an_environment():
-    look = "import sys, flows.graders, tasks.regrade; print(sorted({'verifiers', 'reverse_text'} & set(sys.modules)))"
+    look = "import sys, flows.graders, tasks.rollout.regrade; print(sorted({'verifiers', 'reverse_text'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.strip() == "[]"

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tasks.rejected import without_rejected
+from tasks.arrays.message_graph import without_rejected
 from tests.builders import message, table, trace
 from tests.tasks.algorithms.crediting import credited
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tasks.retokenised import retokenised
+from tasks.metrics.retokenised import retokenised_turns
 from tests.builders import message, table
 
 
@@ -53,10 +53,10 @@ AGAIN = [*ASKED, said(2, 0), said(3, 2, "user", "again"), said(4, 3, sampled=Tru
     ],
 )
 def test_by_hand(rows, count):
-    assert retokenised(table("messages", rows)) == ({"t0": count} if count else {})
+    assert retokenised_turns(table("messages", rows)) == ({"t0": count} if count else {})
 
 
 def test_traces_are_told_apart_and_their_order_does_not_matter():
     other = [row | {"trace_id": "t1"} for row in BRIDGED]
     rows = [row for pair in zip(other, AGAIN, strict=False) for row in pair] + AGAIN[4:]
-    assert retokenised(table("messages", rows[::-1])) == {"t0": 1}
+    assert retokenised_turns(table("messages", rows[::-1])) == {"t0": 1}

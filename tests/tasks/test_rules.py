@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from configs.errors import ConfigError
-from tasks.figures import MEANINGS
-from tasks.rules import RuleFailed, described, holds, require_rule
+from tasks.gate.rules import RuleFailed, described, holds, require_rule
+from tasks.metrics.figures import MEANINGS
 
 UNKNOWN: dict[str, Any] = dict.fromkeys(MEANINGS)
 

@@ -6,11 +6,11 @@ import pytest
 
 from configs.environments import EnvironmentConfig, SeatRule
 from configs.run import RunConfig
-from tasks.advantage import STAGE as ADVANTAGE
-from tasks.advantage import advantage
-from tasks.algorithms import AdvantageBreach
-from tasks.filtering import STAGE, filtering
-from tasks.seats import LearnerSeatMissing, evaluated, seating, trained
+from tasks.advantage.algorithms.credit import AdvantageBreach
+from tasks.advantage.stage import STAGE as ADVANTAGE
+from tasks.advantage.stage import advantage
+from tasks.arrays.seats import LearnerSeatMissing, evaluated_seats, seat_rules, trained_seats
+from tasks.filtering.stage import STAGE, filtering
 from tests.builders import exchange, failed, table, trace, view
 
 LEARNER = {"name": "reverse", "taskset": {"id": "reverse"}, "learner_seat": True}
@@ -154,28 +154,28 @@ def test_an_errored_trace_of_an_unknown_learner_is_no_second_agent():
     lost = failed("against-2", agent="against", num_turns=3)
     rows = [*debate(0, (1.0, -1.0), info=says("for")), *debate(1, (0.0, 0.0), info=says("for")), lost]
     assert set(credited(rows, [LEARNER])) == {"for-0", "for-1"}
-    assert trained(table("traces", rows), {"reverse": SeatRule(learner_seat=True)})["trace_id"].to_pylist() == [
+    assert trained_seats(table("traces", rows), {"reverse": SeatRule(learner_seat=True)})["trace_id"].to_pylist() == [
         "for-0",
         "for-1",
     ]
 
 
 def test_no_traces_have_no_seats():
-    found = seating(table("traces", []))
+    found = seat_rules(table("traces", []))
     assert len(found.dropped) == len(found.unknown) == 0
-    assert evaluated(table("traces", []), []).num_rows == 0
+    assert evaluated_seats(table("traces", []), []).num_rows == 0
 
 
 def counted(traces, **environment):
     own = EnvironmentConfig.model_validate({"name": "reverse", "taskset": {"id": "reverse"}} | environment)
-    return evaluated(table("traces", traces), [own])["trace_id"].to_pylist()
+    return evaluated_seats(table("traces", traces), [own])["trace_id"].to_pylist()
 
 
 def test_an_evaluation_counts_players_and_no_judge():
     frozen = trace("frozen", agent="against", trainable=False)
     assert counted([*debate(0), frozen]) == ["for-0", "against-0"]
     assert counted(debate(0), drop_judge=False) == ["for-0", "against-0", "judge-0"]
-    assert evaluated(table("traces", [trace("a", environment="elsewhere")]), [])["trace_id"].to_pylist() == ["a"]
+    assert evaluated_seats(table("traces", [trace("a", environment="elsewhere")]), [])["trace_id"].to_pylist() == ["a"]
 
 
 def test_an_evaluation_counts_the_one_seat_that_it_is_told():

@@ -14,11 +14,11 @@ import pytest
 from configs.run import RunConfig, View
 from flows.environment_room import EnvironmentRoom
 from flows.processes.services import Supervisor
-from tasks import rollout
-from tasks.inference.liveness import ServiceLost, UnderWay, server
-from tasks.inference.rollouts import Terms
-from tasks.inference.scoring import Served
-from tasks.stage import Policy
+from tasks.inference.engine.scoring import Served
+from tasks.inference.sampling.lost_servers import ServiceLost, UnderWay, server
+from tasks.inference.sampling.rollouts import SamplingPlan
+from tasks.rollout import stage as rollout
+from tasks.runtime.stage import Policy
 from tests.tasks.inference.hosts import assigned
 from tests.waiting import PATIENCE
 
@@ -55,7 +55,9 @@ class Sampler:
         self.alone: list[bool] = []
         """Of each call whether no two rollouts were to be under way at once."""
 
-    def __call__(self, assignments: pa.Table, examples: pa.Table, *, terms: Terms, on_group: Any, **_: Any) -> None:
+    def __call__(
+        self, assignments: pa.Table, examples: pa.Table, *, terms: SamplingPlan, on_group: Any, **_: Any
+    ) -> None:
         self.alone.append(terms.one_at_a_time)
         rows = assignments.to_pylist()
         tried = [each for each in rows if each["assignment_id"] not in terms.untried]

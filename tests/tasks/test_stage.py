@@ -8,9 +8,11 @@ import pyarrow as pa
 import pytest
 
 from configs.run import RunConfig, View
-from storage.schemas import EXAMPLES
+from storage.schemas.stage_tables import EXAMPLES
 from storage.store import open_store
-from tasks.stage import Place, Policy, Ref, Stage, Tables, inputs_of, perform
+from tasks.runtime.execute import perform
+from tasks.runtime.run_context import RunContext
+from tasks.runtime.stage import Policy, Ref, Stage, Tables, inputs_of
 
 VERSIONS = {"stagecoach": "0"}
 
@@ -38,8 +40,8 @@ def stage_of(function: Any, name: str = "made", **changes: Any) -> Stage:
     return Stage(name=name, function=function, **settings)
 
 
-def place_of(root: Path, run: str = "a", **changes: Any) -> Place:
-    return Place(open_store(root), run, RunConfig(name=run, **changes), VERSIONS)
+def place_of(root: Path, run: str = "a", **changes: Any) -> RunContext:
+    return RunContext(open_store(root), run, RunConfig(name=run, **changes), VERSIONS)
 
 
 def test_the_second_time_nothing_is_computed(tmp_path: Path) -> None:

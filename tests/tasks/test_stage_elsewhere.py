@@ -5,12 +5,17 @@ from pathlib import Path
 
 from configs.run import RunConfig
 from storage.store import open_store
-from tasks import filtering, gate, packing, rollout, training
-from tasks.stage import Place, StageTask
+from tasks.filtering import stage as filtering
+from tasks.gate import stage as gate
+from tasks.packing import stage as packing
+from tasks.rollout import stage as rollout
+from tasks.runtime.prefect_task import StageTask
+from tasks.runtime.run_context import RunContext
+from tasks.training import stage as training
 
 
 def test_a_place_travels_as_what_it_is_opened_from(tmp_path: Path) -> None:
-    place = Place(open_store(tmp_path / "store"), "a", RunConfig(name="a", seed=7), {"python": "3"})
+    place = RunContext(open_store(tmp_path / "store"), "a", RunConfig(name="a", seed=7), {"python": "3"})
     there = pickle.loads(pickle.dumps(place))
     assert (there.run, there.config, there.versions) == (place.run, place.config, place.versions)
     assert there.store.root.address == place.store.root.address

@@ -5,8 +5,8 @@ from typing import Any
 from prefect import tags
 from prefect.context import TagsContext
 
-from tasks.stage import StageTask
-from tasks.training import STAGE
+from tasks.runtime.prefect_task import StageTask
+from tasks.training.stage import STAGE
 
 
 def test_tags_of_the_flow_run_do_not_reach_the_task():

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.walk import digest, permutation, shares, turns
+from tasks.arrays.permutation import digest, permutation, shares, turns
 
 SHARES = st.lists(st.integers(1, 9), min_size=1, max_size=5)
 

@@ -11,7 +11,7 @@ import polars as pl
 
 from flows.viewer.library import Library
 from flows.viewer.page import NotThere
-from storage.lineage import Work, marks
+from storage.read.lineage import Work, marks
 from tasks.fates import age
 
 ROW = ("row", "update", "rank", "micro_step", "sample_ids", "cu_seqlens", "rl_tokens", "ce_tokens", "ref_kl_tokens")

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from flows.viewer.library import Library
-from tasks.inference.run_tokenizer import TokenizerUnreadable, tokenizer_of
+from tasks.inference.trace_rows.token_texts import TokenizerUnreadable, tokenizer_of
 
 
 def texts(library: Library, run: str, ids: Sequence[int]) -> list[tuple[str, bool]]:

@@ -5,14 +5,14 @@ from typing import Any
 
 import polars as pl
 
-from flows.scores import compared as compared_figures
-from flows.scores import recorded_evaluations
+from flows.runtime.scores import compare_scores as compared_figures
+from flows.runtime.scores import recorded_evaluations
 from flows.viewer.data.compare_reading import KeptReading, latest
 from flows.viewer.library import Library
 from flows.views.differences import compare
 from flows.views.recorded_rows import MEASURES
 from storage.keys import canonical
-from tasks.figures import MEANINGS
+from tasks.metrics.figures import MEANINGS
 
 FIGURES = (*MEANINGS, *MEASURES)
 """What a step comes to in numbers, by the names that `stagecoach diff` has them by."""

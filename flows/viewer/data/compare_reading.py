@@ -6,14 +6,14 @@ from typing import TypeVar
 import pyarrow as pa
 
 from configs.run import RunConfig
-from flows.scores import READ, Evaluated, RecordedEvaluation, scored
+from flows.runtime.scores import READ, EvaluationScores, RecordedEvaluation, score_rollouts
 from flows.viewer.data.shared_reads import each_once
 from flows.viewer.library import Library
 from flows.views.differences import Reading
 from flows.views.recorded_rows import Made, arrow, made
-from storage.lineage import marks
+from storage.read.lineage import marks
 from storage.refs import Entry
-from storage.schemas import TRACES
+from storage.schemas.stage_tables import TRACES
 
 Name = tuple[tuple[str, ...], ...]
 """The work of a step: its stages, each with what names its rows."""
@@ -37,16 +37,16 @@ class KeptReading(Reading):
         found = each_once(self._library, ("compared rows",), list(named), read)
         return [found[_name(work)] for work in works]
 
-    def scored(self, recorded: RecordedEvaluation, config: RunConfig) -> Evaluated:
+    def scored(self, recorded: RecordedEvaluation, config: RunConfig) -> EvaluationScores:
         """Return what the rollouts of an evaluation say; of its traces only the columns that scores need are read."""
         rounds = marks(recorded.rounds)
         environments = tuple(each.model_dump_json() for each in config.environments)
         name = ("scored", recorded.set_name, recorded.version, recorded.pass_at, rounds, environments)
         return self._library.kept(name, lambda: self._scored(recorded, config))
 
-    def _scored(self, recorded: RecordedEvaluation, config: RunConfig) -> Evaluated:
+    def _scored(self, recorded: RecordedEvaluation, config: RunConfig) -> EvaluationScores:
         rounds = [self._traces(entry) for entry in recorded.rounds]
-        return scored(recorded.set_name, recorded.version, rounds, config.environments, recorded.pass_at)
+        return score_rollouts(recorded.set_name, recorded.version, rounds, config.environments, recorded.pass_at)
 
     def _traces(self, entry: Entry) -> pa.Table:
         """Return the rollouts of one round, slice after slice in the order in which they were handed over.

@@ -15,7 +15,7 @@ from flows.viewer.page import NotThere
 from flows.views.identify import nearest
 
 PASS_REWARD = 1.0
-"""What an attempt that passes earns at least, as evaluations count it (tasks.evaluation.estimates)."""
+"""What an attempt that passes earns at least, as evaluations count it (tasks.evaluation.stage.estimates)."""
 ATTEMPT = (
     "step",
     "for_training",

@@ -6,7 +6,7 @@ import polars as pl
 
 from flows.viewer.data import step_traces
 from flows.viewer.library import Library
-from tasks.accounting import ERRORED, FILTERED, STOPPED
+from tasks.metrics.accounting import ERRORED, FILTERED, STOPPED
 
 SORTS = ("group", "example", "environment", "mean", "spread", "baseline", "size", "kept")
 """What groups can be sorted by; `group` is the order of their ids, numbers in them by value."""

@@ -10,7 +10,7 @@ import polars as pl
 from flows.viewer.data.messages import message_works
 from flows.viewer.data.trace import Found
 from flows.viewer.library import Library
-from tasks.inference.images import REFERENCE
+from tasks.inference.trace_rows.images import REFERENCE
 
 MAGIC = {
     "image/png": (b"\x89PNG\r\n\x1a\n",),

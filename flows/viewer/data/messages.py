@@ -8,9 +8,8 @@ import pyarrow as pa
 
 from flows.viewer.data.trace import Found
 from flows.viewer.library import Library
-from storage.lineage import Work
-from tasks.branches import find_branches
-from tasks.rejected import without_rejected
+from storage.read.lineage import Work
+from tasks.arrays.message_graph import find_branches, without_rejected
 
 GRAPH = ("trace_id", "message", "parent", "sampled")
 Path = list[int]
@@ -44,7 +43,7 @@ def message_works(library: Library, found: Found, table: str = "messages") -> Se
 def branches(rows: pl.DataFrame) -> list[Path]:
     """Return the ways from a root to each leaf, by the leaves' numbers; each a list of messages.
 
-    `rows` are of one trace and have the columns message and parent. Raises BrokenGraph (tasks.branches).
+    `rows` are of one trace and have the columns message and parent. Raises BrokenGraph (tasks.arrays.message_graph).
     """
     graph = rows.select(pl.lit("").alias("trace_id"), "message", "parent").to_arrow()
     found = find_branches(graph, np.zeros(len(rows), np.int64)).path
@@ -55,7 +54,7 @@ def branches(rows: pl.DataFrame) -> list[Path]:
 def rejected(found: Found, rows: pl.DataFrame) -> list[int]:
     """Return the messages that came to nothing: attempts at shortening the conversation that were thrown away.
 
-    No sample goes through them (tasks.rejected). `rows` as `messages` gives them.
+    No sample goes through them (tasks.arrays.message_graph). `rows` as `messages` gives them.
     """
     trace = pa.table({"trace_id": [found.trace_id], "record": [found.row["record"]]})
     graph = rows.select(pl.lit(found.trace_id).alias("trace_id"), *GRAPH[1:])

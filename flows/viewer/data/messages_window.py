@@ -7,7 +7,7 @@ from typing import Any
 import polars as pl
 
 from flows.viewer.data.messages import Path, branches
-from tasks.branches import BrokenGraph
+from tasks.arrays.message_graph import BrokenGraph
 
 WINDOW = 100
 """Messages that a page shows."""

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from flows.viewer.library import Library
-from storage.lineage import Work
+from storage.read.lineage import Work
 
 
 def retired(library: Library, works: Iterable[Work | None]) -> list[dict[str, Any]]:

@@ -7,12 +7,12 @@ import polars as pl
 import pyarrow as pa
 
 from configs.run import RunConfig
-from flows.scores import READ, RecordedEvaluation, recorded_evaluations, scored
+from flows.runtime.scores import READ, RecordedEvaluation, recorded_evaluations, score_rollouts
 from flows.viewer.data.run_steps import evaluations_of
 from flows.viewer.data.shared_reads import each_once
 from flows.viewer.library import Library
-from storage.lineage import marks
-from storage.schemas import TRACES
+from storage.read.lineage import marks
+from storage.schemas.stage_tables import TRACES
 
 _SCHEMA = pa.schema([TRACES.arrow.field(name) for name in READ])
 SCORES = {
@@ -84,6 +84,6 @@ def _read(
         return [by_key.get(entry.key, empty).select(READ).to_arrow().cast(_SCHEMA) for entry in each.rounds]
 
     return {
-        name: scored(each.set_name, each.version, tables(each), config.environments, each.pass_at).described
+        name: score_rollouts(each.set_name, each.version, tables(each), config.environments, each.pass_at).described
         for name, each in wanted.items()
     }

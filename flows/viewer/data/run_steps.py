@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from flows.viewer.library import Library
 from flows.views.show import STAGES
-from storage.lineage import Graph, Work, marks
+from storage.read.lineage import Graph, Work, marks
 from tasks.fates import Chain, age
 
 

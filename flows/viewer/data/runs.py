@@ -16,7 +16,7 @@ from flows.viewer.data.series_updates import update_numbers
 from flows.viewer.data.shared_reads import each_once
 from flows.viewer.library import Library
 from flows.views.identify import policy_version
-from storage.lineage import Work, marks
+from storage.read.lineage import Work, marks
 from storage.runs import Event
 
 RUNS: dict[str, Any] = {

@@ -12,7 +12,7 @@ from flows.viewer.data.series_rollouts import COLUMNS, OF_VERDICTS, Numbers, met
 from flows.viewer.data.series_updates import update_numbers
 from flows.viewer.data.shared_reads import each_once
 from flows.viewer.library import Library
-from storage.lineage import Work
+from storage.read.lineage import Work
 from storage.refs import Entry
 
 READ_OF_VERDICTS = (*OF_VERDICTS, "reason")

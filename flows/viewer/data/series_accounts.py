@@ -12,9 +12,9 @@ import polars as pl
 from flows.viewer.data.run_steps import StepWork
 from flows.viewer.data.shared_reads import each_once
 from flows.viewer.library import Library
-from storage.lineage import Work, marks
-from tasks.accounting import NO_WEIGHT
+from storage.read.lineage import Work, marks
 from tasks.fates import EXPIRED, expired, outcome, packed, refused, ruled
+from tasks.metrics.accounting import NO_WEIGHT
 
 Ends = Mapping[tuple[str | None, str | None], int]
 """How many rollouts ended with an error class and were left out for a reason; None for none."""

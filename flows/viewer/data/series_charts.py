@@ -6,9 +6,9 @@ from typing import Any
 from flows.viewer.data.series import StepNumbers
 from flows.viewer.data.series_rollouts import ALL, SPANS
 from flows.views.show import STAGES
-from tasks.accounting import ERRORED, FILTERED, NO_WEIGHT, STOPPED, TRAINED
 from tasks.fates import EXPIRED, PENDING, REFUSED
-from tasks.filters.finding import QUARANTINED
+from tasks.filtering.filters.finding import QUARANTINED
+from tasks.metrics.accounting import ERRORED, FILTERED, NO_WEIGHT, STOPPED, TRAINED
 
 FATES = {
     **{TRAINED: 2, FILTERED: 4, ERRORED: 6, STOPPED: 7, NO_WEIGHT: 0},

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import polars as pl
 
 from flows.metrics import mean
-from tasks.inference.failures import STRAGGLER
+from tasks.inference.sampling.failures import STRAGGLER
 
 ALL = "all"
 """The scope of all environments together."""

@@ -7,7 +7,7 @@ from typing import Any
 from flows.metrics import mean, update_metrics
 from flows.viewer.data.shared_reads import each_once
 from flows.viewer.library import Library
-from storage.lineage import Work
+from storage.read.lineage import Work
 
 SLICE = ("run", "step", "attempt", "seq")
 SPREAD = ("loss", "rl_loss", "ce_loss", "ref_kl_loss", "grad_norm", "entropy", "mismatch_kl", "masked_fraction")

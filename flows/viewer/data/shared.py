@@ -9,7 +9,7 @@ from flows.viewer.data.run_steps import steps_of
 from flows.viewer.data.timeline import stage_of
 from flows.viewer.library import Library
 from flows.views.show import STAGES
-from storage.lineage import Work
+from storage.read.lineage import Work
 
 SLICES: dict[str, Any] = {
     "run": pl.String,

@@ -15,7 +15,7 @@ def each_once(
 ) -> dict[Name, Value]:
     """Return what belongs to each name; `read` is asked once, for all names at once of which nothing is kept.
 
-    Names hold what names the rows that the values are derived from (`storage.lineage.marks`). A name that `read`
+    Names hold what names the rows that the values are derived from (`storage.read.lineage.marks`). A name that `read`
     leaves out has no entry.
     """
     held = {name: library.held((purpose, name)) for name in names}

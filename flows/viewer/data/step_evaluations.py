@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import polars as pl
 
 from configs.run import content
-from flows.scores import ASSIGNED
+from flows.runtime.scores import ASSIGNED
 from flows.viewer.library import Library
 from storage.keys import canonical
-from storage.lineage import Graph, Work
+from storage.read.lineage import Graph, Work
 
 
 def rounds_of(library: Library, run: str, works: Sequence[Work]) -> pl.DataFrame:

@@ -8,16 +8,16 @@ import polars as pl
 
 from flows.viewer.library import Library
 from flows.views.identify import policy_names, policy_version
-from storage.lineage import Work, marks
-from tasks.accounting import STOPPED
+from storage.read.lineage import Work, marks
 from tasks.fates import Chain
+from tasks.metrics.accounting import STOPPED
 
 BINS = 20
 MEASURED = (
     *("update", "loss", "rl_loss", "ce_loss", "ref_kl_loss", "grad_norm", "entropy", "mismatch_kl", "mismatch_kl_max"),
     *("masked_fraction", "learning_rate", "num_rows", "num_tokens", "rl_tokens", "ce_tokens", "ref_kl_tokens"),
 )
-"""What is told of an optimizer step; as in `storage.learner_tables.UPDATES`."""
+"""What is told of an optimizer step; as in `storage.schemas.learner_tables.UPDATES`."""
 
 
 def figures(frame: pl.DataFrame) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import polars as pl
 from flows.viewer.data.step_traces import works_of
 from flows.viewer.data.training import by_sample
 from flows.viewer.library import Library
-from storage.lineage import Work, marks
+from storage.read.lineage import Work, marks
 from tasks.fates import Chain
 
 NAME, TITLE = "mismatch_kl", "mismatch KL"

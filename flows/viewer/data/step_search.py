@@ -7,7 +7,7 @@ import polars as pl
 
 from flows.viewer.data.step_columns import parsed
 from flows.viewer.library import Library
-from storage.lineage import Work, marks
+from storage.read.lineage import Work, marks
 
 ITSELF = ("trace_id", "group_id", "example_id", "assignment_id", "error_type", "error_message")
 """What is searched of a trace beside its messages."""

@@ -10,9 +10,9 @@ import polars as pl
 from flows.viewer.data.step_evaluations import rounds_of
 from flows.viewer.library import Library
 from flows.viewer.page import NotThere
-from storage.lineage import Work, marks
-from tasks.accounting import TRAINED
+from storage.read.lineage import Work, marks
 from tasks.fates import EXPIRED, Chain, fates_of
+from tasks.metrics.accounting import TRAINED
 
 NAMES = (
     *("trace_id", "group_id", "example_id", "environment", "agent", "assignment_id", "episode_id", "trainable"),
@@ -20,7 +20,7 @@ NAMES = (
     *("error_class", "error_type", "error_message", "policy_key", "policy_version", "staleness", "temperature"),
     *("started_at", "setup_seconds", "generation_seconds", "model_seconds", "scoring_seconds", "rewards", "metrics"),
 )
-"""What is read of a trace; as in `storage.schemas.TRACES`."""
+"""What is read of a trace; as in `storage.schemas.stage_tables.TRACES`."""
 OF_FATE = ("fate", "detail", "stale", "num_tokens", "num_sampled_tokens", "seconds")
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import polars as pl
 
 from flows.viewer.library import Library
-from storage.lineage import Work
+from storage.read.lineage import Work
 from tasks.fates import EVALUATION
 
 MOMENT = pl.Datetime("us", "UTC")

@@ -6,8 +6,7 @@ import polars as pl
 
 from flows.viewer.data.trace import Found
 from flows.viewer.library import Library
-from tasks.inference.run_tokenizer import TokenizerUnreadable, tokenizer_of
-from tasks.inference.token_texts import TokenTexts
+from tasks.inference.trace_rows.token_texts import TokenizerUnreadable, TokenTexts, tokenizer_of
 
 TEXTS = {"text": pl.String, "special": pl.Boolean}
 

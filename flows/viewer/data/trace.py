@@ -12,7 +12,7 @@ from flows.viewer.library import Library
 from flows.viewer.page import NotThere
 from flows.views.identify import NEAREST, SHORTEST_PREFIX, nearest
 from flows.views.why import quarantines_of, use_of
-from storage.lineage import Work
+from storage.read.lineage import Work
 from tasks.fates import Chain
 
 OWN = ("run", "key", "attempt", "seq")

@@ -6,7 +6,7 @@ import polars as pl
 
 from flows.viewer.data.shared_reads import each_once
 from flows.viewer.library import Library
-from storage.lineage import Work
+from storage.read.lineage import Work
 
 INDEX = (
     "key",

@@ -6,7 +6,7 @@ import polars as pl
 
 from flows.viewer.data.trace import Found
 from flows.viewer.library import Library
-from storage.lineage import Work
+from storage.read.lineage import Work
 
 SAMPLE = ("sample_id", "branch", "path", "reward", "baseline", "advantage", "num_tokens")
 WEIGHTS = ("rl_weights", "ce_weights", "ref_kl_weights")
@@ -30,7 +30,7 @@ def packed_weights(library: Library, found: Found, own: pl.DataFrame) -> pl.Data
     """Return the weights of a trace's samples as their batch rows have them: one row for each of those packed.
 
     `own` are its `samples`. Columns: `sample_id`, and a list by token for each of `WEIGHTS`: as the learner was given
-    them, scaled where losses are divided by constant lengths (tasks.constant_lengths), 0 at the first token.
+    them, scaled where losses are divided by constant lengths (tasks.packing.stage), 0 at the first token.
     """
     batches = library.frames().of(works(found.chain.batches), "batches")
     read = batches.filter(pl.col("row").is_in(own["row"].drop_nulls().unique().to_list()))

@@ -10,7 +10,7 @@ from flows.viewer.data.retired import retired_of
 from flows.viewer.library import Library
 from flows.viewer.page import Asked, Crumb, Page
 from flows.views.show import GOING, process_gone
-from tasks.figures import MEANINGS
+from tasks.metrics.figures import MEANINGS
 
 LINES = {
     "reward_mean": "Reward, mean",

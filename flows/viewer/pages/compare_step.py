@@ -24,7 +24,7 @@ from flows.viewer.page import Asked, Crumb, Page
 from flows.viewer.pages.compare import is_going
 from flows.views.differences import compared_keys
 from flows.views.step_differences import between
-from tasks.figures import MEANINGS
+from tasks.metrics.figures import MEANINGS
 
 VIEWS = {
     "groups": "Groups",

@@ -2,13 +2,13 @@
 
 from typing import Any
 
-from flows.scores import recorded_evaluations
+from flows.runtime.scores import recorded_evaluations
 from flows.viewer.data import step_figures, step_traces
 from flows.viewer.data.retired import retired
 from flows.viewer.library import Library
 from flows.viewer.page import Asked, BadQuestion, Page
 from flows.viewer.pages.step import CARRIED, crumbs, is_going, neighbours, told
-from storage.lineage import marks
+from storage.read.lineage import marks
 
 ALL = "all"
 """The value of `set` that asks for every set at once."""

@@ -12,15 +12,22 @@ from pathlib import Path
 from typing import Any
 
 from configs.run import View
-from flows import drawing, pipeline
-from flows.evaluation_sets import evaluation_places
-from flows.pipeline import GateRefused
-from flows.session import Session, recorded
-from tasks import assignment, filtering, packing, policy_import, rollout, training
-from tasks import examples as listing
-from tasks.inference.stopping import straggler
+from flows.runtime import pipeline
+from flows.runtime import pipeline as drawing
+from flows.runtime.evaluation_sets import evaluation_contexts
+from flows.runtime.pipeline import GateRefused
+from flows.runtime.session import Session, record_run
+from tasks.assignment import examples as listing
+from tasks.assignment import stage as assignment
+from tasks.filtering import stage as filtering
+from tasks.inference.sampling.rollouts import straggler
 from tasks.learner.rows import batches_from_table
-from tasks.stage import Policy, Ref, Stage, StageTask, Tables
+from tasks.packing import stage as packing
+from tasks.rollout import stage as rollout
+from tasks.runtime.prefect_task import StageTask
+from tasks.runtime.stage import Policy, Ref, Stage, Tables
+from tasks.training import policy as policy_import
+from tasks.training import stage as training
 from tests.builders import example, exchange, failed, message, table
 from tests.crash import fixed
 from tests.flows.rehearsal import SOURCE, Played, Rehearsal, session_for, trained
@@ -140,8 +147,8 @@ def run(root: Path, name: str, **changes: Any) -> Session:
     """Walk a run, score its policies where it is to, and return its session."""
     session = session_for(root, name, **SETTINGS | changes)
     every = session.config.evaluation.every
-    do, score = Asked(session), Asked(session, evaluation_places(session.place)[""])
-    with recorded(session):
+    do, score = Asked(session), Asked(session, evaluation_contexts(session.place)[""])
+    with record_run(session):
         for *_, policy in pipeline.run_steps(do, SOURCE, session.config):
             if every:
                 pipeline.attempts(score, policy)
@@ -153,9 +160,9 @@ def regrade(root: Path) -> None:
     session = session_for(root, "regraded", **SETTINGS)
     session.services["quarantined"] = {UNFIT: REASON}
     do = Asked(session)
-    with recorded(session):
+    with record_run(session):
         found, policy = pipeline.start(do, SOURCE)
-        drawn = pipeline.draw(do, 0, found, policy, session.config)
+        drawn = pipeline.build_batch(do, 0, found, policy, session.config)
         again = do(REGRADE, 0, drawn.traces)
         traces = (again, *drawn.traces)
         verdicts = do(filtering.task, 0, traces)
@@ -168,7 +175,7 @@ def begin(root: Path) -> None:
     """Take over the first rollouts of `base` and stop."""
     session = session_for(root, "begun", **SETTINGS)
     do = Asked(session)
-    with recorded(session):
+    with record_run(session):
         found, policy = pipeline.start(do, SOURCE)
         assigned = do(assignment.task, 0, (found,), services={"batch": 0, "groups": None})
         do(rollout.task, 0, (assigned, found), policy)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from storage.frames import Frames
+from storage.read.frames import Frames
 from storage.store import open_store
 from tasks.fates import DERIVED
 from tests.flows.asking import asked

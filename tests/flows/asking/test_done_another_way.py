@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from flows.pipeline import GateRefused
-from flows.prepare import recorded_run
 from flows.recorded import recorded_by
+from flows.runtime.pipeline import GateRefused
+from flows.runtime.prepare import recorded_run
 from flows.viewer import addresses
 from flows.viewer.data import batch
 from flows.viewer.data.run_steps import steps_of
@@ -22,12 +22,13 @@ from flows.views.identify import identify
 from flows.views.sentences import sentence
 from flows.views.show import describe
 from flows.views.why import explain
-from storage.frames import Frames
+from storage.read.frames import Frames
 from storage.store import open_store
-from tasks import filtering, packing
-from tasks.accounting import TRAINED
 from tasks.fates import DERIVED, PENDING, REFUSED, Chain, chains, fates
-from tasks.stage import Stage
+from tasks.filtering import stage as filtering
+from tasks.metrics.accounting import TRAINED
+from tasks.packing import stage as packing
+from tasks.runtime.stage import Stage
 from tests.flows import rehearsal
 from tests.flows.rehearsal import rehearse
 

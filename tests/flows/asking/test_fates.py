@@ -5,10 +5,10 @@ from collections import Counter
 import polars as pl
 import pytest
 
-from storage.frames import Frames
+from storage.read.frames import Frames
 from storage.store import open_store
-from tasks.accounting import TRAINED, account
 from tasks.fates import DERIVED, EVALUATED, FATES, PENDING, REFUSED, accounting, chains, fates
+from tasks.metrics.accounting import TRAINED, account
 from tests.flows.asking.asked import UNFIT
 
 RUNS = ("base", "branch", "gated", "regraded", "begun", "hurried")

@@ -9,7 +9,7 @@ import pytest
 from flows import cli
 from flows.views.identify import UnknownId, identify, nearest
 from flows.views.lineage import as_values, trace_lineage
-from storage.frames import Frames
+from storage.read.frames import Frames
 from tests.flows.asking.asked import UNFIT
 from tests.flows.asking.conftest import Row, Rows
 

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from flows import cli
-from storage.frames import Frames
+from storage.read.frames import Frames
 from tests.flows.asking.conftest import Rows
 
 BY_RUN = "select run, count(*) as num from fates group by run order by run"

@@ -10,7 +10,7 @@ from flows.viewer.data import groups, step_figures, step_traces
 from flows.viewer.library import Library
 from flows.viewer.page import NotThere
 from flows.views.why import explain
-from storage.frames import Frames
+from storage.read.frames import Frames
 from tasks.fates import EVALUATED
 from tests.flows.asking import asked
 from tests.flows.viewer.looking import what_is_read

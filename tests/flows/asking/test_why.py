@@ -10,7 +10,7 @@ import pytest
 from flows import cli
 from flows.views.sentences import SENTENCES, head, sentence
 from flows.views.why import explain
-from storage.frames import Frames
+from storage.read.frames import Frames
 from tasks.fates import fates
 from tests.flows.asking.asked import REASON, UNFIT
 

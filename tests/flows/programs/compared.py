@@ -4,7 +4,7 @@ import json
 import sys
 from pathlib import Path
 
-from flows.orchestration import prefect_api
+from flows.orchestration import server as prefect_api
 from tests.flows.rehearsal import rehearse
 
 

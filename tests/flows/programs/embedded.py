@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from flows.orchestration import prefect_api
+from flows.orchestration import server as prefect_api
 from flows.processes.guardian import send
 from flows.processes.ownership import identity, owned
 from tests.waiting import until_told
@@ -27,8 +27,8 @@ def main(directory: str, ending: str) -> None:
     from prefect import flow, tags, task
     from prefect.runtime import flow_run
 
-    from flows import artifacts
-    from flows.orchestration.quiet import route_prefect_logs
+    from flows.orchestration.process_setup import route_prefect_logs
+    from flows.reporting import artifacts
 
     route_prefect_logs(Path(directory).parent / "flow.log")
 

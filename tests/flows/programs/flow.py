@@ -3,7 +3,8 @@
 import sys
 from pathlib import Path
 
-from flows.processes.services import ServiceSpec, Supervisor
+from flows.processes.service import ServiceSpec
+from flows.processes.services import Supervisor
 from tests.waiting import PATIENCE, until_told
 
 PROGRAMS = Path(__file__).parent

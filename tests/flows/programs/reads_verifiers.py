@@ -13,7 +13,7 @@ from verifiers.v1.task import WireTaskData
 from verifiers.v1.trace import Trace
 from verifiers.v1.utils.trace_store import read_episodes
 
-from tasks.inference.rows import Attempted, of_trace_record
+from tasks.inference.trace_rows.rows import Attempted, of_trace_record
 
 ASSIGNMENT = dict.fromkeys(("assignment_id", "group_id", "environment", "example_id"), "")
 

@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from configs.run import RunConfig, View
-from flows.orchestration import prefect_api
+from flows.orchestration import server as prefect_api
 from storage.errors import StoreUnavailable
 from storage.refs import Entry
 from storage.store import open_store
-from tasks import examples, stage
-from tasks.stage import Place, Stage, StageTask, Tables
+from tasks.assignment import examples
+from tasks.runtime import stage
+from tasks.runtime.prefect_task import StageTask
+from tasks.runtime.run_context import RunContext
+from tasks.runtime.stage import Stage, Tables
 from tests.crash import fixed
 from tests.flows.rehearsal import SMALL
 
@@ -37,7 +40,7 @@ def failing(name: str, error: Exception, times: int) -> Stage:
     return replace(examples.task.stage, name=name, needs=(), function=function)
 
 
-def unnamed_at_first(place: Place) -> None:
+def unnamed_at_first(place: RunContext) -> None:
     """Let the first row of the ledger fail after the stage's rows are in their table."""
     commit, left = place.store.ledger.commit_all, [unanswered()]
 
@@ -49,7 +52,7 @@ def unnamed_at_first(place: Place) -> None:
     place.store.ledger.commit_all = once  # type: ignore[method-assign]
 
 
-def raised(place: Place, failed: Stage) -> str:
+def raised(place: RunContext, failed: Stage) -> str:
     """Return the name of the error that a stage fails with in the end."""
     try:
         StageTask(failed)(place, 1)
@@ -62,7 +65,7 @@ def main(directory: Path) -> None:
     said: dict[str, Any] = {}
     stage.RETRY_SECONDS = (0.1, 0.1)  # type: ignore[attr-defined]
     config = RunConfig.model_validate(SMALL | {"name": "a", "store": str(directory / "store")})
-    place = Place(open_store(directory / "store"), "a", config, {})
+    place = RunContext(open_store(directory / "store"), "a", config, {})
     with prefect_api.prefect_api(directory / "prefect"):
         from prefect import flow
 

@@ -5,9 +5,9 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from flows import launch
-from flows.orchestration import cancellation
-from flows.prepare import prepare
+from flows.orchestration import states as cancellation
+from flows.runtime import launch
+from flows.runtime.prepare import prepare
 
 cancellation.ASK_SECONDS = 0.0
 

@@ -16,7 +16,7 @@ import pytest
 from configs.run import View
 from flows.viewer.library import Library
 from storage.store import Store, open_store
-from tasks.stage import Policy, Tables
+from tasks.runtime.stage import Policy, Tables
 from tests.flows import rehearsal, replays
 
 STRICT = {"filters": ({"type": "errored"}, {"type": "zero_advantage", "tolerance": 0.5})}

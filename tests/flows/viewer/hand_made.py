@@ -7,7 +7,7 @@ from typing import Any
 
 from configs.run import RunConfig
 from storage.refs import Entry
-from storage.schemas import UPDATES
+from storage.schemas.learner_tables import UPDATES
 from storage.store import Store, open_store
 from tests import builders
 

@@ -19,7 +19,7 @@ from flows.viewer.data.series import numbers
 from flows.viewer.library import Library
 from flows.viewer.page import Asked
 from flows.viewer.web.app import application
-from storage.frames import Frames
+from storage.read.frames import Frames
 
 MOST_EACH = 2
 """Traces and examples of each run that are opened."""

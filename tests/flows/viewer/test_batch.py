@@ -6,11 +6,11 @@ from typing import Any
 import polars as pl
 import pytest
 
-from flows.pipeline import GateRefused
+from flows.runtime.pipeline import GateRefused
 from flows.viewer.data import batch, batch_row
 from flows.viewer.library import Library
 from flows.viewer.page import NotThere
-from storage.frames import Frames
+from storage.read.frames import Frames
 from tests.builders import trace
 from tests.flows.rehearsal import rehearse
 from tests.flows.viewer.hand_made import RUN, HandMade, credit, update

@@ -16,7 +16,7 @@ from flows.viewer.page import Asked, NotThere
 from flows.viewer.pages.compare import is_going
 from flows.viewer.web.app import page_of, respond
 from flows.views.differences import compare
-from storage.frames import existing_store
+from storage.read.frames import existing_store
 from tests.flows.rehearsal import rehearse
 from tests.flows.viewer import compared_runs
 

@@ -14,7 +14,7 @@ from flows.viewer.page import Asked, NotThere
 from flows.viewer.web.app import page_of, respond
 from flows.views.differences import compare
 from flows.views.step_differences import changed_advantages, changed_verdicts
-from tasks.stage import Policy, Tables
+from tasks.runtime.stage import Policy, Tables
 from tests.flows.rehearsal import rehearse
 from tests.flows.viewer import compared_runs
 from tests.flows.viewer.compared_runs import with_column

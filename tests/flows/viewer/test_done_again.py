@@ -11,10 +11,10 @@ import pytest
 from flows.viewer.library import Library
 from flows.viewer.page import plain
 from flows.viewer.web.app import page_of
-from storage.keeping.gc import plan
-from storage.keeping.sweeping import sweep_plan
+from storage.maintenance.plan import plan
+from storage.maintenance.sweep import sweep_plan
 from storage.store import open_store
-from tasks.stage import Policy, Tables
+from tasks.runtime.stage import Policy, Tables
 from tests.flows import rehearsal
 from tests.flows.evaluations import HELD_OUT, Sampler, train
 from tests.flows.viewer.looking import asked, everything

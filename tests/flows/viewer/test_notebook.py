@@ -10,7 +10,7 @@ from flows.cli import parse
 from flows.viewer.notebook import Looks, look
 from flows.viewer.page import NotThere
 from storage.errors import LayoutError
-from storage.frames import Frames
+from storage.read.frames import Frames
 from tests.flows import replays
 from tests.flows.rehearsal import rehearse
 

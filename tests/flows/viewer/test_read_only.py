@@ -11,7 +11,7 @@ import pytest
 from flows.cli import main
 from flows.viewer.library import Library
 from storage.errors import StoreUnavailable
-from storage.frames import existing_store
+from storage.read.frames import existing_store
 from storage.store import Store, open_store
 from tests.flows.rehearsal import SMALL, rehearse
 from tests.flows.viewer.looking import everything, formed, traces, visitor

@@ -12,7 +12,7 @@ from flows.viewer.page import NotThere
 from flows.viewer.web.app import page_of, respond
 from flows.views.sentences import sentence
 from flows.views.why import explain
-from storage.keeping.retention import Retention, expire
+from storage.maintenance.sweep import Retention, expire
 from storage.store import open_store
 from tasks.fates import EXPIRED
 from tests import builders

@@ -10,9 +10,9 @@ from flows.viewer.data.run_steps import steps_of
 from flows.viewer.data.series import StepNumbers, numbers
 from flows.viewer.library import Library
 from storage.store import Store, open_store
-from tasks.accounting import account
 from tasks.fates import fates_of
-from tasks.inference.failures import STRAGGLER
+from tasks.inference.sampling.failures import STRAGGLER
+from tasks.metrics.accounting import account
 from tests.builders import trace, verdict
 from tests.flows.rehearsal import rehearse
 from tests.flows.viewer.hand_made import RUN, HandMade, batch, credit, update

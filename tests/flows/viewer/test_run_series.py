@@ -21,10 +21,10 @@ from flows.viewer.data.series_rollouts import COLUMNS, OF_VERDICTS, metric, roll
 from flows.viewer.data.series_updates import update_numbers
 from flows.viewer.library import Library
 from flows.views import show
-from storage.frames import Frames
+from storage.read.frames import Frames
 from storage.refs import Entry
-from storage.schemas import TRACES
-from tasks.inference.failures import STRAGGLER
+from storage.schemas.stage_tables import TRACES
+from tasks.inference.sampling.failures import STRAGGLER
 from tests.builders import table, trace, verdict
 from tests.flows.rehearsal import rehearse
 from tests.flows.test_refills import EQUAL, REFILL, play

@@ -17,7 +17,7 @@ from flows.viewer.page import Asked, BadQuestion
 from flows.viewer.pages.runs import page, tree
 from flows.viewer.web.app import respond
 from flows.views import show
-from storage.frames import Frames
+from storage.read.frames import Frames
 from storage.runs import Event
 from storage.store import open_store
 from tests.flows.rehearsal import rehearse

@@ -18,8 +18,9 @@ from storage.store import open_store
 from tests.flows import evaluations
 from tests.flows.rehearsal import rehearse
 from tests.flows.replays import RLOO, ask, walk
+from tests.flows.viewer.hand_made import RUN
 from tests.flows.viewer.looking import Elements
-from tests.flows.viewer.stepped import HOSTILE, PARTLY, RUN, begun, stepped
+from tests.flows.viewer.stepped import HOSTILE, PARTLY, begun, stepped
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from flows.viewer.data import step_search, step_traces
 from flows.viewer.data.step_choice import Choice, choose
 from flows.viewer.library import Library
+from tests.flows.viewer.hand_made import RUN
 from tests.flows.viewer.looking import what_is_read
-from tests.flows.viewer.stepped import HOSTILE, RUN, SAID, stepped
+from tests.flows.viewer.stepped import HOSTILE, SAID, stepped
 
 
 @pytest.fixture(scope="module")

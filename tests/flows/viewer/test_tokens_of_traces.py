@@ -118,13 +118,13 @@ def test_a_tiny_mismatch_is_not_rounded_away(tmp_path: Path) -> None:
 def test_the_learners_own_measure_says_the_same(found: pl.DataFrame) -> None:
     torch = pytest.importorskip("torch")
     from configs.losses import DppoLoss
-    from tasks.learner.loss import Tokens, rl_term
+    from tasks.learner.loss import WeightedTokens, rl_term
     from tasks.learner.measuring import measure
 
     found = found.filter(pl.col("rl_weight") != 0)
     column = {name: torch.tensor(found[name].to_list()) for name in ("engine_logprob", "advantage", "rl_weight")}
     none, learner = torch.zeros(len(found)), torch.tensor(found["learner_logprob"].to_list())
-    given = Tokens(*column.values(), none, none, torch.tensor([0, 0, 1, 1]), 2)
+    given = WeightedTokens(*column.values(), none, none, torch.tensor([0, 0, 1, 1]), 2)
     rl, term = rl_term(learner, given, DppoLoss())
     entropies = torch.tensor(found["entropy"].to_list())
     measured = measure(rl, term, entropies, none, none, term)

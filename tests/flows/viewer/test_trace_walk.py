@@ -12,8 +12,9 @@ from flows.viewer.page import Asked
 from flows.viewer.pages import step as step_page
 from flows.viewer.pages import trace as trace_page
 from flows.viewer.web.app import respond
+from tests.flows.viewer.hand_made import RUN
 from tests.flows.viewer.looking import Elements
-from tests.flows.viewer.stepped import HOSTILE, RUN, SAID, stepped
+from tests.flows.viewer.stepped import HOSTILE, SAID, stepped
 
 LISTED = "sort=reward&order=desc"
 

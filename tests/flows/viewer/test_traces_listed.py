@@ -18,7 +18,8 @@ from flows.viewer.terminal.colours import MEASURES
 from flows.viewer.terminal.traces import _ending, _that_fit
 from flows.viewer.web.app import respond
 from flows.viewer.words import DASH
-from tests.flows.viewer.stepped import HOSTILE, RUN, SAID, begun, stepped
+from tests.flows.viewer.hand_made import RUN
+from tests.flows.viewer.stepped import HOSTILE, SAID, begun, stepped
 
 BROKEN = {"reward": None, "error_class": "timeout", "error_type": HOSTILE, "error_message": "too slow\nfor us"}
 

@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 
 from flows import cli
-from flows.pipeline import GateRefused
+from flows.runtime.pipeline import GateRefused
 from flows.viewer import addresses
 from flows.viewer.data import batch, batch_row
 from flows.viewer.data.compare_tokens import changed_measures, compared_tokens
@@ -22,7 +22,7 @@ from flows.viewer.notebook import look
 from flows.viewer.page import Asked
 from flows.viewer.web.app import page_of, respond
 from flows.viewer.web.pages_to_files import save_page
-from storage.schemas import BATCHES
+from storage.schemas.stage_tables import BATCHES
 from tests.flows.rehearsal import rehearse
 
 pytestmark = pytest.mark.engine  # whole runs of several algorithms

@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from storage.checks import Place, check_rows
-from storage.schemas import CREDITS
-from tasks.advantage import STAGE, advantage
+from storage.schemas.stage_tables import CREDITS
+from storage.schemas.validation import RowPlace, check_rows
+from tasks.advantage.stage import STAGE, advantage
 from tests.builders import exchange, message, table, trace, verdict, view
 
 Row = dict[str, Any]
@@ -48,7 +48,7 @@ def credited(
             {"name": name, "taskset": {"id": name}, "algorithm": own} for name, own in environments.items()
         ]
     credits = advantage(tables_of(traces, messages, verdicts), view(STAGE, **sections), step=step)["credits"]
-    check_rows(credits, CREDITS, Place("credits"))
+    check_rows(credits, CREDITS, RowPlace("credits"))
     return credits.to_pylist()
 
 

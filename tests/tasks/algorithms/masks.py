@@ -5,9 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 
-from tasks.algorithms import Credit
-from tasks.algorithms.grpo import GrpoConfig, grpo
-from tasks.algorithms.rae import RaeConfig, rae
+from configs.algorithms import GrpoConfig, RaeConfig
+from tasks.advantage.algorithms.credit import Credit
+from tasks.advantage.algorithms.grpo import grpo
+from tasks.advantage.algorithms.rae import rae
 
 
 def below(messages, limit=10):

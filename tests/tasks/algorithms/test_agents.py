@@ -2,7 +2,7 @@
 
 import pytest
 
-from tasks.algorithms import AdvantageBreach
+from tasks.advantage.algorithms.credit import AdvantageBreach
 from tests.builders import failed, trace, verdict
 from tests.tasks.algorithms.crediting import credited, group
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.advantage import STAGE, advantage
-from tasks.algorithms import Kept
+from tasks.advantage.algorithms.credit import GroupedTraces
+from tasks.advantage.stage import STAGE, advantage
 from tests.builders import message, table, trace, verdict, view
 from tests.tasks.algorithms.crediting import credited, group, tables_of
 
@@ -101,8 +101,8 @@ def test_an_environment_that_was_not_drawn_keeps_its_state():
 
 def test_each_environment_is_taken_apart_once_however_many_seats_it_remembers(monkeypatch):
     taken = []
-    of = Kept.of
-    monkeypatch.setattr(Kept, "of", lambda kept, name: taken.append(name) or of(kept, name))
+    of = GroupedTraces.of
+    monkeypatch.setattr(GroupedTraces, "of", lambda kept, name: taken.append(name) or of(kept, name))
     known = [
         {"environment": "x", "example_id": f"e{number}", "agent": "agent", "values": [0.7], "num_traces": 9}
         for number in range(50)

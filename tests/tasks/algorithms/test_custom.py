@@ -5,16 +5,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tasks.advantage import STAGE, StateMissing, advantage
-from tasks.algorithms import AdvantageBreach, Kept
-from tasks.import_paths import NotImportable, code_version
-from tasks.ragged import Ragged
+from tasks.advantage.algorithms.credit import AdvantageBreach, GroupedTraces
+from tasks.advantage.stage import STAGE, StateMissing, advantage
+from tasks.arrays.ragged import Ragged
+from tasks.runtime.import_paths import NotImportable, code_version
 from tests.builders import exchange, trace, view
 from tests.tasks.algorithms.crediting import advantages, credited, group, tables_of
 
 HERE = "tests.tasks.algorithms.masks"
 REFUSED = {
-    "a table": "it returned Table, not tasks.algorithms.Credit",
+    "a table": "it returned Table, not tasks.advantage.algorithms.Credit",
     "short": r"advantage is float64 \(3,\), not an array of float64 for 2 traces",
     "a list": "baseline is list, not an array of float64 for 2 traces",
     "double weights": r"rl is float64 \(10,\), not an array of float32 for 10 tokens",
@@ -55,7 +55,7 @@ def test_what_it_does_to_its_arguments_is_its_own_affair():
 def test_it_is_given_references_in_arrays_of_its_own():
     rows = Ragged(np.array([-0.5, -1.0]), np.array([0, 2]))
     tables = tables_of([trace("t0")], exchange("t0")[:1])
-    kept = Kept(tables["traces"], tables["messages"], np.zeros(1, np.int64), rows, rows)
+    kept = GroupedTraces(tables["traces"], tables["messages"], np.zeros(1, np.int64), rows, rows)
     own = kept.copy()
     assert own.references is not None and own.references.values.tolist() == [-0.5, -1.0]
     pairs = [(own.references, rows), (own.mask, rows)]

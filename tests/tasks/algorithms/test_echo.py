@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.advantage import STAGE, advantage
-from tasks.algorithms import AdvantageBreach
-from tasks.import_paths import NotImportable
+from tasks.advantage.algorithms.credit import AdvantageBreach
+from tasks.advantage.stage import STAGE, advantage
+from tasks.runtime.import_paths import NotImportable
 from tests.builders import message, trace, view
 from tests.tasks.algorithms.crediting import credited, group, tables_of
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tasks.advantage import STAGE, advantage
-from tasks.algorithms import ALGORITHMS
-from tasks.algorithms.custom import require_credit
+from tasks.advantage.algorithms import ALGORITHMS
+from tasks.advantage.algorithms.custom import require_credit
+from tasks.advantage.stage import STAGE, advantage
 from tests.builders import exchange, table, trace, view
 from tests.tasks.algorithms.crediting import tables_of
 

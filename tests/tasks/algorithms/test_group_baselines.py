@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tasks.algorithms import ALGORITHMS
+from tasks.advantage.algorithms import ALGORITHMS
 from tests.builders import exchange, trace, verdict
 from tests.tasks.algorithms.crediting import advantages, credited, forked, group
 

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage.checks import Place, check_rows
-from storage.schemas import ESTIMATOR_STATES
-from tasks.advantage import STAGE, StateMissing, advantage
+from storage.schemas.stage_tables import ESTIMATOR_STATES
+from storage.schemas.validation import RowPlace, check_rows
+from tasks.advantage.stage import STAGE, StateMissing, advantage
 from tests.builders import exchange, failed, table, trace, view
 from tests.tasks.algorithms.crediting import advantages, tables_of
 
@@ -23,7 +23,7 @@ def step(traces, states=None, number=0, environments=("x", "y"), **section):
     named = [{"name": name, "taskset": {"id": name}} for name in environments]
     config = view(STAGE, algorithm={"type": "rae"} | section, environments=named)
     made = advantage(tables, config, step=number)
-    check_rows(made["estimator_states"], ESTIMATOR_STATES, Place("estimator_states"))
+    check_rows(made["estimator_states"], ESTIMATOR_STATES, RowPlace("estimator_states"))
     return made["credits"].to_pylist(), made["estimator_states"].to_pylist()
 
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.advantage import STAGE, ImportedWithoutTokens, advantage
-from tasks.algorithms import AdvantageBreach
+from tasks.advantage.algorithms.credit import AdvantageBreach
+from tasks.advantage.stage import STAGE, ImportedWithoutTokens, advantage
 from tests.builders import exchange, message, table, trace, verdict, view
 
 OPD: dict[str, Any] = {"type": "opd", "teacher": {"path": "/teacher"}}

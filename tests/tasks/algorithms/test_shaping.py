@@ -2,7 +2,7 @@
 
 import pytest
 
-from tasks.advantage import STAGE
+from tasks.advantage.stage import STAGE
 from tests.builders import verdict, view
 from tests.tasks.algorithms.crediting import advantages, credited, group
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage.schemas import MESSAGES, TRACES
+from storage.schemas.stage_tables import MESSAGES, TRACES
 from tasks.exchange.episodes import Reading, Row, compact
 from tasks.exchange.own_lines import BLOCK, line_of, read_own
 from tasks.exchange.placing import place

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage.schemas import BATCHES, CREDITS
-from tasks.accounting import AccountBreach, account
+from storage.schemas.stage_tables import BATCHES, CREDITS
 from tasks.exchange.episodes import Episode
 from tasks.exchange.placing import doubled, place
+from tasks.metrics.accounting import AccountBreach, account
 from tests.builders import table, trace, verdict
 from tests.tasks.exchange.lines import ORIGIN, read, verifiers_lines
 

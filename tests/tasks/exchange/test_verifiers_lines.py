@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage.checks import Place, check_rows
-from storage.schemas import MESSAGES, TRACES
+from storage.schemas.stage_tables import MESSAGES, TRACES
+from storage.schemas.validation import RowPlace, check_rows
 from tasks.exchange.episodes import Reading
 from tasks.exchange.placing import Imported, place
 from tasks.exchange.traces import source_of, trace_rows
@@ -37,8 +37,8 @@ def imported(path: Path, lines: list[Any], **options: Any) -> Imported:
 def test_what_the_command_line_wrote_becomes_rows_of_the_contract(tmp_path: Path) -> None:
     found = imported(tmp_path / "t.jsonl", verifiers_lines("tokens"), reading=Reading())
     traces, messages = found.traces(0), found.messages(0)
-    check_rows(traces, TRACES, Place("traces"))
-    check_rows(messages, MESSAGES, Place("messages"))
+    check_rows(traces, TRACES, RowPlace("traces"))
+    check_rows(messages, MESSAGES, RowPlace("messages"))
     assert traces.num_rows == 10 and messages.num_rows == 20
     assert set(traces["policy_key"].to_pylist()) == {"imported"}
     assert set(traces["temperature"].to_pylist()) == {1.0}

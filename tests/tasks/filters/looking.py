@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from tasks.branches import owners
-from tasks.filters import Material
+from tasks.arrays.message_graph import owners
+from tasks.filtering.filters.finding import FilterInput
 from tests.builders import message, table, trace
 
 
-def material(*exchanges: tuple[str, str]) -> Material:
+def material(*exchanges: tuple[str, str]) -> FilterInput:
     """Return one trace for each prompt with its answer; all of them stand."""
     traces = table("traces", [trace(f"t{row}") for row in range(len(exchanges))])
     rows = []
@@ -18,4 +18,4 @@ def material(*exchanges: tuple[str, str]) -> Material:
         )
     messages = table("messages", rows)
     standing = np.ones(len(exchanges), np.bool_)
-    return Material(traces, messages, owners(messages, traces, "messages"), 1000, standing)
+    return FilterInput(traces, messages, owners(messages, traces, "messages"), 1000, standing)

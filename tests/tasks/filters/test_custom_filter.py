@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from configs.check import problems
+from configs.checks.run import problems
 from configs.errors import ConfigError
 from configs.filters import TAKEN
 from configs.load import load
 from configs.resolve import resolve
-from flows.facts import function_facts
-from tasks.filtering import STAGE, filtering
-from tasks.filters import FILTERS
-from tasks.filters.custom import NoFinding
-from tasks.import_paths import NotImportable
+from flows.runtime.versions import function_facts
+from tasks.filtering.filters import FILTERS
+from tasks.filtering.filters.custom import NoFinding
+from tasks.filtering.stage import STAGE, filtering
+from tasks.runtime.import_paths import NotImportable
 from tests.builders import exchange, table, trace, view
 from tests.tasks.filters.looking import material
 

@@ -5,7 +5,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.filtering import STAGE, filtering
+from tasks.filtering.stage import STAGE, filtering
 from tests.builders import exchange, failed, table, trace, view
 
 ALONE = [{"type": "errored"}, {"type": "incomplete_group"}]

@@ -2,7 +2,7 @@
 
 import json
 
-from tasks.filtering import STAGE, filtering
+from tasks.filtering.stage import STAGE, filtering
 from tests.builders import message, table, trace, view
 
 

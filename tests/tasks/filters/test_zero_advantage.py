@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.filtering import STAGE, filtering
+from tasks.filtering.stage import STAGE, filtering
 from tests.builders import exchange, table, trace, view
 
 ZERO = [{"type": "errored"}, {"type": "zero_advantage"}]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from configs.run import View
-from tasks.inference.engine import Engine
+from tasks.inference.engine.client import Engine
 from tasks.learner.tiny import tiny_qwen3
 from tests.tasks.inference.hosts import PLUGINS, engine_of, view_of
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from tasks.advantage import STAGE as ADVANTAGE
-from tasks.advantage import advantage
-from tasks.filtering import STAGE as FILTERING
-from tasks.filtering import filtering
-from tasks.packing import STAGE as PACKING
-from tasks.packing import packing
+from tasks.advantage.stage import STAGE as ADVANTAGE
+from tasks.advantage.stage import advantage
+from tasks.filtering.stage import STAGE as FILTERING
+from tasks.filtering.stage import filtering
+from tasks.packing.stage import STAGE as PACKING
+from tasks.packing.stage import packing
 from tests.builders import view
 from tests.tasks.inference.proxy import Call
 

@@ -8,13 +8,16 @@ from typing import Any
 
 import pyarrow as pa
 
+from configs.environments import EnvironmentConfig
 from configs.lora import LoraConfig
 from configs.run import RunConfig, View
-from configs.sections import EngineConfig, EnvironmentConfig, ModelConfig, RolloutConfig
+from configs.sections import ModelConfig, RolloutConfig
+from configs.services import EngineConfig
 from flows.processes.guarded import guarded
-from storage.schemas import ASSIGNMENTS
-from tasks.inference import engine, environments
-from tasks.inference.engine import Engine
+from storage.schemas.stage_tables import ASSIGNMENTS
+from tasks.inference.engine import client as engine
+from tasks.inference.engine.client import Engine
+from tasks.inference.environments import servers as environments
 from tests.waiting import until
 
 KEY = "the-key-of-the-test-engine"

@@ -6,8 +6,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from storage.schemas import EXAMPLES
-from tasks.inference.rows import Attempted, of_trace_record, tables
+from storage.schemas.stage_tables import EXAMPLES
+from tasks.inference.trace_rows.rows import Attempted, of_trace_record, tables
 
 
 def trace_of(task: Any, replies: Sequence[str], agent: str = "agent", **changes: Any) -> Any:

@@ -6,10 +6,11 @@ from typing import Any
 
 import pyarrow as pa
 
+from configs.environments import EnvironmentConfig
 from configs.run import View
-from configs.sections import EnvironmentConfig
-from tasks.inference import environments, rollouts
-from tasks.inference.engine import Engine
+from tasks.inference.engine.client import Engine
+from tasks.inference.environments import servers as environments
+from tasks.inference.sampling import rollouts
 from tests.tasks.inference.hosts import KEY, assigned, served
 
 Rows = list[dict[str, Any]]

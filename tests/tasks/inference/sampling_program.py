@@ -6,7 +6,7 @@ import sys
 import pyarrow as pa
 
 from configs.run import RunConfig, View
-from tasks.inference import rollouts
+from tasks.inference.sampling import rollouts
 from tests.tasks.inference.hosts import KEY, assigned
 
 

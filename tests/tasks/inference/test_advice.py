@@ -1,6 +1,6 @@
 """What to do about errors whose own text does not say so."""
 
-from tasks.inference.advice import advised
+from tasks.inference.sampling.failures import advised
 
 
 def test_an_image_for_a_renderer_of_text() -> None:

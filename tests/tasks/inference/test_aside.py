@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tasks.inference.aside import run_aside
+from tasks.inference.sampling.background_loop import run_in_background_loop
 from tests.waiting import until_told
 
 NAME: ContextVar[str] = ContextVar("name", default="nobody")
@@ -38,7 +38,7 @@ def test_it_gives_what_the_coroutine_gives_and_knows_the_caller_s_context() -> N
         return NAME.get(), threading.current_thread().name
 
     NAME.set("Ada")
-    name, thread = run_aside(work())
+    name, thread = run_in_background_loop(work())
     assert name == "Ada" and thread.startswith("event loop")
 
 
@@ -47,7 +47,7 @@ def test_what_it_raises_is_raised() -> None:
         raise KeyError("planted")
 
     with pytest.raises(KeyError, match="planted"):
-        run_aside(work())
+        run_in_background_loop(work())
 
 
 @pytest.mark.usefixtures("raising")
@@ -71,7 +71,7 @@ def test_a_signal_in_the_middle_of_a_loop_cancels_the_work_and_is_passed_on(wher
             raise
 
     with pytest.raises(Told):
-        run_aside(work())
+        run_in_background_loop(work())
     assert ended == ["in order"]
 
 
@@ -81,5 +81,5 @@ def test_a_signal_that_comes_when_the_work_is_done_is_passed_on() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     with pytest.raises(Told):
-        run_aside(work())
+        run_in_background_loop(work())
         until_told()  # where the work was quicker than the signal

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tasks.inference.failures import chat_alone, of_trace
+from tasks.inference.sampling.failures import chat_alone, of_trace
 
 
 def ended(kind: str, **message: Any) -> dict[str, Any]:

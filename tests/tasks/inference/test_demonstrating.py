@@ -8,9 +8,9 @@ import pytest
 
 from configs.algorithms import OpsdConfig
 from configs.sections import ModelConfig
-from tasks.inference.demonstrating import Demonstrating
-from tasks.inference.model_info import ModelUnusable
-from tasks.inference.scoring import Served
+from tasks.inference.engine.model_info import ModelUnusable
+from tasks.inference.engine.scoring import Served
+from tasks.inference.trace_rows.demonstrations import Demonstrating
 from tasks.learner.tiny import tiny_qwen3
 
 pytestmark = pytest.mark.engine

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from tasks.inference.engine import CPU_BLOCK_TOKENS, Engine, EngineLost
-from tasks.inference.serving_check import EngineMismatch, check_serving
-from tasks.inference.serving_view import WeightsUnusable
+from tasks.inference.engine.checks import EngineMismatch, check_serving
+from tasks.inference.engine.client import CPU_BLOCK_TOKENS, Engine, EngineLost
+from tasks.inference.engine.weights_view import WeightsUnusable
 from tests.tasks.inference.hosts import ENGINE, KEY, engine_of
 
 pytestmark = pytest.mark.engine

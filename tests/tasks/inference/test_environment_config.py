@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from configs.environments import EnvironmentConfig
-from tasks.inference.environment_config import UnknownSeat, resolved
-from tasks.inference.environments import EnvironmentUnavailable, package_version
+from tasks.inference.environments.examples import UnknownSeat, resolved
+from tasks.inference.environments.servers import EnvironmentUnavailable, package_version
 
 pytestmark = pytest.mark.engine
 

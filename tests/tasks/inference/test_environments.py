@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.sections import EnvironmentConfig
+from configs.environments import EnvironmentConfig
 from flows.processes.ownership import start_time
-from storage.schemas import EXAMPLES
-from tasks.inference import environments
-from tasks.inference.environment_examples import example_id, rows, split_of
-from tasks.inference.environments import EnvironmentUnavailable, examples, package_version
+from storage.schemas.stage_tables import EXAMPLES
+from tasks.inference.environments import servers as environments
+from tasks.inference.environments.examples import example_id, rows, split_of
+from tasks.inference.environments.servers import EnvironmentUnavailable, examples, package_version
 from tests.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.engine

@@ -7,17 +7,19 @@ from typing import Any
 import pytest
 
 from configs.run import RunConfig
-from flows import evaluating
-from flows.doing import Worker
-from flows.foretell import foretell
-from flows.preflight import needs
 from flows.processes.services import Supervisor
-from flows.session import Session
-from flows.steps import Source
-from flows.walks import walk_evaluate
+from flows.runtime import evaluation as evaluating
+from flows.runtime.dry_run import plan_work
+from flows.runtime.executor import Executor
+from flows.runtime.loops import loop_evaluate
+from flows.runtime.pipeline import Source
+from flows.runtime.preflight import needs
+from flows.runtime.session import Session
 from storage.store import open_store
-from tasks.inference.engine import Engine
-from tasks.stage import Place, Ref, StageTask
+from tasks.inference.engine.client import Engine
+from tasks.runtime.prefect_task import StageTask
+from tasks.runtime.run_context import RunContext
+from tasks.runtime.stage import Ref
 from tests.flows.rehearsal import Played
 from tests.tasks.inference.hosts import KEY
 
@@ -25,7 +27,7 @@ pytestmark = pytest.mark.engine
 NOTHING = Source("", "")
 
 
-class AtOnce(Worker):
+class AtOnce(Executor):
     """Does stages as in a run, without Prefect."""
 
     def __call__(self, task: StageTask, *arguments: Any, **named: Any) -> Ref:
@@ -42,23 +44,23 @@ def session_of(root: Path, url: str, name: str, supervisor: Supervisor, **extern
             "rollout": {"max_tokens": 8, "max_attempts": 1, "timeout_seconds": 240},
         }
     )
-    return Session(Place(open_store(root), name, config, {}), NOTHING, supervisor)
+    return Session(RunContext(open_store(root), name, config, {}), NOTHING, supervisor)
 
 
 def test_a_chat_api_is_evaluated_like_a_policy_and_shows_no_tokens(
     small_engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KEY_OF_THE_TEST", KEY)
-    monkeypatch.setattr(evaluating, "Worker", AtOnce)
+    monkeypatch.setattr(evaluating, "Executor", AtOnce)
     with Supervisor("external", tmp_path / "logs") as supervisor:
         session = session_of(tmp_path / "store", small_engine.url, "one", supervisor)
         missing = [piece for piece in session.pieces() if piece.computed]
         assert needs(missing, session.config) == ["environments"], "no engine of ours is started"
-        found = walk_evaluate(session)
+        found = loop_evaluate(session)
         again = session_of(tmp_path / "store", small_engine.url, "two", supervisor, api_key_variable="ANOTHER")
         other = session_of(tmp_path / "store", small_engine.url, "three", supervisor, model="another")
-        assert not any(piece.computed for piece in foretell(again.place, NOTHING)), "the same model is the same work"
-        assert [each.stage for each in foretell(other.place, NOTHING) if each.computed] == ["rollout"]
+        assert not any(piece.computed for piece in plan_work(again.place, NOTHING)), "the same model is the same work"
+        assert [each.stage for each in plan_work(other.place, NOTHING) if each.computed] == ["rollout"]
     (score,) = found["scores"]
     store = session.place.store
     (entry,) = [each for each in store.ledger.entries(run="one", stage="rollout") if not each.part]

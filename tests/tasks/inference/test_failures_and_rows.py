@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.schemas import MESSAGES, TRACES
-from tasks.inference.failures import Failure, kind_of, of_trace
-from tasks.inference.rows import Attempted, of_failure, rebuild, spread, tables
+from storage.schemas.stage_tables import MESSAGES, TRACES
+from tasks.inference.sampling.failures import Failure, kind_of, of_trace
+from tasks.inference.trace_rows.rows import Attempted, of_failure, rebuild, spread, tables
 
 pytestmark = pytest.mark.engine
 

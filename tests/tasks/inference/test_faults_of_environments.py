@@ -16,17 +16,17 @@ from configs.run import RunConfig, View
 from flows.environment_room import EnvironmentRoom
 from flows.processes.ownership import start_time
 from flows.processes.services import Supervisor
-from storage.schemas import MESSAGES
-from tasks.advantage import STAGE as ADVANTAGE
-from tasks.advantage import advantage
-from tasks.filtering import STAGE as FILTERING
-from tasks.filtering import filtering
-from tasks.inference import environments, rollouts
-from tasks.inference.engine import Engine
-from tasks.rollout import STAGE
+from storage.schemas.stage_tables import MESSAGES
+from tasks.advantage.stage import STAGE as ADVANTAGE
+from tasks.advantage.stage import advantage
+from tasks.filtering.stage import STAGE as FILTERING
+from tasks.filtering.stage import filtering
+from tasks.inference.engine.client import Engine
+from tasks.inference.environments import servers as environments
+from tasks.inference.sampling import rollouts
+from tasks.rollout.stage import STAGE
 from tests.builders import view as of_stage
-from tests.tasks.inference.conftest import PLUGINS
-from tests.tasks.inference.hosts import KEY, assigned
+from tests.tasks.inference.hosts import KEY, PLUGINS, assigned
 from tests.waiting import until
 
 pytestmark = pytest.mark.engine

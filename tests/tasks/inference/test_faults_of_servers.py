@@ -16,13 +16,12 @@ from configs.run import RunConfig, View
 from flows.environment_room import EnvironmentRoom
 from flows.processes.ownership import identity, owned
 from flows.processes.services import Supervisor
-from tasks.inference import environments
-from tasks.inference.engine import MODEL, Engine
-from tasks.inference.scoring import Served
-from tasks.rollout import STAGE, rollout
-from tasks.stage import Policy
-from tests.tasks.inference.conftest import PLUGINS
-from tests.tasks.inference.hosts import KEY, assigned
+from tasks.inference.engine.client import MODEL, Engine
+from tasks.inference.engine.scoring import Served
+from tasks.inference.environments import servers as environments
+from tasks.rollout.stage import STAGE, rollout
+from tasks.runtime.stage import Policy
+from tests.tasks.inference.hosts import KEY, PLUGINS, assigned
 
 pytestmark = pytest.mark.engine
 

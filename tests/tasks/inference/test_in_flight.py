@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.inference.engine_metrics import Reading, parse
-from tasks.inference.in_flight import PATIENCE, Limiter, State, following
+from tasks.inference.sampling.adaptive_limit import PATIENCE, EngineLoad, Limiter, State, following, parse
 
-CALM = Reading(running=8, waiting=0, cache_use=0.5, preemptions=2)
+CALM = EngineLoad(running=8, waiting=0, cache_use=0.5, preemptions=2)
 PAGE = """# HELP vllm:num_requests_running Number of requests in model execution batches.
 # TYPE vllm:num_requests_running gauge
 vllm:num_requests_running{engine="0",model_name="a {b} c"} 3.0
@@ -25,13 +24,13 @@ vllm:num_preemptions_created{engine="0"} 1.7e+09
 
 
 def test_a_page_of_two_cores() -> None:
-    assert parse(PAGE) == Reading(running=5, waiting=1, cache_use=0.75, preemptions=4)
+    assert parse(PAGE) == EngineLoad(running=5, waiting=1, cache_use=0.75, preemptions=4)
 
 
 def test_names_without_labels_and_a_page_that_lacks_one() -> None:
     bare = "vllm:num_requests_running 1\nvllm:num_requests_waiting 0\nvllm:kv_cache_usage_perc 0\n"
     assert parse(bare) is None
-    assert parse(bare + "vllm:num_preemptions_total 2\n") == Reading(1, 0, 0, 2)
+    assert parse(bare + "vllm:num_preemptions_total 2\n") == EngineLoad(1, 0, 0, 2)
     assert parse("") is None
 
 
@@ -52,12 +51,12 @@ def test_names_without_labels_and_a_page_that_lacks_one() -> None:
         (State(8, 5), CALM, 8, 12, 0),  # another engine in place of the one that counted
     ],
 )
-def test_the_rule_by_hand(state: State, reading: Reading, in_use: int, limit: int, waited: int) -> None:
+def test_the_rule_by_hand(state: State, reading: EngineLoad, in_use: int, limit: int, waited: int) -> None:
     assert following(state, reading, in_use, 64) == State(limit, reading.preemptions, waited)
 
 
 READINGS = st.builds(
-    Reading,
+    EngineLoad,
     running=st.integers(0, 99),
     waiting=st.integers(0, 3),
     cache_use=st.floats(0, 1),

@@ -3,7 +3,7 @@
 import asyncio
 from contextlib import suppress
 
-from tasks.inference.lag import LOOK_SECONDS, Lag
+from tasks.inference.sampling.background_loop import LAG_LOOK_SECONDS, LoopLag
 
 
 def test_what_a_sleep_takes_beyond_what_was_asked_is_lag() -> None:
@@ -15,7 +15,7 @@ def test_what_a_sleep_takes_beyond_what_was_asked_is_lag() -> None:
         except StopIteration:
             raise asyncio.CancelledError from None
 
-    lag = Lag(lambda: now[0], sleep)
+    lag = LoopLag(lambda: now[0], sleep)
     with suppress(asyncio.CancelledError):
         asyncio.run(lag.run())
     assert (lag.num_looks, lag.worst, lag.total) == (3, 0.5, 0.75)
@@ -23,23 +23,23 @@ def test_what_a_sleep_takes_beyond_what_was_asked_is_lag() -> None:
 
 
 def test_early_is_not_late_and_nothing_is_not_zero() -> None:
-    lag = Lag()
+    lag = LoopLag()
     assert str(lag) == "the event loop was not looked at"
     lag.add(-0.01)
     assert (lag.num_looks, lag.worst) == (1, 0.0)
 
 
 def test_a_loop_that_is_held_up_is_late() -> None:
-    async def scene() -> Lag:
-        lag, loop = Lag(), asyncio.get_running_loop()
+    async def scene() -> LoopLag:
+        lag, loop = LoopLag(), asyncio.get_running_loop()
         looking = asyncio.create_task(lag.run())
         await asyncio.sleep(0)
         began = loop.time()
-        while loop.time() < began + 2 * LOOK_SECONDS:
+        while loop.time() < began + 2 * LAG_LOOK_SECONDS:
             pass  # nobody else gets a turn
         while not lag.num_looks:
             await asyncio.sleep(0)
         looking.cancel()
         return lag
 
-    assert asyncio.run(scene()).worst >= LOOK_SECONDS
+    assert asyncio.run(scene()).worst >= LAG_LOOK_SECONDS

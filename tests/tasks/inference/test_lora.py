@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from configs.lora import LoraConfig
-from tasks.inference.adapter_probes import mixed_batch, slowdown, swaps
-from tasks.inference.engine import MODEL, Engine, EngineError
-from tasks.inference.lora import arguments, linear_maps, mend_mixed_batches
-from tasks.inference.serving_check import EngineMismatch, check_serving
+from tasks.inference.engine.checks import EngineMismatch, check_serving, mixed_batch, slowdown, swaps
+from tasks.inference.engine.client import MODEL, Engine, EngineError
+from tasks.inference.engine.lora import arguments, linear_maps, mend_mixed_batches
 from tasks.learner.tiny import tiny_qwen3
 from tests.tasks.inference.hosts import ENGINE, engine_of
 from tests.tasks.inference.test_engine import PROBE, policy_row

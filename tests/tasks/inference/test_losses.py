@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 
-from tasks.inference.rollouts import ServiceLost, _cause
+from tasks.inference.sampling.lost_servers import ServiceLost
+from tasks.inference.sampling.rollouts import _cause
 
 pytestmark = pytest.mark.engine
 

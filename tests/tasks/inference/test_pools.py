@@ -19,14 +19,16 @@ from typing import Any
 import httpx
 import pytest
 
+from configs.environments import ElasticPool, EnvironmentConfig, StaticPool
 from configs.run import RunConfig
-from configs.sections import ElasticPool, EnvironmentConfig, StaticPool
 from flows.environment_room import EnvironmentRoom
 from flows.processes import service
 from flows.processes.ownership import identity, owned, start_time
-from flows.processes.services import ServiceFailed, Supervisor
-from tasks.inference import environment_pool, environments
-from tests.tasks.inference.conftest import PLUGINS
+from flows.processes.service import ServiceFailed
+from flows.processes.services import Supervisor
+from tasks.inference.environments import pool as environment_pool
+from tasks.inference.environments import servers as environments
+from tests.tasks.inference.hosts import PLUGINS
 from tests.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.engine

@@ -11,8 +11,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tasks.inference import regrading
-from tasks.inference.regrading import SCORES, GraderLost, GraderStalled, NotRegradable, scores, write_rows
+from tasks.inference.grading import client as regrading
+from tasks.inference.grading.client import SCORES, GraderLost, GraderStalled, NotRegradable, scores, write_rows
 
 ROWS = {name: pa.table({"x": [1]}) for name in ("examples", "traces", "messages")}
 SCORE = {**dict.fromkeys(SCORES.names), "trace_id": "t", "rewards": "{}", "metrics": "{}", "info": "{}", "seconds": 0.5}

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from configs.environments import EnvironmentConfig
 from configs.run import View
-from configs.sections import EnvironmentConfig
-from tasks.inference import environments, rollouts
-from tasks.inference.engine import Engine
+from tasks.inference.engine.client import Engine
+from tasks.inference.environments import servers as environments
+from tasks.inference.sampling import rollouts
 from tests.tasks.inference.hosts import KEY, assigned, served
 
 pytestmark = pytest.mark.engine
@@ -21,7 +22,7 @@ def test_real_rollouts_of_several_turns_are_scored_as_they_were(
 ) -> None:
     from verifiers.v1.judge import Judge
 
-    from tasks.inference.regrading_scores import Grader
+    from tasks.inference.grading.scores import Grader
 
     environment = EnvironmentConfig(name="two", taskset={"id": "two_turns"})
     examples = environments.examples(environment)

@@ -9,10 +9,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from storage.schemas import MESSAGES
-from tasks.inference import model_info
-from tasks.inference.rows import message_rows, wire_record
-from tasks.retokenised import retokenised
+from storage.schemas.stage_tables import MESSAGES
+from tasks.inference.engine import model_info
+from tasks.inference.trace_rows.rows import message_rows, wire_record
+from tasks.metrics.retokenised import retokenised_turns
 from tests.tasks.inference.shapes import blank, messages
 
 pytestmark = pytest.mark.engine
@@ -108,4 +108,4 @@ def test_a_whole_reply_is_as_little_safe(model: Path) -> None:
 
 def counted(rows: list[dict[str, Any]]) -> dict[str, int]:
     """What the counter of the metrics makes of these rows."""
-    return retokenised(pa.Table.from_pylist(rows, schema=MESSAGES.arrow))
+    return retokenised_turns(pa.Table.from_pylist(rows, schema=MESSAGES.arrow))

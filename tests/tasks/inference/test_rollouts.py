@@ -12,13 +12,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from configs.environments import EnvironmentConfig, StaticPool
 from configs.run import View
-from configs.sections import EnvironmentConfig, StaticPool
-from storage.schemas import MESSAGES, TRACES
-from tasks.inference import attempts, environments, rollouts
-from tasks.inference.engine import Engine
-from tasks.inference.liveness import ServiceLost
-from tasks.inference.rows import rebuild
+from storage.schemas.stage_tables import MESSAGES, TRACES
+from tasks.inference.engine.client import Engine
+from tasks.inference.environments import servers as environments
+from tasks.inference.sampling import attempts, rollouts
+from tasks.inference.sampling.lost_servers import ServiceLost
+from tasks.inference.trace_rows.rows import rebuild
 from tests.tasks.inference.hosts import KEY, assigned, served
 from tests.waiting import PATIENCE
 

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from tasks.inference.attempts import episode_rows
-from tasks.inference.failures import Failure
-from tasks.inference.rows import Attempted
-from tasks.inference.seats import Asked, Seats
+from tasks.inference.sampling.attempts import episode_rows
+from tasks.inference.sampling.failures import Failure
+from tasks.inference.sampling.seats import SeatClient, Seats
+from tasks.inference.trace_rows.rows import Attempted
 from tests.tasks.inference.shapes import Player, blank, sent
 
 pytestmark = pytest.mark.engine
 
 ATTEMPTED = Attempted({"assignment_id": "g/0", "group_id": "g", "environment": "e", "example_id": "x"}, "p", 0, 0, 1.0)
-POLICY = Asked(SimpleNamespace(base_url="http://policy/v1"), "m")
+POLICY = SeatClient(SimpleNamespace(base_url="http://policy/v1"), "m")
 REPLY: dict[str, Any] = {"content": "yes", "reasoning_content": None, "calls": []}
 BUSY = ("ProviderError", 503)
 PLANTED = ("TaskError", None)

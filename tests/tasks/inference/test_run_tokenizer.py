@@ -9,9 +9,8 @@ from tokenizers import Tokenizer, decoders, models
 
 from configs.run import RunConfig
 from storage.store import Store, open_store
-from tasks.inference import run_tokenizer
-from tasks.inference.run_tokenizer import FILE, TokenizerUnreadable, open_tokenizer, tokenizer_of
-from tasks.inference.token_texts import TokenTexts
+from tasks.inference.trace_rows import token_texts as run_tokenizer
+from tasks.inference.trace_rows.token_texts import FILE, TokenizerUnreadable, TokenTexts, open_tokenizer, tokenizer_of
 
 if TYPE_CHECKING:
     from tests.storage.s3_host import S3Host

@@ -5,23 +5,25 @@ from typing import Any
 
 import pytest
 
+from configs.environments import EnvironmentConfig
 from configs.evaluation import ExternalModelConfig
 from configs.run import RunConfig, View
-from configs.sections import EnvironmentConfig
 from flows.environment_room import EnvironmentRoom
-from flows.processes.services import Handle, ServiceSpec, Supervisor
-from tasks.inference.attempts import Attempts
-from tasks.inference.requests import chat_sampling_config
-from tasks.inference.rollouts import Sampling
-from tasks.inference.scoring import Served
-from tasks.inference.seating import SEED_STRIDE
+from flows.processes.service import Handle, ServiceSpec
+from flows.processes.services import Supervisor
+from tasks.inference.engine.scoring import Served
+from tasks.inference.environments.seat_assignment import SEED_STRIDE
+from tasks.inference.sampling.attempts import RolloutRunner, chat_sampling_config
+from tasks.inference.sampling.rollouts import BatchSampler
 
 pytestmark = pytest.mark.engine
 
 ASSIGNMENT = {"assignment_id": "0-0/1", "environment": "e", "example_id": "x", "seed": 41}
 
 
-def sampling(policy: str = "the-policy", teachers: dict[str, Served] | None = None, **environment: Any) -> Attempts:
+def sampling(
+    policy: str = "the-policy", teachers: dict[str, Served] | None = None, **environment: Any
+) -> RolloutRunner:
     """Return the attempts of a sampling that calls nobody."""
     config = RunConfig.model_validate(
         {
@@ -32,7 +34,9 @@ def sampling(policy: str = "the-policy", teachers: dict[str, Served] | None = No
     )
     view = View(config, ("rollout", "environments", "engine", "model"), "rollout")
     policy_of_run = {"key": policy, "version": 3}
-    made = Sampling("http://127.0.0.1:9", "", {}, policy_of_run, 4, view, lambda group_id, tables: None, teachers or {})
+    made = BatchSampler(
+        "http://127.0.0.1:9", "", {}, policy_of_run, 4, view, lambda group_id, tables: None, teachers or {}
+    )
     return made.attempts
 
 
@@ -121,5 +125,5 @@ def test_somebody_elses_api_is_not_asked_for_metrics_of_an_engine() -> None:
     served = {"": Served(chat.url, "", chat.model, chat=chat)}
     config = RunConfig.model_validate({"rollout": {"adaptive_in_flight": True}, "model": {"path": "somewhere"}})
     view = View(config, ("rollout", "environments", "engine", "model"), "rollout")
-    made = Sampling("", "", {}, {"key": "", "version": 0}, 0, view, lambda group_id, tables: None, served)
+    made = BatchSampler("", "", {}, {"key": "", "version": 0}, 0, view, lambda group_id, tables: None, served)
     assert made.steering is not None and made.steering._engines == []

@@ -11,18 +11,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+from configs.environments import ElasticPool, EnvironmentConfig
 from configs.run import RunConfig, View
-from configs.sections import ElasticPool, EnvironmentConfig
 from flows.environment_room import EnvironmentRoom
 from flows.processes.services import Supervisor
-from tasks.inference import environments, rollouts
-from tasks.inference.attempts import RETRY_SEED_STRIDE
-from tasks.inference.engine import Engine
-from tasks.inference.rollouts import Terms
-from tasks.retokenised import retokenised
-from tests.tasks.inference.conftest import PLUGINS
+from tasks.inference.engine.client import Engine
+from tasks.inference.environments import servers as environments
+from tasks.inference.sampling import rollouts
+from tasks.inference.sampling.attempts import RETRY_SEED_STRIDE
+from tasks.inference.sampling.rollouts import SamplingPlan
+from tasks.metrics.retokenised import retokenised_turns
 from tests.tasks.inference.exactness import check_packed, check_wire, packed
-from tests.tasks.inference.hosts import ENGINE, KEY, assigned
+from tests.tasks.inference.hosts import ENGINE, KEY, PLUGINS, assigned
 from tests.tasks.inference.proxy import EMPTY, HELD, MALFORMED, Proxy, recording
 from tests.waiting import until
 
@@ -72,7 +72,9 @@ class Sampled:
         )
         return View(config, ("rollout", "environments", "engine", "model", "external"), "rollout")
 
-    def sample(self, assignments: pa.Table, key: str = "the policy", terms: Terms | None = None, **rollout: Any) -> Any:
+    def sample(
+        self, assignments: pa.Table, key: str = "the policy", terms: SamplingPlan | None = None, **rollout: Any
+    ) -> Any:
         groups: dict[str, list[dict[str, Any]]] = {}
 
         def keep(group: str, tables: dict[str, pa.Table]) -> None:
@@ -89,7 +91,7 @@ class Sampled:
             step=0,
             config=self.view(**rollout),
             on_group=keep,
-            terms=terms or Terms(),
+            terms=terms or SamplingPlan(),
         )
         return groups
 
@@ -190,7 +192,7 @@ def test_replies_that_are_tokenised_again_are_counted_and_learnt_once(
     tables = {name: pa.concat_tables([each[name] for each in sampled.tables]) for name in ("traces", "messages")}
     tables = {name: each.filter(pc.is_in(each["trace_id"], value_set=pa.array(ids))) for name, each in tables.items()}
     traces, messages = tables["traces"].to_pylist(), tables["messages"].to_pylist()
-    found = retokenised(tables["messages"])
+    found = retokenised_turns(tables["messages"])
     assert {row["group_id"]: row["num_branches"] for row in traces if row["num_turns"] == 2} == {
         "fine 2": 2,
         "slow 2": 2,
@@ -212,7 +214,7 @@ def test_the_cache_is_salted_with_the_policy(sampled: Sampled, attempted: dict[s
 def test_stragglers_are_stopped_when_enough_groups_have_ended(sampled: Sampled) -> None:
     rows = assigned("counted", ["hangs 1", "fine 2", "raises 1", "hangs b 1"], 2)
     # Five at once: the second member of the last group waits for room until others have ended.
-    groups = sampled.sample(rows, terms=Terms({"counted": 2}), max_in_flight=5)
+    groups = sampled.sample(rows, terms=SamplingPlan({"counted": 2}), max_in_flight=5)
     assert groups.keys() == {"hangs 1", "fine 2", "raises 1", "hangs b 1"}
     classes = {name: [row["error_class"] for row in members] for name, members in groups.items()}
     assert classes == {
@@ -233,7 +235,7 @@ def test_stragglers_are_stopped_when_enough_groups_have_ended(sampled: Sampled) 
 def test_the_engine_is_told_to_stop_as_well(sampled: Sampled) -> None:
     rows = of_groups(assigned("counted", NAMES, 1), ["held 1", "fine 2"])
     sampled.proxy.after_held.add(SEEDS["fine 2"])
-    groups = sampled.sample(rows, terms=Terms({"counted": 1}))
+    groups = sampled.sample(rows, terms=SamplingPlan({"counted": 1}))
     assert {name: row["error_class"] for name, (row,) in groups.items()} == {"fine 2": None, "held 1": "straggler"}
     assert sampled.proxy.held == {SEEDS["held 1"]}
     proxy = sampled.proxy
@@ -242,7 +244,7 @@ def test_the_engine_is_told_to_stop_as_well(sampled: Sampled) -> None:
 
 def test_an_environment_that_has_enough_begins_nothing(sampled: Sampled) -> None:
     seen = len(sampled.proxy.calls)
-    groups = sampled.sample(assigned("counted", ["fine 2"], 2), terms=Terms({"counted": 0}))
+    groups = sampled.sample(assigned("counted", ["fine 2"], 2), terms=SamplingPlan({"counted": 0}))
     assert ["before it was begun" in row["error_message"] for row in groups["fine 2"]] == [True, True]
     assert len(sampled.proxy.calls) == seen
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from configs.sections import EngineConfig
-from tasks.inference.engine import Engine, EngineError, EngineLost
-from tasks.inference.scoring import Served, score
-from tasks.inference.serving_check import EngineMismatch, check_serving
-from tasks.policy import probe_token_ids
+from configs.services import EngineConfig
+from tasks.inference.engine.checks import EngineMismatch, check_serving
+from tasks.inference.engine.client import Engine, EngineError, EngineLost
+from tasks.inference.engine.scoring import Served, score
+from tasks.training.policy import probe_token_ids
 from tests.tasks.inference.hosts import KEY, engine_of
 
 pytestmark = pytest.mark.engine

@@ -17,12 +17,13 @@ import pyarrow as pa
 import pytest
 
 from configs.environments import EnvironmentConfig
-from tasks.inference import environments, rollouts
-from tasks.inference.engine import MODEL, Engine
-from tasks.inference.rows import rebuild
-from tasks.inference.scoring import Served
-from tasks.inference.seating import SEED_STRIDE
-from tasks.inference.seats import HEADER, served_as
+from tasks.inference.engine.client import MODEL, Engine
+from tasks.inference.engine.scoring import Served
+from tasks.inference.environments import servers as environments
+from tasks.inference.environments.seat_assignment import SEED_STRIDE
+from tasks.inference.sampling import rollouts
+from tasks.inference.sampling.seats import HEADER, served_as
+from tasks.inference.trace_rows.rows import rebuild
 from tests.tasks.inference.hosts import KEY, PLUGINS, assigned, served, view_of
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]

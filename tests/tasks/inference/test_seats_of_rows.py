@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 from configs.environments import EnvironmentConfig
-from tasks.inference.rows import Attempted
-from tasks.inference.scoring import Served
-from tasks.inference.seats import Asked, Player, SeatMismatch, Seats, frozen_players, served_as
+from tasks.inference.engine.scoring import Served
+from tasks.inference.sampling.seats import Player, SeatClient, SeatMismatch, Seats, frozen_players, served_as
+from tasks.inference.trace_rows.rows import Attempted
 
 ATTEMPTED = Attempted({}, "the-policy", 3, 4, 1.0)
-POLICY = Asked(SimpleNamespace(base_url="http://policy/v1"), "m")  # type: ignore[arg-type]
+POLICY = SeatClient(SimpleNamespace(base_url="http://policy/v1"), "m")  # type: ignore[arg-type]
 RIVAL = Player(SimpleNamespace(base_url="http://rival/v1"), Served("http://rival", "", "r"))  # type: ignore[arg-type]
 SEATS = Seats("e", {"rival": RIVAL}, frozenset({"helper"}))
 FOREIGN = {"trainable": False, "policy_key": "", "policy_version": 4, "staleness": 0}

@@ -15,9 +15,9 @@ from configs.environments import EnvironmentConfig
 from configs.run import RunConfig
 from flows.environment_room import EnvironmentRoom
 from flows.processes.services import Supervisor
-from tasks.inference import environments
-from tasks.inference.environment_config import resolved
-from tasks.inference.environment_host import LABELS_VARIABLE, label_sandboxes
+from tasks.inference.environments import servers as environments
+from tasks.inference.environments.examples import resolved
+from tasks.inference.environments.host import LABELS_VARIABLE, label_sandboxes
 
 pytestmark = pytest.mark.engine
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks.inference.model_info import ModelUnusable, read
-from tasks.inference.serving_view import HEAD, WeightsUnusable, header, serving_view, tied
+from tasks.inference.engine.model_info import ModelUnusable, read
+from tasks.inference.engine.weights_view import HEAD, WeightsUnusable, header, serving_view, tied
 
 EMBEDDING = bytes(range(24))
 

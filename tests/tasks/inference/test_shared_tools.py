@@ -11,8 +11,8 @@ from configs.run import RunConfig
 from flows.environment_room import EnvironmentRoom
 from flows.processes.guardian import descendants, send
 from flows.processes.services import Supervisor
-from tasks.inference.environments import answers
-from tasks.inference.shared_tools import refuses
+from tasks.inference.environments.host import refuses
+from tasks.inference.environments.servers import answers
 from tests.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.engine

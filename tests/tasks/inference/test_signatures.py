@@ -3,7 +3,7 @@
 from pydantic import BaseModel, Field
 from pydantic._internal import _fields
 
-from tasks.inference.environment_host import remember_signatures
+from tasks.inference.environments.host import remember_signatures
 
 
 class Message(BaseModel):

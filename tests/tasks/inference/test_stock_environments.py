@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from configs.environments import EnvironmentConfig
 from configs.run import View
-from configs.sections import EnvironmentConfig
-from tasks.inference.engine import Engine
-from tasks.inference.environment_config import resolved
+from tasks.inference.engine.client import Engine
+from tasks.inference.environments.examples import resolved
 from tests.tasks.inference.resource_server import REWARD, dataset, resource_server
 from tests.tasks.inference.sampled import Rows, failures, own, sampled
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from configs.sections import EnvironmentConfig
-from tasks.inference import environments
+from configs.environments import EnvironmentConfig
+from tasks.inference.environments import servers as environments
 
 pytestmark = pytest.mark.engine
 

@@ -14,7 +14,7 @@ from verifiers.v1.configs.client import EvalClientConfig
 from verifiers.v1.utils.loaders import load_environment
 
 from configs.environments import EnvironmentConfig
-from tasks.inference.environment_config import resolved
+from tasks.inference.environments.examples import resolved
 
 pytestmark = pytest.mark.engine
 

@@ -4,22 +4,22 @@ import asyncio
 
 import pytest
 
-from tasks.inference.stopping import Enough, Stopped, straggler
+from tasks.inference.sampling.rollouts import GroupQuota, StoppedEarly, straggler
 
 
-async def stopped(enough: Enough, environment: str, began: asyncio.Event) -> str:
+async def stopped(enough: GroupQuota, environment: str, began: asyncio.Event) -> str:
     try:
         async with enough.unless_reached(environment):
             began.set()
             await asyncio.Event().wait()
-    except Stopped:
+    except StoppedEarly:
         return f"{environment} stopped"
     return "ended"
 
 
 def test_the_last_group_that_is_needed_stops_the_others_of_its_environment() -> None:
     async def scene() -> None:
-        enough = Enough({"a": 2})
+        enough = GroupQuota({"a": 2})
         began = [asyncio.Event() for _ in range(3)]
         a, also, b = (
             asyncio.create_task(stopped(enough, name, event)) for name, event in zip("aab", began, strict=True)
@@ -42,7 +42,7 @@ def test_the_last_group_that_is_needed_stops_the_others_of_its_environment() -> 
 def test_what_comes_later_is_not_begun() -> None:
     async def scene() -> bool:
         began = asyncio.Event()
-        assert await stopped(Enough({"a": 0}), "a", began) == "a stopped"
+        assert await stopped(GroupQuota({"a": 0}), "a", began) == "a stopped"
         return began.is_set()
 
     assert not asyncio.run(scene())
@@ -50,7 +50,7 @@ def test_what_comes_later_is_not_begun() -> None:
 
 def test_what_ended_by_itself_stays_ended() -> None:
     async def scene() -> int:
-        enough = Enough({"a": 1})
+        enough = GroupQuota({"a": 1})
         async with enough.unless_reached("a"):
             value = 3
         enough.ended("a")
@@ -62,7 +62,7 @@ def test_what_ended_by_itself_stays_ended() -> None:
 
 def test_another_time_limit_and_a_cancellation_are_not_taken_for_it() -> None:
     async def scene() -> None:
-        enough = Enough({"a": 1})
+        enough = GroupQuota({"a": 1})
         with pytest.raises(TimeoutError):
             async with enough.unless_reached("a"):
                 raise TimeoutError("the environment's own")

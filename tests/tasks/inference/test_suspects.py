@@ -3,8 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.inference.liveness import UnderWay
-from tasks.inference.suspects import TRIED_MEMBERS, Suspects
+from tasks.inference.sampling.lost_servers import TRIED_MEMBERS, Crashers, UnderWay
 from tests.tasks.inference.hosts import assigned
 
 SERVER = "environment server 'e'"
@@ -14,13 +13,13 @@ def under_way(*ids: str) -> list[UnderWay]:
     return [UnderWay(each, each.partition("/")[0], "e") for each in ids]
 
 
-def chosen(suspects: Suspects, missing) -> tuple[list[str], bool]:
+def chosen(suspects: Crashers, missing) -> tuple[list[str], bool]:
     rows, one_at_a_time = suspects.next(missing)
     return list(dict.fromkeys(rows["group_id"].to_pylist())), one_at_a_time
 
 
 def test_two_losses_make_a_suspect_and_one_alone_is_condemned() -> None:
-    suspects, missing = Suspects(), assigned("e", ["a", "b", "c"], 2)
+    suspects, missing = Crashers(), assigned("e", ["a", "b", "c"], 2)
     assert chosen(suspects, missing) == (["a", "b", "c"], False)
     assert not suspects.lost(SERVER, under_way("a/0", "a/1", "b/0"))
     assert chosen(suspects, missing) == (["a", "b", "c"], False)
@@ -36,19 +35,19 @@ def test_two_losses_make_a_suspect_and_one_alone_is_condemned() -> None:
 
 
 def test_one_alone_at_its_first_loss_is_tried_again() -> None:
-    suspects = Suspects()
+    suspects = Crashers()
     assert not suspects.lost(SERVER, under_way("a/0"))
     assert suspects.lost(SERVER, under_way("a/0")), "twice is no accident"
 
 
 def test_a_loss_with_nothing_under_way_accuses_nobody() -> None:
-    suspects = Suspects()
+    suspects = Crashers()
     assert not suspects.lost("the engine", [])
     assert chosen(suspects, assigned("e", ["a"], 1)) == (["a"], False)
 
 
 def test_a_group_of_which_every_member_kills_costs_a_few_restarts() -> None:
-    suspects, missing = Suspects(), assigned("e", ["a", "b"], 8)
+    suspects, missing = Crashers(), assigned("e", ["a", "b"], 8)
     for _ in range(2):
         suspects.lost(SERVER, under_way("a/0", "a/1", "b/0"))
     for member in range(TRIED_MEMBERS):
@@ -64,7 +63,7 @@ def test_whoever_kills_all_others_have_their_rows(killers: set[tuple[int, int]],
     """A plain server: it takes `at_once` rollouts at a time, in order, and dies with the first killer among them."""
     deadly = {f"g{group}/{member}" for group, member in killers}
     everything = assigned("e", [f"g{number}" for number in range(5)], 3)
-    suspects, ended, losses = Suspects(), dict[str, bool](), 0
+    suspects, ended, losses = Crashers(), dict[str, bool](), 0
     while len(ended) < everything.num_rows:
         rows, one_at_a_time = suspects.next(
             everything.filter([r not in ended for r in everything["assignment_id"].to_pylist()])

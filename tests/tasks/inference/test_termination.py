@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[3]
 PROGRAM = """
 import asyncio, os, signal, sys, weakref
-from tasks.inference.termination import end_when_told
+from tasks.inference.environments.pool import end_when_told
 
 class Thing: ...
 
@@ -29,7 +29,7 @@ print("ended", flush=True)
 
 EARLY = """
 import os, signal, time, weakref
-from tasks.inference.termination import end_when_told
+from tasks.inference.environments.pool import end_when_told
 
 class Thing: ...
 

@@ -13,13 +13,14 @@ import pytest
 from lookup.demonstrations import demonstrations
 from lookup.words import words
 
+from configs.environments import EnvironmentConfig
 from configs.run import RunConfig, View
-from configs.sections import EnvironmentConfig
-from tasks.inference import environments, rollouts
-from tasks.inference.in_flight import START, Limiter, Steering
-from tasks.inference.scoring import Served
+from tasks.inference.engine.scoring import Served
+from tasks.inference.environments import servers as environments
+from tasks.inference.sampling import rollouts
+from tasks.inference.sampling.adaptive_limit import START, AdaptiveLimit, Limiter
 from tasks.learner.tiny import tiny_qwen3
-from tasks.retokenised import retokenised
+from tasks.metrics.retokenised import retokenised_turns
 from tests.acceptance.warming import taught
 from tests.tasks.inference.exactness import check_packed, check_wire, packed
 from tests.tasks.inference.hosts import ENGINE, KEY, assigned, engine_of, served
@@ -48,7 +49,7 @@ class Sampled:
 
 async def steered(url: str) -> list[int]:
     """The limits that an engine at rest gives a crowd that is held back by each of them."""
-    steering = Steering(limiter := Limiter(MOST), [Served(url, KEY)])
+    steering = AdaptiveLimit(limiter := Limiter(MOST), [Served(url, KEY)])
     crowd = [asyncio.create_task(limiter.__aenter__()) for _ in range(2 * MOST)]
     moving = asyncio.create_task(steering.run())
     async with asyncio.timeout(PATIENCE):
@@ -62,7 +63,7 @@ async def steered(url: str) -> list[int]:
 
 async def unsteered(url: str) -> int:
     """The limit that an engine leaves which has no metrics."""
-    steering = Steering(limiter := Limiter(MOST), [Served(url, KEY)])
+    steering = AdaptiveLimit(limiter := Limiter(MOST), [Served(url, KEY)])
     async with asyncio.timeout(PATIENCE):
         await steering.run()
     return limiter.limit
@@ -127,7 +128,7 @@ def test_packed_rows_hold_the_same_tokens_and_each_sampled_one_once(sampled: Sam
 def test_no_turn_is_tokenised_again(sampled: Sampled) -> None:
     tables = sampled.tables
     assert tables["traces"]["num_branches"].to_pylist() == [1] * 2 * SIZE
-    assert retokenised(tables["messages"]) == {}
+    assert retokenised_turns(tables["messages"]) == {}
 
 
 def test_a_changed_token_would_be_noticed(sampled: Sampled) -> None:

@@ -5,7 +5,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from tasks.inference.token_texts import TokenText, TokenTexts
+from tasks.inference.trace_rows.token_texts import TokenText, TokenTexts
 
 SENTENCES = ["naïve 🙂🙂 日本日本 привет hello hello, it's here", "日本 🙂 hello привет"] * 4
 WORDS = st.text(st.sampled_from("hel o,'nïж日本🙂👩\u200d\n\u202e\x1b."), max_size=20)

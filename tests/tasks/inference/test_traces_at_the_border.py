@@ -10,10 +10,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from configs.environments import EnvironmentConfig
 from configs.run import View
-from configs.sections import EnvironmentConfig
-from tasks.inference import environments
-from tasks.inference.engine import Engine
+from tasks.inference.engine.client import Engine
+from tasks.inference.environments import servers as environments
 from tests.tasks.inference.hosts import ENGINE, served
 from tests.tasks.inference.sampled import sampled
 

@@ -10,12 +10,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from storage.checks import Place, check_rows
 from storage.refs import Entry
-from storage.schemas import IMAGES
+from storage.schemas.stage_tables import IMAGES
+from storage.schemas.validation import RowPlace, check_rows
 from storage.store import Store, open_store
-from tasks.inference.images import LITERAL, MissingImage, image_of, put_aside, put_back
-from tasks.parts import Parts
+from tasks.inference.trace_rows.images import LITERAL, MissingImage, image_of, put_aside, put_back
+from tasks.runtime.group_commits import Parts
 from tests.builders import message, table, trace
 
 DATA = b"\x89PNG not really\xff"
@@ -51,7 +51,7 @@ def test_bytes_are_there_once_for_each_group_with_their_first_use() -> None:
     bodies = {"a": [body("hello"), asked, asked], "b": [asked], "c": [asked]}
     traces, messages = rows(bodies, {"a": "g", "b": "g", "c": "h"})
     made = put_aside(traces, messages)
-    check_rows(made["images"], IMAGES, Place("images"))
+    check_rows(made["images"], IMAGES, RowPlace("images"))
     image = {"digest": DIGEST, "media_type": "image/png", "data": DATA}
     assert made["images"].to_pylist() == [
         {"group_id": "g", **image, "trace_id": "a", "message": 1},

@@ -14,9 +14,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from storage.store import open_store
-from tasks.branches import find_branches, owners
-from tasks.inference.images import put_back
-from tasks.inference.rows import Attempted, of_trace_record, rebuild, tables, wire_record
+from tasks.arrays.message_graph import find_branches, owners
+from tasks.inference.trace_rows.images import put_back
+from tasks.inference.trace_rows.rows import Attempted, of_trace_record, rebuild, tables, wire_record
 from tests.tasks.algorithms.crediting import credited
 from tests.tasks.inference.shapes import NOTES, NUMBERS, SCRIPT, URLS, Player, blank, sent
 

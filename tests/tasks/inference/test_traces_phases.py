@@ -11,12 +11,12 @@ import pyarrow as pa
 import pytest
 from tokenizers import Tokenizer
 
+from configs.environments import EnvironmentConfig
 from configs.run import View
-from configs.sections import EnvironmentConfig
-from storage.schemas import MESSAGES
-from tasks.algorithms.tool_names import tool_names
-from tasks.branches import find_branches
-from tasks.inference.engine import Engine
+from storage.schemas.stage_tables import MESSAGES
+from tasks.advantage.algorithms.echo import tool_names
+from tasks.arrays.message_graph import find_branches
+from tasks.inference.engine.client import Engine
 from tests.tasks.inference.sampled import sampled
 
 pytestmark = pytest.mark.engine

@@ -7,9 +7,9 @@ from typing import TypeVar
 import pytest
 from aiohttp import web
 
-from tasks.inference.engine_metrics import Reading, read
-from tasks.inference.liveness import ServiceLost, Watch
-from tasks.inference.scoring import Served
+from tasks.inference.engine.scoring import Served
+from tasks.inference.sampling.adaptive_limit import EngineLoad, read
+from tasks.inference.sampling.lost_servers import ServiceLost, Watch
 
 PAGE = """vllm:num_requests_running 1
 vllm:num_requests_waiting 2
@@ -49,7 +49,7 @@ async def lives(served: Served) -> None:
 
 @pytest.mark.parametrize(("key", "header"), [("", None), ("secret", "Bearer secret")])
 def test_how_busy_it_is(key: str, header: str | None) -> None:
-    assert asked(key, 200, read) == (Reading(1, 2, 0.5, 4), [header])
+    assert asked(key, 200, read) == (EngineLoad(1, 2, 0.5, 4), [header])
     assert asked(key, 404, read) == (None, [header])
 
 

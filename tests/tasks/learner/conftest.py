@@ -41,10 +41,10 @@ def exact_policy(model_directory):
     from transformers import AutoModelForCausalLM
 
     from tasks.learner import attention
-    from tasks.learner.model import Policy
+    from tasks.learner.model import PolicyModel
 
     attention.register()
     causal = AutoModelForCausalLM.from_pretrained(
         model_directory, dtype=torch.float64, attn_implementation=attention.NAME
     )
-    return Policy(causal, chunk=8).train()
+    return PolicyModel(causal, chunk=8).train()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from storage.schemas import BATCHES
+from storage.schemas.stage_tables import BATCHES
 
 STREAMS = ("logprobs", "temperatures", "advantages", "rl_weights", "ce_weights", "ref_kl_weights")
 

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from configs.losses import DppoLoss
 from configs.optimizers import MuonOptimizer, SignSgdOptimizer
-from configs.sections import TrainingConfig
+from configs.training import TrainingConfig
 from tasks.learner import moments
 from tasks.learner.distributed import World, like, shard, start_world, whole
 from tasks.learner.loop import accumulate_gradients
 from tasks.learner.loss import Objective
-from tasks.learner.model import Policy
+from tasks.learner.model import PolicyModel
 from tasks.learner.optimizer import apply_gradients, new_optimizer
 from tasks.learner.rows import batches_from_table
 from tests.tasks.learner.packed import batches, sample
@@ -55,7 +55,7 @@ SPLITS = {
 OPTIMIZERS = {"muon": MuonOptimizer(), "sign_sgd": SignSgdOptimizer()}
 
 
-def policy_in(directory: Path, dtype: torch.dtype) -> Policy:
+def policy_in(directory: Path, dtype: torch.dtype) -> PolicyModel:
     """Return the model, sharded over the ranks of this process's world."""
     from transformers import AutoModelForCausalLM
 
@@ -63,12 +63,12 @@ def policy_in(directory: Path, dtype: torch.dtype) -> Policy:
 
     attention.register()
     causal = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, attn_implementation=attention.NAME)
-    policy = Policy(causal, chunk=8).train()
+    policy = PolicyModel(causal, chunk=8).train()
     shard(policy, causal.get_decoder().layers, CPU, half=False)
     return policy
 
 
-def gradient(policy: Policy, rows: list, world: World) -> dict[str, Tensor]:
+def gradient(policy: PolicyModel, rows: list, world: World) -> dict[str, Tensor]:
     """Return the whole gradient of the rows, flat, and the sums that were measured."""
     policy.zero_grad()
     table = batches([samples for samples, _ in rows], places=[place for _, place in rows])

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from configs.losses import LossConfig, RefKlConfig
-from tasks.learner.loss import Objective, Tokens, token_loss
+from tasks.learner.loss import Objective, WeightedTokens, token_loss
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,9 @@ def packed(row, denominators, loss, ref_kl=None):
     segments = torch.tensor([token.segment for token in row], dtype=torch.int64)
     count = 1 + max((token.segment for token in row), default=0)
     objective = Objective(loss, ref_kl or RefKlConfig())
-    total, measured = token_loss(l, torch.zeros_like(l), Tokens(*streams, segments, count), denominators, objective)
+    total, measured = token_loss(
+        l, torch.zeros_like(l), WeightedTokens(*streams, segments, count), denominators, objective
+    )
     total.backward()
     return total.item(), l.grad.tolist(), measured
 

@@ -2,9 +2,11 @@
 
 import pytest
 
-from configs.sections import LearnerConfig, TrainingConfig
+from configs.services import LearnerConfig
+from configs.training import TrainingConfig
 from tasks.learner.client import Learner
-from tests.tasks.learner.test_worker import SAMPLES, batches
+from tests.tasks.learner.packed import batches
+from tests.tasks.learner.test_worker import SAMPLES
 
 pytestmark = pytest.mark.engine
 

@@ -6,8 +6,9 @@ import shutil
 import numpy as np
 import pytest
 
-from configs.sections import LearnerConfig, TrainingConfig
-from storage.adapters import base_in
+from configs.services import LearnerConfig
+from configs.training import TrainingConfig
+from storage.policies.adapters import base_in
 from tasks.learner.digest import over_base, weights_sha256
 from tasks.learner.errors import LearnerError
 from tests.tasks.learner.packed import batches, sample

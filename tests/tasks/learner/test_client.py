@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 from tasks.learner import wire
-from tasks.learner.client import Learner, LearnerError, LearnerLost
-from tasks.learner.errors import NoOptimizerState
+from tasks.learner.client import Learner
+from tasks.learner.errors import LearnerError, LearnerLost, NoOptimizerState
 from tests.waiting import PATIENCE
 
 TABLE = pa.table({"tokens": pa.array([[1, 2], []], pa.list_(pa.int32()))})

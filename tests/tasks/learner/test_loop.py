@@ -112,13 +112,13 @@ def policy_and_split(model_directory):
     from transformers import AutoModelForCausalLM
 
     from tasks.learner import attention
-    from tasks.learner.model import Policy
+    from tasks.learner.model import PolicyModel
 
     attention.register()
     causal = AutoModelForCausalLM.from_pretrained(
         model_directory, dtype=torch.float64, attn_implementation=attention.NAME
     )
-    policy = Policy(causal, chunk=8)
+    policy = PolicyModel(causal, chunk=8)
     return policy, gradient(policy, [[each] for each in SAMPLES])
 
 

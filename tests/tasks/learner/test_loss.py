@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from configs.losses import CispoLoss, DppoLoss, GspoLoss, IpoLoss, PpoLoss, RefKlConfig, TruncatedImportance
-from tasks.learner.loss import Objective, Tokens, token_loss
+from tasks.learner.loss import Objective, WeightedTokens, token_loss
 from tests.tasks.learner.slow_losses import Token, packed
 
 pytestmark = pytest.mark.engine
@@ -149,7 +149,7 @@ def test_the_squared_log_ratio_of_a_masked_token_is_kept():
 @pytest.mark.parametrize("loss", LOSSES, ids=IDS)
 def test_no_tokens_give_a_zero_with_a_graph(loss):
     l = torch.zeros(0, requires_grad=True)  # noqa: E741
-    nothing = Tokens(*(torch.zeros(0),) * 5, torch.zeros(0, dtype=torch.int64), 1)
+    nothing = WeightedTokens(*(torch.zeros(0),) * 5, torch.zeros(0, dtype=torch.int64), 1)
     total, measured = token_loss(l, l.detach(), nothing, {"rl": 5, "ce": 0, "ref_kl": 0}, Objective(loss))
     total.backward()
     assert (total.item(), l.grad.shape) == (0.0, (0,))

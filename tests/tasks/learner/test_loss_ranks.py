@@ -3,7 +3,8 @@
 import pytest
 
 from configs.losses import CispoLoss, CustomLoss, GspoLoss, IpoLoss, PpoLoss, SequenceMask, TruncatedImportance
-from configs.sections import LearnerConfig, TrainingConfig
+from configs.services import LearnerConfig
+from configs.training import TrainingConfig
 from tasks.learner.client import Learner
 from tests.tasks.learner.test_worker import train
 

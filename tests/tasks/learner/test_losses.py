@@ -15,8 +15,8 @@ from configs.losses import (
     SequenceMask,
     TruncatedImportance,
 )
-from tasks.import_paths import code_version
 from tasks.learner.errors import LearnerError
+from tasks.runtime.import_paths import code_version
 from tests.tasks.learner.slow_losses import Token, packed
 
 pytestmark = pytest.mark.engine

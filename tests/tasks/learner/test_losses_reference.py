@@ -154,7 +154,7 @@ def former_dppo(logprobs, q, advantages, rl, num_rl, settings):
 
 @pytest.mark.parametrize("seed", range(5))
 def test_dppo_is_what_it_was_to_the_last_bit(seed):
-    from tasks.learner.loss import Objective, Tokens, token_loss
+    from tasks.learner.loss import Objective, WeightedTokens, token_loss
 
     generator = torch.Generator().manual_seed(seed)
     size = 300 + seed
@@ -171,7 +171,7 @@ def test_dppo_is_what_it_was_to_the_last_bit(seed):
     former = former + (ce * -before / denominators["ce"]).sum()
     former.backward()
     segments = torch.arange(size) // 50
-    tokens = Tokens(q, advantages, rl, ce, none, segments, 7)
+    tokens = WeightedTokens(q, advantages, rl, ce, none, segments, 7)
     loss, measured = token_loss(now, now.detach(), tokens, denominators, Objective(settings))
     loss.backward()
     assert torch.equal(loss, former)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from configs.losses import CustomLoss, DppoLoss
-from tasks.learner.loss import Objective, Tokens, token_loss
+from tasks.learner.loss import Objective, WeightedTokens, token_loss
 from tests.exactly import exactly
 from tests.tasks.learner.slow_losses import Token, packed
 
@@ -20,7 +20,7 @@ def measured(loss, entropies=(0.5, 0.25, 8.0)):
     """Loss and measures of two rl tokens, ratios 2 and 1/2, and one ce token."""
     columns = [[-0.5, -2.0, 0.0], [1.0, -1.0, 0.0], [1.0, 1.0, 0.0], [0.0, 0.0, 1.0], [0.0, 0.0, 0.0]]
     streams = [torch.tensor(column, dtype=torch.float32) for column in columns]
-    tokens = Tokens(*streams, torch.tensor([0, 0, 1]), 2)
+    tokens = WeightedTokens(*streams, torch.tensor([0, 0, 1]), 2)
     logprobs = torch.tensor([-0.5 + math.log(2), -2.0 - math.log(2), -3.0], requires_grad=True)
     return token_loss(logprobs, torch.tensor(entropies), tokens, DENOMINATORS, Objective(loss))
 

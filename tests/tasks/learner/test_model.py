@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from configs.sections import TrainingConfig
+from configs.training import TrainingConfig
 from tasks.learner.errors import LearnerError
 from tasks.learner.model import load_policy, run_row
 from tasks.learner.rows import batches_from_table

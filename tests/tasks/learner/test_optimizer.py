@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from configs.sections import TrainingConfig
+from configs.training import TrainingConfig
 from tasks.learner.distributed import World
-from tasks.learner.model import Policy
+from tasks.learner.model import PolicyModel
 from tasks.learner.optimizer import apply_gradients, clip_gradients, new_optimizer
 
 pytestmark = pytest.mark.engine
@@ -172,7 +172,7 @@ def fill_gradients(policy, seed):
 def load(directory):
     from transformers import AutoModelForCausalLM
 
-    return Policy(AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32), chunk=8)
+    return PolicyModel(AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32), chunk=8)
 
 
 @pytest.fixture

@@ -9,12 +9,13 @@ import pytest
 
 from flows import token_metrics
 from flows.metrics import finite, step_metrics
-from storage.schemas import TOKEN_MASKS, TOKEN_STATISTICS, TRACES, VERDICTS
+from storage.schemas.learner_tables import TOKEN_MASKS, TOKEN_STATISTICS
+from storage.schemas.stage_tables import TRACES, VERDICTS
 from tasks.learner import results
 from tasks.learner.loop import RowStatistics, Totals
 from tasks.learner.measuring import GROUPS
-from tasks.learner.rows import Batch, Row
-from tasks.training import token_tables, updates_table
+from tasks.learner.rows import PackedBatch, Row
+from tasks.training.stage import token_tables, updates_table
 
 pytestmark = pytest.mark.engine
 
@@ -41,7 +42,9 @@ def measured(counts, statistics_=(), **values):
     assert values.keys() <= sums.keys()
     totals = Totals(sums | values, maxima)
     made = results.Measurements(1e-3, 1.0, False, totals, list(statistics_), threads=1, processes=1)
-    (row,) = results.update_rows({"version": 1, "policy_key_in": "p"}, [Batch((), counts)], [made], ["a", "b"], False)
+    (row,) = results.update_rows(
+        {"version": 1, "policy_key_in": "p"}, [PackedBatch((), counts)], [made], ["a", "b"], False
+    )
     return row
 
 

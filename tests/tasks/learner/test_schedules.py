@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.sections import TrainingConfig
+from configs.training import TrainingConfig
 from tasks.learner.schedules import learning_rate
 
 HALF = math.sqrt(0.5)

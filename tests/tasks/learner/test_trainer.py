@@ -7,11 +7,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from configs.sections import LearnerConfig, TrainingConfig
-from storage.schemas import TOKEN_STATISTICS, UPDATES
+from configs.services import LearnerConfig
+from configs.training import TrainingConfig
+from storage.schemas.learner_tables import TOKEN_STATISTICS, UPDATES
 from tasks.learner.digest import weights_sha256
 from tasks.learner.errors import LearnerError, NoOptimizerState
-from tasks.training import token_tables
+from tasks.training.stage import token_tables
 from tests.tasks.learner.packed import batches, changed, padding, sample
 
 pytestmark = pytest.mark.engine

@@ -10,8 +10,10 @@ from contextlib import contextmanager
 import psutil
 import pytest
 
-from configs.sections import LearnerConfig, TrainingConfig
-from tasks.learner.client import Learner, LearnerError, LearnerLost
+from configs.services import LearnerConfig
+from configs.training import TrainingConfig
+from tasks.learner.client import Learner
+from tasks.learner.errors import LearnerError, LearnerLost
 from tasks.learner.launch import command
 from tests.tasks.learner.packed import batches, sample
 from tests.waiting import PATIENCE, until

@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.environments import SeatRule
-from storage.checks import Place, check_rows
-from storage.schemas import DIFFICULTIES
-from tasks.samplers import difficulties
-from tasks.samplers.difficulties import DifficultiesMissing
+from storage.schemas.stage_tables import DIFFICULTIES
+from storage.schemas.validation import RowPlace, check_rows
+from tasks.assignment.samplers import difficulties
+from tasks.assignment.samplers.difficulties import DifficultiesMissing
 from tests.builders import failed, table, trace
 
 EMPTY = DIFFICULTIES.arrow.empty_table()
@@ -28,7 +28,7 @@ def tried(example, rewards, group, **others):
 
 def after(before, *traces):
     found = difficulties.updated(before, table("traces", [one for group in traces for one in group]))
-    check_rows(found, DIFFICULTIES, Place("difficulties"))
+    check_rows(found, DIFFICULTIES, RowPlace("difficulties"))
     return found.to_pylist()
 
 

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from configs.samplers import DifficultyPoolsSampler, StandardSampler
 from configs.sections import AssignmentConfig
-from tasks.samplers import SAMPLERS, Asked
-from tasks.samplers.difficulty_pools import weight_of
-from tasks.walk import digest
+from tasks.arrays.permutation import digest
+from tasks.assignment.samplers import SAMPLERS
+from tasks.assignment.samplers.difficulty_pools import weight_of
+from tasks.assignment.samplers.sampler import SampleRequest
 
 POOLS = DifficultyPoolsSampler()
 HARD, NORMAL, EASY = 0.2, 1.0, 0.2
@@ -19,7 +20,7 @@ HARD, NORMAL, EASY = 0.2, 1.0, 0.2
 
 def asked(count, turns, *, step=0, batch=0, taken=(), difficulties=None, seed=7):
     examples = [f"e{n}" for n in range(count)]
-    return Asked("reverse", examples, turns, seed, step, batch, frozenset(taken), difficulties or {})
+    return SampleRequest("reverse", examples, turns, seed, step, batch, frozenset(taken), difficulties or {})
 
 
 def standard(wanted, shuffle=True):

@@ -1,0 +1,195 @@
+"""What must hold between the sections of a config, so that a run fails before it starts anything and not after."""
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from configs.algorithms import AlgorithmConfig, GroupSection
+from configs.checks.algorithms import crediting_problems
+from configs.checks.assignment import drawing_problems
+from configs.checks.environments import environment_problems
+from configs.checks.evaluation import evaluation_problems
+from configs.checks.teachers import teaching_problems
+from configs.errors import ConfigError
+from configs.filters import TAKEN, CustomFilter, filter_name
+from configs.lora import lora_problems
+from configs.losses import loss_problems
+from configs.replay import redone
+from configs.run import RunConfig
+from configs.training import TrainingConfig
+
+
+def problems(config: RunConfig) -> list[str]:
+    """Return one line for each thing in `config` that cannot work, whatever the machine."""
+    checks = [_training(config), loss_problems(config.training.loss), _filters(config), _shaping(config)]
+    checks += [crediting_problems(config, algorithms(config)), teaching_problems(config, algorithms(config))]
+    checks += [drawing_problems(config, algorithms(config))]
+    if config.kind in ("train", "evaluate"):
+        checks += [environment_problems(config), _sampling(config), evaluation_problems(config)]
+    elif config.kind == "replay" and "rollout" in redone(config.replay):
+        checks.append(environment_problems(config))
+    checks += {"train": [_reinforcement(config)], "sft": [_supervised(config)], "evaluate": [], "replay": []}[
+        config.kind
+    ]
+    return [line for check in checks for line in check]
+
+
+def require(config: RunConfig) -> RunConfig:
+    """Return `config`, or raise ConfigError with all its problems."""
+    found = problems(config)
+    if found:
+        raise ConfigError(found)
+    return config
+
+
+def missing(config: RunConfig) -> list[str]:
+    """Return one line for each file that `config` names and that is absent or does not fit; a policy is a model."""
+    lines = []
+    if not config.model.path and not config.evaluation.policy and not config.external:
+        lines.append("model.path: say which directory (or hub id) holds the starting weights")
+    elif _is_local(config.model.path) and not Path(config.model.path).expanduser().is_dir():
+        lines.append(f"model.path: there is no directory {config.model.path}")
+    data = config.data.path
+    if config.kind == "sft" and data and "://" not in data and not Path(data).expanduser().is_file():
+        lines.append(f"data.path: there is no file {data}")
+    return [*lines, *_too_long(config)]
+
+
+def require_files(config: RunConfig) -> None:
+    """Raise ConfigError where a file that `config` names is missing. Meant to be called before anything starts."""
+    found = missing(config)
+    if found:
+        raise ConfigError(found)
+
+
+def _too_long(config: RunConfig) -> Iterator[str]:
+    file = Path(config.model.path or "no model").expanduser() / "config.json"
+    try:
+        positions = json.loads(file.read_text(encoding="utf-8")).get("max_position_embeddings")
+    except (OSError, ValueError, AttributeError):
+        return  # Not there, or not one that we can judge; whoever loads it says so.
+    key, longest = ("data.max_length", config.data.max_length)
+    if config.kind != "sft":
+        key, longest = ("engine.max_model_len", config.engine.max_model_len)
+    if isinstance(positions, int) and longest > positions:
+        yield f"{key}: {longest} is longer than the model's max_position_embeddings, {positions} ({file})"
+
+
+def _is_local(path: str) -> bool:
+    # A hub id is `owner/name`: relative, of two parts, with nothing of that name here.
+    return path.startswith(("/", ".", "~")) or path.count("/") > 1
+
+
+def _sampling(config: RunConfig) -> Iterator[str]:
+    longest = config.engine.max_model_len
+    if config.rollout.max_tokens >= longest and not config.external:
+        yield (
+            f"rollout.max_tokens: {config.rollout.max_tokens} leaves no room for a prompt within "
+            f"engine.max_model_len {longest}"
+        )
+
+
+def _training(config: RunConfig) -> Iterator[str]:
+    training = config.training
+    if training.decay_steps and training.decay_steps <= training.warmup_steps:
+        yield (
+            f"training.decay_steps: the rate reaches zero at step {training.decay_steps}, "
+            f"before training.warmup_steps {training.warmup_steps} is over"
+        )
+    yield from _schedule(training)
+    yield from lora_problems(training.lora)
+    if any(not 0 <= beta < 1 for beta in training.betas):
+        yield f"training.betas: {training.betas}: each is at least 0 and below 1"
+    if config.packing.data_parallel != config.learner.processes:
+        yield (
+            f"packing.data_parallel: rows are dealt to {config.packing.data_parallel} ranks, but learner.processes is "
+            f"{config.learner.processes}"
+        )
+
+
+def _schedule(training: TrainingConfig) -> Iterator[str]:
+    schedule = training.schedule
+    if schedule.type == "constant" and training.decay_steps:
+        yield f"training.decay_steps: {training.decay_steps}, but training.schedule 'constant' has no decay; take 0"
+    falls = schedule.type in ("cosine", "wsd") or (schedule.type == "linear" and schedule.min_ratio > 0)
+    if falls and not training.decay_steps:
+        yield f"training.decay_steps: training.schedule {schedule.type!r} needs the step at which its decay ends"
+    stable = training.decay_steps - training.warmup_steps
+    if schedule.type == "wsd" and 0 < stable < schedule.final_steps:
+        yield (
+            f"training.schedule.final_steps: a decay of {schedule.final_steps} steps that ends at training.decay_steps "
+            f"{training.decay_steps} begins before training.warmup_steps {training.warmup_steps} is over"
+        )
+    if not training.gradient_checkpointing:
+        if training.checkpoint_every != 1:
+            yield "training.checkpoint_every: without training.gradient_checkpointing no layer is recomputed"
+        if training.offload_activations:
+            yield "training.offload_activations: without training.gradient_checkpointing nothing is offloaded"
+
+
+def _filters(config: RunConfig) -> Iterator[str]:
+    for index, item in enumerate(config.filtering.filters):
+        if isinstance(item, CustomFilter) and item.name in TAKEN:
+            yield f"filtering.filters.{index}.name: {item.name!r} has a meaning of its own in verdicts and metrics"
+    counts = Counter(filter_name(item) for item in config.filtering.filters)
+    for name, count in counts.items():
+        if count > 1:
+            yield f"filtering.filters: {name!r} is there {count} times"
+    if not any(item.type == "errored" for item in config.filtering.filters):
+        yield "filtering.filters: 'errored' may not be left out; errored traces must be in no baseline"
+
+
+def _reinforcement(config: RunConfig) -> Iterator[str]:
+    if config.packing.tokens_per_row < config.engine.max_model_len:
+        yield (
+            f"packing.tokens_per_row: a row of {config.packing.tokens_per_row} tokens cannot hold the longest sample, "
+            f"engine.max_model_len {config.engine.max_model_len}"
+        )
+    if config.rollout.temperature == 0:
+        yield "rollout.temperature: training needs a temperature above 0; at 0 the rollouts of a group are all the same"
+    for index, environment in enumerate(config.environments):
+        if environment.temperature == 0:
+            yield f"environments.{index}.temperature: training needs a temperature above 0"
+
+
+def _shaping(config: RunConfig) -> Iterator[str]:
+    for where, algorithm in algorithms(config):
+        overlong = algorithm.overlong if isinstance(algorithm, GroupSection) else None
+        if overlong is not None and overlong.buffer_tokens > overlong.max_tokens:
+            yield (
+                f"{where}.overlong.buffer_tokens: {overlong.buffer_tokens} is more than max_tokens, "
+                f"{overlong.max_tokens}; the penalty would begin below zero tokens"
+            )
+
+
+def algorithms(config: RunConfig) -> Iterator[tuple[str, AlgorithmConfig]]:
+    """Yield every algorithm that credits rollouts of the run, with where the config names it."""
+    own = config.algorithms
+    if not config.environments or len(own) < len(config.environments):
+        yield "algorithm", config.algorithm
+    for index, environment in enumerate(config.environments):
+        if environment.algorithm is not None:
+            yield f"environments.{index}.algorithm", environment.algorithm
+
+
+def _supervised(config: RunConfig) -> Iterator[str]:
+    if not config.data.path:
+        yield "data.path: a run of kind sft needs a JSONL or Parquet file"
+    if config.packing.tokens_per_row < config.data.max_length:
+        yield (
+            f"packing.tokens_per_row: a row of {config.packing.tokens_per_row} tokens cannot hold the longest sample, "
+            f"data.max_length {config.data.max_length}"
+        )
+    own = ((f"environments.{i}.algorithm", each.algorithm) for i, each in enumerate(config.environments))
+    for where, algorithm in (("algorithm", config.algorithm), *own):
+        if algorithm is not None and algorithm.type != "supervised":
+            yield f"{where}.type: a run of kind sft needs 'supervised'; it is {algorithm.type!r}"
+    if config.evaluation.evaluates_training:
+        yield (
+            "evaluation.every: a run of kind sft has demonstrations in place of environments, so nothing is evaluated "
+            "while it trains; take 0 (in evaluation.sets too), and evaluate any policy that it made with a config that "
+            "has environments: stagecoach eval PRESET --policy RUN:VERSION"
+        )
+    if any(item.type == "zero_advantage" and item.enforce for item in config.filtering.filters):
+        yield "filtering.filters: 'zero_advantage' would leave out every demonstration; none of them has an advantage"

@@ -1,0 +1,197 @@
+"""Registers the deployments of `deploy/prefect.yaml` on a Prefect server, with their work pool, limit and automation."""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from configs.run import RunConfig
+from flows.orchestration import server as prefect_api
+from flows.orchestration.process_setup import mark_crashed
+from flows.orchestration.settings import configured_url
+from storage.store import FORMAT, open_store
+
+FILE = Path(__file__).parents[2] / "deploy" / "prefect.yaml"
+POOL = "stagecoach"
+
+
+class DeployRefused(ValueError):
+    """Nothing was deployed, for a reason that the message names."""
+
+
+def main(pool: str = POOL, store: str = "", slots: int = 1, file: str = "") -> int:
+    """Deploy to the configured server and print what was done; return the exit status.
+
+    `store` is the root that every deployment gets as its default, `slots` how many runs may have an engine or a learner
+    at a time. Raises DeployRefused where no server is configured, PrefectUnreachable where it does not answer.
+    """
+    url = configured_url()
+    if not url:
+        raise DeployRefused(
+            "no Prefect server is configured, nothing was deployed. Start one (prefect server start) and say where it "
+            "is: export PREFECT_API_URL=http://127.0.0.1:4200/api"
+        )
+    prefect_api.probe(url)
+    found = read(Path(file) if file else FILE)
+    from flows.orchestration import deployments as server
+
+    limit = f"{pool}-gpu"
+    print(f"Prefect server {url}")
+    for name in prefect_api.crash_stale_runs(embedded=False):
+        print(f"  flow run {name}: its process is gone, marked as crashed")
+    print(f"  work pool {pool}: {ensure_pool(pool)}")
+    print(f"  limit {limit}: {ensure_limit(limit, slots)}")
+    print(f"  automation {server.AUTOMATION!r}: {ensure_automation()}")
+    root = absolute(store or RunConfig().store)
+    for each in found:
+        print(f"  deployment {register(each, pool, root, limit)}")
+    for name in lost_runs(root):
+        print(f"  run {name} of the store: its process is gone, marked as crashed")
+    print(f"Runs are kept in {root}. Next, on each machine:\n  prefect worker start --pool {pool}")
+    return 0
+
+
+def read(file: Path) -> list[dict[str, Any]]:
+    """Return the deployments that a file describes. Raises DeployRefused where it cannot be read."""
+    try:
+        return list(yaml.safe_load(file.read_text(encoding="utf-8"))["deployments"])
+    except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
+        raise DeployRefused(
+            f"{file} cannot be read as a file of deployments: {type(error).__name__}: {error}. Nothing was deployed. "
+            f"It lies in a checkout of the project; name another with --file"
+        ) from error
+
+
+def absolute(store: str) -> str:
+    """Return a store's root as workers find it: a worker's runs begin in directories of their own."""
+    return store if "://" in store else str(Path(store).expanduser().resolve())
+
+
+def lost_runs(root: str) -> list[str]:
+    """Mark runs of a store on this machine as crashed whose process is gone; return their names. Makes no store."""
+    there = "://" not in root and Path(root, FORMAT).is_file()
+    return mark_crashed(open_store(root)) if there else []
+
+
+def register(described: Mapping[str, Any], pool: str, store: str, limit: str) -> str:
+    """Make or update one deployment; return its full name."""
+    from prefect.flows import EntrypointType
+    from prefect.schedules import Cron
+
+    module, _, name = described["entrypoint"].partition(":")
+    flow = getattr(import_module(module), name)
+    variables = described["work_pool"]["job_variables"]["env"] | {"STAGECOACH_GPU_LIMIT": limit}
+    deployment = flow.to_deployment(
+        described["name"],
+        description=described["description"],
+        parameters={**described["parameters"], "store": store},
+        tags=described["tags"],
+        schedules=[_schedule(Cron, each) for each in described.get("schedules", [])],
+        work_pool_name=pool,
+        job_variables={"env": variables},
+        entrypoint_type=EntrypointType.MODULE_PATH,
+    )
+    deployment.apply()
+    return f"{flow.name}/{described['name']}"
+
+
+def _schedule(cron: Any, described: Mapping[str, Any]) -> Any:
+    others = {name: value for name, value in described.items() if name != "cron"}
+    return cron(described["cron"], **others)
+
+
+AUTOMATION = "stagecoach: mark lost runs as crashed"
+SILENCE = timedelta(minutes=10)
+"""A run without a heartbeat for so long is lost. Runs of a command line send one every three minutes."""
+FORGOTTEN = timedelta(minutes=3)
+"""A slot that is taken although no run is alive, so long after the limit last changed, is freed by nobody else."""
+MADE, THERE, UPDATED = "made", "was there", "updated"
+
+
+def ensure_pool(name: str) -> str:
+    """Make a work pool of processes unless one of that name, of any type, is there."""
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.actions import WorkPoolCreate
+    from prefect.exceptions import ObjectAlreadyExists
+
+    with get_client(sync_client=True) as client:
+        try:
+            client.create_work_pool(WorkPoolCreate(name=name, type="process", description="Runs of Stagecoach"))
+        except ObjectAlreadyExists:
+            return THERE
+    return MADE
+
+
+def ensure_limit(name: str, slots: int) -> str:
+    """Make the limit or set it. Slots that nobody can hold any more are given back.
+
+    Prefect keeps in memory who holds a slot: a server that was killed with the run forgets it, and it stays taken.
+    Otherwise the slot of a dead run is freed a minute later, and must not be given back twice.
+    """
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate, GlobalConcurrencyLimitUpdate
+    from prefect.exceptions import ObjectNotFound
+
+    with get_client(sync_client=True) as client:
+        try:
+            before = client.read_global_concurrency_limit_by_name(name)
+        except ObjectNotFound:
+            client.create_global_concurrency_limit(GlobalConcurrencyLimitCreate(name=name, limit=slots, active=True))
+            return f"{MADE}, {slots}"
+        quiet = before.updated is not None and datetime.now(UTC) - before.updated > FORGOTTEN
+        stuck = before.active_slots > 0 and quiet and not _alive(client)
+        changed = {"limit": slots, "active": True} | ({"active_slots": 0} if stuck else {})
+        client.update_global_concurrency_limit(name, GlobalConcurrencyLimitUpdate(**changed))
+    return f"{THERE}, {slots}" + (", a slot that nobody holds was given back" if stuck else "")
+
+
+def _alive(client: Any) -> bool:
+    """Tell whether any run of ours may be at work."""
+    from prefect.client.schemas.filters import FlowRunFilter
+
+    active = {
+        "tags": {"all_": ["stagecoach"]},
+        "state": {"type": {"any_": ["PENDING", "RUNNING", "CANCELLING", "PAUSED"]}},
+    }
+    return bool(client.read_flow_runs(flow_run_filter=FlowRunFilter.model_validate(active), limit=1))
+
+
+def ensure_automation() -> str:
+    """Make, or bring up to date, what marks a run as crashed whose heartbeat stopped without an end."""
+    from prefect.events.actions import ChangeFlowRunState
+    from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
+
+    ends = {f"prefect.flow-run.{state}" for state in ("Completed", "Failed", "Cancelled", "Crashed", "Paused")}
+    wanted = AutomationCore(
+        name=AUTOMATION,
+        description="The process of such a run was killed, or its machine is gone. Its work is safe: retry the run.",
+        trigger=EventTrigger(
+            after={"prefect.flow-run.heartbeat"},
+            expect={"prefect.flow-run.heartbeat", *ends},
+            match={"prefect.resource.id": "prefect.flow-run.*"},
+            match_related={"prefect.resource.id": "prefect.tag.stagecoach"},
+            for_each={"prefect.resource.id"},
+            posture=Posture.Proactive,
+            threshold=1,
+            within=SILENCE,
+        ),
+        actions=[
+            ChangeFlowRunState(
+                state="CRASHED",
+                message="No heartbeat for 10 minutes: the run's process or machine is gone. What is committed is safe; "
+                "Retry goes on from there.",
+            )
+        ],
+    )
+    from prefect.client.orchestration import get_client
+
+    with get_client(sync_client=True) as client:
+        there = client.read_automations_by_name(AUTOMATION)
+        if there:
+            client.update_automation(there[0].id, wanted)
+            return UPDATED
+        client.create_automation(wanted)
+    return MADE

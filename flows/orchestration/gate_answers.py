@@ -1,0 +1,197 @@
+"""Gates that a person answers: what is shown of a batch, and the flow run that waits for the answer."""
+
+import json
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from flows.orchestration.states import RunCancelled
+from flows.reporting.artifacts import artifact_key, escaped, number
+from flows.viewer.texts import cut, visible
+from tasks.gate.stage import Answer, Approve, Question, Shown
+from tasks.metrics.figures import MEANINGS, Figures
+
+ASK_SECONDS = 2.0
+PREFECT_SECONDS = 600
+"""Prefect waits so much longer than we do: once its own time is over, it takes no other end of the run than its own."""
+_log = logging.getLogger("stagecoach")
+
+
+class Unanswered(ValueError):
+    """Nobody said whether a batch may be trained on."""
+
+
+@dataclass(frozen=True)
+class Paused:
+    """The run that waits."""
+
+    run: str
+    store: str
+
+    @property
+    def resume(self) -> str:
+        """The command that goes on with it."""
+        return f"stagecoach resume {self.run} --store {self.store}"
+
+
+def answer_lines(page: str, key: str, description: str) -> None:
+    """Show a page as an artifact of the flow run around; a Prefect that fails is only told of."""
+    import httpx
+    from prefect.artifacts import create_markdown_artifact
+
+    try:
+        create_markdown_artifact(page, key=key, description=description)
+    except httpx.HTTPError as problem:
+        _log.warning("the summary of the batch is not shown in Prefect: %s", problem)
+
+
+def wait_for_answer(
+    paused: Paused, question: Question, page: str, clock: Callable[[], float] = time.monotonic
+) -> Answer:
+    """Pause the flow run around, with a form under `page`, and return what a person answers.
+
+    The pause carries the question's key: what was answered before a process died is taken by the same flow run when it
+    is tried again. Raises Unanswered after `question.timeout_seconds` or where the run cannot wait, RunCancelled.
+    """
+    from prefect.client.orchestration import get_client
+    from prefect.runtime import flow_run
+
+    if not flow_run.id:
+        raise Unanswered(_advice(paused, question, "there is no flow run in which a person could be asked"))
+    form = approval_form(page)
+    deadline = clock() + question.timeout_seconds
+    with get_client(sync_client=True) as client:
+        state, keyset = _pause(client, flow_run.id, question)
+        if state.is_paused():
+            form.save(keyset)
+        while state.is_paused() and clock() < deadline:
+            time.sleep(min(ASK_SECONDS, question.timeout_seconds))
+            state = _state(client, flow_run.id) or state
+    if state.is_running():
+        given = form.load(keyset)
+        return Answer(given.approve, given.by, given.reason)
+    raise _ended(paused, question, state)
+
+
+def approval_form(page: str) -> Any:
+    """Return the form that Prefect shows: a subclass of its RunInput, with the page above it."""
+    from prefect.input import RunInput
+    from pydantic import Field
+
+    class Approval(RunInput):
+        approve: bool = Field(description="on: the batch is trained on; off: the run stops here and can be resumed")
+        by: str = Field(min_length=1, description="your name; it stands in the decision")
+        reason: str = Field("", description="why; it stands in the decision")
+
+    return Approval.with_initial_data(description=page)
+
+
+def _pause(client: Any, flow_run_id: Any, question: Question) -> tuple[Any, Any]:
+    """Bring the flow run into the paused state; return the state it is in then, and under which keys input comes."""
+    from prefect import states
+    from prefect.input import keyset_from_paused_state
+    from prefect.utilities.engine import propose_state_sync
+
+    seconds = math.ceil(question.timeout_seconds) + PREFECT_SECONDS
+    wanted = states.Paused(timeout_seconds=seconds, reschedule=False, pause_key=question.key)
+    keyset = keyset_from_paused_state(wanted)
+    wanted.state_details.run_input_keyset = keyset
+    return propose_state_sync(client, wanted, flow_run_id=flow_run_id), keyset
+
+
+def _state(client: Any, flow_run_id: Any) -> Any:
+    """Return the flow run's state; None while the API does not answer, which ends no wait."""
+    import httpx
+
+    try:
+        return client.read_flow_run(flow_run_id).state
+    except httpx.HTTPError:
+        return None
+
+
+def _ended(paused: Paused, question: Question, state: Any) -> ValueError:
+    if state.is_cancelling() or state.is_cancelled():
+        return RunCancelled(
+            f"cancelled while step {question.step} waited for approval. Everything done so far is safe in "
+            f"{paused.store}; go on with: {paused.resume}"
+        )
+    waited = f"nobody answered within gate.timeout_seconds, {question.timeout_seconds:g}"
+    return Unanswered(_advice(paused, question, waited if state.is_paused() else f"the flow run is {state.name}"))
+
+
+def _advice(paused: Paused, question: Question, what: str) -> str:
+    return (
+        f"step {question.step} waits for approval and {what}. Nothing was trained on its batch; the batch and all "
+        f"before it are safe. To be asked again: {paused.resume}; to go on without asking: {paused.resume} "
+        f"gate.type=none"
+    )
+
+
+LONGEST_TEXT = 1500
+"""Characters of a message that are shown."""
+
+
+def approval(run: str, store: str, tell: Callable[..., None]) -> Approve:
+    """Return what asks a person about a batch of `run` through the Prefect flow run around it; see `pauses`.
+
+    `tell` lets those who watch the run see how to answer.
+    """
+    return partial(_ask, Paused(run, store), tell)
+
+
+def _ask(paused: Paused, tell: Callable[..., None], question: Question) -> Answer:
+    page = summary(paused.run, question)
+    answer_lines(
+        page, artifact_key("gate", paused.run), f"Step {question.step} of run {escaped(paused.run)} waits for approval"
+    )
+    tell("note", text=f"step {question.step} waits for approval: {answer_command(paused.run, paused.store)}")
+    return wait_for_answer(paused, question, page)
+
+
+def answer_command(run: str, store: str) -> str:
+    """Return the command that answers without a browser."""
+    return f"stagecoach gate {run} --approve (or --refuse) --store {store}"
+
+
+def summary(run: str, question: Question) -> str:
+    """Return a batch as markdown: its figures, then a few rollouts with their texts."""
+    head = [
+        f"# {escaped(run)}, step {question.step}: may this batch be trained on?",
+        "",
+        *figures_table(question.figures),
+    ]
+    return "\n".join([*head, *(line for shown in question.rollouts for line in _rollout(shown))])
+
+
+def figures_table(figures: Figures) -> list[str]:
+    """Return figures as the lines of a markdown table, each with its meaning."""
+    rows = [f"| {escaped(name)} | {number(value)} | {escaped(MEANINGS[name])} |" for name, value in figures.items()]
+    return ["| figure | value | what it is |", "|---|---:|---|", *rows]
+
+
+def _rollout(shown: Shown) -> list[str]:
+    lines = ["", f"## {shown.label}: reward {number(shown.reward)} ({escaped(shown.trace_id)})"]
+    for role, text in shown.messages:
+        head, more = cut(text, LONGEST_TEXT)
+        begun = visible(head) + (f" ... ({more} more)" if more else "")
+        # An indented block shows a model's text as it is, whatever marks it holds.
+        lines += ["", f"{escaped(role)}:", "", *(f"    {line}" for line in begun.split("\n"))]
+    return lines
+
+
+def decision_lines(rows: list[Mapping[str, Any]]) -> list[str]:
+    """Return decisions as lines for a terminal, the oldest first; each row carries its step."""
+    return [
+        f"step {row['step']}: {'approved' if row['approved'] else 'refused'} by {row['decided_by']}"
+        f"{': ' + row['reason'] if row['reason'] else ''} ({_brief(row['figures'])})"
+        for row in rows
+    ]
+
+
+def _brief(figures: str) -> str:
+    found = json.loads(figures)
+    return ", ".join(f"{name} {number(found.get(name))}" for name in ("num_traces", "trainable_ratio", "reward_mean"))

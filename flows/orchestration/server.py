@@ -1,0 +1,294 @@
+"""The Prefect API of a run: the one that the user configured, or an embedded server that goes with the process.
+
+    api = prefect_api.begin(directory)   # before anything imports Prefect; returns in a fraction of a second
+    ...                                  # start the other services meanwhile
+    api.wait()                           # the API answers; runs of dead processes are marked as crashed
+
+or `with prefect_api.prefect_api(directory) as api: ...` for both at once. The embedded server ends when the process
+does, after Prefect has sent its last logs and events: ended earlier, Prefect would wait for it for most of a minute.
+"""
+
+import atexit
+import os
+import signal
+import socket
+import ssl
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from flows.orchestration import server_process as prefect_server
+from flows.orchestration.settings import configured_url, embedded_settings, server_settings
+from flows.processes.ownership import identity, is_alive
+from flows.processes.service import Handle, ServiceSpec
+from flows.processes.services import Supervisor
+
+PROBE_SECONDS = 5.0
+BIND_SECONDS = 30.0
+TERMINATED = 128 + signal.SIGTERM
+STALE_STATES = ("RUNNING", "PAUSED", "CANCELLING")
+
+
+class PrefectUnreachable(ValueError):
+    """The configured Prefect API does not answer, or something else answers in its place."""
+
+
+class PrefectApi:
+    """The API of this process: its address, whether it is ours, and how to wait for it."""
+
+    def __init__(self, url: str, handle: Handle | None) -> None:
+        self.url = url
+        self.embedded = handle is not None
+        self._handle = handle
+
+    @property
+    def ui_url(self) -> str:
+        """Where to look at runs in a browser."""
+        return self.url.removesuffix("/").removesuffix("/api")
+
+    def wait(self) -> "PrefectApi":
+        """Wait until the API answers, then mark runs of dead processes as crashed; return itself.
+
+        Raises PrefectUnreachable for a configured API, ServiceFailed for the embedded one.
+        """
+        if self._handle is None:
+            probe(self.url)
+        else:
+            import_module("prefect.client.orchestration")  # takes a second, and the server needs some more
+            self._handle.wait()
+        crash_stale_runs(embedded=self.embedded)
+        return self
+
+
+def begin(directory: Path, startup_seconds: float = 180.0) -> PrefectApi:
+    """Choose the API and set this process's environment for it; start the embedded server if it is to be that.
+
+    `directory` holds the server's database and log for all runs. Must come before Prefect is imported, except where
+    the API is configured (a worker's process, say). Called again, it returns the server that it started before.
+    """
+    global _embedded
+    if _embedded is not None:
+        return _embedded
+    if url := configured_url():
+        return PrefectApi(url, None)
+    assert "prefect" not in sys.modules, "prefect_api.begin comes before the first import of prefect"
+    directory = Path(directory).absolute()
+    directory.mkdir(parents=True, exist_ok=True)
+    supervisor = Supervisor("prefect", directory)
+    atexit.register(_end, supervisor, directory)  # registered before Prefect's own, so called after them
+    os.environ |= embedded_settings(directory, "")
+    handle = supervisor.__enter__().start(_server(directory, startup_seconds))
+    api_url = f"{_bound_url(handle)}/api"
+    os.environ |= embedded_settings(directory, api_url)
+    _embedded = PrefectApi(api_url, handle)
+    return _embedded
+
+
+_embedded: PrefectApi | None = None
+"""The server that this process has started: it lives as long as the process, so there is one."""
+
+
+@contextmanager
+def prefect_api(directory: Path, startup_seconds: float = 180.0) -> Iterator[PrefectApi]:
+    """Give the Prefect API of this process, answering; SIGTERM inside is Prefect's to report."""
+    api = begin(directory, startup_seconds)
+    with termination_reported():
+        yield api.wait()
+
+
+@contextmanager
+def termination_reported() -> Iterator[None]:
+    """Within the block, SIGTERM ends the process in order, with status 143; a flow called here is reported as crashed.
+
+    Prefect hands the signal on to the handler that was there before, before it reports the crash: with the default
+    handler the process would be dead by then. Does nothing outside the main thread.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, _terminate)
+    try:
+        yield
+    except BaseException as ended:
+        if is_termination(ended):
+            raise SystemExit(TERMINATED) from ended
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _terminate(*_: object) -> None:
+    """End the process in order, unless this is Prefect that hands the signal on while it sees to the flow's end."""
+    if not is_termination(sys.exc_info()[1]):
+        raise SystemExit(TERMINATED)
+
+
+def is_termination(problem: BaseException | None) -> bool:
+    """Tell whether this is what Prefect raises in a flow at SIGTERM; by name, for it may not be imported."""
+    return type(problem).__name__ == "TerminationSignal"
+
+
+def is_shared() -> bool:
+    """Tell whether this process reports to a server that others use too, not to an embedded one or to none."""
+    return _embedded is None and bool(configured_url())
+
+
+def current_flow_run() -> str | None:
+    """Return the id of the flow run that this is called in; None outside of one.
+
+    Does not import Prefect: nobody runs a flow who has not, and importing it settles its API.
+    """
+    if "prefect" not in sys.modules:
+        return None
+    from prefect.runtime import flow_run
+
+    return str(flow_run.id) if flow_run.id else None
+
+
+def run_tags(run_name: str, store: str = "") -> list[str]:
+    """Return the tags of a flow run of this process: its run, its store, and what `crash_stale_runs` reads back."""
+    process, started = identity().split(":")
+    mine = f"process:{socket.gethostname()}/{_boot()}/{process}/{started}"
+    return ["stagecoach", f"run:{run_name}", *([f"store:{store}"] if store else []), mine]
+
+
+def process_of(tags: Iterable[str]) -> tuple[str, str, str] | None:
+    """Return host, boot and identity (`<pid>:<start time>`) of a tagged run's process; None where no tag says."""
+    for tag in tags:
+        if tag.startswith("process:") and tag.count("/") == 3:
+            host, boot, process, started = tag.removeprefix("process:").split("/")
+            return host, boot, f"{process}:{started}"
+    return None
+
+
+def cancelled(flow_run_id: Any) -> bool:
+    """Tell whether someone asked, in the UI or on the command line, that a flow run be cancelled.
+
+    Prefect does not end runs that no worker started: ask between stages. An API that does not answer says no, and so
+    does having no flow run.
+    """
+    if flow_run_id is None:
+        return False
+    import httpx
+    from prefect.client.orchestration import get_client
+
+    try:
+        with get_client(sync_client=True) as client:
+            state = client.read_flow_run(flow_run_id).state
+    except httpx.HTTPError:
+        return False  # the run's data do not depend on the API, so its life must not
+    return state is not None and (state.is_cancelling() or state.is_cancelled())
+
+
+def crash_stale_runs(embedded: bool) -> list[str]:
+    """Mark runs as crashed that say they run although their process is gone; return their names.
+
+    A process that was killed cannot report its end. Runs of other hosts cannot be judged from here and are left alone.
+    """
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.filters import FlowRunFilter
+    from prefect.states import Crashed
+
+    stale = {"tags": {"all_": ["stagecoach"]}, "state": {"type": {"any_": list(STALE_STATES)}}}
+    names = []
+    with get_client(sync_client=True) as client:
+        for run in client.read_flow_runs(flow_run_filter=FlowRunFilter.model_validate(stale)):
+            if is_gone(run.tags, embedded):
+                client.set_flow_run_state(run.id, Crashed(message="The process of this run is gone."), force=True)
+                names.append(run.name)
+    return names
+
+
+def is_gone(tags: Iterable[str], embedded: bool) -> bool:
+    """Tell from a run's tags whether its process is certainly gone.
+
+    After a reboot of this host it is. But a shared API may know two machines of one name, so that only an embedded
+    server's runs are judged by the boot.
+    """
+    found = process_of(tags)
+    if found is None or found[0] != socket.gethostname():
+        return False
+    _, boot, process = found
+    return embedded if boot != _boot() else not is_alive(process)
+
+
+def probe(url: str, seconds: float = PROBE_SECONDS) -> None:
+    """Ask a configured API for its health, with the user's credentials; raise PrefectUnreachable if it has none."""
+    import httpx
+    from prefect.settings import get_current_settings
+
+    api = get_current_settings().api
+    headers = {"Authorization": f"Bearer {api.key.get_secret_value()}"} if api.key else {}
+    login = api.auth_string.get_secret_value().partition(":") if api.auth_string else None
+    verify = False if api.tls_insecure_skip_verify else ssl.create_default_context(cafile=api.ssl_cert_file or None)
+    advice = (
+        "Nothing was started and nothing is lost: start that server or correct the URL (it ends in /api), "
+        "or unset PREFECT_API_URL to have one started for the run"
+    )
+    try:
+        auth = (login[0], login[2]) if login else None
+        answer = httpx.get(f"{url.rstrip('/')}/health", timeout=seconds, headers=headers, auth=auth, verify=verify)
+    except (httpx.HTTPError, httpx.InvalidURL, OSError) as problem:
+        raise PrefectUnreachable(f"the Prefect API at {url} does not answer: {problem}. {advice}") from problem
+    if not answer.is_success:
+        raise PrefectUnreachable(f"what answers at {url} is no Prefect API: status {answer.status_code}. {advice}")
+
+
+def _end(supervisor: Supervisor, directory: Path) -> None:
+    """End the embedded server; of its files only the log stays, until the next start."""
+    supervisor.close()
+    _remove(*directory.glob(f"server-{os.getpid()}.[jp]*"))
+
+
+def _server(directory: Path, startup_seconds: float) -> ServiceSpec:
+    """Describe the embedded server of this process; several processes may share the directory."""
+    mine = f"server-{os.getpid()}"
+    for left in directory.glob("server-*.*"):
+        if not Path("/proc", left.stem.removeprefix("server-")).exists():
+            _remove(left)
+    report, port = directory / f"{mine}.json", directory / f"{mine}.port"
+    _remove(port)
+    return ServiceSpec(
+        name="prefect",
+        argv=[sys.executable, "-P", prefect_server.__file__, str(report), str(port)],
+        env=server_settings(),
+        report=report,
+        log=directory / f"{mine}.log",
+        ready=_answers,
+        startup_seconds=startup_seconds,
+        max_restarts=5,
+        grace_seconds=5.0,
+    )
+
+
+def _remove(*paths: Path) -> None:
+    for path in paths:
+        path.unlink(missing_ok=True)
+
+
+def _answers(report: dict[str, Any]) -> bool:
+    """Ask the embedded server for its health; a refused connection raises and means not yet."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # loopback goes through no proxy
+    with opener.open(f"{report['url']}/api/health", timeout=PROBE_SECONDS) as answer:
+        return bool(answer.status == 200)
+
+
+def _bound_url(handle: Handle) -> str:
+    """Return the address that the server has bound, long before it answers."""
+    deadline = time.monotonic() + BIND_SECONDS
+    while (report := handle.reported()) is None:
+        if time.monotonic() > deadline or not handle.alive:
+            return str(handle.wait()["url"])  # says what went wrong
+        time.sleep(0.01)
+    return str(report["url"])
+
+
+def _boot() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()[:13]

@@ -1,0 +1,1 @@
+"""Replays: recorded steps again, from a stage on, with other settings."""

@@ -1,0 +1,283 @@
+"""The config of a replay: that of the recorded run with the requested settings laid over it, checked."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from configs.checks.teachers import scores
+from configs.errors import ConfigError
+from configs.load import load
+from configs.replay import ORDER, ReplayConfig, needs_weights, redone
+from configs.resolve import reopened, resolve
+from configs.run import RunConfig, content
+from flows.graders import grader_digest
+from flows.recorded import Recorded, RecordedStep, recorded_by, trace_ids
+from flows.replays.request import (
+    ReplayRequest,
+    as_begun,
+    first_stage,
+    names_weights,
+    refuse_unread,
+    refuse_what_options_say,
+    step_range,
+)
+from flows.replays.sources import refuse_removed
+from flows.replays.steps import chosen_steps
+from flows.runtime.policies import whole_weights
+from flows.runtime.prepare import nothing_started, recorded_config, require_same
+from flows.runtime.teacher_versions import reopened_teachers, teacher_facts
+from flows.runtime.versions import config_versions, directory_digest, has_cuda, model_directory
+from storage.keys import content_key
+from storage.read.frames import existing_store
+from storage.refs import Entry
+from storage.store import Store
+from tasks.advantage.stage import STAGE
+
+
+def refuse_lost_state(config: RunConfig, recorded: Recorded) -> None:
+    """Raise ConfigError where a replay would go on from state that was not recorded, or that other settings made.
+
+    A cold start, or a baseline that two settings had a hand in, would look healthy and be wrong.
+    """
+    replay = config.replay
+    if not replay.first_step or STAGE.name not in redone(replay):
+        return
+    entry = recorded.credits_before(replay.first_step)
+    if lines := list(_lost(config, entry)):
+        raise ConfigError(lines)
+
+
+def refuse_unfit_state(store: Store, config: RunConfig, recorded: Recorded) -> None:
+    """Raise ConfigError where a replay would go on from state that rollouts in quarantine have gone into.
+
+    Leaving them out of the steps that it goes through would not take them out of what these go on from.
+    """
+    replay = config.replay
+    if not (config.stateful and replay.first_step and STAGE.name in redone(replay)):
+        return
+    unfit = {name for each in store.quarantines.all() for name in each.trace_ids}
+    for judged in recorded.judged_before(replay.first_step) if unfit else ():
+        verdicts = store.read(judged.slices("verdicts"), ["trace_id", "keep"])
+        if found := unfit & {*verdicts.filter(verdicts["keep"])["trace_id"].to_pylist()}:
+            raise ConfigError(
+                [
+                    f"--steps: the state that step {replay.first_step} goes on from holds {len(found)} rollout(s) of "
+                    f"step {judged.step} that are in quarantine now, first {min(found)}. Begin at step 0 (without "
+                    "--steps), which leaves them out of it, or keep them (--no-quarantine)"
+                ]
+            )
+
+
+def _lost(config: RunConfig, entry: Entry | None) -> Iterator[str]:
+    first, run = config.replay.first_step, config.replay.run
+    for environment in [each.name for each in config.environments] or [""]:
+        algorithm = config.algorithm_of(environment)
+        if not algorithm.stateful or (entry is not None and _credited_by(entry, environment) == content(algorithm)):
+            continue
+        yield (
+            f"--steps: environment {environment!r} is credited by {algorithm.type}, which goes on from the state after "
+            f"step {first - 1}, and run {run!r} recorded none under these settings. Begin at step 0 (without --steps), "
+            "or choose the settings of the run or an algorithm without state"
+        )
+
+
+def _credited_by(entry: Entry, environment: str) -> object:
+    """Return the section of the algorithm that credited an environment's rollouts in recorded work."""
+    return entry.section.get("algorithms", {}).get(environment, entry.section.get("advantage"))
+
+
+def prepare_replay(asked: ReplayRequest) -> RunConfig:
+    """Return the resolved config of a new replay, or of the replay of that name, to go on with it.
+
+    Raises ConfigError where the run, a step or a stage is not there, a setting means nothing to the stages done again,
+    or the config does not hold together. Nothing is started or written.
+    """
+    with nothing_started():
+        refuse_what_options_say(asked.overrides)
+        store = existing_store(asked.store or RunConfig().store)
+        begun = recorded_config(store, asked.name)
+        asked = as_begun(asked, begun)
+        source = source_config(store, asked.run, begun)
+        recorded = recorded_by(store, asked.run)
+        requested = _requested(store, begun, source, recorded, asked)
+        refuse_unread(requested, asked.overrides, bool(source.data.path))
+        steps = chosen_steps(requested.replay, recorded)
+        _refuse_lost_scores(requested, steps)
+        _require_vocabulary(requested)
+        config = _resolved(_with_weights(store, _named(_bounded(requested, steps)), steps[0]))
+        refuse_lost_state(config, recorded)
+        if asked.quarantine and begun is None:
+            refuse_unfit_state(store, config, recorded)
+        known = recorded_config(store, config.name)
+        if known is not None:
+            require_same(known, config)
+        return config
+
+
+def source_config(store: Store, run: str, begun: RunConfig | None = None) -> RunConfig:
+    """Return the config of the run to be replayed; raises ConfigError where there is none to be gone through again.
+
+    `begun` is the replay that is to go on, if any.
+    """
+    config = recorded_config(store, run)
+    if config is None:
+        raise ConfigError([f"store {store.root.address}: there is no run {run!r}; {store.runs.like(run)}"])
+    if config.kind == "evaluate":
+        raise ConfigError([f"run {run!r} is an evaluation: it has no steps to go through again; replay a training run"])
+    refuse_removed(store, run, begun)
+    return config
+
+
+def _requested(
+    store: Store, begun: RunConfig | None, source: RunConfig, recorded: Recorded, asked: ReplayRequest
+) -> RunConfig:
+    """Return the recorded config, of a replay that goes on its own, with what was asked for laid over it."""
+    # What the source was called, and what it went through again, is its own.
+    own = {"kind": "replay", "name": asked.name, "replay": ReplayConfig().model_dump(mode="json")}
+    own["store"] = asked.store or RunConfig().store
+    changed = load((), asked.overrides, base=(begun or source).model_dump(mode="json") | own)
+    first, last = step_range(asked.steps)
+    steps = {step: past for step, past in recorded.steps.items() if first <= step and (last is None or step < last)}
+    touching, standing = _quarantines(store, steps) if asked.quarantine else ((), False)
+    begin = first_stage(source, changed, asked, standing)
+    settings: dict[str, Any] = {
+        "run": asked.run,
+        "from_stage": begin,
+        "until": asked.until or "training",
+        "first_step": first,
+        "last_step": last,
+        "policies": asked.policies or "own",
+        "regrade": asked.regrade,
+        "graders": grader_digest(changed.environments) if asked.regrade else "",
+    }
+    settings["weights"] = _weights(begun, changed, asked)
+    if begun is not None:  # its rows would otherwise be of two kinds
+        touching = begun.replay.quarantines
+    elif asked.quarantine and begin in ("assignment", "rollout"):  # what is sampled may be found, and be another's
+        touching = tuple(sorted(each.quarantine for each in store.quarantines.all()))
+    settings["quarantines"] = touching
+    # Loaded once more, for the messages about what is misspelt.
+    requested = load((), (), base=changed.model_dump(mode="json") | {"replay": settings})
+    if not redone(requested.replay):
+        until = requested.replay.until
+        raise ConfigError([f"replay: --until {until} comes before --from {begin}; the order is {', '.join(ORDER)}"])
+    return requested
+
+
+def _weights(begun: RunConfig | None, changed: RunConfig, asked: ReplayRequest) -> str:
+    """Return the digest of the weights to start from where they are not the recorded ones; else empty."""
+    if names_weights(asked.overrides):
+        return directory_digest(model_directory(changed.model.path))
+    return begun.replay.weights if begun is not None else ""
+
+
+def _quarantines(store: Store, steps: dict[int, RecordedStep]) -> tuple[tuple[str, ...], bool]:
+    """Return the ids of the quarantines that name a rollout of these steps, sorted, and whether the recorded filtering
+    kept such a rollout."""
+    findings = store.quarantines.all()
+    if not findings:
+        return (), False
+    named = {trace_id for each in findings for trace_id in each.trace_ids}
+    sampled = {
+        name for past in steps.values() for entry in past.of("rollout").values() for name in trace_ids(store, entry)
+    }
+    kept = {name for past in steps.values() for name in _kept(store, past)}
+    touching = {each.quarantine for each in findings if not sampled.isdisjoint(each.trace_ids)}
+    return tuple(sorted(touching)), bool(named & kept)
+
+
+def _kept(store: Store, past: RecordedStep) -> list[str]:
+    if "filtering" not in past.work:
+        return []
+    verdicts = store.read(past.work["filtering"].slices("verdicts"), ["trace_id", "keep"])
+    return [str(name) for name in verdicts.filter(verdicts["keep"])["trace_id"].to_pylist()]
+
+
+def _refuse_lost_scores(requested: RunConfig, steps: list[RecordedStep]) -> None:
+    """Refuse to sample anew what was scored again: the old scores would be back without a word."""
+    if "rollout" in redone(requested.replay) and any("regrade" in past.work for past in steps):
+        run, origin = requested.replay.run, next(past.work["rollout"] for past in steps).outputs[0].run
+        raise ConfigError(
+            [
+                f"--from {requested.replay.from_stage}: the rollouts of {run!r} were scored anew, which it would lose; "
+                f"use --from filtering to keep those scores, or replay {origin!r} to sample anew"
+            ]
+        )
+
+
+def _require_vocabulary(requested: RunConfig) -> None:
+    """Refuse to filter without knowing the vocabulary: rollouts that were imported need not have come with it."""
+    if requested.model.vocab_size or (needs_weights(requested.replay) and requested.replay.weights):
+        return  # weights that are brought in say it
+    kinds = {each.type for each in requested.filtering.filters}
+    if "filtering" in redone(requested.replay) and "gibberish" in kinds:
+        raise ConfigError(
+            [
+                f"model.vocab_size: run {requested.replay.run!r} recorded none, which filter gibberish needs; say "
+                f"it (--set model.vocab_size=N), or name the weights (--set model.path=DIRECTORY)"
+            ]
+        )
+
+
+def _bounded(requested: RunConfig, steps: list[RecordedStep]) -> RunConfig:
+    """Say which steps are meant, also when the source goes on meanwhile."""
+    bounds = {"first_step": steps[0].step, "last_step": steps[-1].step + 1}
+    replay = requested.replay.model_copy(update=bounds)
+    return requested.model_copy(update={"replay": replay, "steps": len(steps)})
+
+
+def _named(requested: RunConfig) -> RunConfig:
+    """Give a replay without a name one that the same replay of the same run has again, so that it finds what it did."""
+    if requested.name:
+        return requested
+    replay = requested.replay
+    asked = {"content": content(requested, in_place=True), "replay": replay.model_dump(mode="json")}
+    digest = content_key(asked)
+    return requested.model_copy(update={"name": f"{replay.run}-{replay.from_stage}-{digest[:8]}"})
+
+
+def _with_weights(store: Store, requested: RunConfig, first: RecordedStep) -> RunConfig:
+    """Let model.path name the weights that the replay starts from: in the store, as soon as they are there."""
+    replay = requested.replay
+    if not needs_weights(replay):
+        return requested
+    policy = first.policy
+    if replay.weights:
+        imported = store.ledger.entries(run=requested.name, stage="policy_import")
+        if not imported:
+            return requested
+        policy = imported[0]  # the directory they came from may be gone
+    if policy is None:
+        raise ConfigError(
+            [
+                f"model.path: run {replay.run!r} recorded no weights; say which to start from (--set "
+                f"model.path=DIRECTORY), or stop before training (--until packing)"
+            ]
+        )
+    path = str(whole_weights(store, policy.key))
+    return requested.model_copy(update={"model": requested.model.model_copy(update={"path": path})})
+
+
+def _resolved(requested: RunConfig) -> RunConfig:
+    """Take the versions of what computes again from this machine: they are not the recorded ones."""
+    again = redone(requested.replay)
+    updates: dict[str, Any] = {}
+    if "training" in again:
+        updates["training"] = requested.training.model_copy(update={"version": ""})
+    if "rollout" in again or scores(requested):
+        updates["engine"] = requested.engine.model_copy(update={"version": ""})
+    if "rollout" in again or requested.replay.regrade:
+        updates["environments"] = tuple(each.model_copy(update={"version": ""}) for each in requested.environments)
+    opened = reopened_teachers(reopened(requested.model_copy(update=updates), again))
+    config = resolve(opened, config_versions(requested) | teacher_facts(opened))
+    _require_device(config)
+    return config
+
+
+def _require_device(config: RunConfig) -> None:
+    if "training" in redone(config.replay) and config.training.device == "cuda" and not has_cuda():
+        raise ConfigError(
+            [
+                "training.device: recorded as cuda, and this machine has none; replay with --set training.device=cpu "
+                "training.dtype=float32 (other weights will come out), or stop before training (--until packing)"
+            ]
+        )

@@ -1,0 +1,195 @@
+"""What somebody asks of a replay: which run, stages and steps, which settings; and what cannot be asked."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from configs.checks.environments import OF_OUR_SERVERS
+from configs.checks.teachers import scores
+from configs.environments import SeatRule
+from configs.errors import ConfigError
+from configs.replay import ORDER, StageName, needs_weights, redone
+from configs.run import RunConfig, View
+from tasks.advantage import reference
+from tasks.advantage import stage as advantage
+from tasks.assignment import stage as assignment
+from tasks.filtering import stage as filtering
+from tasks.packing import stage as packing
+from tasks.rollout import demonstration
+from tasks.rollout import stage as rollout
+from tasks.runtime.stage import Stage
+from tasks.training import stage as training
+
+STAGES: dict[str, Stage] = {
+    "assignment": assignment.STAGE,
+    "rollout": rollout.STAGE,
+    "filtering": filtering.STAGE,
+    "advantage": advantage.STAGE,
+    "packing": packing.STAGE,
+    "training": training.STAGE,
+}
+SERVICES = {"learner": "training", "gate": "training", "engine": "rollout"}
+"""Sections that no key of a stage holds, by the stage that has a use for them."""
+ANYWAY = ("prefect", "wandb")
+REGRADED = ("taskset", "harness", "runtime")
+"""What of an environment its reward functions may see."""
+SAMPLED = ("env", "seats", "harness", "runtime", "max_turns", "temperature", "address", *OF_OUR_SERVERS)
+"""What of an environment may change while its examples and assignments are the recorded ones."""
+
+
+@dataclass(frozen=True)
+class ReplayRequest:
+    """What somebody wants of a replay, as given; empty leaves the choice to us."""
+
+    run: str
+    from_stage: str = ""
+    until: str = ""
+    steps: str = ""
+    overrides: Sequence[str] = ()
+    name: str = ""
+    store: str = ""
+    policies: str = ""
+    regrade: bool = False
+    quarantine: bool = True
+
+
+def as_begun(asked: ReplayRequest, begun: RunConfig | None) -> ReplayRequest:
+    """Fill in, of a replay that goes on, what it was asked for when it began, as far as it is not said again."""
+    if begun is None:
+        return asked
+    if begun.kind != "replay":
+        raise ConfigError([f"name: {begun.name!r} is a run of kind {begun.kind}; give the replay a name of its own"])
+    replay = begun.replay
+    if not asked.quarantine and replay.quarantines:
+        raise ConfigError(
+            [f"--no-quarantine: {begun.name!r} began without the rollouts in quarantine; give another replay its name"]
+        )
+    return replace(
+        asked,
+        run=asked.run or replay.run,
+        from_stage=asked.from_stage or replay.from_stage,
+        until=asked.until or replay.until,
+        steps=asked.steps or f"{replay.first_step}:{replay.last_step}",
+        policies=asked.policies or replay.policies,
+        regrade=asked.regrade or replay.regrade,
+    )
+
+
+def step_range(text: str) -> tuple[int, int | None]:
+    """Return first and last step of `3:10`, `3:`, `:10` or `3`; the last is not in the range, None is no end."""
+    match = re.fullmatch(r"(\d*)(:?)(\d*)", text.strip())
+    if match is None:
+        raise ConfigError([f"--steps {text}: say 3:10 (3 to 9), 3: or :10, or one step"])
+    first = int(match[1] or 0)
+    last = int(match[3]) if match[3] else None if match[2] or not text else first + 1
+    if last is not None and last <= first:
+        raise ConfigError([f"--steps {text}: holds no step; the second number is the first step left out"])
+    return first, last
+
+
+def first_stage(source: RunConfig, changed: RunConfig, asked: ReplayRequest, standing: bool) -> str:
+    """Return the stage to begin with: the one asked for, or the first that settings and quarantines reach.
+
+    `standing` tells whether a rollout in quarantine was kept by the recorded filtering.
+    """
+    if asked.regrade:
+        if asked.from_stage not in ("", "rollout", "filtering"):
+            raise ConfigError([f"--from {asked.from_stage}: --regrade scores recorded rollouts before filtering"])
+        return "filtering"
+    reached = [stage for stage in ORDER if content_of(source, stage) != content_of(changed, stage)]
+    begin = asked.from_stage or min([*reached, "training"], key=_place)
+    if standing and _place(begin) > _place("filtering"):
+        if asked.from_stage:
+            raise ConfigError(
+                [
+                    f"--from {asked.from_stage}: rollouts that are in quarantine now were kept by the recorded "
+                    f"filtering; begin there (--from filtering), or keep them (--no-quarantine)"
+                ]
+            )
+        return "filtering"
+    return begin
+
+
+def content_of(config: RunConfig, stage: str) -> dict[str, Any]:
+    """Return the settings in the key of a stage; of a supervised run, demonstrations stand where rollouts do."""
+    known = STAGES[stage]
+    if stage == "rollout" and config.data.path:
+        known = demonstration.STAGE
+    return View(config, known.sections, stage).content()
+
+
+def request_phrase(overrides: Sequence[str]) -> list[str]:
+    """Return the dotted keys that overrides set."""
+    return [override.partition("=")[0].strip() for override in overrides]
+
+
+def names_weights(overrides: Sequence[str]) -> bool:
+    """Tell whether other weights than the recorded ones were asked for."""
+    return "model.path" in request_phrase(overrides)
+
+
+def refuse_what_options_say(overrides: Sequence[str]) -> None:
+    """Refuse settings that have an option of their own. Raises ConfigError."""
+    options = {"replay": "--from, --until, --steps", "steps": "--steps", "name": "--name", "store": "--store"}
+    options["kind"] = "another command"
+    lines = [
+        f"{key}: is said by options ({options[key.partition('.')[0]]}), not by --set"
+        for key in request_phrase(overrides)
+        if key.partition(".")[0] in options
+    ]
+    if lines:
+        raise ConfigError(lines)
+
+
+def refuse_unread(requested: RunConfig, overrides: Sequence[str], supervised: bool) -> None:
+    """Refuse settings that no stage of the replay reads: what lies before it is the recorded work.
+
+    Raises ConfigError, also for what a supervised run, and recorded examples, cannot be replayed with.
+    """
+    again = redone(requested.replay)
+    if supervised and {"assignment", "rollout"} & set(again):
+        raise ConfigError(
+            ["a supervised run is replayed from filtering on: its demonstrations are of a file that new runs read"]
+        )
+    if names_weights(overrides) and not needs_weights(requested.replay):
+        raise ConfigError(["model.path: no weights are needed by the stages that are done again; leave it out"])
+    scored = scores(requested)
+    lines = [
+        line for key in request_phrase(overrides) if (line := _unread(key, again, requested.replay.regrade, scored))
+    ]
+    if lines:
+        raise ConfigError(lines)
+
+
+def _unread(key: str, again: Sequence[StageName], regrade: bool, scored: bool) -> str:
+    """Return why a setting would mean nothing; empty where it is read."""
+    section, _, rest = key.partition(".")
+    field = rest.partition(".")[2].partition(".")[0]
+    if section == "environments" and field == "algorithm":
+        section = "algorithm"  # read by whoever reads the run's
+    if section == "environments" and field in SeatRule.model_fields:
+        section = "filtering"  # which says whose rollouts are left out; later stages go by that
+    if key.endswith(".version"):
+        return f"{key}: versions are those of what is installed here"
+    if section in ANYWAY or SERVICES.get(section) in again or (section == "model" and rest in ("path", "tokenizer")):
+        return ""
+    if section == "environments" and "assignment" not in again:
+        known = SAMPLED if "rollout" in again else REGRADED if regrade else ()
+        return (
+            ""
+            if field in known
+            else f"{key}: the examples are the recorded ones; use --from assignment, or start a new run"
+        )
+    read = [*(STAGES[stage] for stage in again), *([reference.STAGE] if scored else [])]
+    if any(section in stage.sections for stage in read):
+        return ""
+    own = next((stage for stage in ORDER if section in STAGES[stage].sections), "")
+    if own:
+        return f"{key}: belongs to stage {own}, which this replay takes as it was recorded; use --from {own}"
+    return f"{key}: no stage of a replay reads it"
+
+
+def _place(stage: str) -> int:
+    """Return a stage's place in the order; -1 for one that is misspelt, which the config refuses in its own words."""
+    return list(ORDER).index(stage) if stage in ORDER else -1

@@ -1,0 +1,321 @@
+"""The stages of recorded steps again, from a chosen stage on, over what the steps before it recorded."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from configs.errors import ConfigError
+from configs.replay import ORDER, ReplayConfig, StageName, needs_weights, redone
+from configs.run import RunConfig, View
+from flows.recorded import Recorded, RecordedStep, policy_of, trace_ids
+from flows.runtime import pipeline
+from flows.runtime import pipeline as drawing
+from flows.runtime.pipeline import Check, Source, StageExecutor, StepBatch
+from storage.keys import content_key
+from storage.refs import Entry
+from storage.store import Store
+from tasks.assignment import examples
+from tasks.filtering import stage as filtering
+from tasks.packing import stage as packing
+from tasks.rollout import regrade
+from tasks.rollout import stage as rollout
+from tasks.runtime.prefect_task import StageTask
+from tasks.runtime.stage import Policy, Ref, ref_of
+
+
+def chosen_steps(replay: ReplayConfig, recorded: Recorded) -> list[RecordedStep]:
+    """Return the recorded steps that a replay goes through.
+
+    Raises ConfigError where a step that was asked for was not recorded as far as the replay needs it.
+    """
+    last = replay.last_step
+    whole = {step: past for step, past in recorded.steps.items() if not _lacking(replay, past, recorded.fills)}
+    wanted = [step for step in whole if step >= replay.first_step and (last is None or step < last)]
+    absent = sorted(set(range(replay.first_step, last or 0)) - whole.keys())
+    if absent or not wanted:
+        raise ConfigError(
+            [
+                f"replay: run {replay.run!r} has not recorded step {', '.join(map(str, absent)) or replay.first_step} "
+                f"up to stage {_before(replay, recorded.fills)}; it has the steps {_ranges(list(whole)) or 'none'}. "
+                "Nothing was started; choose among these (--steps), or let the run go on first: "
+                f"stagecoach resume {replay.run}"
+            ]
+        )
+    return [whole[step] for step in wanted]
+
+
+def _lacking(replay: ReplayConfig, past: RecordedStep, fills: bool) -> list[str]:
+    """Return the stages before the first one to be done again that a step did not record.
+
+    Where groups are replaced, a step that was not packed may still lack rollouts; those recorded would be some of them.
+    """
+    needed = ["examples", *ORDER[: ORDER.index(replay.from_stage)]]
+    if fills and replay.from_stage != "assignment":
+        needed.append("packing")
+    return [stage for stage in needed if stage not in past.work]
+
+
+def _before(replay: ReplayConfig, fills: bool) -> str:
+    if fills and replay.from_stage not in ("assignment", "training"):
+        return "packing, which tells that all its groups were drawn"
+    place = ORDER.index(replay.from_stage)
+    return ORDER[place - 1] if place else "examples"
+
+
+def _ranges(steps: Sequence[int]) -> str:
+    """Return step numbers as ranges whose ends are not in them, as --steps takes them."""
+    starts = [step for step in steps if step - 1 not in steps]
+    ends = [step + 1 for step in steps if step + 1 not in steps]
+    return ", ".join(f"{start}:{end}" for start, end in zip(starts, ends, strict=True))
+
+
+class Shares(StageExecutor, Protocol):
+    """Does stages, and takes over work that another run has finished."""
+
+    def share(self, entry: Entry, step: int) -> Ref:
+        """Return the reference to finished work of another run, made part of this one."""
+        ...
+
+
+Quarantined = Callable[[Ref], Mapping[str, str]]
+"""Returns, of the traces that work made if it is finished, those that are in quarantine: reason by trace id."""
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """One step gone through again."""
+
+    step: int
+    past: RecordedStep
+    work: Mapping[str, Ref]
+    """The references by stage, shared and done again."""
+    sampled_by: str | None
+    """Key of the policy that sampled the rollouts; None where that is not known."""
+    drawn: StepBatch | None
+    """The step's way to packed batches; None where the replay ends before them."""
+    policy_in: Policy | None
+    """The policy that the step began with."""
+    policy: Policy | None
+    """The policy it made; None where it did not train."""
+
+
+def replay_steps(
+    do: Shares,
+    source: Source,
+    config: RunConfig,
+    recorded: Recorded,
+    quarantined: Quarantined = lambda ref: {},
+    check: Check = lambda drawn: None,
+) -> Iterator[Replayed]:
+    """Walk the chosen steps and yield each that is done.
+
+    With `replay.policies` "own" each step starts from the policy that the replay made before; the first one, and with
+    "recorded" every one, starts from the recorded policy. A batch that is empty is not trained on.
+    """
+    policy: Policy | None = None
+    before: Policy | None = None
+    credits: Ref | None = None
+    earlier: tuple[Ref, ...] = ()
+    for past in chosen_steps(config.replay, recorded):
+        credits = credits or _credits_before(config, recorded, past)
+        earlier = _drawn_before(config, recorded, past, earlier)
+        if policy is None or config.replay.policies == "recorded":
+            policy = _begin(do, source, config, past)
+            before = policy if config.replay.weights else recorded.sampler(past) or policy
+        lags = config.rollout.max_off_policy_steps or config.replay.policies == "recorded"
+        sampler = before if lags else policy
+        sampled = sampler if "rollout" in redone(config.replay) else recorded.sampler(past)
+        step = _Step(do, past, config, quarantined, policy, sampler, credits, earlier, sampled)
+        yield (done := step.through(check))
+        credits, earlier = done.work.get("advantage"), step.drawn_so_far
+        policy, before = done.policy or policy, policy
+
+
+def _begin(do: Shares, source: Source, config: RunConfig, past: RecordedStep) -> Policy | None:
+    """Return the policy that a step starts from: the recorded one, or that of `model.path`."""
+    if not needs_weights(config.replay):
+        return None
+    if config.replay.weights:
+        return replace(pipeline.first_policy(do, source), version=past.step)
+    return policy_of(past.policy, past.step) if past.policy else None
+
+
+def _credits_before(config: RunConfig, recorded: Recorded, past: RecordedStep) -> Ref | None:
+    """Return the recorded credits that the first step of a replay goes on from, where an estimator has state.
+
+    Like what samplers go on from they are of a step that the replay does not go through: no part of it.
+    """
+    entry = recorded.credits_before(past.step) if config.stateful else None
+    return ref_of(entry, computed=False) if entry else None
+
+
+def _drawn_before(config: RunConfig, recorded: Recorded, past: RecordedStep, drawn: tuple[Ref, ...]) -> tuple[Ref, ...]:
+    """Return what a sampler with state goes on from: what the replay drew for the step before, or else what was
+    recorded of it; of a step that was drawn again, the batch that was left for it."""
+    if not config.assignment.sampler.stateful or "assignment" not in redone(config.replay):
+        return ()
+    assigned, before = past.work.get("assignment"), recorded.steps.get(past.step - 1)
+    again = assigned is not None and assigned.inputs.get("batch", "0") != "0"
+    if drawn and not again:
+        return drawn
+    entries = recorded.state_of(assigned) if assigned is not None else []
+    if before is not None and not entries:
+        entries = [entry for stage in ("assignment", "regrade", "rollout") for entry in before.of(stage).values()]
+    return tuple(ref_of(entry, computed=False) for entry in entries)
+
+
+@dataclass
+class _Step:
+    """One step on its way from what was recorded to what is new."""
+
+    do: Shares
+    past: RecordedStep
+    config: RunConfig
+    quarantined: Quarantined
+    policy: Policy | None
+    sampler: Policy | None
+    credits: Ref | None
+    """The credits of the step before, whose state estimators go on from."""
+    earlier: tuple[Ref, ...]
+    """The assignments and rollouts of the step before, whose state samplers go on from."""
+    sampled_by: Policy | None
+    """The policy whose rollouts are credited, which scores them where an algorithm wants that; None is not known."""
+    work: dict[str, Ref] = field(default_factory=dict)
+
+    def through(self, check: Check) -> Replayed:
+        """Go through all stages; recorded ones are shared, the others done."""
+        self.work["examples"] = self.do(examples.task, 0) if self._listed_otherwise() else self._share("examples")
+        if self.config.assignment.refill and {"assignment", "advantage"} <= {*redone(self.config.replay)}:
+            self._fill()
+        else:
+            self._in_turn()
+        self._stage("packing", lambda: {"packing": self._do(packing.task, self.work["advantage"], *self._traces)})
+        drawn = self._drawn()
+        made = self._train(drawn, check)
+        return Replayed(self.past.step, self.past, self.work, self._sampled_by(), drawn, self.policy, made)
+
+    def _in_turn(self) -> None:
+        """Go through the stages up to the advantages, over as many assignments as were recorded."""
+        self._stage("assignment", self._assign)
+        self._stage("rollout", self._sample)
+        if self.config.replay.regrade:
+            self.work["regrade"] = self._regrade()
+        elif "regrade" in self.past.work and "rollout" not in redone(self.config.replay):
+            self.work["regrade"] = self._share("regrade")
+        self._stage("filtering", lambda: {"filtering": self._filter(self._traces)})
+        if "reference" in self.past.work and "advantage" not in redone(self.config.replay):
+            self.work["reference"] = self._share("reference")
+        self._stage("advantage", lambda: {"advantage": self._credit(self._traces)})
+
+    def _fill(self) -> None:
+        """Draw anew, with groups in place of those that teach nothing: as many as turn out to be missing now."""
+        assert self.sampler is not None, "a replay that samples has weights to sample with; prepare_replay saw to it"
+        arguments = self.past.step, self.work["examples"], self.sampler, self.config, self.earlier, self._judge
+        for assigned, sampled, (verdicts, credits) in drawing.refill_groups(self.do, *arguments):
+            self.work |= _numbered("assignment", assigned) | _numbered("rollout", sampled)
+            self.work |= {"filtering": verdicts, "advantage": credits}
+
+    def _judge(self, traces: tuple[Ref, ...]) -> tuple[Ref, Ref]:
+        self.work["filtering"] = self._filter(traces)
+        return self.work["filtering"], self._credit(traces)
+
+    def _stage(self, stage: StageName, again: Callable[[], Mapping[str, Ref]]) -> None:
+        """Do a stage again or share what was recorded; nothing where it lies behind the end of the replay."""
+        if stage in redone(self.config.replay):
+            self.work |= again()
+        elif ORDER.index(stage) < ORDER.index(self.config.replay.from_stage):
+            self.work |= {name: self._share(name) for name in self.past.of(stage)}
+
+    def _share(self, name: str) -> Ref:
+        return self.do.share(self.past.work[name], self.past.work[name].step)
+
+    def _do(self, task: StageTask, *refs: Ref, policy: Policy | None = None) -> Ref:
+        return self.do(task, self.past.step, refs, policy)
+
+    def _assign(self) -> dict[str, Ref]:
+        """Assign again what was recorded: a later batch than the first where that was trained on, or several."""
+        made: list[Ref] = []
+        for inputs in [entry.inputs for entry in self.past.of("assignment").values()] or [{}]:
+            groups = json.loads(inputs["groups"]) if "groups" in inputs else None
+            arguments = self.past.step, self.work["examples"], self.config, int(inputs.get("batch", "0"))
+            made.append(drawing.assign(self.do, *arguments, made or self.earlier, groups))
+        return _numbered("assignment", made)
+
+    def _credit(self, traces: tuple[Ref, ...]) -> Ref:
+        verdicts = self.work["filtering"]
+        return drawing.credit(self.do, self.past.step, traces, verdicts, self.config, self.credits, self.sampled_by)
+
+    def _listed_otherwise(self) -> bool:
+        """Tell whether examples are to be listed again: the recorded ones are of other environments' settings."""
+        view = View(self.config, examples.task.stage.sections, "examples").content()
+        return "assignment" in redone(self.config.replay) and view != dict(self.past.work["examples"].section)
+
+    def _sample(self) -> dict[str, Ref]:
+        """Sample every assignment again."""
+        assigned, examples = self._of("assignment"), self.work["examples"]
+        policy = drawing.sampling_policy(self.sampler, self.config)
+        return _numbered("rollout", [self._do(rollout.task, ref, examples, policy=policy) for ref in assigned])
+
+    def _sampled_by(self) -> str | None:
+        if "rollout" in redone(self.config.replay):
+            return self.sampler.key if self.sampler else None
+        return self.past.work["rollout"].inputs.get("policy")
+
+    def _regrade(self) -> Ref:
+        refs = *self._of("rollout"), self.work["examples"]
+        digest = {"graders": self.config.replay.graders}
+        return self.do(regrade.task, self.past.step, refs, extra_inputs=digest)
+
+    def _filter(self, traces: tuple[Ref, ...]) -> Ref:
+        """Filter; a step that no quarantine touches keeps the key that it would have without one."""
+        sampled = [ref for ref in traces if ref.stage != "regrade"]
+        found = {name: reason for ref in sampled for name, reason in self.quarantined(ref).items()}
+        extra = {"quarantine": content_key(sorted(found.items()))} if found else {}
+        return self.do(filtering.task, self.past.step, traces, services={"quarantined": found}, extra_inputs=extra)
+
+    def _of(self, stage: str) -> tuple[Ref, ...]:
+        """Return all work of a stage, in order."""
+        return tuple(ref for name, ref in self.work.items() if name.partition(".")[0] == stage)
+
+    @property
+    def _traces(self) -> tuple[Ref, ...]:
+        return (*self._of("regrade"), *self._of("rollout"))
+
+    @property
+    def drawn_so_far(self) -> tuple[Ref, ...]:
+        """The assignments and what came of them, for the sampler of the next step."""
+        return (*self._of("assignment"), *self._traces)
+
+    def _drawn(self) -> StepBatch | None:
+        if "packing" not in self.work:
+            return None
+        named = (self.work[name] for name in ("filtering", "advantage", "packing"))
+        return StepBatch(self._of("assignment"), self._traces, *named)
+
+    def _train(self, drawn: StepBatch | None, check: Check) -> Policy | None:
+        if drawn is None or "training" not in redone(self.config.replay) or not drawn.packing.num_rows("batches"):
+            return None
+        assert self.policy is not None, "a replay that trains has weights to start from; prepare_replay saw to it"
+        check(drawn)
+        pipeline.pass_gate(self.do, self.past.step, drawn, self.policy, self.config)
+        self.work["training"], made = pipeline.train(self.do, self.past.step, drawn, self.policy)
+        return made
+
+
+def quarantined_in(store: Store, replay: ReplayConfig) -> Quarantined:
+    """Return what looks up which traces a replay leaves out, and why; of rollouts to come none is known to be unfit."""
+    if not replay.quarantines:
+        return lambda ref: {}
+    reasons = store.quarantines.reasons(replay.quarantines)
+
+    def quarantined(ref: Ref) -> dict[str, str]:
+        entry = store.ledger.find(ref.key)
+        return {name: reasons[name] for name in trace_ids(store, entry) if name in reasons} if entry else {}
+
+    return quarantined
+
+
+def _numbered(stage: str, refs: Sequence[Ref]) -> dict[str, Ref]:
+    """Return work of a stage by name, as inputs are named: the second is `stage.1`."""
+    return {f"{stage}.{number}" if number else stage: ref for number, ref in enumerate(refs)}

@@ -1,0 +1,1 @@
+"""What is reported while a run goes on: panel, artifacts, W&B."""

@@ -1,0 +1,1 @@
+"""What runs a pipeline: session, pipeline, executor, loops, and what they prepare."""

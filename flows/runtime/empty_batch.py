@@ -1,0 +1,98 @@
+"""Evictions: what became of every rollout of a step of which nothing was left to train on, and what to do about it."""
+
+import json
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+from configs.run import RunConfig
+from flows.runtime.pipeline import StepBatch
+from flows.viewer.texts import one_line
+from tasks.filtering.filters.finding import QUARANTINED
+from tasks.metrics.accounting import ERRORED, FILTERED, NO_WEIGHT, STOPPED, fate_of
+from tasks.runtime.run_context import RunContext
+
+TRACES = ["trace_id", "error_class", "error_type", "error_message"]
+VERDICTS = ["trace_id", "reason", "evidence"]
+LONGEST_NAME, LONGEST_MESSAGE = 60, 200
+"""Characters of what an environment says that are shown."""
+ZERO_ADVANTAGE, INCOMPLETE_GROUP = "zero_advantage", "incomplete_group"
+EQUAL, ALONE, FOLLOWED = "equal rewards", "alone", "followed"
+"""Of rollouts that were filtered for what became of their group: all that stood earned the same; no other one stood; a
+member failed. The second and third say nothing of rewards."""
+Row = Mapping[str, Any]
+
+
+def explain_empty_batches(place: RunContext, batches: Sequence[StepBatch]) -> str:
+    """Return what became of all rollouts of some batches that hold nothing, counted, and what to do, in lines."""
+    refs, judged = [ref for each in batches for ref in each.traces], [each.filtering for each in batches]
+    verdicts = {row["trace_id"]: row for row in place.table("verdicts", judged, VERDICTS).to_pylist()}
+    rows = [row | verdicts[row["trace_id"]] for row in place.table("traces", refs, TRACES).to_pylist()]
+    return "\n  ".join(_lines(rows, place.config, batches[0].packing.step))
+
+
+def _lines(rows: Sequence[Row], config: RunConfig, step: int) -> Iterator[str]:
+    fates = Counter(_fate(row) for row in rows)
+    yield f"Of {len(rows)} rollouts:" if rows else "No rollout was made"
+    errored = [row for row in rows if _fate(row)[0] == ERRORED]
+    if errored:
+        yield _errors(errored)
+    yield from (_counted(*fate, count) for fate, count in sorted(fates.items()) if fate[0] != ERRORED)
+    yield "Safe: everything sampled is in the store, and so are the policies made before"
+    yield from (f"To do: {line}" for line in _advice(fates, config, step))
+
+
+def _fate(row: Row) -> tuple[str, str]:
+    """Return fate and detail of a rollout, with what its group had to do with it told apart."""
+    fate, detail = fate_of(row["error_class"], row["reason"], NO_WEIGHT)
+    if (fate, detail) == (FILTERED, ZERO_ADVANTAGE):
+        return (EQUAL if json.loads(row["evidence"])[ZERO_ADVANTAGE]["members"] > 1 else ALONE), ""
+    return (FOLLOWED, "") if (fate, detail) == (FILTERED, INCOMPLETE_GROUP) else (fate, detail)
+
+
+def _errors(rows: Sequence[Row]) -> str:
+    """Return how many rollouts ended with which class of error, and the commonest error in its own words."""
+    classes = Counter(str(row["error_class"]) for row in rows).most_common()
+    ((kind, message), count), *_ = Counter((row["error_type"], row["error_message"]) for row in rows).most_common(1)
+    shares = ", ".join(f"{number} {one_line(name, LONGEST_NAME)}" for name, number in classes)
+    words = one_line(message or "(no text)", LONGEST_MESSAGE)
+    return f"{len(rows)} errored: {shares}; most often ({count}): {one_line(kind or 'an error', LONGEST_NAME)}: {words}"
+
+
+def _counted(fate: str, detail: str, count: int) -> str:
+    return f"{count} " + {
+        EQUAL: f"had the same reward as all they were compared with (filter {ZERO_ADVANTAGE})",
+        ALONE: f"had nothing left to be compared with (filter {ZERO_ADVANTAGE})",
+        FOLLOWED: f"were left out with a member of their group that failed (filter {INCOMPLETE_GROUP})",
+        FILTERED: f"were left out by {detail}",
+        STOPPED: "were stopped, as enough others had ended",
+        QUARANTINED: "were in quarantine",
+        NO_WEIGHT: "were kept, but no token of them has a weight",
+    }.get(fate, f"were {fate}")
+
+
+def _advice(fates: Collection[tuple[str, str]], config: RunConfig, step: int) -> Iterator[str]:
+    """Yield what to do, for each thing that left nothing to train on."""
+    at = f"{config.name} --store {config.store}"
+    if any(fate == ERRORED for fate, _ in fates):
+        more = f"filtering.max_batch_attempts={2 * config.filtering.max_batch_attempts}"
+        yield (
+            f"see the errors with stagecoach traces {at} --step {step} --outcome errored, and mend what fails (a class "
+            "says where: infrastructure is servers and machines, timeout is rollout.timeout_seconds, model is what the "
+            f"engine answered, environment is its own code); then sample anew: stagecoach resume {at} {more}"
+        )
+    for detail in sorted(detail for fate, detail in fates if fate == FILTERED):
+        yield f"look at what {detail} found (stagecoach traces {at} --step {step} --reason {detail}); {_loosen(detail)}"
+    if (EQUAL, "") in fates:
+        yield (
+            "rewards that never differ within a group call for easier or harder examples, larger groups "
+            "(assignment.group_size), a higher rollout.temperature, or an algorithm that does not compare rollouts: go "
+            "on under a new name"
+        )
+    if (NO_WEIGHT, "") in fates:
+        refused = "admission refused their groups: loosen it" if config.admission else "look at their advantages"
+        yield f"{refused} (stagecoach traces {at} --step {step} --outcome 'no weight')"
+
+
+def _loosen(detail: str) -> str:
+    return f"mend their cause, or go on under a new name with another setting of {detail}"

@@ -1,0 +1,84 @@
+"""Evaluates policies on sets of held-out examples, at once or beside the next step of training."""
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import copy_context
+from typing import Any
+
+from flows.runtime import pipeline
+from flows.runtime.evaluation_sets import evaluation_contexts
+from flows.runtime.executor import Executor
+from flows.runtime.scores import EvaluationScores, comparisons, score_rollouts
+from flows.runtime.session import Session
+from tasks.runtime.run_context import RunContext
+from tasks.runtime.stage import Policy
+
+
+def evaluate_all(session: Session, policy: Policy | None, version: int | None = None) -> list[EvaluationScores]:
+    """Sample the held-out examples of every set with `policy`, None for someone else's model, and tell the watchers.
+
+    `version` is of a policy that training has made, and takes the sets only that are due after so many steps.
+    """
+    places = evaluation_contexts(session.place)
+    due = {name: each for name, each in places.items() if version is None or each.config.evaluation.due(version)}
+    return [_evaluate(session, name, place, policy) for name, place in due.items()]
+
+
+def _evaluate(session: Session, name: str, place: RunContext, policy: Policy | None) -> EvaluationScores:
+    rounds = pipeline.attempts(Executor(session, place), policy, place.config.evaluation.retry_errors)
+    tables = [place.table("traces", (each,)) for each in rounds]
+    pass_at = place.config.evaluation.pass_at
+    found = score_rollouts(name, policy.version if policy else 0, tables, place.config.environments, pass_at)
+    session.tell("evaluation", computed=any(each.computed for each in rounds), **found.described)
+    return found
+
+
+class Evaluations:
+    """The evaluations of a training run, one after the other, beside its steps where `evaluation.overlap` says so.
+
+    The policy just made is what the next step is drawn with: the engine serves both, and goes on to another policy when
+    both are done with it. An evaluation that fails stops the run after the step under way, which is safe then.
+    """
+
+    def __init__(self, session: Session, threads: ThreadPoolExecutor) -> None:
+        """`threads` is one thread: evaluations come in the order in which policies were made."""
+        self._session = session
+        self._overlaps = session.config.evaluation.overlap
+        self._found: list[EvaluationScores] = []
+        self._waiting: list[Future[list[EvaluationScores]]] = []
+        self._threads = threads
+
+    def choose(self) -> None:
+        """Say which examples will be tried, before the first step: a set that cannot be made stops the run at once."""
+        for place in evaluation_contexts(self._session.place).values():
+            if any(map(place.config.evaluation.due, range(place.config.steps + 1))):
+                pipeline.held_out(Executor(self._session, place))
+
+    def begin(self, policy: Policy) -> None:
+        """Evaluate a policy on the sets that are due; raises what an earlier evaluation raised."""
+        self._collect(lambda each: each.done())
+        if not any(each.due(policy.version) for each in self._session.config.evaluation.of_sets().values()):
+            return
+        if self._overlaps:
+            self._waiting.append(
+                self._threads.submit(copy_context().run, evaluate_all, self._session, policy, policy.version)
+            )
+        else:
+            self._found += evaluate_all(self._session, policy, policy.version)
+
+    def finish(self) -> None:
+        """Wait for all evaluations; raises what one of them raised."""
+        self._collect(lambda each: True)
+
+    @property
+    def found(self) -> list[dict[str, Any]]:
+        """What was found, in the order in which policies were made."""
+        return [each.described for each in self._found]
+
+    def comparisons(self) -> list[dict[str, Any]]:
+        """Return how the last policy of each set differs from the first."""
+        return comparisons(self._found)
+
+    def _collect(self, ready: Callable[[Future[list[EvaluationScores]]], bool]) -> None:
+        while self._waiting and ready(self._waiting[0]):
+            self._found += self._waiting.pop(0).result()

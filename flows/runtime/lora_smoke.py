@@ -1,0 +1,106 @@
+"""The smoke test of adapters: can the engine that is installed here serve them beside their base, and at what cost?
+
+Two random adapters over a model are scored by the learner, then served by an engine; nothing of it is kept. It is a
+preflight: the CPU build of the engine, for one, mixes base and adapter up in one batch unless it is mended.
+"""
+
+import json
+import secrets
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from configs.checks.run import require_files
+from configs.load import load
+from configs.lora import LoraConfig
+from configs.run import RunConfig
+from flows.processes.service import ServiceSpec
+from flows.processes.services import Supervisor
+from flows.runtime.versions import model_directory
+from tasks.inference.engine import model_info
+from tasks.inference.engine.checks import NEW_TOKENS, Probed, mixed_batch, slowdown, swaps, tolerance
+from tasks.inference.engine.client import Engine, command
+from tasks.training.policy import probe_token_ids
+
+SAMPLER = "tasks.learner.sample_adapters"
+ROWS = "rows.json"
+
+
+class SmokeFailed(ValueError):
+    """The adapters to serve could not be made."""
+
+
+def main(files: Sequence[str], overrides: Sequence[str]) -> int:
+    """Print a line for each probe as it is made; return 1 where one failed, else 0.
+
+    Without files the demo's settings count.
+    """
+    config = load(files or ["demo"], overrides)
+    training = config.training.model_copy(update={"lora": config.training.lora or LoraConfig()})
+    passed = True
+    for probed in probes(config.model_copy(update={"training": training})):
+        print(f"{'PASS' if probed.passed else 'FAIL'}  {probed.name}: {probed.what}", flush=True)
+        passed &= probed.passed
+    return 0 if passed else 1
+
+
+def probes(config: RunConfig) -> Iterator[Probed]:
+    """Yield what each probe found, over the weights that `model.path` names.
+
+    Raises ConfigError where it names none, SmokeFailed where the learner cannot make adapters of them, ServiceFailed
+    where an engine does not start.
+    """
+    require_files(config)
+    model, key = model_directory(config.model.path), secrets.token_hex(16)
+    with tempfile.TemporaryDirectory(prefix="stagecoach-adapters-") as directory:
+        base, *adapters = _sampled(config, model, Path(directory) / "adapters")
+        with Supervisor("lora-smoke", Path(directory)) as supervisor:
+            specs = [_spec(config, model, supervisor.directory, key, lora) for lora in (config.training.lora, None)]
+            urls = [handle.wait()["url"] for handle in supervisor.start_all(specs)]
+            with closing(Engine(urls[0], key)) as engine, closing(Engine(urls[1], key)) as plain:
+                yield mixed_batch(engine, base, adapters, tolerance(config.engine))
+                yield swaps(engine, base, adapters, tolerance(config.engine))
+                yield slowdown(engine, plain, base, adapters[0])
+
+
+def _sampled(config: RunConfig, model: Path, target: Path) -> list[dict[str, Any]]:
+    """Have adapters made and scored in a process of its own: this one loads no torch."""
+    length = min(len(probe_token_ids(1)), config.engine.max_model_len - NEW_TOKENS)
+    request = {
+        "model": str(model),
+        "target": str(target),
+        "training": config.training.model_dump(mode="json"),
+        "learner": config.learner.model_dump(mode="json"),
+        "probe": probe_token_ids(model_info.read(model).vocab_size)[:length],
+    }
+    argv = [sys.executable, "-m", SAMPLER, json.dumps(request)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SmokeFailed(f"no adapters could be made over {model}: {done.stderr.strip()[-2000:]}\nNothing was kept")
+    found: list[dict[str, Any]] = json.loads((target / ROWS).read_text())
+    return found
+
+
+def _spec(config: RunConfig, model: Path, directory: Path, key: str, lora: LoraConfig | None) -> ServiceSpec:
+    name = "engine-with-adapters" if lora else "engine-without"
+    report = directory / f"{name}.json"
+    argv, environment = command(config.engine, config.model, model, report, lora)
+    return ServiceSpec(
+        name=name.replace("-", " "),
+        argv=argv,
+        env={**environment, config.engine.api_key_variable: key},
+        report=report,
+        log=directory / f"{name}.log",
+        ready=lambda found: _answers(found["url"], key),
+        startup_seconds=config.engine.startup_seconds,
+        max_restarts=0,
+    )
+
+
+def _answers(url: str, key: str) -> bool:
+    with closing(Engine(url, key)) as engine:
+        return engine.healthy()

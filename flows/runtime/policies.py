@@ -1,0 +1,95 @@
+"""Policies by name (RUN, RUN:VERSION), and the weights that a flow starts from."""
+
+from pathlib import Path
+
+from configs.load import load
+from configs.lora import LoraConfig
+from configs.run import RunConfig
+from storage.policies.adapters import bases
+from storage.store import Store, open_store
+from tasks.runtime.stage import Policy
+
+
+class PolicyUnknown(ValueError):
+    """No policy of the store goes by that name."""
+
+
+def find_policy(store: Store, name: str) -> Policy | None:
+    """Return the policy that `name` names: RUN for a run's last one, RUN:VERSION for an earlier one; None for none.
+
+    Raises PolicyUnknown when the run has no such policy.
+    """
+    if not name:
+        return None
+    run, _, wanted = name.partition(":")
+    imported = [entry.key for entry in store.ledger.entries(run=run, stage="policy_import")]
+    made = dict(enumerate(imported[-1:]))
+    made |= {entry.step + 1: entry.key for entry in store.ledger.entries(run=run, stage="training")}
+    number = int(wanted) if wanted.isdecimal() else max(made, default=0)
+    if number not in made or (wanted and not wanted.isdecimal()):
+        has = f"has the versions {', '.join(map(str, sorted(made)))}" if made else "has made no policy"
+        runs = f"; the last runs in {store.root.address} are: {', '.join(store.runs.names()[-5:]) or 'none'}"
+        raise PolicyUnknown(
+            f"there is no policy {name!r}: run {run!r} {has}{'' if made else runs}. Name one as RUN or RUN:VERSION"
+        )
+    return Policy(made[number], number)
+
+
+def whole_weights(store: Store, policy_key: str) -> Path:
+    """Return the directory of a policy's weights; of an adapter, those of the policy that it is laid over."""
+    return store.policies.directory(next(iter(bases(store, [policy_key])), policy_key))
+
+
+def with_weights(store: Store, config: RunConfig, policy_key: str) -> RunConfig:
+    """Let `model.path` name the weights of a policy in the store, and `training.lora` what adapter it is, if any."""
+    model = config.model.model_copy(update={"path": str(whole_weights(store, policy_key))})
+    made = store.ledger.find(policy_key)
+    adapter = made.section.get("training", {}).get("lora") if made else None
+    lora = LoraConfig(**adapter) if adapter else config.training.lora
+    return config.model_copy(update={"model": model, "training": config.training.model_copy(update={"lora": lora})})
+
+
+DEMO = "demo"
+WARM_UP = "demo-warm-up"
+
+
+def weights_of(model: str, store: str) -> str:
+    """Return the directory or hub id of the weights that `model` names; `demo` is made in the store where need be."""
+    return demo_policy(store or RunConfig().store) if model == DEMO else model
+
+
+def demo_policy(root: str) -> str:
+    """Return the weights that the demo starts from: a small model, warmed up on demonstrations by the flow `sft`.
+
+    The first call in a store takes the minutes of the warm-up, in a run of its own that `stagecoach demo` has too.
+    """
+    from flows.runtime.demo import build, sources_directory, warmed_up
+    from flows.runtime.demo_recipes import SEED
+    from flows.sft import sft
+
+    store = open_store(root)  # before anything else lies there: a store is made in an empty directory
+    if not (key := _last_policy(store)):
+        sources = build(sources_directory(root))
+        sft(
+            name=WARM_UP,
+            presets=["sft_demo"],
+            model=str(sources.model),
+            data=str(sources.demonstrations),
+            seed=SEED,
+            store=root,
+        )
+        key = _last_policy(store)
+    return str(warmed_up(root, key))
+
+
+def _last_policy(store: Store) -> str:
+    """Return the key of the warm-up's last policy; empty where it is not finished."""
+    trained = {entry.step: entry.key for entry in store.ledger.entries(run=WARM_UP, stage="training")}
+    return trained.get(load(["sft_demo"]).steps - 1, "")
+
+
+def newest_policy(store: Store) -> str:
+    """Return the newest policy that training has made, as RUN:VERSION; empty where there is none."""
+    entries = [entry for run in store.runs.names() for entry in store.ledger.entries(run=run, stage="training")]
+    newest = max(entries, key=lambda entry: entry.finished_at, default=None)
+    return f"{newest.run}:{newest.step + 1}" if newest else ""

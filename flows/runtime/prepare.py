@@ -1,0 +1,194 @@
+"""Preparation: from files, overrides and a recorded run to one resolved config, before anything is started."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from configs.checks.run import require_files
+from configs.environments import EnvironmentConfig
+from configs.errors import ConfigError
+from configs.load import from_json, load
+from configs.resolve import require_agreement, resolve
+from configs.run import RunConfig, content
+from flows.runtime.policies import find_policy, with_weights
+from flows.runtime.teacher_versions import teacher_facts
+from flows.runtime.versions import config_versions, directory_digest, file_digest, model_directory
+from storage.keys import canonical
+from storage.store import Store, open_store
+from tasks.assignment.examples import DEMONSTRATIONS, read_rows
+
+DEFAULT_FILES = {"train": ["demo"], "sft": ["sft_demo"], "evaluate": ["demo"]}
+
+
+def prepare(kind: str, files: Sequence[str], overrides: Sequence[str], **settings: Any) -> RunConfig:
+    """Return the resolved config of a new run, or of the run of that name in the store, to go on with it.
+
+    `settings` are name, store, seed and steps where they were given; they come after the overrides. A recorded run is
+    resumed with its recorded config: other steps and operational settings are taken over, anything else is refused,
+    because the run's rows would be of two kinds. Raises ConfigError, and what says that a model, an environment or a
+    file of demonstrations cannot be used.
+    """
+    with nothing_started():
+        return _prepare(kind, files, overrides, settings)
+
+
+@contextmanager
+def nothing_started() -> Iterator[None]:
+    """Within the block, errors meant for people say that nothing was started, unless they say so themselves."""
+    try:
+        yield
+    except ValueError as error:
+        if "nothing was" not in str(error).lower():
+            error.add_note("Nothing was started and nothing is lost.")
+        raise
+
+
+def assignments(settings: Mapping[str, Any]) -> list[str]:
+    """Return settings as overrides. Text is quoted: a run may be named 2024, and a store true."""
+    return [f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in settings.items()]
+
+
+def _prepare(kind: str, files: Sequence[str], overrides: Sequence[str], settings: Mapping[str, Any]) -> RunConfig:
+    given = {name: value for name, value in settings.items() if value not in (None, "")} | {"kind": kind}
+    later = [*overrides, *assignments(given)]
+    requested = load(files or DEFAULT_FILES[kind], later)
+    store = open_store(requested.store)
+    recorded = recorded_config(store, requested.name)
+    if kind != "replay":
+        _require_own_rollouts(store, requested.name)
+    if recorded is not None and not files:
+        requested = load((), later, base=recorded.model_dump(mode="json"))
+    requested = _with_weights(store, requested)
+    require_files(requested)
+    config = resolve(_with_seed(requested, recorded), config_versions(requested) | teacher_facts(requested))
+    if kind == "sft":
+        read_rows(Path(config.data.path).expanduser())  # a bad row is worth knowing before anything starts
+        config = _with_demonstrations(config)
+    if recorded is not None:
+        require_same(recorded, config)
+        _require_same_sources(store, config)
+        require_agreement(recorded, config_versions(recorded))
+    return config
+
+
+def _require_own_rollouts(store: Store, name: str) -> None:
+    """Refuse to go on with an imported run: it would mix rollouts of its own with those of the files."""
+    if name and store.ledger.entries(run=name, stage="import"):
+        raise ConfigError(
+            [
+                f"run {name!r} was imported and has no rollouts of its own to go on with; nothing changed. Train on it "
+                f"with: stagecoach replay {name} --from filtering --set model.path=DIR"
+            ]
+        )
+
+
+def recorded_config(store: Store, name: str) -> RunConfig | None:
+    """Return the config that the run `name` used last; None where the store has no such run."""
+    if not name or name not in store.runs.names():
+        return None
+    return from_json(canonical(store.runs.config(name)))
+
+
+def recorded_run(store: Store, name: str) -> tuple[str, RunConfig]:
+    """Return the name and config of a recorded run, `latest` for the newest. Raises ConfigError otherwise."""
+    run = store.runs.latest() if name == "latest" else name
+    config = recorded_config(store, run or "")
+    if run is None or config is None:
+        raise ConfigError([f"store {store.root.address}: there is no run {name!r}; {store.runs.like(name)}"])
+    return run, config
+
+
+def _with_seed(requested: RunConfig, recorded: RunConfig | None) -> RunConfig:
+    if requested.seed is None and recorded is not None:
+        return requested.model_copy(update={"seed": recorded.seed})
+    return requested
+
+
+def _with_weights(store: Store, requested: RunConfig) -> RunConfig:
+    """Take the weights out of the store: those of the policy to evaluate, or the run's own first ones if need be.
+
+    Those were copied when they were brought in, so that a run can go on when the directory they came from is gone.
+    """
+    path = requested.model.path
+    if requested.kind == "evaluate" and requested.evaluation.policy:
+        policy = find_policy(store, requested.evaluation.policy)
+    elif (
+        path
+        and not Path(path).expanduser().is_dir()
+        and store.ledger.entries(run=requested.name, stage="policy_import")
+    ):
+        policy = find_policy(store, f"{requested.name}:0")
+    else:
+        return requested
+    assert policy is not None, "a policy that has a name is found or refused"
+    return with_weights(store, requested, policy.key)
+
+
+def _with_demonstrations(config: RunConfig) -> RunConfig:
+    """Let the rows of the demonstrations file take the place of an environment's examples."""
+    file = EnvironmentConfig(name=DEMONSTRATIONS, taskset={"id": DEMONSTRATIONS})
+    return config.model_copy(update={"environments": (file,)})
+
+
+def require_same(recorded: RunConfig, config: RunConfig) -> None:
+    """Raise ConfigError, with every difference, where a run of this name was begun with another config."""
+    old, new = dict(flat(_identity(recorded))), dict(flat(_identity(config)))
+    differing = [key for key in dict.fromkeys((*old, *new)) if old.get(key) != new.get(key)]
+    if differing:
+        changes = [
+            f"{key}: {_brief(old.get(key))} is recorded, {_brief(new.get(key))} is asked for" for key in differing
+        ]
+        error = ConfigError(changes)
+        error.add_note(
+            f"Run {recorded.name!r} keeps its config and nothing was changed: give the branch a name of its own "
+            f"(--name); it shares all work that the change does not reach."
+        )
+        raise error
+
+
+def _identity(config: RunConfig) -> dict[str, Any]:
+    """Return what a run keeps for life: what is in the keys of its weights, its kind, and how far its rollouts lag.
+
+    A gate changes no weights: another rule, or none, is how a run goes on that a gate has stopped.
+    """
+    kept = {**content(config, in_place=True), "kind": config.kind, "lag": config.rollout.max_off_policy_steps}
+    del kept["gate"]
+    return kept | ({"replay": config.replay.model_dump(mode="json")} if config.kind == "replay" else {})
+
+
+def _require_same_sources(store: Store, config: RunConfig) -> None:
+    """Refuse other weights, or another file of demonstrations, than the run began with: paths are not in keys."""
+    begun = {
+        name: key
+        for stage in ("policy_import", "examples")
+        for entry in store.ledger.entries(run=config.name, stage=stage)
+        for name, key in entry.inputs.items()
+    }
+    found = {"weights": directory_digest(model_directory(config.model.path))} if "weights" in begun else {}
+    if "file" in begun:
+        found["file"] = file_digest(Path(config.data.path).expanduser())
+    paths = {"weights": ("model.path", config.model.path), "file": ("data.path", config.data.path)}
+    lines = [
+        f"{paths[name][0]}: run {config.name!r} began with other content than {paths[name][1]} has; nothing changed. "
+        f"Give back what it began with, or give a run on this content a name of its own (--name)"
+        for name, digest in found.items()
+        if begun[name] != digest
+    ]
+    if lines:
+        raise ConfigError(lines)
+
+
+def flat(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values of a config by dotted key."""
+    items = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
+    if not isinstance(value, (Mapping, list)):
+        yield key, value
+    for name, item in items:
+        yield from flat(item, f"{key}.{name}" if key else str(name))
+
+
+def _brief(value: Any) -> str:
+    text = canonical(value)
+    return text if len(text) <= 160 else f"{text[:157]}..."

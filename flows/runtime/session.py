@@ -1,0 +1,204 @@
+"""A session: everything that lives as long as one run, and the events that others want to see.
+
+`open_session` makes one for a config. A flow uses the session that is open around it, or opens its own when a worker
+called it (`flows.orchestration.entry`). Services start early, side by side, and only those that missing work needs.
+"""
+
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from configs.replay import needs_weights
+from configs.run import RunConfig
+from flows.environment_room import EnvironmentRoom
+from flows.graders import GraderRoom
+from flows.orchestration.gate_answers import approval
+from flows.orchestration.gpu_slot import gpu_slot
+from flows.orchestration.process_setup import lost_terminations_repeated, mark_crashed
+from flows.orchestration.server import current_flow_run
+from flows.orchestration.states import Cancellation, RunCancelled, event_of
+from flows.processes.services import Supervisor
+from flows.rooms import EngineRoom, LearnerRoom
+from flows.runtime import pipeline
+from flows.runtime.dry_run import plan_work
+from flows.runtime.policies import find_policy
+from flows.runtime.preflight import needs
+from flows.runtime.prepare import nothing_started
+from flows.runtime.versions import directory_digest, file_digest, model_directory, versions
+from flows.teachers import TeacherRoom
+from storage.store import open_store
+from tasks.runtime.run_context import RunContext
+from tasks.runtime.stage import Policy, Ref
+
+Watcher = Callable[[str, Mapping[str, Any]], None]
+_current: ContextVar["Session | None"] = ContextVar("session", default=None)
+
+
+class Session:
+    """One run at work: its place in a store, where it starts from, its rooms, and whoever watches."""
+
+    def __init__(
+        self,
+        place: RunContext,
+        source: pipeline.Source,
+        supervisor: Supervisor,
+        watchers: tuple[Watcher, ...] = (),
+        engine: EngineRoom | None = None,
+        policy: Policy | None = None,
+    ) -> None:
+        self.place = place
+        self.source = source
+        self.policy = policy
+        """The policy to evaluate, where one of the store was named."""
+        self.watchers = watchers
+        self.engine = engine or EngineRoom(supervisor, place, Path(source.weights))
+        self.teachers = TeacherRoom(supervisor, place.config)
+        self.environments = EnvironmentRoom(supervisor, place.config, self.engine.key)
+        self.learner = LearnerRoom(supervisor, place)
+        self.graders = GraderRoom(supervisor, place.config)
+        self.num_computed = 0
+        """Pieces of work that were computed in this session."""
+        self.num_found = 0
+        """Pieces of work that the ledger had."""
+        self.slot = ExitStack()
+        """Holds a GPU slot from the first service on; closed by whoever opened the session, after the last one."""
+        self._supervisor = supervisor
+        self._cancellation = Cancellation()
+        self._lock = threading.Lock()
+        self._telling = threading.RLock()
+
+    @property
+    def config(self) -> RunConfig:
+        """The run's resolved config."""
+        return self.place.config
+
+    @cached_property
+    def services(self) -> dict[str, Any]:
+        """The rooms, who approves, and what renders demonstrations, by the name under which stages ask for them."""
+        rooms: dict[str, Any] = {"engine": self.engine, "environments": self.environments, "learner": self.learner}
+        rooms["teachers"] = self.teachers
+        rooms["approve"] = approval(self.place.run, self.config.store, self.tell)
+        rooms["graders"] = self.graders
+        rooms["quarantined"] = {}  # what is sampled now was never found unfit; a replay hands over what was
+        if self.config.kind == "sft":
+            from tasks.inference.trace_rows.demonstrations import renderer
+
+            model = self.config.model
+            rooms["render"] = renderer(model.tokenizer or self.source.weights, model.renderer, model.renderer_settings)
+        return rooms
+
+    def count(self, computed: bool) -> None:
+        """Count a piece of work; threads of the run may do so at the same time."""
+        with self._lock:
+            self.num_computed += computed
+            self.num_found += not computed
+
+    def close(self) -> None:
+        """End all services; whoever waits for one is told so."""
+        self.engine.close()
+        self._supervisor.close()
+
+    def begin(self, missing: Sequence[Ref]) -> None:
+        """Start the services that the missing work needs, side by side; returns at once."""
+        rooms = needs(missing, self.config)
+        if rooms:
+            self.slot.enter_context(gpu_slot())
+        for name in rooms:
+            getattr(self, name).begin()
+
+    def stop_if_cancelled(self, step: int, stage: str) -> None:
+        """Raise RunCancelled where someone has asked Prefect to cancel the run; meant to be called between stages."""
+        if self._cancellation.asked_for(current_flow_run()):
+            raise RunCancelled(
+                f"cancelled before stage {stage} of step {step}, as Prefect was asked to. Everything done so far is "
+                f"safe in {self.config.store}; go on with: stagecoach resume {self.config.name} "
+                f"--store {self.config.store}"
+            )
+
+    def pieces(self) -> list[Ref]:
+        """Return all the work that the run consists of; `computed` marks what the ledger does not have."""
+        return plan_work(self.place, self.source, self.policy)
+
+    def tell(self, event: str, **facts: Any) -> None:
+        """Let the watchers (panel, artifacts, monitor) see an event."""
+        with self._telling:  # threads of the run have things to tell at the same time
+            for watch in self.watchers:
+                watch(event, facts)
+
+    def record(self, event: str, step: int = 0, message: str = "") -> None:
+        """Write an event in the life of the run."""
+        self.place.store.runs.record(
+            run=self.place.run,
+            event=event,
+            kind=self.config.kind,
+            config=self.config.model_dump(mode="json"),
+            step=step,
+            message=message,
+            parent_run=self.config.replay.run or None,
+            flow_run=current_flow_run(),
+            host=socket.gethostname(),
+            pid=os.getpid(),
+        )
+
+
+@contextmanager
+def open_session(
+    config: RunConfig, watchers: tuple[Watcher, ...] = (), engine: EngineRoom | None = None
+) -> Iterator[Session]:
+    """Open a session for a resolved config; its services are gone when the block ends, in whatever way."""
+    store = open_store(config.store)
+    mark_crashed(store)
+    place = RunContext(store, config.name, config, versions(config))
+    with nothing_started():
+        chosen = find_policy(store, config.evaluation.policy) if config.kind == "evaluate" else None
+    with ExitStack() as slot, Supervisor(config.name, log_directory(config)) as supervisor:
+        session = Session(place, source_of(config), supervisor, watchers, engine, chosen)
+        session.slot = slot
+        token = _current.set(session)
+        try:
+            yield session
+        finally:
+            _current.reset(token)
+
+
+def current_session() -> Session | None:
+    """Return the session that is open around the caller."""
+    return _current.get()
+
+
+@contextmanager
+def record_run(session: Session) -> Iterator[None]:
+    """Write how a run began and ended into its events; what went wrong is passed on."""
+    known = session.place.run in session.place.store.runs.names()
+    session.record("resumed" if known else "started")
+    try:
+        with lost_terminations_repeated():
+            yield
+    except BaseException as error:
+        event, message = event_of(error)
+        session.record(event, message=message)
+        raise
+    session.record("finished")
+
+
+def source_of(config: RunConfig) -> pipeline.Source:
+    """Return where a run starts from, with digests."""
+    if not config.model.path or (config.kind == "replay" and not needs_weights(config.replay)):
+        return pipeline.Source("", "")
+    weights = model_directory(config.model.path)
+    data = Path(config.data.path).expanduser() if config.kind == "sft" else None
+    return pipeline.Source(
+        str(weights), directory_digest(weights), str(data or ""), file_digest(data) if data is not None else ""
+    )
+
+
+def log_directory(config: RunConfig) -> Path:
+    """Return the local directory for the logs of a run's services: in the store where that is local."""
+    root = Path(".stagecoach") if "://" in config.store else Path(config.store).expanduser()
+    return (root / "logs" / config.name).resolve()

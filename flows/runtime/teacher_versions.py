@@ -1,0 +1,186 @@
+"""Facts about teachers: which a run asks, what version each is, and whether it can teach the run's model."""
+
+import os
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+from configs.algorithms import TeacherConfig
+from configs.checks.run import algorithms
+from configs.checks.teachers import teacher_of
+from configs.errors import ConfigError
+from configs.functions import with_versions
+from configs.replay import needs_weights, redone
+from configs.run import RunConfig
+from flows.runtime.versions import directory_digest, file_digest, files_of, model_directory, tokenizer_digest
+from storage.keys import content_key
+from tasks.inference.engine import model_info
+from tasks.inference.engine.client import Engine, EngineError, EngineLost
+from tasks.inference.engine.tokenizing import difference
+
+ASK_SECONDS = 10.0
+"""Longest wait for an answer about an engine that someone else runs."""
+
+
+SAMPLING = {"train": ("rollout", "advantage"), "evaluate": ("rollout",)}
+"""The stages that ask teachers, by the kind of a run; a replay does some of them again."""
+
+
+def asked_teachers(config: RunConfig) -> Iterator[tuple[str, TeacherConfig]]:
+    """Yield the frozen models that the stages of a run ask, with where the config names them: teachers and players."""
+    again = redone(config.replay) if config.kind == "replay" else SAMPLING.get(config.kind, ())
+    if "rollout" in again:
+        yield from _players(config)
+    if config.kind == "evaluate":
+        return
+    for where, algorithm in algorithms(config):
+        teacher = teacher_of(algorithm)
+        stage = "rollout" if algorithm.sampled_by == "teacher" else "advantage"
+        if teacher is not None and stage in again:
+            yield f"{where}.teacher", teacher
+
+
+def _players(config: RunConfig) -> Iterator[tuple[str, TeacherConfig]]:
+    """Yield the frozen models that play single seats."""
+    for index, environment in enumerate(config.environments):
+        for name, seat in environment.seats.items():
+            if seat.model is not None:
+                yield f"environments.{index}.seats.{name}.model", seat.model
+
+
+def _plays(where: str) -> bool:
+    """Tell whether a frozen model plays a seat; the others score, or sample, what the policy learns from."""
+    return where.startswith("environments.") and where.endswith(".model")
+
+
+def teacher_facts(config: RunConfig) -> dict[str, dict[str, str]]:
+    """Return under `teachers` the version of each teacher that the run asks, by the dotted key of its section.
+
+    A recorded one that is not there any more keeps its version: a run whose work is done can be looked at without it.
+    Raises ConfigError for one that cannot teach: see `require_teachers`.
+    """
+    there = [(where, each) for where, each in asked_teachers(config) if not each.version or is_here(each)]
+    return {"teachers": _versions(config, there)}
+
+
+def local_teacher_facts(config: RunConfig) -> dict[str, dict[str, str]]:
+    """Return the same of the teachers whose weights are here: nothing is downloaded and nobody is asked."""
+    return {"teachers": _versions(config, [each for each in asked_teachers(config) if is_here(each[1])])}
+
+
+def reopened_teachers(config: RunConfig) -> RunConfig:
+    """Return `config` with the versions of the teachers open again that it asks: another one may be named."""
+    asked = asked_teachers(config)
+    opened = {f"{where}.version": "" for where, each in asked if each.url or is_here(each)}
+    return RunConfig.model_validate(with_versions(config.model_dump(mode="json"), opened)) if opened else config
+
+
+def require_teachers(config: RunConfig) -> None:
+    """Raise ConfigError, with every reason, where a teacher that the run asks is not there, or cannot teach its model:
+    weights other than recorded, another tokenizer, a smaller vocabulary, or the very weights of the policy."""
+    _versions(config, list(asked_teachers(config)))
+
+
+def external_key(teacher: TeacherConfig) -> str:
+    """Return the key of a teacher that someone else runs; empty where there is none."""
+    return os.environ.get(teacher.api_key_variable, "")
+
+
+def served_version(url: str, key: str) -> tuple[str, str]:
+    """Return the name of the model that an engine of someone else serves, and what it says of it.
+
+    Raises EngineLost where nobody answers, EngineError where it is no engine of our kind.
+    """
+    with closing(Engine(url, key, timeout=ASK_SECONDS)) as engine:
+        return engine.serves()
+
+
+def salt_of(version: str) -> str:
+    """Return under what the states of an engine of someone else are cached: what it says holds more than a salt may."""
+    return content_key(version)
+
+
+def is_here(teacher: TeacherConfig) -> bool:
+    """Tell whether a teacher's weights lie in a directory of this machine."""
+    return bool(teacher.path) and Path(teacher.path).expanduser().is_dir()
+
+
+def _versions(config: RunConfig, teachers: list[tuple[str, TeacherConfig]]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    lines: list[str] = []
+    for where, teacher in teachers:
+        try:
+            version, problems = _by_url(config, where, teacher) if teacher.url else _by_path(config, where, teacher)
+        except (EngineError, EngineLost) as error:
+            lines.append(f"{where}.url: {error}. Start it again, or give the path of its weights")
+            continue
+        found[where] = version
+        lines += [f"{where}.{line}" for line in problems]
+        if teacher.version and teacher.version != version:
+            lines.append(
+                f"{where}.version: recorded as {teacher.version!r}, here it is {version!r}; give back the weights that "
+                "the run began with, or start a new run"
+            )
+    if lines:
+        raise ConfigError(lines)
+    return found
+
+
+def _by_path(config: RunConfig, where: str, teacher: TeacherConfig) -> tuple[str, list[str]]:
+    """Return the version of a teacher whose weights are here, and what speaks against it."""
+    directory = model_directory(teacher.path, f"{where}.path")
+    info = model_info.read(directory)
+    model_info.require_weights(directory)
+    lines = []
+    if tokenizer_digest(directory) != (own := _own_tokenizer(config)):
+        lines.append(
+            f"path: the tokenizer of {teacher.path} is not the model's: its files have another digest"
+            if own
+            else "path: the model's tokenizer is not known (model.tokenizer_digest), so none can be said to be the same"
+        )
+    if _plays(where):  # it may be any model that reads and writes the same tokens, the policy's first weights too
+        return directory_digest(directory), lines
+    if info.vocab_size < config.model.vocab_size:
+        lines.append(
+            f"path: {teacher.path} has {info.vocab_size} tokens in its vocabulary, the model {config.model.vocab_size}"
+        )
+    if _weights(directory) == _policy_weights(config):
+        lines.append(f"path: {teacher.path} holds the very weights that the policy starts from: nothing to be taught")
+    return directory_digest(directory), lines
+
+
+def _by_url(config: RunConfig, where: str, teacher: TeacherConfig) -> tuple[str, list[str]]:
+    """Return the version of a teacher that someone else serves, and what speaks against it."""
+    key = external_key(teacher)
+    name, version = served_version(teacher.url, key)
+    last = (config.model.vocab_size or _own_vocabulary(config)) - 1
+    with closing(Engine(teacher.url, key, timeout=ASK_SECONDS, model=name)) as engine:
+        try:
+            if not _plays(where):
+                engine.score([0, last], salt_of(version))
+        except EngineError as error:
+            return version, [f"url: it cannot score token {last}, the last of the model's vocabulary: {error}"]
+        tokenizer = config.model.tokenizer or config.model.path
+        other = difference(engine, model_directory(tokenizer)) if tokenizer else ""
+    return version, [f"url: it has another tokenizer than the model: {other}"] if other else []
+
+
+def _own_tokenizer(config: RunConfig) -> str:
+    if config.model.tokenizer_digest or not config.model.path:
+        return config.model.tokenizer_digest
+    return tokenizer_digest(model_directory(config.model.tokenizer or config.model.path))
+
+
+def _own_vocabulary(config: RunConfig) -> int:
+    return model_info.read(model_directory(config.model.path)).vocab_size if config.model.path else 1
+
+
+def _policy_weights(config: RunConfig) -> str:
+    """Return the digest of the weights that a run starts from; empty where it starts from none."""
+    if not config.model.path or (config.kind == "replay" and not needs_weights(config.replay)):
+        return ""
+    return _weights(model_directory(config.model.path))
+
+
+def _weights(directory: Path) -> str:
+    return content_key({file.name: file_digest(file) for file in files_of(directory, ("*.safetensors",))})

@@ -1,0 +1,167 @@
+"""Facts: what a config leaves to the machine, found without importing an engine."""
+
+import hashlib
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from configs.checks.teachers import scores as scores_again
+from configs.errors import ConfigError
+from configs.functions import imported
+from configs.replay import redone
+from configs.run import RunConfig
+from configs.training import TrainingConfig
+from storage.keys import content_key
+from tasks.inference.engine import model_info
+from tasks.inference.environments import servers as environment_service
+from tasks.runtime.import_paths import NotImportable, code_version
+
+PACKAGES = ("stagecoach", "torch", "transformers", "verifiers", "renderers", "prefect", "deltalake", "pyarrow")
+# What a policy is made of; optimizer state and manifests are not.
+WEIGHT_FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken")
+# What decides which tokens a conversation becomes.
+TOKENIZER_FILES = ("tokenizer*", "*.jinja", "vocab*", "merges*", "*.model", "*.tiktoken", "special_tokens_map.json")
+
+
+def config_versions(config: RunConfig) -> dict[str, Any]:
+    """Return what `configs.resolve.resolve` fills into `config`: versions, precision, device and the model's shape.
+
+    For a replay only of what it does again: the rest is recorded, and need not be installed here. Raises ConfigError
+    for a model or an imported function that is not there, EnvironmentUnavailable for an environment that is not
+    installed.
+    """
+    samples, trains, scores, loads = _parts(config)
+    precision = "bfloat16" if has_cuda() else "float32"
+    found: dict[str, Any] = {}
+    if samples:
+        found["engine"] = {"version": model_info.engine_version(), "dtype": precision}
+    if trains:
+        found["training"] = training_facts(precision, config.training)
+    if scores:  # of supervised training, the rows of a file stand in for an environment
+        versions = {each.name: {"version": environment_service.package_version(each)} for each in config.environments}
+        found["environments"] = versions
+    if loads and config.model.path:
+        found["model"] = model_facts(config)
+    if functions := function_facts(config):
+        found["functions"] = functions
+    return found
+
+
+def _parts(config: RunConfig) -> tuple[bool, bool, bool, bool]:
+    """Return whether a run needs an engine, trains, needs its environments, and reads its model's directory."""
+    if config.kind != "replay":
+        return True, True, config.kind != "sft", True
+    again = redone(config.replay)
+    fresh = bool(config.replay.weights)
+    samples = "rollout" in again or scores_again(config)  # a reference is scored by an engine too
+    return samples, "training" in again, "rollout" in again or config.replay.regrade, fresh
+
+
+def function_facts(config: RunConfig) -> dict[str, str]:
+    """Return the versions of the functions that the run calls by import path, by the dotted key of the path.
+
+    Raises ConfigError with every one that cannot be loaded.
+    """
+    kinds = {"train": ("filtering", "advantage", "training"), "sft": ("filtering", "training"), "evaluate": ()}
+    stages = kinds[config.kind] if config.kind != "replay" else redone(config.replay)
+    found, problems = {}, []
+    for each in imported(config):
+        if each.stage in stages:
+            try:
+                found[each.key] = code_version(each.path)
+            except NotImportable as error:
+                problems.append(f"{each.key}: {error}")
+    if problems:
+        raise ConfigError(problems)
+    return found
+
+
+def training_facts(precision: str, training: TrainingConfig) -> dict[str, str]:
+    """Return the versions of what trains here, and where it would."""
+    version = f"torch {installed('torch')}, transformers {installed('transformers')}"
+    if training.optimizer.type == "sign_sgd":
+        version += f", pytorch-optimizer {installed('pytorch-optimizer')}"
+    if training.lora:
+        version += f", peft {installed('peft')}"
+    return {"version": version, "dtype": precision, "device": "cuda" if has_cuda() else "cpu"}
+
+
+def model_facts(config: RunConfig) -> dict[str, Any]:
+    """Return the model's vocabulary, renderer and tokenizer; raises ConfigError for a model that is not there."""
+    directory = model_directory(config.model.path)
+    info = model_info.read(directory)
+    model_info.require_weights(directory)
+    renderer = model_info.renderer_name(config.model.renderer, config.model.path)
+    model_info.renderer_config(renderer, config.model.path, config.model.renderer_settings)  # or it is refused here
+    tokenizer = Path(config.model.tokenizer).expanduser() if config.model.tokenizer else directory
+    digest = tokenizer_digest(tokenizer)
+    return {"vocab_size": info.vocab_size, "renderer": renderer, "tokenizer_digest": digest}
+
+
+def has_cuda() -> bool:
+    """Return whether this machine has an NVIDIA device that processes may see."""
+    return Path("/dev/nvidiactl").exists() and os.environ.get("CUDA_VISIBLE_DEVICES") != ""
+
+
+def installed(package: str) -> str:
+    """Return the version of an installed package; empty when it is not installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def versions(config: RunConfig) -> Mapping[str, str]:
+    """Return the versions of everything that computes rows, for the ledger."""
+    found = {name: installed(name) for name in PACKAGES}
+    environments = {f"environment {each.name}": each.version for each in config.environments}
+    functions = {f"function {each.path}": each.version for each in imported(config)}
+    return {**found, **environments, **functions, "engine": config.engine.version, "python": platform.python_version()}
+
+
+def model_directory(path: str, key: str = "model.path") -> Path:
+    """Return the local directory of a model: `path` itself, or the cached download of a hub id.
+
+    Raises ConfigError when there is neither; `key` is where the config names it.
+    """
+    directory = Path(path).expanduser()
+    if directory.is_dir():
+        return directory.resolve()
+    return Path(_download(path, key))
+
+
+def _download(hub_id: str, key: str) -> str:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return snapshot_download(hub_id, allow_patterns=list(WEIGHT_FILES))
+    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise ConfigError(
+            [f"{key}: {hub_id} is no directory, and no model of that name could be had from the hub: {error}"]
+        ) from error
+
+
+def tokenizer_digest(directory: Path) -> str:
+    """Return the digest of the files of a model directory that decide which tokens a conversation becomes."""
+    return content_key({file.name: file_digest(file) for file in files_of(directory, TOKENIZER_FILES)})
+
+
+def directory_digest(directory: Path) -> str:
+    """Return the digest of a model directory's weights, config and tokenizer files, by name and content."""
+    return content_key({file.name: file_digest(file) for file in files_of(directory, WEIGHT_FILES)})
+
+
+def files_of(directory: Path, patterns: Sequence[str]) -> list[Path]:
+    """Return the files of a model directory that match, in order of name; optimizer state and manifests never do."""
+    found = {file for pattern in patterns for file in directory.glob(pattern)}
+    return sorted(file for file in found if not file.name.startswith(("optimizer", "manifest")))
+
+
+def file_digest(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

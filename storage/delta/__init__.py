@@ -1,0 +1,1 @@
+"""Delta Lake: tables, their logs, Parquet files, and commits of many results at once."""

@@ -1,0 +1,83 @@
+"""Rows to Parquet bytes and back, with checksums on every page.
+
+Written here and not by the table library, because that one can neither write page checksums (a flipped bit then reads
+as data) nor encode list columns by themselves.
+"""
+
+from collections.abc import Collection, Sequence
+from typing import Any, cast
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from storage.errors import StoreUnavailable
+from storage.schemas.validation import RowPlace, check_schema
+
+STATISTICS = ("step", "attempt", "seq")
+
+
+def encode(groups: Sequence[pa.Table]) -> bytes:
+    """Write tables of one schema as Parquet, each a row group of its own, so that one can be read without the others.
+
+    Zstd level 1, no dictionary on numbers, floats of lists as split byte streams: the fastest of the small ones.
+    Minima and maxima are kept for the slice columns alone, so that no text of a prompt lands in a footer.
+    """
+    sink = pa.BufferOutputStream()
+    schema = groups[0].schema
+    with pq.ParquetWriter(
+        sink,
+        schema,
+        compression="zstd",
+        compression_level=1,
+        use_dictionary=cast(Any, [field.name for field in schema if pa.types.is_string(field.type)]),
+        column_encoding={
+            f"{field.name}.list.element": "BYTE_STREAM_SPLIT"
+            for field in schema
+            if pa.types.is_list(field.type) and pa.types.is_floating(field.type.value_type)
+        },
+        write_statistics=[name for name in STATISTICS if name in schema.names],
+        write_page_checksum=True,
+        store_schema=False,
+    ) as writer:
+        for group in groups:
+            writer.write_table(group, row_group_size=group.num_rows)
+    return sink.getvalue().to_pybytes()
+
+
+def source_of(data: bytes) -> pa.BufferReader:
+    """Something to read a file's bytes from, over a copy that Arrow owns.
+
+    A reading thread may drop its reference after the read has returned. Memory that Python owns takes Python's lock
+    then, and where the interpreter is about to end that aborts the process: a finished run would look failed.
+    """
+    copy = pa.allocate_buffer(len(data))
+    pa.FixedSizeBufferWriter(copy).write(data)
+    return pa.BufferReader(copy)
+
+
+def decode(source: pa.NativeFile, schema: pa.Schema, attempts: Collection[str] | None = None) -> pa.Table:
+    """Read the columns of a schema, in its order, checking page checksums; with `attempts`, their rows alone.
+
+    Only row groups that may hold those attempts are read. Raises StoreUnavailable where the bytes are no such file
+    or a checksum fails, SchemaError where types or nullability are others: nothing is cast.
+    """
+    try:
+        with pq.ParquetFile(source, page_checksum_verification=True) as file:
+            groups: Sequence[int] = range(file.num_row_groups)
+            if attempts is not None:
+                groups = [group for group in groups if _may_hold(file, group, attempts)]
+            rows = file.read_row_groups(list(groups), schema.names)
+        rows.validate(full=True)
+    except (pa.ArrowException, OSError, ValueError) as error:  # damaged names in a footer are a UnicodeDecodeError
+        raise StoreUnavailable(f"a Parquet file cannot be read: {error}") from error
+    check_schema(rows.schema, schema, RowPlace("a Parquet file"))
+    if attempts is None:
+        return rows
+    return rows.filter(pc.is_in(rows["attempt"], pa.array(sorted(attempts), pa.string())))
+
+
+def _may_hold(file: pq.ParquetFile, group: int, attempts: Collection[str]) -> bool:
+    column = file.schema_arrow.names.index("attempt")
+    bounds: Any = file.metadata.row_group(group).column(column).statistics
+    return bounds is None or any(bounds.min <= attempt <= bounds.max for attempt in attempts)

@@ -1,0 +1,1 @@
+"""Compaction, removal and repair of a store."""

@@ -1,0 +1,211 @@
+"""Housekeeping: what keeps a store small and quick, and can be left out for long. One process does it at a time.
+
+Nothing here removes rows that the ledger names: compaction copies verified rows, and the files they came from are
+deleted only when the copies have been read back and compared.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+
+from storage.delta.actions import Active
+from storage.delta.log import prune_log
+from storage.delta.table import Raced, StoredTable
+from storage.errors import StoreError, border
+from storage.maintenance.activity import at_work
+from storage.maintenance.files import delete, older, sizes
+from storage.maintenance.sweep import drop_orphans, orphaned_policies
+from storage.policies.store import SCRATCHES
+from storage.refs import Slice
+from storage.roots import Root
+from storage.schemas.stage_tables import TABLES
+from storage.schemas.system_tables import SYSTEM_TABLES
+from storage.store import FORMAT, Store
+
+RETENTION_HOURS = 168
+TEMPORARY_HOURS = 24
+MIN_FILES = 8
+TARGET_BYTES = 100_000_000
+
+
+@dataclass(frozen=True)
+class TableWork:
+    """What was done to one table: files merged and deleted, bytes of all its files before and after.
+
+    `only_copies` are files kept although they are old: the only copy of rows that the ledger names.
+    """
+
+    table: str
+    merged: int
+    deleted: int
+    bytes_before: int
+    bytes_after: int
+    only_copies: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Maintenance:
+    """What one round did, by table; temporary files swept, and keys of policies that no row ever named."""
+
+    tables: tuple[TableWork, ...] = ()
+    swept: int = 0
+    policies: tuple[str, ...] = ()
+
+    @property
+    def merged(self) -> int:
+        """Files merged, over all tables."""
+        return sum(each.merged for each in self.tables)
+
+    @property
+    def deleted(self) -> int:
+        """Files deleted, temporary ones included."""
+        return sum(each.deleted for each in self.tables) + self.swept
+
+    @property
+    def only_copies(self) -> tuple[str, ...]:
+        """Files kept although they are old: the only copy of rows that the ledger names."""
+        return tuple(path for each in self.tables for path in each.only_copies)
+
+
+def maintain(store: Store, retention_hours: float = RETENTION_HOURS, dry_run: bool = False) -> Maintenance:
+    """Compact, delete what is no longer needed, prune logs, sweep temporary files; return what was done.
+
+    `retention_hours` guards files that some reader or writer elsewhere may still be using; less than a day is for a
+    store that nobody else has open, and refused with StoreError while a run may be at work. A dry run changes nothing
+    and returns what there is to do now: files that it would merge are deleted by a later round.
+    """
+    busy = at_work(store)
+    if busy and retention_hours < TEMPORARY_HOURS and not dry_run:
+        what = f"files younger than {TEMPORARY_HOURS} h may be in use: {', '.join(busy)} may be at work"
+        advice = "wait for the runs to end, or keep at least a day"
+        raise StoreError(what, store.root.address, "nothing was changed", advice)
+    tables = tuple(_maintain_table(store, table, retention_hours, dry_run) for table in _tables(store))
+    swept = sweep(store.root, dry_run) + (0 if dry_run else store.policies.sweep(TEMPORARY_HOURS))
+    return Maintenance(tables, swept, tuple(orphaned_policies(store, retention_hours, dry_run)))
+
+
+def _maintain_table(store: Store, table: StoredTable, hours: float, dry_run: bool) -> TableWork:
+    before = sum(sizes(store.root, table.place).values())
+    merged = compact(store, table, dry_run)
+    orphans = [] if TABLES[table.name] in SYSTEM_TABLES else drop_orphans(store, table, hours, dry_run)
+    deleted, kept = vacuum(store, table, hours, dry_run)
+    deleted += len(orphans) + prune_log(store.root, table.place, dry_run=dry_run)
+    after = sum(sizes(store.root, table.place).values())
+    return TableWork(table.name, merged, deleted, before, after, tuple(kept))
+
+
+def compact(store: Store, table: StoredTable, dry_run: bool = False) -> int:
+    """Merge the small files of finished work, run by run; return how many files were merged.
+
+    A stage table's file is merged when the ledger names it, rows of one key in one row group. A file of an attempt
+    that is not in the ledger may be about to be, and is left alone.
+    """
+    table.refresh()
+    book = TABLES[table.name] in SYSTEM_TABLES
+    finished = [] if book else _finished(store, table.name)
+    merged = 0
+    for run in sorted({each.run for each in table.active()}):
+        if book:
+            merged += _fold(table, run, dry_run)
+            continue
+        files = [each for each in table.active() if each.run == run and each.size < TARGET_BYTES]
+        for bundle in _slice_groups(store, finished, files):
+            try:
+                if not dry_run:
+                    table.replace([file for file, _, _ in bundle], _row_groups(bundle), run)
+            except Raced:
+                break  # someone else is at it
+            merged += len(bundle)
+    return merged
+
+
+def _fold(table: StoredTable, run: str, dry_run: bool) -> int:
+    if not dry_run:
+        return table.fold(run, MIN_FILES)
+    num_files = sum(each.run == run for each in table.active())
+    return num_files if num_files >= MIN_FILES else 0
+
+
+def vacuum(
+    store: Store, table: StoredTable, retention_hours: float = RETENTION_HOURS, dry_run: bool = False
+) -> tuple[int, list[str]]:
+    """Delete data files that the table no longer holds, or never did, and that are older than `retention_hours`.
+
+    A file that the ledger names is deleted only if its rows can be read, verified, from where compaction put them.
+    Returns how many were deleted, and the paths of those kept because they are the only copy.
+    """
+    table.refresh()
+    active = {each.path for each in table.active()}
+    named = {file.path: piece for piece in _finished(store, table.name) for file in piece.files}
+    deleted, kept = 0, []
+    for path in older(store.root, table.place, retention_hours, ".parquet"):
+        inside = path.removeprefix(f"{table.place}/")
+        if inside.startswith("_delta_log/") or inside in active:
+            continue
+        if inside in named and not store.slices.moved(named[inside]):
+            kept.append(store.root.child(path))
+            continue
+        if not dry_run:
+            delete(store.root, path)
+        deleted += 1
+    return deleted, kept
+
+
+def sweep(root: Root, dry_run: bool = False) -> int:
+    """Delete what processes that died left half made, older than a day: log drafts and scratch directories."""
+    drafts = [path for path in older(root, "tables", TEMPORARY_HOURS) if "#" in path.rpartition("/")[2]]
+    drafts += [path for path in older(root, "", TEMPORARY_HOURS, deep=False) if path.startswith(f".{FORMAT}.")]
+    for path in drafts if not dry_run else ():
+        delete(root, path)
+    scratches = older(root, SCRATCHES, TEMPORARY_HOURS, kind=pafs.FileType.Directory, deep=False)
+    for path in scratches if not dry_run else ():
+        with border("sweeping a scratch directory", root.child(path)):
+            root.files.delete_dir(path)
+    return len(drafts) + len(scratches)
+
+
+Piece = tuple[Active, str, pa.Table]  # a file, the key of its rows, its rows
+
+
+def _tables(store: Store) -> list[StoredTable]:
+    """Those that are there, books last: no table is made only to be tidied."""
+    books = [book.name for book in SYSTEM_TABLES]
+    there = store.root.names("tables")
+    stages = [name for name in there if name not in books]
+    return [store.table(name) for name in (*stages, *(name for name in books if name in there))]
+
+
+def _finished(store: Store, table: str) -> list[Slice]:
+    """Every slice of a table that the ledger names and that was not retired, in order of run, step and time."""
+    named = dict.fromkeys(piece for entry in store.ledger.entries() for piece in entry.slices(table))
+    return store.slices.retirements.without(named)
+
+
+def _slice_groups(store: Store, finished: Sequence[Slice], files: Sequence[Active]) -> Iterator[list[Piece]]:
+    """Bundles of the files of finished slices, in the order of the ledger, each as large as a file should be."""
+    small = {file.path: file for file in files}
+    slices = [each for each in finished if len(each.files) == 1 and each.files[0].path in small]
+    if len(slices) < MIN_FILES:
+        return
+    bundle: list[Piece] = []
+    size = 0
+    for piece in slices:
+        file = small[piece.files[0].path]
+        if bundle and size + file.size > TARGET_BYTES:
+            yield bundle
+            bundle, size = [], 0
+        rows = store.slices.stored(piece)
+        bundle.append((file, rows["key"][0].as_py(), rows))
+        size += file.size
+    if len(bundle) > 1:
+        yield bundle
+
+
+def _row_groups(bundle: Sequence[Piece]) -> list[pa.Table]:
+    """The rows of a bundle, those of one key together."""
+    groups: dict[str, list[pa.Table]] = {}
+    for _, key, rows in bundle:
+        groups.setdefault(key, []).append(rows)
+    return [pa.concat_tables(rows).combine_chunks() for rows in groups.values()]

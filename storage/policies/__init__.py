@@ -1,0 +1,1 @@
+"""Directories of weights, each complete or absent, local or in an object store."""

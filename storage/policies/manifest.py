@@ -1,0 +1,84 @@
+"""Manifests: what a complete policy says of itself, and whether a local directory holds exactly that."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from storage.errors import DamagedSlice
+from storage.keys import canonical
+from storage.refs import File
+
+MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True)
+class PolicyManifest:
+    """What a complete policy says of itself: files with paths relative to its directory, manifest not among them.
+
+    `place` is its directory below the store's root; `added` are the places of files that lie elsewhere, by path: in an
+    object store what was added to a policy later (an optimizer's state) has a place of its own.
+    """
+
+    policy_key: str
+    weights_sha256: str
+    files: tuple[File, ...]
+    place: str
+    added: Mapping[str, str] = field(default_factory=dict)
+
+    def place_of(self, file: File) -> str:
+        """Where one of its files lies below the store's root."""
+        return f"{self.added.get(file.path, self.place)}/{file.path}"
+
+
+def manifest(
+    weights_sha256: str, files: Sequence[File], below: str = "", added: Mapping[str, str] | None = None
+) -> str:
+    """The text of a manifest; `below` and `added` are places relative to the policy's directory."""
+    content: dict[str, Any] = {"weights_sha256": weights_sha256, "below": below}
+    if added:
+        content["added"] = dict(added)
+    return canonical({**content, "files": [file.to_row() for file in files]})
+
+
+def parse(text: bytes, policy_key: str) -> PolicyManifest:
+    """The policy of a manifest's text."""
+    content = json.loads(text)
+    files = tuple(File.from_row(file) for file in content["files"])
+    top = f"policies/{policy_key}"
+    added = {path: top + below for path, below in content.get("added", {}).items()}
+    return PolicyManifest(policy_key, content["weights_sha256"], files, top + content["below"], added)
+
+
+def digested(directory: Path) -> list[File]:
+    """The files of a directory with sizes and digests, by path."""
+    paths = sorted(path for path in directory.rglob("*") if path.is_file() and path.name != MANIFEST)
+    return [File(path.relative_to(directory).as_posix(), path.stat().st_size, _sha256(path)) for path in paths]
+
+
+def weights_digest(files: Sequence[File]) -> str:
+    """The digest of the weights among files: the safetensors files but the optimizer's; all files if there are none."""
+    weights = [f for f in files if f.path.endswith(".safetensors") and not Path(f.path).name.startswith("optimizer")]
+    return hashlib.sha256(canonical([file.to_row() for file in weights or files]).encode()).hexdigest()
+
+
+def check_files(directory: Path, files: Sequence[File], verify: bool) -> None:
+    """Raise DamagedSlice unless every file is there at its size, and with `verify` with its digest."""
+    for file in files:
+        path, wrong = directory / file.path, ""
+        if not path.is_file():
+            wrong = "is missing"
+        elif path.stat().st_size != file.size:
+            wrong = f"has {path.stat().st_size} bytes instead of {file.size}"
+        elif verify and _sha256(path) != file.sha256:
+            wrong = "is not the file that was written: its SHA-256 differs"
+        if wrong:
+            advice = "put the file back from a copy, or remove the directory and train that step again"
+            raise DamagedSlice(f"{path} {wrong}", str(directory), "every other policy and all tables", advice)
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -1,0 +1,204 @@
+"""Policies: directories of weights, each complete or absent.
+
+On a local root a directory is made beside its place and renamed into it; elsewhere its files are uploaded under a name
+of their own and a manifest, written last, names them. A policy is there when its manifest is.
+"""
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from uuid import uuid4
+
+from storage.errors import PolicyAbsent, PolicyConflict, StoreError, StoreUnavailable, border
+from storage.objects.uploads import Uploads
+from storage.policies.manifest import MANIFEST, PolicyManifest, check_files, digested, manifest, parse, weights_digest
+from storage.policies.scratch import Scratches
+from storage.refs import File
+from storage.roots import Root, make_directory, synchronise
+
+SCRATCHES = "policies/.scratch"
+REMOVED = ".removed"
+"""Directory of markers, by key, of policies whose weights were removed while the tables still speak of them."""
+
+
+class Policies:
+    """Publishes directories of weights and finds them again."""
+
+    def __init__(self, root: Root, cache: Path | None = None) -> None:
+        self._root = root
+        copies = cache or Path(tempfile.gettempdir()) / f"stagecoach-policies-{os.getuid()}"
+        self._scratches = Scratches(copies / ".scratch" if root.directory is None else root.directory / SCRATCHES)
+        self._uploads = Uploads(root, copies, self._scratches)
+
+    def scratch(self, name: str) -> Path:
+        """A new empty local directory to write weights in; on a local root on its disk, so that publishing renames.
+
+        What a process that died left in its own is never looked at, and removed when the next one is made.
+        """
+        _check_key(name)
+        with border("making a directory for weights", str(self._scratches.directory)):
+            return self._scratches.make(name)
+
+    def publish(self, directory: str | Path, policy_key: str, weights_sha256: str | None = None) -> PolicyManifest:
+        """Make a directory of weights a policy, complete or not at all, and return what it consists of.
+
+        A directory out of `scratch` is moved; any other is copied. Publishing a key again with equal weights returns
+        the policy that is there, with files added that it lacks (an optimizer's); with other weights it raises
+        PolicyConflict. `weights_sha256` defaults to the digest of the safetensors files but the optimizer's.
+        Also raises NoSpace and StoreUnavailable.
+        """
+        _check_key(policy_key)
+        source = Path(directory)
+        with border(f"publishing policy {policy_key!r}", self._root.child(f"policies/{policy_key}")):
+            files = tuple(digested(source))
+            if not files:
+                raise StoreError(f"{source} holds no files", "", "nothing was written", "write the weights first")
+            weights = weights_sha256 or weights_digest(files)
+            self._check_made_again(policy_key, weights)
+            standing = self.find(policy_key) or self._place(source, policy_key, weights, files)
+            if standing.weights_sha256 != weights:
+                raise _conflict(standing, weights)
+            if {file.path for file in files} - {file.path for file in standing.files}:
+                standing = self._complete(source, standing, files)
+            self._keep_copy(source, standing, files)
+        self.discard(source)
+        return standing
+
+    def discard(self, directory: str | Path) -> None:
+        """Remove a directory out of `scratch`; any other, or one that is gone, is left alone."""
+        self._scratches.discard(Path(directory))
+
+    def find(self, policy_key: str) -> PolicyManifest | None:
+        """The complete policy of a key, by its manifest; None where it is absent."""
+        _check_key(policy_key)
+        try:
+            with border(f"looking for policy {policy_key!r}", self._root.address):
+                return parse(self._root.read(f"policies/{policy_key}/{MANIFEST}"), policy_key)
+        except StoreUnavailable as error:
+            if isinstance(error.__cause__, FileNotFoundError | NotADirectoryError):
+                return None
+            raise
+
+    def directory(self, policy_key: str, verify: bool = False) -> Path:
+        """A local directory with the complete policy: its own on a local root, else a verified download.
+
+        Sizes are always checked, digests with `verify`. Raises PolicyAbsent, DamagedSlice.
+        """
+        policy = self.find(policy_key)
+        if policy is None:
+            raise self._absent(policy_key)
+        local = self._uploads.copy(policy) if self._root.directory is None else self._root.directory / policy.place
+        check_files(local, policy.files, verify)
+        return local
+
+    def sweep(self, hours: float) -> int:
+        """Delete what killed uploads left in an object store more than so many hours ago; return how many objects.
+
+        On a local root there is nothing of the kind: what killed processes leave there is a scratch directory.
+        """
+        return self._uploads.sweep(hours) if self._root.directory is None else 0
+
+    def removed(self, policy_key: str) -> dict[str, str] | None:
+        """What was noted when the weights of a key were removed (weights_sha256, at, why); None where they were not."""
+        marker = f"policies/{REMOVED}/{policy_key}.json"
+        if not self._root.exists(marker):
+            return None
+        found: dict[str, str] = json.loads(self._root.read(marker))
+        return found
+
+    def names(self) -> list[str]:
+        """The keys of all complete policies."""
+        with border("listing policies", self._root.address):
+            return [name for name in self._root.names("policies") if not name.startswith(".") and self.find(name)]
+
+    def _check_made_again(self, policy_key: str, weights_sha256: str) -> None:
+        """Raise PolicyConflict where weights were removed under this key and these are others."""
+        removed = self.removed(policy_key)
+        if removed and removed["weights_sha256"] != weights_sha256:
+            before = PolicyManifest(policy_key, removed["weights_sha256"], (), f"policies/{REMOVED}/{policy_key}.json")
+            raise _conflict(before, weights_sha256)
+
+    def _absent(self, policy_key: str) -> PolicyAbsent:
+        marker = self.removed(policy_key)
+        if marker is None:
+            advice = "check the key; if its training finished, the directory was removed by hand: train that step again"
+            return PolicyAbsent(f"there is no policy {policy_key!r}", self._root.address, "everything else", advice)
+        what = f"the weights of policy {policy_key!r} were removed on {marker['at'][:10]} by {marker['why']}"
+        advice = "take a version whose weights were kept, or train the recorded batches again from one before it"
+        return PolicyAbsent(
+            what, self._root.address, "the rows of that step in all tables, and every other policy", advice
+        )
+
+    def _place(self, source: Path, policy_key: str, weights_sha256: str, files: Sequence[File]) -> PolicyManifest:
+        place = self._uploads.put if self._root.directory is None else self._move
+        place(source, policy_key, weights_sha256, files)
+        standing = self.find(policy_key)
+        assert standing is not None, "a policy just published is there"
+        return standing
+
+    def _complete(self, source: Path, standing: PolicyManifest, files: Sequence[File]) -> PolicyManifest:
+        """Add the files that a standing policy of the same weights lacks; its manifest names them last."""
+        names = {file.path for file in standing.files}
+        added = [file for file in files if file.path not in names]
+        if self._root.directory is None:
+            self._uploads.add(source, standing, added)
+            return self.find(standing.policy_key) or standing
+        target = self._root.directory / standing.place
+        for file in added:
+            make_directory((target / file.path).parent)
+            draft = target / f".{uuid4().hex}"
+            shutil.copyfile(source / file.path, draft)
+            _rename_durably(draft, target / file.path)
+        draft = target / f".{uuid4().hex}"
+        draft.write_text(manifest(standing.weights_sha256, (*standing.files, *added)))
+        _rename_durably(draft, target / MANIFEST)
+        return self.find(standing.policy_key) or standing
+
+    def _keep_copy(self, source: Path, standing: PolicyManifest, files: Sequence[File]) -> None:
+        """Let what was just uploaded be the local copy, where it is ours to move and holds exactly the policy."""
+        ours = self._root.directory is None and source.parent == self._scratches.directory
+        if ours and set(files) == set(standing.files):
+            self._uploads.keep(source, standing)
+
+    def _move(self, source: Path, policy_key: str, weights_sha256: str, files: Sequence[File]) -> None:
+        assert self._root.directory is not None
+        target = self._root.directory / "policies" / policy_key
+        ours = source
+        if source.parent != self._scratches.directory:
+            ours = self.scratch(policy_key)
+            try:
+                shutil.copytree(source, ours, dirs_exist_ok=True)
+            except OSError:
+                self.discard(ours)  # a full disk is not to be kept full
+                raise
+        (ours / MANIFEST).write_text(manifest(weights_sha256, files))
+        for path in (*ours.rglob("*"), ours):
+            synchronise(path)
+        try:
+            os.rename(ours, target)
+        except OSError:
+            if not (target / MANIFEST).is_file():
+                raise
+            # another process published the key meanwhile; the caller compares the weights
+        self.discard(ours)
+        synchronise(target.parent)
+
+
+def _check_key(policy_key: str) -> None:
+    if not policy_key.replace("-", "").replace("_", "").isalnum():
+        raise StoreError(f"{policy_key!r} is no policy key", "", "nothing was touched", "use the key of finished work")
+
+
+def _rename_durably(draft: Path, target: Path) -> None:
+    synchronise(draft)
+    os.replace(draft, target)
+    synchronise(target.parent)
+
+
+def _conflict(standing: PolicyManifest, weights_sha256: str) -> PolicyConflict:
+    what = f"policy {standing.policy_key!r} is there with weights {standing.weights_sha256}, not {weights_sha256}"
+    advice = "the same key must give the same weights: look for what the key leaves out (device, library, thread count)"
+    return PolicyConflict(what, standing.place, "the policy that is there was not touched", advice)

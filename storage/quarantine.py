@@ -1,0 +1,89 @@
+"""Quarantines: rollouts that turned out to be unfit for training after they were made, one row for each finding."""
+
+import socket
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from storage.delta.cached_table import CachedTable
+from storage.errors import QuarantineUnknown
+from storage.keys import content_key
+from storage.roots import Root
+from storage.schemas.system_tables import QUARANTINES
+from storage.slices import check_run_name
+
+ALL_RUNS = "all-runs"
+"""Stands for the run of a finding for which the rollouts of every run were looked at."""
+ID_LENGTH = 12
+
+
+@dataclass(frozen=True)
+class Quarantine:
+    """One finding; the columns of the quarantines table."""
+
+    quarantine: str
+    """The finding's id: a digest of its rollouts and its reason."""
+    run: str
+    where: str
+    reason: str
+    trace_ids: tuple[str, ...]
+    at: datetime
+    host: str
+
+
+class Quarantines(CachedTable):
+    """The findings of a store, held in memory and moved forward by what was added since."""
+
+    def __init__(self, root: Root) -> None:
+        super().__init__(root, QUARANTINES)
+        self._found: dict[str, Quarantine] = {}
+
+    def record(self, trace_ids: Iterable[str], *, where: str, reason: str, run: str = ALL_RUNS) -> Quarantine:
+        """Write down that rollouts are unfit, in one row; the same rollouts for the same reason are one finding.
+
+        Returns the finding that stands: the one written, or the earlier one of the same rollouts and reason.
+        """
+        check_run_name(run)
+        traces = tuple(sorted(set(trace_ids)))
+        assert traces, "a quarantine of nothing"
+        name = content_key({"trace_ids": list(traces), "reason": reason})[:ID_LENGTH]
+        standing = {each.quarantine: each for each in self.all()}.get(name)
+        if standing is not None:
+            return standing
+        noted = Quarantine(name, run, where, reason, traces, datetime.now(UTC), socket.gethostname())
+        self._append([vars(noted)], run)
+        return noted
+
+    def all(self) -> list[Quarantine]:
+        """The findings, in order of time; of one that two writers recorded at once, the earlier row."""
+        with self._lock:
+            self._refresh()
+            return sorted(self._found.values(), key=_age)
+
+    def ids(self) -> list[str]:
+        """The ids of all findings, in order of time."""
+        return [each.quarantine for each in self.all()]
+
+    def reasons(self, quarantines: Sequence[str]) -> dict[str, str]:
+        """The reason for each rollout of the findings named; of a rollout in several, the earliest finding's.
+
+        Raises QuarantineUnknown for an id that the store does not have.
+        """
+        known = self.all()
+        if missing := sorted(set(quarantines) - {each.quarantine for each in known}):
+            raise QuarantineUnknown(
+                f"there is no quarantine {missing[0]!r}",
+                f"the store has: {', '.join(each.quarantine for each in known) or 'none'}",
+                do="list them with `stagecoach quarantine --list` and give one of these ids",
+            )
+        chosen = [each for each in known if each.quarantine in set(quarantines)]
+        return {trace: each.reason for each in reversed(chosen) for trace in each.trace_ids}
+
+    def _take(self, row: dict[str, Any]) -> None:
+        found = Quarantine(**{**row, "trace_ids": tuple(row["trace_ids"])})
+        self._found[found.quarantine] = min(self._found.get(found.quarantine, found), found, key=_age)
+
+
+def _age(found: Quarantine) -> tuple[object, ...]:
+    return found.at, found.run, found.quarantine

@@ -1,0 +1,259 @@
+"""Every table of a store for analysis, as a polars LazyFrame or an Arrow dataset with filters pushed down."""
+
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+
+from storage.delta.actions import PARTITION, Active
+from storage.delta.table import StoredTable
+from storage.errors import LayoutError, SchemaError, border
+from storage.quarantine import ALL_RUNS
+from storage.read.lineage import Graph, Work
+from storage.refs import Slice
+from storage.roots import Root, open_root
+from storage.schemas.columns import Column, Table
+from storage.schemas.stage_tables import TABLES
+from storage.schemas.system_tables import QUARANTINES, SYSTEM_TABLES
+from storage.store import FORMAT, Store, open_store
+
+
+def of_attempts(
+    root: Root, stored: StoredTable, schema: pa.Schema, wanted: Mapping[str, Collection[str]]
+) -> ds.Dataset:
+    """The rows of some attempts, given by run; files that hold none of them are not opened."""
+    files = holding(stored, wanted)
+    found = of_files(root, stored, schema, files)
+    if all(each.first_attempt == each.last_attempt for each in files):
+        return found
+    return found.filter(pc.field("attempt").isin(sorted({each for of_run in wanted.values() for each in of_run})))
+
+
+def scan_attempts(
+    root: Root, stored: StoredTable, schema: pa.Schema, wanted: Mapping[str, Collection[str]]
+) -> pl.LazyFrame:
+    """The same rows for polars, which opens a file in a quarter of the time that Arrow takes for it.
+
+    That is what reading costs where a run has left a thousand files: see benchmarks/viewing.md.
+    """
+    options = dict(root.options) or None
+    parts = [pl.LazyFrame(pl.DataFrame(schema.empty_table()))]
+    by_run: dict[str, list[Active]] = {}
+    for file in holding(stored, wanted):
+        by_run.setdefault(file.run, []).append(file)
+    for run, files in by_run.items():
+        places = [root.child(f"{stored.place}/{each.path}") for each in files]
+        rows = pl.scan_parquet(places, glob=False, hive_partitioning=False, storage_options=options)
+        if any(each.first_attempt != each.last_attempt for each in files):
+            rows = rows.filter(pl.col("attempt").is_in(sorted(set(wanted[run]))))
+        parts.append(rows.with_columns(pl.lit(run).alias(PARTITION)).select(schema.names))
+    return pl.concat(parts[1:] or parts)
+
+
+def holding(stored: StoredTable, wanted: Mapping[str, Collection[str]]) -> list[Active]:
+    """The files of a table, as it is now, that may hold rows of some attempts, given by run."""
+    stored.refresh()
+    attempts = {run: sorted(of_run) for run, of_run in wanted.items()}
+    return [each for each in stored.active() if _may_hold(each, attempts.get(each.run, ()))]
+
+
+def of_files(root: Root, stored: StoredTable, schema: pa.Schema, files: Iterable[Active]) -> ds.Dataset:
+    """All rows of some files, the run out of each file's place."""
+    form = ds.ParquetFileFormat()
+    fragments = [
+        form.make_fragment(
+            f"{stored.place}/{each.path}", root.files, partition_expression=pc.field(PARTITION) == each.run
+        )
+        for each in files
+    ]
+    return ds.FileSystemDataset(fragments, schema, form, root.files)
+
+
+def _may_hold(file: Active, attempts: Sequence[str]) -> bool:
+    place = bisect_left(attempts, file.first_attempt)
+    return place < len(attempts) and attempts[place] <= file.last_attempt
+
+
+Derivation = Callable[["Frames"], pl.LazyFrame]
+"""Makes a table that nobody wrote out of the tables that were."""
+
+USES = Table(
+    "uses",
+    "one slice as a run uses it, whoever computed it: what a join over runs needs",
+    ("run", "key", "table", "attempt"),
+    (
+        Column("run", pa.string(), "the run that uses the slice"),
+        Column("step", pa.int64(), "the step"),
+        Column("stage", pa.string(), "the stage that made it"),
+        Column("key", pa.string(), "the key of the work that made it"),
+        Column("table", pa.string(), "the table whose rows it holds"),
+        Column("attempt", pa.string(), "the attempt that every row of the slice carries"),
+        Column("computed_by", pa.string(), "the run that computed it"),
+        Column("rows", pa.int64(), "its rows"),
+    ),
+)
+
+
+def existing_store(root: str | Path, options: Mapping[str, str] | None = None, reading: bool = False) -> Store:
+    """Open a store that is there. Raises LayoutError where there is none; no store is ever made.
+
+    With `reading` nothing can be written through what is returned, not even a table that a new store lacks.
+    """
+    place = open_root(str(root), options)
+    with border("looking for a store", place.address):
+        others = [] if place.exists(FORMAT) else place.names("")[:3]
+        found = others or place.exists(FORMAT)
+    if not found:
+        what = f"there is no store: {FORMAT} is missing"
+        advice = "name the root of a store with --store (or storage.open); `stagecoach run` makes a new one"
+        raise LayoutError(what, place.address, "nothing was touched and nothing was made", advice)
+    return open_store(root, options, reading)
+
+
+class Frames:
+    """Every table of a store, as it was when this was made: `frames.traces` or `frames["traces"]`.
+
+    Each row is there once, under the run that computed it. `run(name)` gives the same tables with the rows that a run
+    uses, those that another run computed included.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        derived: Mapping[str, Derivation] | None = None,
+        graph: Graph | None = None,
+        only: str | None = None,
+    ) -> None:
+        self.store = store
+        self.only = only
+        """The run whose rows these are; None for all rows."""
+        self._derived = dict(derived or {})
+        self._graph = graph
+
+    @cached_property
+    def graph(self) -> Graph:
+        """The work whose rows are here, by key."""
+        return Graph(self.store.ledger.entries()) if self._graph is None else self._graph
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all tables, those derived from others last."""
+        return [*TABLES, USES.name, *self._derived]
+
+    @property
+    def run_names(self) -> list[str]:
+        """The runs whose rows are here."""
+        return [self.only] if self.only else self.store.runs.names()
+
+    def run(self, name: str) -> "Frames":
+        """The same tables with the rows that a run uses. Raises RunUnknown for a run that the store does not have."""
+        self.store.runs.events(name)
+        return Frames(self.store, self._derived, self.graph.of_run(name), name)
+
+    def __getitem__(self, name: str) -> pl.LazyFrame:
+        """A table by name; SchemaError if there is none of that name."""
+        if name in self._derived:
+            return self._derived[name](self)
+        return pl.scan_pyarrow_dataset(self.dataset(name))
+
+    def __getattr__(self, name: str) -> pl.LazyFrame:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        try:
+            return self[name]
+        except SchemaError as error:
+            raise AttributeError(str(error)) from error
+
+    def __dir__(self) -> Iterable[str]:
+        return [*super().__dir__(), *self.names]
+
+    def derives(self, name: str) -> bool:
+        """Say whether a table is made out of others."""
+        return name in self._derived
+
+    def of(self, works: Iterable[Work], table: str) -> pl.LazyFrame:
+        """The rows of a table that some work made."""
+        stored = self._stored(table)
+        if stored is None:
+            return pl.DataFrame(TABLES[table].stored.empty_table()).lazy()
+        wanted = _attempts(each for w in works for each in w.slices_of(table))
+        return scan_attempts(self.store.root, stored, TABLES[table].stored, wanted)
+
+    def dataset(self, name: str) -> ds.Dataset:
+        """A table that is stored, or `uses`, as an Arrow dataset; SchemaError if there is none of that name."""
+        if name == USES.name:
+            return ds.dataset(_uses(self.graph, self.only))
+        if name not in TABLES:
+            known = ", ".join(self.names)
+            raise SchemaError(f"there is no table {name!r}", self.store.root.address, "", f"the tables are: {known}")
+        if TABLES[name] in SYSTEM_TABLES:
+            return self._book(name)
+        return self._named(name, [each for work in self.graph.works.values() for each in work.slices_of(name)])
+
+    def _named(self, name: str, slices: Sequence[Slice]) -> ds.Dataset:
+        schema = TABLES[name].stored
+        stored = self._stored(name)
+        if stored is None:
+            return ds.dataset(schema.empty_table())
+        return of_attempts(self.store.root, stored, schema, _attempts(slices))
+
+    def _book(self, name: str) -> ds.Dataset:
+        schema = TABLES[name].arrow
+        stored = self._stored(name)
+        if stored is None:
+            return ds.dataset(schema.empty_table())
+        stored.refresh()
+        found = of_files(self.store.root, stored, schema, stored.active())
+        mine = [self.only, ALL_RUNS] if name == QUARANTINES.name else [self.only]
+        return found.filter(pc.field(PARTITION).isin(mine)) if self.only else found
+
+    def _stored(self, name: str) -> StoredTable | None:
+        """The stored table; None where nothing has been written to it, for reading makes no tables."""
+        if not self.store.root.exists(f"tables/{name}/_delta_log"):
+            return None
+        return self.store.table(name)
+
+
+def open(
+    root: str | Path, options: Mapping[str, str] | None = None, derived: Mapping[str, Derivation] | None = None
+) -> Frames:
+    """Open the tables of a store that is there, for a notebook: every table as a polars LazyFrame.
+
+    `derived` are further tables by name, made out of these. What is written later is seen by opening again. Raises
+    LayoutError where there is no store.
+    """
+    return Frames(existing_store(root, options, reading=True), derived)
+
+
+def _attempts(slices: Iterable[Slice]) -> dict[str, list[str]]:
+    """Return the attempts of some slices by run."""
+    wanted: dict[str, list[str]] = {}
+    for piece in slices:
+        wanted.setdefault(piece.run, []).append(piece.attempt)
+    return wanted
+
+
+def _uses(graph: Graph, only: str | None) -> pa.Table:
+    rows: list[dict[str, Any]] = [
+        {
+            "run": run,
+            "step": work.step,
+            "stage": work.stage,
+            "key": work.key,
+            "table": piece.table,
+            "attempt": piece.attempt,
+            "computed_by": piece.run,
+            "rows": piece.rows,
+        }
+        for work in graph.works.values()
+        for run in work.runs
+        for piece in work.slices
+        if only in (None, run)
+    ]
+    return pa.Table.from_pylist(rows, schema=USES.arrow)

@@ -1,0 +1,119 @@
+"""Questions: SQL over the tables of a store, read-only, with the columns per token left out unless they are asked for.
+
+The database lives in memory for one question. It cannot reach files, the network or extensions; the tables are handed
+to it as Arrow datasets, from which it takes the columns and rows that the question needs.
+"""
+
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import pyarrow as pa
+
+from storage.errors import StoreError
+from storage.read.frames import USES, Frames
+from storage.schemas.columns import FLAGS, FLOATS, INDICES, TOKENS
+from storage.schemas.stage_tables import TABLES
+
+PER_TOKEN = (TOKENS, FLAGS, FLOATS, INDICES)
+CLOSED = {
+    "enable_external_access": "false",
+    "autoinstall_known_extensions": "false",
+    "autoload_known_extensions": "false",
+    "python_enable_replacements": "false",
+}
+OWN_SCHEMAS = ("main", "temp", "system", "information_schema", "pg_catalog")
+READING = ("SELECT", "EXPLAIN")
+
+
+class QuestionError(StoreError):
+    """A question that is no SQL, asks for what is not there, or wants to do more than read."""
+
+
+def ask(frames: Frames, sql: str, tokens: bool = False) -> pa.Table:
+    """Answer one SELECT over the tables of a store.
+
+    Tables go by name; `RUN.table` are the rows that a run uses, whoever computed them. Columns that hold a value per
+    token are absent unless `tokens`. Raises QuestionError, with the database's own message.
+    """
+    import duckdb
+
+    connection = duckdb.connect(":memory:", config=dict(CLOSED))
+    try:
+        _require_reading(connection.extract_statements(sql), sql)
+        for schema, own in (("main", frames), *_schemas(frames, sql)):
+            _register(connection, schema, own, sql, tokens)
+        connection.execute("set TimeZone = 'UTC'; set lock_configuration = true")
+        return _plain(connection.sql(sql).to_arrow_table())
+    except duckdb.Error as error:
+        raise _refusal(str(error), sql, frames, tokens) from error
+    finally:
+        connection.close()
+
+
+def _plain(answer: pa.Table) -> pa.Table:
+    """Sums of integers come as decimals of 38 digits; where they fit into 64 bits, they are integers again."""
+    for place, field in enumerate(answer.schema):
+        if field.type == pa.decimal128(38, 0):
+            with suppress(pa.ArrowInvalid):  # too large: the digits matter more than the type
+                answer = answer.set_column(place, field.name, answer.column(place).cast(pa.int64()))
+    return answer
+
+
+def columns_of(frames: Frames, name: str, tokens: bool = False) -> list[str]:
+    """The columns of a table as questions see it."""
+    if frames.derives(name):
+        return frames[name].collect_schema().names()
+    if name == USES.name:
+        return USES.arrow.names
+    per_token = {column.name for column in TABLES[name].columns if column.type in PER_TOKEN and not tokens}
+    return [column for column in frames.dataset(name).schema.names if column not in per_token]
+
+
+def _require_reading(statements: Sequence[Any], sql: str) -> None:
+    kinds = [statement.type.name for statement in statements]
+    if len(kinds) != 1:
+        raise QuestionError(f"one SELECT at a time, not {len(kinds) or 'none'}", sql, _SAFE, "ask one question")
+    if kinds[0] not in READING:
+        raise QuestionError(f"{kinds[0]} is not a question: the store is only read", sql, _SAFE, "begin with SELECT")
+
+
+def _schemas(frames: Frames, sql: str) -> list[tuple[str, Frames]]:
+    """The runs that the question names as schemas, with their rows."""
+    named = [run for run in frames.run_names if _names_schema(sql, run) and run.lower() not in OWN_SCHEMAS]
+    if len({run.lower() for run in named}) < len(named):
+        what = f"runs whose names differ by case alone cannot stand in one question: {', '.join(named)}"
+        raise QuestionError(what, sql, _SAFE, "ask about one of them with --run")
+    return [(run, frames.run(run)) for run in named]
+
+
+def _names_schema(sql: str, run: str) -> bool:
+    return re.search(rf'(?<![\w-]){re.escape(run)}"?\s*\.', sql, re.IGNORECASE) is not None
+
+
+def _register(connection: Any, schema: str, frames: Frames, sql: str, tokens: bool) -> None:
+    """Make a view of every table whose name is in the question: to open the others would be a waste."""
+    connection.execute(f"create schema if not exists {_quoted(schema)}")
+    for name in frames.names:
+        if re.search(rf"\b{name}\b", sql, re.IGNORECASE):
+            rows = frames[name].collect().to_arrow() if frames.derives(name) else frames.dataset(name)
+            source = f"{schema}/{name}"
+            connection.register(source, rows)
+            columns = ", ".join(_quoted(column) for column in columns_of(frames, name, tokens))
+            connection.execute(f"create view {_quoted(schema)}.{name} as select {columns} from {_quoted(source)}")
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _refusal(message: str, sql: str, frames: Frames, tokens: bool) -> QuestionError:
+    hidden = {c.name for table in TABLES.values() for c in table.columns if c.type in PER_TOKEN}
+    advice = f"the tables are {', '.join(frames.names)}; `stagecoach sql` alone lists their columns"
+    if not tokens and any(re.search(rf"\b{name}\b", sql) for name in hidden):
+        advice = "columns with a value per token are left out unless they are asked for: add --tokens"
+    return QuestionError(message, sql, _SAFE, advice)
+
+
+_SAFE = "the store was only read"

@@ -1,0 +1,264 @@
+"""The contract: every table's columns, types and meaning, those of the stages here, the others in `storage.schemas.system_tables`.
+
+What the learner makes is in `storage.schemas.learner_tables`.
+
+A stage hands over tables with exactly the `arrow` schema of its tables; storage adds the slice columns, checks the
+whole against `stored` and refuses anything else, because Delta Lake casts in silence (7.5 becomes 7).
+"""
+
+import pyarrow as pa
+
+from storage.schemas.columns import FLAGS, FLOATS, INDICES, MOMENT, NAMES, NUMBERS, TOKENS, Column, Table
+from storage.schemas.learner_tables import POLICIES as POLICIES
+from storage.schemas.learner_tables import TOKEN_MASKS as TOKEN_MASKS
+from storage.schemas.learner_tables import TOKEN_STATISTICS as TOKEN_STATISTICS
+from storage.schemas.learner_tables import UPDATES as UPDATES
+from storage.schemas.system_tables import SYSTEM_TABLES
+
+EXAMPLES = Table(
+    "examples",
+    "one row of a dataset or generator that an environment turns into a task",
+    ("environment", "example_id"),
+    (
+        Column("environment", pa.string(), "the environment's name in this run"),
+        Column("example_id", pa.string(), "durable id within the environment"),
+        Column("split", pa.string(), "train or eval, by hash of the example's content"),
+        Column("task", pa.string(), "the task's data as JSON, as the environment server takes it"),
+    ),
+)
+ASSIGNMENTS = Table(
+    "assignments",
+    "one rollout to be made: which example, in which group, with which seed",
+    ("assignment_id",),
+    (
+        Column("assignment_id", pa.string(), "group id, a slash, the member's number"),
+        Column("group_id", pa.string(), "rollouts of one example that are compared with each other"),
+        Column("member", pa.int32(), "the rollout's number within its group; 0-based"),
+        Column("environment", pa.string(), "the environment's name in this run"),
+        Column("example_id", pa.string(), "the example tried"),
+        Column("seed", pa.int64(), "sampling seed of this rollout"),
+    ),
+)
+TRACES = Table(
+    "traces",
+    "one agent's finished or failed rollout",
+    ("trace_id",),
+    (
+        Column("trace_id", pa.string(), "id given by the environment, or made here for a rollout that left no trace"),
+        Column("episode_id", pa.string(), "the environment run that made the trace"),
+        Column("assignment_id", pa.string(), "the assignment it answers"),
+        Column("group_id", pa.string(), "the assignment's group"),
+        Column("environment", pa.string(), "the environment's name in this run"),
+        Column("example_id", pa.string(), "the example tried"),
+        Column("agent", pa.string(), "the agent's seat in the environment"),
+        Column("trainable", pa.bool_(), "whether the trace's tokens belong to the policy"),
+        Column("policy_key", pa.string(), "the policy that sampled it"),
+        Column("policy_version", pa.int64(), "the step that made that policy; 0 is the run's first policy"),
+        Column("staleness", pa.int64(), "this step minus policy_version"),
+        Column("temperature", pa.float32(), "sampling temperature"),
+        Column("reward", pa.float64(), "total reward; null where scoring did not run, which is not zero", True),
+        Column("rewards", pa.string(), "named rewards as JSON: {name: {score, weight} or null}"),
+        Column("metrics", pa.string(), "named metrics as JSON"),
+        Column("info", pa.string(), "what the environment noted, as JSON"),
+        Column("stop_condition", pa.string(), "what ended the rollout", True),
+        Column("is_truncated", pa.bool_(), "ended by a limit on tokens or turns"),
+        Column("num_turns", pa.int32(), "sampled messages"),
+        Column("num_branches", pa.int32(), "root-to-leaf paths"),
+        Column("num_input_tokens", pa.int64(), "tokens fed in, each once"),
+        Column("num_output_tokens", pa.int64(), "tokens sampled"),
+        Column("error_class", pa.string(), "infrastructure, timeout, model, environment, cancelled, incomplete", True),
+        Column("error_type", pa.string(), "the exception's type name", True),
+        Column("error_message", pa.string(), "the exception's text", True),
+        Column("error_traceback", pa.string(), "the real traceback, where there is one", True),
+        Column("started_at", MOMENT, "when the rollout began"),
+        Column("setup_seconds", pa.float64(), "wall-clock of set-up"),
+        Column("generation_seconds", pa.float64(), "wall-clock of the agent, model calls included"),
+        Column("model_seconds", pa.float64(), "wall-clock of model calls alone"),
+        Column("scoring_seconds", pa.float64(), "wall-clock of scoring"),
+        Column("record", pa.string(), "the rest of the trace as JSON, enough to rebuild it with its messages"),
+    ),
+)
+MESSAGES = Table(
+    "messages",
+    "one node of a trace's message graph: text once, its exact tokens once",
+    ("trace_id", "message"),
+    (
+        Column("trace_id", pa.string(), "the trace"),
+        Column("message", pa.int32(), "the node's number in the trace; 0-based"),
+        Column("parent", pa.int32(), "the preceding node; null at a root", True),
+        Column("role", pa.string(), "system, user, assistant or tool"),
+        Column("content", pa.string(), "the text; null where there is none", True),
+        Column("body", pa.string(), "the whole message as JSON, tool calls and parts included"),
+        Column("sampled", pa.bool_(), "whether a model call of this rollout produced it"),
+        Column("token_ids", TOKENS, "the tokens this node adds; paths concatenate to what the model saw"),
+        Column("mask", FLAGS, "per token: sampled by the policy"),
+        Column("is_content", FLAGS, "per token: body rather than template; empty where unknown"),
+        Column("logprobs", FLOATS, "per token: the engine's log-prob, temperature applied; 0 where not sampled"),
+    ),
+    aligned=("token_ids", "mask", "logprobs"),
+    aligned_or_empty=("is_content",),
+    logprobs=("logprobs",),
+    only_where=(("mask", "sampled"),),
+)
+IMAGES = Table(
+    "images",
+    "an image that messages or records of a group's traces refer to by its digest; its bytes once",
+    ("group_id", "digest"),
+    (
+        Column("group_id", pa.string(), "the group whose traces use it"),
+        Column("digest", pa.string(), "SHA-256 over media type, a zero byte and the bytes, in hex"),
+        Column("media_type", pa.string(), "the media type with its parameters, as the data URL had it"),
+        Column("data", pa.binary(), "the image's bytes"),
+        Column("trace_id", pa.string(), "the trace that used it first"),
+        Column("message", pa.int32(), "the message of that trace; null where the trace's record has it", True),
+    ),
+)
+VERDICTS = Table(
+    "verdicts",
+    "what the filters found on a trace and whether it is kept",
+    ("trace_id",),
+    (
+        Column("trace_id", pa.string(), "the trace"),
+        Column("group_id", pa.string(), "its group"),
+        Column("keep", pa.bool_(), "whether it goes on to the advantage stage"),
+        Column("reason", pa.string(), "the first enforcing filter that found something; null where kept", True),
+        Column("detected", NAMES, "every filter that found something, enforcing or not"),
+        Column("evidence", pa.string(), "the numbers that decided, as JSON by filter"),
+    ),
+)
+CREDITS = Table(
+    "credits",
+    "one training sample: a branch of a kept trace with its advantage and per-token loss weights",
+    ("sample_id",),
+    (
+        Column("sample_id", pa.string(), "trace id, a slash, the branch's number"),
+        Column("trace_id", pa.string(), "the trace"),
+        Column("branch", pa.int32(), "the branch's number; leaves in node order, 0-based"),
+        Column("group_id", pa.string(), "its group"),
+        Column("path", INDICES, "message numbers from root to leaf"),
+        Column("reward", pa.float64(), "the trace's reward; null where the component needs none", True),
+        Column("baseline", pa.float64(), "what was subtracted; null where there is none", True),
+        Column("advantage", pa.float64(), "the trace's scalar advantage; null where there is none", True),
+        Column("num_tokens", pa.int64(), "length of the branch"),
+        Column("advantages", FLOATS, "per token of the branch: advantage; 0 where rl_weights is 0"),
+        Column("rl_weights", FLOATS, "per token: weight in the rl component; 0 is not a member"),
+        Column("ce_weights", FLOATS, "per token: weight in the cross-entropy component; 0 is not a member"),
+        Column("ref_kl_weights", FLOATS, "per token: weight in the reference-KL component; 0 is not a member"),
+    ),
+    aligned=("advantages", "rl_weights", "ce_weights", "ref_kl_weights"),
+)
+BATCHES = Table(
+    "batches",
+    "one packed row, in the layout that the learner maps to tensors",
+    ("row",),
+    (
+        Column("row", pa.int32(), "the row's number in the batch; 0-based"),
+        Column("update", pa.int32(), "the optimizer step within the batch that it belongs to; 0-based"),
+        Column("rank", pa.int32(), "the data-parallel rank that trains it"),
+        Column("micro_step", pa.int32(), "the micro-batch within the rank; rows of one micro-step run side by side"),
+        Column("sample_ids", NAMES, "the samples in the row, in order; empty in a padding row"),
+        Column("cu_seqlens", INDICES, "segment borders: 0, then the running sum of segment lengths"),
+        Column("token_ids", TOKENS, "per token"),
+        Column("logprobs", FLOATS, "per token: the engine's log-prob; 0 where not sampled"),
+        Column("temperatures", FLOATS, "per token: sampling temperature"),
+        Column("advantages", FLOATS, "per token"),
+        Column("rl_weights", FLOATS, "per token; 0 at the first token of every segment"),
+        Column("ce_weights", FLOATS, "per token; 0 at the first token of every segment"),
+        Column("ref_kl_weights", FLOATS, "per token; 0 at the first token of every segment"),
+        Column("rl_tokens", pa.int64(), "tokens of the update with a non-zero rl weight: the denominator"),
+        Column("ce_tokens", pa.int64(), "the same for cross-entropy"),
+        Column("ref_kl_tokens", pa.int64(), "the same for reference KL"),
+    ),
+    aligned=("token_ids", "logprobs", "temperatures", "advantages", "rl_weights", "ce_weights", "ref_kl_weights"),
+    logprobs=("logprobs",),
+)
+REGRADES = Table(
+    "regrades",
+    "one recorded trace scored again with the environment's reward functions of today, beside what it had",
+    ("trace_id",),
+    (
+        Column("trace_id", pa.string(), "the trace"),
+        Column("environment", pa.string(), "the environment's name in this run"),
+        Column("example_id", pa.string(), "the example tried"),
+        Column("reward_before", pa.float64(), "recorded total reward; null where scoring did not run", True),
+        Column("reward", pa.float64(), "total reward now; null where scoring did not run or failed", True),
+        Column("rewards_before", pa.string(), "recorded named rewards as JSON"),
+        Column("rewards", pa.string(), "named rewards now as JSON"),
+        Column("changed", pa.bool_(), "whether the total reward is another, or appeared or went"),
+        Column("error_type", pa.string(), "what scoring raised now; null where it did not", True),
+        Column("error_message", pa.string(), "its text", True),
+        Column("seconds", pa.float64(), "wall-clock of scoring now"),
+    ),
+)
+DECISIONS = Table(
+    "decisions",
+    "one decision at a gate: whether a step's batch goes on to training",
+    ("gate",),
+    (
+        Column("gate", pa.string(), "pause (a person decides) or rule"),
+        Column("approved", pa.bool_(), "whether the batch goes on"),
+        Column("rule", pa.string(), "the rule in SQL; null where a person decided", True),
+        Column("decided_by", pa.string(), "rule, or the person's name as given"),
+        Column("reason", pa.string(), "what was said or found"),
+        Column("figures", pa.string(), "the batch's figures that were shown or asked, as JSON"),
+        Column("asked_at", MOMENT, "when the decision was asked for"),
+        Column("decided_at", MOMENT, "when it was made"),
+    ),
+)
+
+REFERENCES = Table(
+    "references",
+    "what a frozen reference, or the policy shown a demonstration, gave the sampled tokens of one message",
+    ("trace_id", "message"),
+    (
+        Column("trace_id", pa.string(), "the trace"),
+        Column("message", pa.int32(), "the node's number in the trace"),
+        Column("logprobs", FLOATS, "per token of the message: the reference's log-prob; 0 where it was not scored"),
+    ),
+    logprobs=("logprobs",),
+)
+ESTIMATOR_STATES = Table(
+    "estimator_states",
+    "what a stateful estimator of advantages remembers of one example and agent after a step",
+    ("environment", "example_id", "agent"),
+    (
+        Column("environment", pa.string(), "the environment's name in this run"),
+        Column("example_id", pa.string(), "the example; empty where the estimator keeps none apart"),
+        Column("agent", pa.string(), "the agent's seat; empty where the estimator keeps none apart"),
+        Column("values", NUMBERS, "what the estimator keeps, in its own order"),
+        Column("num_traces", pa.int64(), "kept rewarded traces that went into it, of all steps"),
+    ),
+)
+DIFFICULTIES = Table(
+    "difficulties",
+    "how hard an example was for the policy when it was tried last",
+    ("environment", "example_id"),
+    (
+        Column("environment", pa.string(), "the environment's name in this run"),
+        Column("example_id", pa.string(), "the example"),
+        Column("reward", pa.float64(), "mean reward of the last group's trainable traces that were scored"),
+        Column("num_groups", pa.int64(), "groups of it that were scored, of all steps"),
+    ),
+)
+
+STAGE_TABLES = (
+    EXAMPLES,
+    ASSIGNMENTS,
+    TRACES,
+    MESSAGES,
+    IMAGES,
+    VERDICTS,
+    CREDITS,
+    BATCHES,
+    UPDATES,
+    TOKEN_STATISTICS,
+    TOKEN_MASKS,
+    POLICIES,
+    REGRADES,
+    DECISIONS,
+    REFERENCES,
+    ESTIMATOR_STATES,
+    DIFFICULTIES,
+)
+
+TABLES = {table.name: table for table in (*STAGE_TABLES, *SYSTEM_TABLES)}

@@ -1,0 +1,106 @@
+"""The contract of the tables that no stage writes: the ledger of finished work, the events of runs, quarantines."""
+
+import pyarrow as pa
+
+from storage.schemas.columns import MOMENT, NAMES, Column, Table
+
+FILE = pa.struct(
+    [
+        pa.field("path", pa.string(), nullable=False),
+        pa.field("size", pa.int64(), nullable=False),
+        pa.field("sha256", pa.string(), nullable=False),
+    ]
+)
+SLICE = pa.struct(
+    [
+        pa.field("table", pa.string(), nullable=False),
+        pa.field("run", pa.string(), nullable=False),
+        pa.field("attempt", pa.string(), nullable=False),
+        pa.field("rows", pa.int64(), nullable=False),
+        pa.field("digest", pa.string(), nullable=False),
+        pa.field("files", pa.list_(pa.field("element", FILE, nullable=False)), nullable=False),
+    ]
+)
+INPUT = pa.struct(
+    [
+        pa.field("name", pa.string(), nullable=False),
+        pa.field("key", pa.string(), nullable=False),
+    ]
+)
+
+LEDGER = Table(
+    "ledger",
+    "one finished piece of work as a run uses it, or one finished part of a stage that commits in parts",
+    ("run", "key", "part"),
+    (
+        Column("run", pa.string(), "the run that uses it; its slices say which run computed it; the only partition"),
+        Column("step", pa.int64(), "the step"),
+        Column("stage", pa.string(), "the stage's name"),
+        Column("stage_version", pa.int32(), "the stage's version"),
+        Column("key", pa.string(), "the key of the work"),
+        Column("part", pa.string(), "empty for the whole; else the name of a committed part"),
+        Column("attempt", pa.string(), "the attempt that finished"),
+        Column("section", pa.string(), "the config section in the key, as canonical JSON"),
+        Column("inputs", pa.list_(pa.field("element", INPUT, nullable=False)), "the keys that went in, by name"),
+        Column(
+            "outputs",
+            pa.list_(pa.field("element", SLICE, nullable=False)),
+            "the slices made, files and digests included",
+        ),
+        Column("started_at", MOMENT, "when the attempt began"),
+        Column("finished_at", MOMENT, "when the outputs were safe"),
+        Column("tokens", pa.int64(), "tokens handled; 0 where that means nothing"),
+        Column("versions", pa.string(), "versions of the code and libraries at work, as JSON"),
+    ),
+)
+RUNS = Table(
+    "runs",
+    "one event in the life of a run",
+    ("run", "event", "at"),
+    (
+        Column("run", pa.string(), "the run; the only partition"),
+        Column(
+            "event", pa.string(), "started, resumed, finished, failed, evicted, refused, cancelled, crashed or removed"
+        ),
+        Column("at", MOMENT, "when"),
+        Column("kind", pa.string(), "train, sft, evaluate or replay"),
+        Column("config", pa.string(), "the resolved config as JSON; secrets never"),
+        Column("parent_run", pa.string(), "the run this one branches off", True),
+        Column("step", pa.int64(), "the step the event speaks of"),
+        Column("message", pa.string(), "where it did not end well: what happened and what is safe"),
+        Column("flow_run", pa.string(), "the Prefect flow run", True),
+        Column("host", pa.string(), "where the run ran"),
+        Column("pid", pa.int64(), "the process"),
+    ),
+)
+QUARANTINES = Table(
+    "quarantines",
+    "rollouts that were found to be unfit for training after they were made; one row is one finding",
+    ("quarantine",),
+    (
+        Column("run", pa.string(), "the run whose rollouts were looked at, or `all-runs`; the only partition"),
+        Column("quarantine", pa.string(), "the finding's id: a digest of its rollouts and its reason"),
+        Column("where", pa.string(), "the condition that found them, in SQL over traces"),
+        Column("reason", pa.string(), "why they are unfit"),
+        Column("trace_ids", NAMES, "the rollouts, sorted"),
+        Column("at", MOMENT, "when"),
+        Column("host", pa.string(), "where it was said"),
+    ),
+)
+RETIREMENTS = Table(
+    "retirements",
+    "one slice whose rows were dropped because of their age; the ledger still names it",
+    ("run", "table", "attempt"),
+    (
+        Column("run", pa.string(), "the run that computed the rows; the only partition"),
+        Column("table", pa.string(), "the table"),
+        Column("attempt", pa.string(), "the attempt that made the rows"),
+        Column("rows", pa.int64(), "how many there were"),
+        Column("bytes", pa.int64(), "size of their files as first written"),
+        Column("at", MOMENT, "when they were given up"),
+        Column("hours", pa.int64(), "the age in hours from which on rows were dropped"),
+    ),
+)
+
+SYSTEM_TABLES = (LEDGER, RUNS, QUARANTINES, RETIREMENTS)
+"""All of them: every row of theirs counts as soon as it is committed."""

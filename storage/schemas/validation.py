@@ -1,0 +1,147 @@
+"""The contract held against real rows: exact columns first, then what every row must satisfy.
+
+Run on what is about to be written and on what was read, because Delta Lake casts in silence and a wrong row is cheap
+to refuse here and expensive anywhere later.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from storage.errors import InvariantBreach, SchemaError
+from storage.schemas.columns import Table
+
+
+@dataclass(frozen=True)
+class RowPlace:
+    """Where rows belong, for messages: run, step and key are empty or -1 where they are not known."""
+
+    table: str
+    run: str = ""
+    step: int = -1
+    key: str = ""
+
+    def __str__(self) -> str:
+        return f"run {self.run!r}, step {self.step}, table {self.table!r}, key {self.key!r}"
+
+
+def check_schema(found: pa.Schema, wanted: pa.Schema, place: RowPlace) -> None:
+    """Raise SchemaError unless names, order, Arrow types and nullability, nested ones too, are exactly those wanted."""
+    if found.equals(wanted, check_metadata=False):
+        return
+    missing = [name for name in wanted.names if name not in found.names]
+    extra = [name for name in found.names if name not in wanted.names]
+    both = [name for name in wanted.names if name in found.names]
+    differ = [f"{found.field(n)} instead of {wanted.field(n)}" for n in both if found.field(n) != wanted.field(n)]
+    told = (("missing", missing), ("unexpected", extra), ("different", differ))
+    what = "; ".join(f"{label}: {', '.join(names)}" for label, names in told if names) or "columns in another order"
+    raise SchemaError(f"columns differ from the contract: {what}", str(place), _SAFE, "build the table with its schema")
+
+
+def check_rows(rows: pa.Table, table: Table, place: RowPlace) -> None:
+    """Check rows of a stage, without slice columns, against their table's contract.
+
+    Raises SchemaError for columns or nulls, InvariantBreach for rows: doubled row ids, per-token arrays of unequal
+    length, floats that are not finite, log-probs above zero, flags set where they cannot be.
+    """
+    check_schema(rows.schema, table.arrow, place)
+    for field in rows.schema:
+        for chunk in rows.column(field.name).chunks:
+            _check_nulls(chunk, field, field.name, place)
+    if not rows.num_rows:
+        return
+    _check_ids(rows, table, place)
+    _check_lengths(rows, table, place)
+    for field in rows.schema:
+        if pa.types.is_list(field.type) and pa.types.is_floating(field.type.value_type):
+            _check_numbers(rows, table, field.name, place)
+    for flags, allowed in table.only_where:
+        _check_flags(rows, table, flags, allowed, place)
+
+
+_SAFE = "nothing was written; everything in the ledger stands"
+_DO = "look at the stage that made the row; run again once it is mended"
+
+
+def _check_nulls(values: Any, field: Any, path: str, place: RowPlace) -> None:
+    if not field.nullable and values.null_count:
+        row = int(np.argmin(values.is_valid().to_numpy(zero_copy_only=False)))
+        raise SchemaError(f"column {path!r} holds a null at {row}, which the contract forbids", str(place), _SAFE, _DO)
+    if pa.types.is_list(field.type):
+        _check_nulls(values.flatten(), field.type.value_field, f"{path}.element", place)
+    elif pa.types.is_struct(field.type):
+        present = values.drop_null()
+        for index, child in enumerate(field.type):
+            _check_nulls(present.field(index), child, f"{path}.{child.name}", place)
+
+
+def _check_ids(rows: pa.Table, table: Table, place: RowPlace) -> None:
+    counts = rows.select(table.row_id).group_by(list(table.row_id)).aggregate([([], "count_all")])
+    if counts.num_rows == rows.num_rows:
+        return
+    repeated = counts.filter(pc.greater(counts["count_all"], pa.scalar(1)))
+    doubled = repeated.select(table.row_id).slice(0, 1).to_pylist()[0]
+    what = f"{rows.num_rows - counts.num_rows} rows repeat the id of another row of the slice"
+    raise InvariantBreach(what, f"{place}, column {table.row_id[0]!r}, row {doubled}", _SAFE, _DO)
+
+
+def _check_lengths(rows: pa.Table, table: Table, place: RowPlace) -> None:
+    if not table.aligned:
+        return
+    first = table.aligned[0]
+    wanted = _lengths(rows, first)
+    for name in (*table.aligned[1:], *table.aligned_or_empty):
+        found = _lengths(rows, name)
+        wrong = found != wanted
+        if name in table.aligned_or_empty:
+            wrong &= found != 0
+        if wrong.any():
+            row = int(wrong.argmax())
+            what = f"{name!r} has {found[row]} values where {first!r} has {wanted[row]}"
+            raise _breach(what, rows, table, name, row, place)
+
+
+def _check_numbers(rows: pa.Table, table: Table, name: str, place: RowPlace) -> None:
+    values = _flat(rows, name)
+    wrong = ~np.isfinite(values)
+    rule = "not finite"
+    if name in table.logprobs and not wrong.any():
+        wrong, rule = values > 0, "a log-prob above zero"
+    if wrong.any():
+        raise _element_breach(wrong, rule, values, rows, table, name, place)
+
+
+def _check_flags(rows: pa.Table, table: Table, flags: str, allowed: str, place: RowPlace) -> None:
+    may = np.repeat(rows.column(allowed).to_numpy(), _lengths(rows, flags))
+    values = _flat(rows, flags)
+    wrong = values & ~may
+    if wrong.any():
+        raise _element_breach(wrong, f"set although {allowed!r} is false", values, rows, table, flags, place)
+
+
+def _lengths(rows: pa.Table, name: str) -> Any:
+    return pc.list_value_length(rows.column(name)).to_numpy()
+
+
+def _flat(rows: pa.Table, name: str) -> Any:
+    return pc.list_flatten(rows.column(name)).to_numpy()
+
+
+def _element_breach(
+    wrong: Any, rule: str, values: Any, rows: pa.Table, table: Table, name: str, place: RowPlace
+) -> InvariantBreach:
+    """The breach at the first wrong element of a flattened list column."""
+    element = int(wrong.argmax())
+    ends = np.cumsum(_lengths(rows, name))
+    row = int(np.searchsorted(ends, element, side="right"))
+    within = element - (int(ends[row - 1]) if row else 0)
+    what = f"{name!r} holds {values[element]} at position {within}: {rule} ({int(wrong.sum())} such values)"
+    return _breach(what, rows, table, name, row, place)
+
+
+def _breach(what: str, rows: pa.Table, table: Table, name: str, row: int, place: RowPlace) -> InvariantBreach:
+    identity = rows.select(table.row_id).slice(row, 1).to_pylist()[0]
+    return InvariantBreach(what, f"{place}, column {name!r}, row {identity}", _SAFE, _DO)

@@ -1,0 +1,34 @@
+"""The algorithms by the `type` of their config section: one small file each, one line here."""
+
+from tasks.advantage.algorithms.credit import AdvantageBreach, Algorithm, Credit, GroupedTraces
+from tasks.advantage.algorithms.custom import custom
+from tasks.advantage.algorithms.dr_grpo import dr_grpo
+from tasks.advantage.algorithms.echo import echo
+from tasks.advantage.algorithms.grpo import grpo
+from tasks.advantage.algorithms.hierarchical_grpo import hierarchical_grpo
+from tasks.advantage.algorithms.max_rl import max_rl
+from tasks.advantage.algorithms.opd import opd
+from tasks.advantage.algorithms.opsd import opsd
+from tasks.advantage.algorithms.rae import rae
+from tasks.advantage.algorithms.reinforce_pp import reinforce_pp
+from tasks.advantage.algorithms.rloo import rloo
+from tasks.advantage.algorithms.sft import sft
+from tasks.advantage.algorithms.supervised import supervised
+
+ALGORITHMS = {
+    "grpo": Algorithm(grpo, zero_sum=True),
+    "dr_grpo": Algorithm(dr_grpo, zero_sum=True),
+    "rloo": Algorithm(rloo, zero_sum=True),
+    "max_rl": Algorithm(max_rl, zero_sum=True),
+    "reinforce_pp": Algorithm(reinforce_pp, zero_sum=True),
+    "hierarchical_grpo": Algorithm(hierarchical_grpo, zero_sum=True),
+    "rae": Algorithm(rae, zero_sum=False),
+    "echo": Algorithm(echo, zero_sum=True),
+    "custom": Algorithm(custom, zero_sum=False),
+    "opd": Algorithm(opd, zero_sum=False),
+    "opsd": Algorithm(opsd, zero_sum=False),
+    "sft": Algorithm(sft, zero_sum=False),
+    "supervised": Algorithm(supervised, zero_sum=False),
+}
+
+__all__ = ["ALGORITHMS", "AdvantageBreach", "Algorithm", "Credit", "GroupedTraces"]

@@ -1,0 +1,96 @@
+"""What an algorithm is given and what it answers."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tasks.arrays.columns import texts
+from tasks.arrays.ragged import Integers, Ragged
+
+Weights = npt.NDArray[np.float32]
+Scalars = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class GroupedTraces:
+    """The kept traces of a step with their messages; each message's tokens are there once, however many branches.
+
+    An algorithm sees those of one environment.
+    """
+
+    traces: pa.Table
+    messages: pa.Table
+    owner: Integers
+    """The trace row of each message; shape [messages]."""
+    mask: Ragged
+    """Per message: which of its tokens the policy sampled."""
+    references: Ragged | None = None
+    """Per message: log-prob of each sampled token under the reference, in nats; 0 on other tokens, NaN where the
+    message was not scored; None where no reference was asked."""
+    states: pa.Table | None = None
+    """The estimator's rows of table `estimator_states` after the step before; None for the first step of a run."""
+
+    def copy(self) -> "GroupedTraces":
+        """Return the same in arrays of its own, for whoever may write to them; tables cannot be written to."""
+        references = self.references and self.references.copy()
+        return replace(self, owner=self.owner.copy(), mask=self.mask.copy(), references=references)
+
+    def of(self, environment: str) -> "GroupedTraces":
+        """Return what belongs to one environment, in the same order."""
+        traces = np.flatnonzero(np.array(texts(self.traces["environment"]), object) == environment)
+        messages = np.flatnonzero(np.isin(self.owner, traces))
+        states = self.states and self.states.filter(pc.field("environment") == environment)
+        return GroupedTraces(
+            self.traces.take(traces),
+            self.messages.take(messages),
+            np.searchsorted(traces, self.owner[messages]),
+            self.mask.take(messages),
+            self.references and self.references.take(messages),
+            states,
+        )
+
+
+@dataclass(frozen=True)
+class Credit:
+    """What every trace and every token of its messages is worth."""
+
+    baseline: Scalars
+    """Per trace: what was subtracted from its reward; NaN is none."""
+    advantage: Scalars
+    """Per trace; NaN is none."""
+    rl: Weights
+    """Per token of the messages, flat: weight in the rl component."""
+    ce: Weights
+    """The same for cross-entropy."""
+    ref_kl: Weights
+    """The same for reference KL."""
+    signal: Weights | None = None
+    """Per token: what the column `advantages` holds; None is the trace's advantage wherever there is rl weight."""
+    states: pa.Table | None = None
+    """The rows of table `estimator_states` after these traces, for the next step; None where there is no state."""
+
+    def signals(self, kept: GroupedTraces) -> Weights:
+        """Return what the column `advantages` holds of every token, flat."""
+        if self.signal is not None:
+            return self.signal
+        worth = np.nan_to_num(self.advantage)[kept.owner[kept.mask.row_of_value]].astype(np.float32)
+        return np.where(self.rl != 0, worth, np.float32(0))
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """A way to credit traces, and what must be true of the result."""
+
+    credit: Callable[[GroupedTraces, Any], Credit]
+    """Credits the kept traces of one environment under the algorithm's own config section."""
+    zero_sum: bool
+    """Whether the advantages of a group's kept traces add up to zero."""
+
+
+class AdvantageBreach(ValueError):
+    """The rows that came in, or the advantages that came out, contradict what every algorithm relies on."""

@@ -1,0 +1,211 @@
+"""Reference: log-probs of the policy's tokens under a frozen teacher, or under the policy shown a demonstration."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from configs.algorithms import AlgorithmConfig, OpdConfig, OpsdConfig
+from configs.run import View, of
+from storage.schemas.columns import FLOATS
+from storage.schemas.stage_tables import REFERENCES
+from tasks.arrays.columns import texts
+from tasks.arrays.message_graph import find_branches, owners
+from tasks.arrays.ragged import Integers, Ragged
+from tasks.inference.engine.client import EngineLost
+from tasks.inference.engine.scoring import NotScorable, Served, score
+from tasks.inference.trace_rows.demonstrations import Demonstrating
+from tasks.runtime.prefect_task import as_task
+from tasks.runtime.services import MOST_LOSSES, EngineRoom, TeacherRoom
+from tasks.runtime.stage import Policy, Stage, Tables
+
+
+@dataclass(frozen=True)
+class ScoredPath:
+    """A way through a message graph, from a root to the last message that no path before it scores."""
+
+    trace: int
+    """Row of its trace."""
+    rows: list[int]
+    """Rows of its messages, from the root on."""
+    new: frozenset[int]
+    """Those of them whose sampled tokens are scored on this path."""
+
+
+class Scores:
+    """Log-probs of the tokens of messages under a reference, laid down path by path."""
+
+    def __init__(self, messages: pa.Table) -> None:
+        self._messages = messages
+        self._mask = Ragged.of(messages["mask"])
+        self._tokens = Ragged.of(messages["token_ids"])
+        self._values: npt.NDArray[np.float32] = np.zeros(len(self._mask.values), np.float32)
+        self._sampled = np.zeros(messages.num_rows, np.bool_)
+        self._sampled[self._mask.row_of_value[self._mask.values]] = True
+
+    def paths(self, owner: Integers) -> Iterator[ScoredPath]:
+        """Yield the paths on which every message with sampled tokens is scored once: on the first branch through it.
+
+        `owner` is the trace row of each message; shape [messages].
+        """
+        branches = find_branches(self._messages, owner)
+        waiting = self._sampled.copy()
+        for branch, trace in enumerate(branches.owner.tolist()):
+            path = branches.path.values[branches.path.offsets[branch] : branches.path.offsets[branch + 1]].tolist()
+            if new := [row for row in path if waiting[row]]:
+                waiting[new] = False
+                yield ScoredPath(trace, path[: path.index(new[-1]) + 1], frozenset(new))
+
+    def tokens(self, path: ScoredPath) -> list[int]:
+        """Return the token ids along a path."""
+        found: list[int] = self._tokens.take(path.rows).values.tolist()
+        return found
+
+    def begins_sampled(self, path: ScoredPath) -> bool:
+        """Tell whether the first token of a path was sampled, which nothing goes before that it could be given."""
+        return bool(self._mask.take(path.rows).values[:1].any())
+
+    def lay(self, path: ScoredPath, logprobs: Sequence[float]) -> None:
+        """Keep the log-probs of a path's tokens, one for each, for the messages that are scored on it."""
+        begin = 0
+        for row in path.rows:
+            place = slice(*self._mask.offsets[row : row + 2])
+            end = begin + place.stop - place.start
+            if row in path.new:
+                self._values[place] = logprobs[begin:end]
+            begin = end
+        assert begin == len(logprobs), f"{len(logprobs)} log-probs for a path of {begin} tokens"
+
+    def rows(self) -> pa.Table:
+        """Return the rows of references: one for each message with sampled tokens; other tokens have 0."""
+        chosen = np.flatnonzero(self._sampled)
+        values = np.where(self._mask.values, self._values, np.float32(0))
+        taken = self._messages.select(["trace_id", "message"]).take(chosen)
+        logprobs = Ragged(values, self._mask.offsets).take(chosen).arrow(FLOATS)
+        return pa.table([*taken.columns, logprobs], schema=REFERENCES.arrow)
+
+
+SAFE = "Nothing was scored; the rows are safe"
+
+
+def reference(
+    tables: Tables, config: View, *, policy: Policy | None, engine: EngineRoom, teachers: TeacherRoom
+) -> Tables:
+    """Return, for every message with sampled tokens of a kept trace that has a scorer, the reference's log-probs.
+
+    A message is scored once, on the first branch that comes through it, given all tokens before it on the way. The
+    reverse KL is between the distributions that were sampled from, and an engine applies no temperature to the
+    log-probs of a prompt: the traces must have been sampled at temperature 1. Raises NotScorable for those that were
+    not, that are too long, or that no demonstration is known for. A loss of an engine is waited for, as in a rollout;
+    what the rooms raise when it does not come back is passed on.
+    """
+    traces = _traces(tables, config)
+    messages = _of(tables["messages"], traces["trace_id"])
+    scores = Scores(messages)
+    paths = list(scores.paths(owners(messages, traces, "messages")))
+    environments, rows = texts(traces["environment"]), traces.to_pylist()
+    with engine.holding(policy) if policy else nullcontext():
+        for name in dict.fromkeys(environments):
+            own = [path for path in paths if environments[path.trace] == name]
+            settings = of(config.scorers, name)
+            at = _at(settings, policy, engine, teachers)
+            shown = Demonstrating(settings, config.model, at).shown if isinstance(settings, OpsdConfig) else _as_it_is
+            tokens = [scores.tokens(path) for path in own]
+            whole = [shown(rows[path.trace], each) for path, each in zip(own, tokens, strict=True)]
+            more = [len(sequence) - len(each) for sequence, each in zip(whole, tokens, strict=True)]
+            for path, sequence, count in zip(own, whole, more, strict=True):
+                _refuse(
+                    rows[path.trace], sequence, config.engine.max_model_len, not count and scores.begins_sampled(path)
+                )
+            for path, count, found in zip(own, more, _scored(whole, at, _most(settings)), strict=True):
+                scores.lay(path, found[count:])
+    return {"references": scores.rows()}
+
+
+def _scored(sequences: Sequence[Sequence[int]], at: Callable[[], Served], most: int) -> list[list[float]]:
+    """Return the log-probs of all sequences; those that were lost with an engine are asked for again of the next."""
+    done: dict[int, list[float]] = {}
+    losses = 0
+    while missing := [place for place in range(len(sequences)) if place not in done]:
+        served = at()  # waits for a restart, or raises when none is left
+        try:
+            for place, found in score(served, [sequences[each] for each in missing], most):
+                done[missing[place]] = found
+        except EngineLost:
+            losses += 1  # what lives and does not answer is not restarted
+            if losses > MOST_LOSSES:
+                raise
+    return [done[place] for place in range(len(sequences))]
+
+
+def _at(
+    settings: AlgorithmConfig | None, policy: Policy | None, engine: EngineRoom, teachers: TeacherRoom
+) -> Callable[[], Served]:
+    """Return what says where the scorer is served, and waits until it is."""
+    if isinstance(settings, OpdConfig):
+        teacher = settings.teacher
+        return lambda: teachers.at(teacher)
+    if policy is None:
+        raise NotScorable(
+            "algorithm opsd scores with the policy that sampled the rollouts, and no policy of the store sampled "
+            f"these. {SAFE}. Choose another algorithm"
+        )
+    held = policy
+    return lambda: engine.at(held)
+
+
+def _most(settings: AlgorithmConfig | None) -> int:
+    assert isinstance(settings, (OpdConfig, OpsdConfig)), f"{settings} scores nothing"
+    return settings.teacher.max_in_flight if isinstance(settings, OpdConfig) else settings.max_in_flight
+
+
+def _as_it_is(trace: object, tokens: Sequence[int]) -> list[int]:
+    return list(tokens)
+
+
+def _traces(tables: Tables, config: View) -> pa.Table:
+    """Return the kept traces that have a scorer; refuse those at a temperature that cannot be scored at."""
+    verdicts = tables["verdicts"]
+    kept = _of(tables["traces"], verdicts.filter(verdicts["keep"])["trace_id"])
+    has_scorer = [of(config.scorers, name) is not None for name in texts(kept["environment"])]
+    chosen = kept.filter(pa.array(has_scorer, pa.bool_()))
+    other = chosen.filter(pc.not_equal(chosen["temperature"], pa.scalar(1.0, pa.float32())))
+    if other.num_rows:
+        raise NotScorable(
+            f"table traces, column temperature: {other.num_rows} kept traces, first {other['trace_id'][0]} of "
+            f"environment {other['environment'][0]}, were sampled at {other['temperature'][0].as_py():g}; a reference "
+            f"is scored at 1, the only temperature at which engines score a prompt. {SAFE}. Sample at "
+            "rollout.temperature=1, or choose an algorithm without a reference"
+        )
+    return chosen
+
+
+def _of(rows: pa.Table, trace_ids: "pa.ChunkedArray[pa.StringScalar]") -> pa.Table:
+    return rows.filter(pc.is_in(rows["trace_id"], value_set=trace_ids.combine_chunks()))
+
+
+def _refuse(trace: dict[str, object], sequence: Sequence[int], longest: int, begins_sampled: bool) -> None:
+    where = f"trace {trace['trace_id']} of environment {trace['environment']}"
+    if begins_sampled:
+        raise NotScorable(f"{where} begins with a sampled token, which nothing goes before. {SAFE}. Quarantine it")
+    if len(sequence) > longest:
+        raise NotScorable(
+            f"{where} has {len(sequence)} tokens to be scored, with what is shown before them; engine.max_model_len is "
+            f"{longest}. {SAFE}. Raise engine.max_model_len, or shorten what is shown (algorithm.template)"
+        )
+
+
+STAGE = Stage(
+    name="reference",
+    version=1,
+    reads=("traces", "messages", "verdicts"),
+    writes=("references",),
+    sections=("scorers", "engine", "model"),
+    function=reference,
+    needs=("policy", "engine", "teachers"),
+)
+task = as_task(STAGE)

@@ -1,0 +1,1 @@
+"""What stages share about rows: ragged columns, message graphs, seats, samples."""

@@ -1,0 +1,1 @@
+"""Assignment: which examples a step tries, in which groups, with which seeds."""

@@ -1,0 +1,135 @@
+"""Examples: what the environments, or a file of demonstrations, have to offer.
+
+Reads nothing but its source; writes examples.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any, Protocol
+
+import polars as pl
+import pyarrow as pa
+
+from configs.run import View
+from storage.schemas.stage_tables import EXAMPLES
+from tasks.runtime.prefect_task import as_task
+from tasks.runtime.stage import Stage, Tables
+
+DEMONSTRATIONS = "demonstrations"
+"""The name that rows of a demonstrations file carry where others carry their environment's."""
+_COLUMNS = ("messages", "prompt", "completion")
+_MEND = "Nothing was stored. Mend the file and run again"
+
+
+class DemonstrationsUnusable(ValueError):
+    """A file of demonstrations cannot be read, or a row of it is no demonstration."""
+
+
+class ExampleSource(Protocol):
+    """What the stage asks of whoever can load environments, in a process of their own."""
+
+    def examples(self) -> pa.Table:
+        """Return the examples of every environment of the run, in the EXAMPLES schema."""
+        ...
+
+
+def examples(tables: Tables, config: View, *, environments: ExampleSource) -> Tables:
+    """List the examples of every environment, each with its split by hash of its content."""
+    return {"examples": environments.examples()}
+
+
+def demonstration_examples(tables: Tables, config: View, *, source: str) -> Tables:
+    """List the rows of a demonstrations file, each as messages."""
+    return {"examples": read_demonstrations(Path(source))}
+
+
+def read_demonstrations(path: Path) -> pa.Table:
+    """Return a JSONL or Parquet file of prompt and completion, or of messages, as EXAMPLES rows.
+
+    A row may have `tools`: the schemas of what its messages call, as a list or as JSON text. Text is read as it is; in
+    a list, every schema gets the fields of all others, empty.
+
+    Raises DemonstrationsUnusable like `read_rows`.
+    """
+    rows = [_example(number, row) for number, row in enumerate(read_rows(path).iter_rows(named=True))]
+    return pa.Table.from_pylist(rows, schema=EXAMPLES.arrow)
+
+
+def read_rows(path: Path) -> pl.DataFrame:
+    """Return the rows of a demonstrations file as they are, each known to be a demonstration.
+
+    Raises DemonstrationsUnusable naming the file, and the row when one has neither `messages` nor `prompt` and
+    `completion`.
+    """
+    if path.is_file() and not path.stat().st_size:
+        raise DemonstrationsUnusable(f"data.path: {path} is empty. {_MEND}")
+    try:
+        # Types are taken from all rows: those of the first hundred may not fit the rest.
+        is_parquet = path.suffix == ".parquet"
+        frame = pl.read_parquet(path) if is_parquet else pl.read_ndjson(path, infer_schema_length=None)
+    except (OSError, pl.exceptions.PolarsError) as error:
+        form = "a Parquet file" if is_parquet else "a JSONL file, one JSON object in each line"
+        raise DemonstrationsUnusable(f"data.path: {path} cannot be read as {form}: {error}. {_MEND}") from error
+    if not frame.height:
+        raise DemonstrationsUnusable(f"data.path: {path} holds no rows. {_MEND}")
+    number = _first_unusable(frame)
+    if number is not None:
+        has = sorted(name for name, value in frame.row(number, named=True).items() if value is not None)
+        raise DemonstrationsUnusable(
+            f"data.path: {path}, row {number} (the first is 0): needs `messages`, or `prompt` and `completion`; "
+            f"it has {', '.join(has) or 'nothing'}. {_MEND}"
+        )
+    return frame
+
+
+def _first_unusable(frame: pl.DataFrame) -> int | None:
+    """Return the number of the first row that is no demonstration, or None."""
+    given = {name: pl.col(name).is_not_null() if name in frame.columns else pl.lit(False) for name in _COLUMNS}
+    if isinstance(frame.schema.get("messages"), pl.List):
+        given["messages"] &= pl.col("messages").list.len() > 0
+    usable = frame.select(usable=given["messages"] | (given["prompt"] & given["completion"]))["usable"]
+    wrong = (~usable.fill_null(False)).arg_true()
+    return int(wrong[0]) if len(wrong) else None
+
+
+def _example(number: int, row: dict[str, Any]) -> dict[str, str]:
+    content: dict[str, Any] = json.loads(json.dumps({"messages": _messages(row)}, sort_keys=True))
+    if tools := row.get("tools"):
+        # In the order given: a template writes a schema as it comes, and a server offers it in that order too.
+        content["tools"] = json.loads(tools) if isinstance(tools, str) else tools
+    task = json.dumps(content)
+    digest = hashlib.sha256(task.encode()).hexdigest()[:16]
+    return {"environment": DEMONSTRATIONS, "example_id": f"{number}-{digest}", "split": "train", "task": task}
+
+
+def _messages(row: dict[str, Any]) -> list[dict[str, Any]]:
+    if row.get("messages"):
+        return list(row["messages"])
+    return _as_messages(row["prompt"], "user") + _as_messages(row["completion"], "assistant")
+
+
+def _as_messages(value: str | list[dict[str, Any]], role: str) -> list[dict[str, Any]]:
+    return [{"role": role, "content": value}] if isinstance(value, str) else list(value)
+
+
+STAGE = Stage(
+    name="examples",
+    version=1,
+    reads=(),
+    writes=("examples",),
+    sections=("environments",),
+    function=examples,
+    needs=("environments",),
+)
+DEMONSTRATION_STAGE = Stage(
+    name="examples",
+    version=1,
+    reads=(),
+    writes=("examples",),
+    sections=(),
+    function=demonstration_examples,
+    needs=("source",),
+)
+task = as_task(STAGE)
+demonstration_task = as_task(DEMONSTRATION_STAGE)

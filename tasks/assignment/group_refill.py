@@ -1,0 +1,43 @@
+"""Refilling: how many groups of a step are still wanted after those that teach nothing."""
+
+from collections import Counter
+
+import numpy as np
+import pyarrow as pa
+
+from tasks.arrays.columns import texts
+from tasks.arrays.ragged import Ragged
+from tasks.arrays.samples import COMPONENTS
+from tasks.assignment.oversampling import num_needed
+
+
+def groups_to_refill(
+    first: pa.Table, assigned: pa.Table, credits: pa.Table, oversampling: float = 1.0
+) -> dict[str, int]:
+    """Return by environment how many groups of the step's first assignment have no replacement; none where all have.
+
+    `assigned` are all rollouts that the step has assigned, the first ones among them. With oversampling the first
+    assignment begins more than the step needs, and what is more needs no replacement.
+    """
+    found = admitted_groups(credits)
+    lacking = Counter({name: num_needed(count, oversampling) for name, count in _groups_of(first).items()})
+    lacking.subtract(environment for group, environment in _environments(assigned).items() if group in found)
+    return {name: count for name, count in sorted(lacking.items()) if count > 0}
+
+
+def admitted_groups(credits: pa.Table) -> set[str]:
+    """Return the groups that have a token which training weighs; the first of a sample is predicted from nothing."""
+    streams = [Ragged.of(credits[f"{component}_weights"]) for component in COMPONENTS]
+    weighed = np.any([stream.values != 0 for stream in streams], axis=0)
+    weighed[streams[0].offsets[:-1][streams[0].lengths > 0]] = False
+    groups = texts(credits["group_id"])
+    return {groups[row] for row in np.unique(streams[0].row_of_value[weighed])}
+
+
+def _groups_of(assigned: pa.Table) -> Counter[str]:
+    return Counter(_environments(assigned).values())
+
+
+def _environments(assigned: pa.Table) -> dict[str, str]:
+    """Return the environment of each group."""
+    return dict(zip(texts(assigned["group_id"]), texts(assigned["environment"]), strict=True))

@@ -1,0 +1,199 @@
+"""Assignment: which examples a step tries, in which groups, with which seeds.
+
+Reads examples, of earlier batches of a step assignments, and where the sampler goes by how hard examples are, traces
+and difficulties of the step before; writes assignments, and difficulties where the sampler has any.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import count as counting
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from configs.environments import EnvironmentConfig
+from configs.run import View
+from storage.schemas.stage_tables import ASSIGNMENTS
+from tasks.arrays.columns import texts
+from tasks.arrays.permutation import digest, shares, turns
+from tasks.assignment.evaluation_retries import errored_assignments
+from tasks.assignment.example_fields import having
+from tasks.assignment.oversampling import num_begun, oversampled_turn
+from tasks.assignment.samplers import SAMPLERS, difficulties
+from tasks.assignment.samplers.sampler import SampleRequest
+from tasks.runtime.prefect_task import as_task
+from tasks.runtime.stage import Stage, Tables
+
+
+class TooFewExamples(ValueError):
+    """There is no environment, or one has no examples of a split, or fewer than were asked for."""
+
+
+def assignment(
+    tables: Tables, config: View, *, step: int, batch: int = 0, groups: Mapping[str, int] | None = None
+) -> Tables:
+    """Return the rollouts of one training step: `groups_per_step` groups of `group_size` members.
+
+    Groups go to environments by weight, exactly over the run; the sampler says which examples each environment tries.
+    With `oversampling` more groups of each environment are begun than the step needs.
+    `batch` numbers further batches for the same step, drawn when those before leave too little to train on: other
+    examples as long as there are any, and other seeds, without moving the walk of the steps to come. `groups` says how
+    many groups of which environment a further batch has; None is a whole step's. A sampler that goes by how hard
+    examples are also makes `difficulties`, where traces came in. Raises TooFewExamples if an environment has no
+    examples of split train, and DifficultiesMissing where such a sampler has lost its state.
+    """
+    settings, environments = config.assignment, _environments(config)
+    slots = _slots(environments, step * settings.groups_per_step, settings.groups_per_step, groups)
+    if settings.oversampling > 1:
+        slots = _oversampled(slots, settings.oversampling)
+    examples = {each.name: _examples(tables["examples"], each.name, "train", wanted=1) for each in environments}
+    state = difficulties.known(tables, step, batch, config.drawn_by_learners) if settings.sampler.stateful else None
+    taken = _taken(tables["assignments"]) if batch and "assignments" in tables else {}
+    rewards = {} if state is None else difficulties.by_environment(state)
+    chosen: dict[str, Iterator[str]] = {}
+    for name in examples:
+        turns_of = [turn for each, turn in slots if each == name]
+        seen = frozenset(taken.get(name, ()))
+        asked = SampleRequest(name, examples[name], turns_of, config.seed, step, batch, seen, rewards.get(name, {}))
+        chosen[name] = iter(SAMPLERS[settings.sampler.type](asked, settings, settings.sampler))
+    prefix = f"{step}.{batch}" if batch else f"{step}"
+    drawn = [(f"{prefix}-{slot}", name, next(chosen[name])) for slot, (name, _) in enumerate(slots)]
+    made = {"assignments": _rollouts(drawn, settings.group_size, config.seed)}
+    if state is not None and ("traces" in tables or "difficulties" not in tables):
+        made["difficulties"] = state
+    return made
+
+
+def _slots(
+    environments: Sequence[EnvironmentConfig], start: int, count: int, groups: Mapping[str, int] | None
+) -> list[tuple[str, int]]:
+    """Return environment and turn of each group of a batch, in order; `groups` cuts the step's slots short."""
+    whole = shares([environment.weight for environment in environments])
+    slots = [(environments[turn].name, had) for turn, had in turns(whole, start, count)]
+    if groups is None:
+        return slots
+    left = Counter(groups)
+    kept = []
+    for name, had in slots:
+        if left[name] > 0:
+            left[name] -= 1
+            kept.append((name, had))
+    return kept
+
+
+def _oversampled(slots: Sequence[tuple[str, int]], factor: float) -> list[tuple[str, int]]:
+    """Return the slots and, after them, those of the groups that each environment begins beyond what it needs.
+
+    An environment walks that much faster, so that no step tries again what another one has begun.
+    """
+    needed = Counter(name for name, _ in slots)
+    first = {name: min(had for each, had in slots if each == name) for name in needed}
+    walks = {name: counting(oversampled_turn(had, factor)) for name, had in first.items()}
+    more = [name for name, count in needed.items() for _ in range(num_begun(count, factor) - count)]
+    return [(name, next(walks[name])) for name in [*(name for name, _ in slots), *more]]
+
+
+def _taken(assignments: pa.Table) -> Mapping[str, set[str]]:
+    """Return by environment the examples that some assignments try."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for name, example in zip(texts(assignments["environment"]), texts(assignments["example_id"]), strict=True):
+        found[name].add(example)
+    return found
+
+
+def evaluation_assignment(tables: Tables, config: View) -> Tables:
+    """Return the rollouts of an evaluation: of each environment the first `num_examples` held-out ones in hash order.
+
+    The order does not depend on the run's seed, so that evaluations of different runs try the same examples; the
+    examples that a filter chooses come in the same order. Where rollouts of such assignments come in, those that ended
+    with an error are assigned once more, with another seed. Raises TooFewExamples if an environment holds out fewer
+    than `num_examples`, and FieldMissing where a filter names a field that examples lack.
+    """
+    if "traces" in tables:
+        return {"assignments": _again(tables["assignments"], errored_assignments(tables["traces"]))}
+    settings = config.evaluation
+    groups = []
+    for environment in _environments(config):
+        name = environment.name
+        if settings.environments and name not in settings.environments:
+            continue
+        fitting = having(tables["examples"], name, "eval", settings.where) if settings.where else tables["examples"]
+        held_out = _examples(fitting, name, "eval", wanted=settings.num_examples)
+        chosen = _in_hash_order(name, held_out)[: settings.num_examples]
+        groups += [(f"eval-{name}-{i}", name, example) for i, example in enumerate(chosen)]
+    return {"assignments": _rollouts(groups, settings.attempts, config.seed)}
+
+
+def _again(assignments: pa.Table, chosen: Sequence[str]) -> pa.Table:
+    """Return the chosen assignments with other seeds, each made of the one before."""
+    rows = assignments.filter(pc.is_in(assignments["assignment_id"], value_set=pa.array(chosen, pa.string())))
+    seeds = pa.array([digest("again", seed) >> 1 for seed in rows["seed"].to_pylist()], pa.int64())
+    return rows.set_column(rows.schema.get_field_index("seed"), ASSIGNMENTS.arrow.field("seed"), seeds)
+
+
+def _environments(config: View) -> Sequence[EnvironmentConfig]:
+    if not config.environments:
+        raise TooFewExamples("the config names no environment, so there is nothing to try. Add one to `environments`.")
+    found: Sequence[EnvironmentConfig] = config.environments
+    return found
+
+
+def _examples(examples: pa.Table, environment: str, split: str, wanted: int) -> list[str]:
+    """Return the ids of an environment's examples of a split, in table order; raise unless enough, each once."""
+    own = examples.filter(pc.field("environment") == environment)
+    found = texts(own.filter(pc.field("split") == split)["example_id"])
+    if len(found) < wanted:
+        raise TooFewExamples(
+            f"environment {environment!r} has {len(found)} examples of split {split!r} (of {own.num_rows} in all), but "
+            f"{wanted} are wanted. Nothing was sampled. {_remedy(split)}"
+        )
+    doubled = [example for example, count in Counter(found).items() if count > 1]
+    assert not doubled, f"environment {environment!r} names example {doubled[0]!r} twice: ids are durable and unique"
+    return found
+
+
+def _remedy(split: str) -> str:
+    if split == "train":
+        return "Lower the environment's holdout_fraction, raise its max_examples, or see whether its taskset is empty."
+    return "Lower evaluation.num_examples, or raise holdout_fraction or max_examples of the environment."
+
+
+def _in_hash_order(environment: str, examples: list[str]) -> list[str]:
+    return sorted(examples, key=lambda example: (digest("held out", environment, example), example))
+
+
+def _rollouts(groups: Iterable[tuple[str, str, str]], group_size: int, seed: int) -> pa.Table:
+    """Return `group_size` rows for each (group id, environment, example id), each with a 63-bit seed of its own."""
+    columns: dict[str, list[object]] = defaultdict(list)
+    for group, environment, example in groups:
+        for member in range(group_size):
+            columns["assignment_id"].append(f"{group}/{member}")
+            columns["group_id"].append(group)
+            columns["member"].append(member)
+            columns["environment"].append(environment)
+            columns["example_id"].append(example)
+            columns["seed"].append(digest("sampling", seed, group, member) >> 1)
+    return pa.table({name: columns[name] for name in ASSIGNMENTS.arrow.names}, schema=ASSIGNMENTS.arrow)
+
+
+STAGE = Stage(
+    name="assignment",
+    version=1,
+    reads=("examples",),
+    writes=("assignments", "difficulties"),
+    sections=("seed", "assignment", "environments", "drawn_by_learners"),
+    function=assignment,
+    needs=("step", "batch", "groups"),
+    optional=("assignments", "traces", "difficulties"),
+)
+EVALUATION_STAGE = Stage(
+    name="evaluation_assignment",
+    version=1,
+    reads=("examples",),
+    writes=("assignments",),
+    sections=("seed", "evaluation", "environments"),
+    function=evaluation_assignment,
+    optional=("assignments", "traces"),
+)
+task = as_task(STAGE)
+evaluation_task = as_task(EVALUATION_STAGE)

@@ -1,0 +1,1 @@
+"""Evaluation: what a policy earns on held-out examples, with intervals."""

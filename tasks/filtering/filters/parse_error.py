@@ -1,0 +1,25 @@
+"""Parse error: a turn that the environment could not read.
+
+Whatever this filter does with the rest of the rollout, such a turn is not trained on, see `tasks.advantage.stage`.
+"""
+
+import numpy as np
+
+from configs.filters import ParseErrorFilter
+from tasks.arrays.parse_errors import unreadable
+from tasks.arrays.ragged import Ragged
+from tasks.filtering.filters.finding import FilterInput, Finding, hits_from
+
+
+def parse_error(material: FilterInput, settings: ParseErrorFilter) -> Finding:
+    """Hit every trace with a sampled message that is flagged; the evidence is their numbers and tokens."""
+    rows = np.flatnonzero(unreadable(material.traces, material.messages, material.owner))
+    rows = rows[np.argsort(material.owner[rows], kind="stable")]
+    traces, first = np.unique(material.owner[rows], return_index=True)
+    numbers = material.messages["message"].to_numpy()
+    sampled = Ragged.of(material.messages["mask"])
+    found = {
+        int(trace): {"messages": numbers[own].tolist(), "tokens": int(sampled.take(own).values.sum())}
+        for trace, own in zip(traces, np.split(rows, first[1:]), strict=False)
+    }
+    return hits_from(found, material.traces.num_rows)

@@ -1,0 +1,128 @@
+"""Filtering: what is wrong with a trace, and whether it is kept for training.
+
+Reads traces, messages; writes verdicts.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from configs.filters import CustomFilter, ErroredFilter, filter_name
+from configs.run import View
+from storage.schemas.stage_tables import VERDICTS
+from tasks.arrays.columns import texts
+from tasks.arrays.message_graph import owners
+from tasks.arrays.seats import JUDGE, OTHER_SEAT, seat_rules
+from tasks.filtering.filters import FILTERS
+from tasks.filtering.filters.finding import QUARANTINED, FilterInput, Finding, Flags, hits_from
+from tasks.runtime.prefect_task import as_task
+from tasks.runtime.stage import Stage, Tables
+
+UNTRAINABLE = "untrainable"
+
+
+def filtering(tables: Tables, config: View, *, quarantined: Mapping[str, str]) -> Tables:
+    """Return one verdict per trace.
+
+    `quarantined` has the reason, by trace id, of those found to be unfit after they were made: they are excluded before
+    anything else, so that no group, and no baseline, sees them. Every filter records what it finds; only an enforcing
+    one excludes, and the first of those in config order is the reason. Filters of groups look last, at what the others
+    left standing, so that they judge the members that a baseline will be made of. Errored traces are excluded even if
+    the config lists no such filter. A trace whose tokens are not the policy's is excluded as untrainable, whatever else
+    a filter found; one of a seat that is left out (`tasks.arrays.seats`) as that. Raises LearnerSeatMissing where a trace does
+    not say which seat learns and has to.
+    """
+    traces, messages = tables["traces"], tables["messages"]
+    filters = _with_errored(config.filtering.filters)
+    trainable = traces["trainable"].to_numpy().astype(np.bool_)
+    unfit = _unfit(texts(traces["trace_id"]), quarantined)
+    seats = seat_rules(traces, config.seat_rules)
+    seated = _seated(traces, trainable & ~seats.dropped)
+    findings: dict[int, Finding] = {}
+    standing = trainable & ~unfit.hits & ~seats.dropped
+    for of_groups in (False, True):
+        material = FilterInput(
+            seated,
+            messages,
+            owners(messages, traces, "messages"),
+            config.model.vocab_size,
+            standing,
+            config.learns_from_equals,
+            config.episode_agents,
+        )
+        for place, settings in enumerate(filters):
+            if _looks_last(settings) == of_groups:
+                findings[place] = FILTERS[settings.type].detect(material, settings)
+        standing = trainable & ~unfit.hits & ~seats.dropped & ~_excluded(filters, findings, traces.num_rows)
+    found = [(QUARANTINED, True, unfit), (JUDGE, True, seats.judge), (OTHER_SEAT, True, seats.other)]
+    found += [(filter_name(settings), settings.enforce, findings[place]) for place, settings in enumerate(filters)]
+    return {"verdicts": _verdicts(traces, found, trainable)}
+
+
+def _seated(traces: pa.Table, trained: Flags) -> pa.Table:
+    """Return the traces as filters see them: those of seats that are left out are as little trainable as others'."""
+    return traces.set_column(traces.schema.get_field_index("trainable"), "trainable", pa.array(trained))
+
+
+def _unfit(trace_ids: Sequence[str], quarantined: Mapping[str, str]) -> Finding:
+    """Return the finding of the quarantine; the evidence is what was said of the trace."""
+    return hits_from(
+        {row: {"reason": quarantined[name]} for row, name in enumerate(trace_ids) if name in quarantined},
+        len(trace_ids),
+    )
+
+
+def _with_errored(filters: Sequence[Any]) -> Sequence[Any]:
+    listed = any(settings.type == "errored" for settings in filters)
+    return filters if listed else (ErroredFilter(), *filters)
+
+
+def _looks_last(settings: Any) -> bool:
+    """Tell whether a filter compares the members of a group; a custom one says so itself."""
+    return settings.of_groups if isinstance(settings, CustomFilter) else FILTERS[settings.type].of_groups
+
+
+def _excluded(filters: Sequence[Any], findings: Mapping[int, Finding], num_traces: int) -> Flags:
+    """Return the traces that an enforcing filter has found something on so far."""
+    enforced = [finding.hits for place, finding in findings.items() if filters[place].enforce]
+    excluded: Flags = np.any([np.zeros(num_traces, np.bool_), *enforced], axis=0)
+    return excluded
+
+
+def _verdicts(traces: pa.Table, findings: Sequence[tuple[str, bool, Finding]], trainable: Flags) -> pa.Table:
+    """Return the rows for findings by name, each with whether it excludes, in the order in which they give reasons."""
+    detected: list[list[str]] = []
+    reasons: list[str | None] = []
+    evidence: list[str] = []
+    for row in range(traces.num_rows):
+        found = [(name, enforce, finding) for name, enforce, finding in findings if finding.hits[row]]
+        enforced = [name for name, enforce, _ in found if enforce]
+        if not trainable[row] and QUARANTINED not in enforced:
+            enforced = [UNTRAINABLE]
+        detected.append([name for name, _, _ in found])
+        reasons.append(next(iter(enforced), None))
+        evidence.append(json.dumps({name: finding.evidence[row] for name, _, finding in found}))
+    columns = {
+        "trace_id": traces["trace_id"],
+        "group_id": traces["group_id"],
+        "keep": [reason is None for reason in reasons],
+        "reason": reasons,
+        "detected": detected,
+        "evidence": evidence,
+    }
+    return pa.table(columns, schema=VERDICTS.arrow)
+
+
+STAGE = Stage(
+    name="filtering",
+    version=1,
+    reads=("traces", "messages"),
+    writes=("verdicts",),
+    sections=("filtering", "model", "learns_from_equals", "episode_agents", "seat_rules"),
+    function=filtering,
+    needs=("quarantined",),
+)
+task = as_task(STAGE)

@@ -1,0 +1,1 @@
+"""The inference engine: its process, its client, its weights, its checks."""

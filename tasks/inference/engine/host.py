@@ -1,0 +1,120 @@
+"""The process that serves one model: `python -m tasks.inference.engine.host --report PATH [vLLM arguments]`.
+
+It binds a loopback port of the system's choosing, hands the socket to vLLM's API server, and writes `{"url": ...}` to
+the report file as soon as the server answers. Arguments that are not its own go to vLLM unchanged.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import socket
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tasks.inference.engine.lora import mend_mixed_batches
+from tasks.inference.engine.weights_view import serving_view
+from tasks.runtime.quick_imports import quick_imports
+
+POLL_SECONDS = 0.05
+
+
+def write_report(path: Path, content: dict[str, Any]) -> None:
+    """Write `content` as JSON so that a reader sees all of it or no file."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.write_text(json.dumps(content), encoding="utf-8")
+    partial.replace(path)
+
+
+def bound_socket() -> socket.socket:
+    """A loopback socket on a free port. It is bound here and handed on, so no other process can take the port."""
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind(("127.0.0.1", 0))
+    # A forked engine process would keep the port open after this one died, and nobody would see that it is gone.
+    os.register_at_fork(after_in_child=listener.close)
+    return listener
+
+
+async def _serve(
+    run: Callable[..., Awaitable[None]], listener: socket.socket, arguments: argparse.Namespace, report: Path
+) -> None:
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    announcing = asyncio.create_task(_announce(url, report))
+    try:
+        await run(url, listener, arguments)
+    finally:
+        announcing.cancel()
+
+
+async def _announce(url: str, report: Path) -> None:
+    """Write the report once the server answers; until it listens, connections are refused."""
+    import httpx
+
+    async with httpx.AsyncClient(trust_env=False) as client:
+        while True:
+            try:
+                if (await client.get(f"{url}/health", timeout=5)).status_code == 200:
+                    return write_report(report, {"url": url, "pid": os.getpid()})
+            except httpx.TransportError:
+                await asyncio.sleep(POLL_SECONDS)
+
+
+def _fork_engine_on_cpu() -> None:
+    """Let the engine's own process be forked from this one, which has imported everything, instead of starting anew.
+
+    vLLM switches to `spawn` on the CPU while it builds its config; importing it all again takes 9 to 17 seconds. No
+    thread pool of torch exists yet at that point, which is what makes the fork safe. CUDA is left as vLLM wants it.
+    """
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    if not _on_cpu():
+        return
+    create = AsyncEngineArgs.create_engine_config
+
+    def create_then_fork(self: Any, *positional: Any, **named: Any) -> Any:
+        config = create(self, *positional, **named)
+        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
+        return config
+
+    AsyncEngineArgs.create_engine_config = create_then_fork  # type: ignore[method-assign]
+
+
+def _on_cpu() -> bool:
+    from vllm.platforms import current_platform
+
+    return bool(current_platform.is_cpu())
+
+
+def main(argv: Sequence[str]) -> None:
+    """Serve until told to end."""
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("--report", type=Path, required=True)
+    parser.add_argument("--key-variable", default="", help="environment variable that holds the API key")
+    own, rest = parser.parse_known_args(argv)
+    if key := os.environ.get(own.key_variable, ""):
+        os.environ["VLLM_API_KEY"] = key
+    listener = bound_socket()
+
+    with quick_imports():
+        import uvloop
+        from vllm.entrypoints.launchers.api_server.entry import run_server_worker
+        from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
+        from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    host, port = listener.getsockname()
+    arguments = make_arg_parser(FlexibleArgumentParser()).parse_args([*rest, "--host", host, "--port", str(port)])
+    # A policy of a store has optimizer state beside its weights, which the engine would take for weights.
+    with serving_view(arguments.model, untie=False, below=own.report.parent) as weights:
+        arguments.model = str(weights)
+        validate_parsed_serve_args(arguments)
+        _fork_engine_on_cpu()
+        if arguments.enable_lora and _on_cpu():
+            mend_mixed_batches()
+        uvloop.run(_serve(run_server_worker, listener, arguments, own.report))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

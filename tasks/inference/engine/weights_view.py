@@ -1,0 +1,113 @@
+"""A directory of weights as the engine must see it: weights only, and an output head of its own where it was tied.
+
+Two traps are closed here. The engine loads every safetensors file of a directory, so optimizer state beside the
+weights would be read as weights. And the CPU build keeps its own packed copy of the output head and does not refresh it
+from a tied embedding: it goes on serving the old head without an error. Served with `tie_word_embeddings` switched off
+and the embedding written a second time as `lm_head.weight`, the head is reloaded like any other weight, exactly.
+"""
+
+import json
+import struct
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tasks.inference.engine import model_info
+
+HEAD = "lm_head.weight"
+EMBEDDINGS = ("model.embed_tokens.weight", "model.language_model.embed_tokens.weight")
+NOT_WEIGHTS = "optimizer"
+
+
+class WeightsUnusable(ValueError):
+    """The directory does not hold a complete set of weights."""
+
+
+def weight_files(directory: Path) -> list[Path]:
+    """The safetensors files of a directory that hold weights; raises WeightsUnusable where there are none."""
+    files = sorted(path for path in directory.glob("*.safetensors") if not path.name.startswith(NOT_WEIGHTS))
+    if not files:
+        raise WeightsUnusable(f"no weights in {str(directory)!r}: expected model.safetensors. Nothing was loaded")
+    return files
+
+
+def header(path: Path) -> tuple[dict[str, Any], int]:
+    """Tensors of a safetensors file by name, and where their bytes begin; raises WeightsUnusable where it is cut off.
+
+    Layout: 8 bytes little-endian length, that many bytes of JSON, then the tensors' bytes
+    (https://github.com/huggingface/safetensors#format).
+    """
+    with path.open("rb") as file:
+        prefix = file.read(8)
+        length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
+        content = file.read(length)
+    try:
+        tensors = json.loads(content)
+    except ValueError as error:
+        raise WeightsUnusable(f"{path} is not a safetensors file: its header cannot be read") from error
+    tensors.pop("__metadata__", None)
+    end = 8 + length + max((entry["data_offsets"][1] for entry in tensors.values()), default=0)
+    if path.stat().st_size != end:
+        raise WeightsUnusable(f"{path} has {path.stat().st_size} bytes and its header says {end}: it is damaged")
+    return tensors, 8 + length
+
+
+def tied(directory: Path) -> bool:
+    """Whether the output head is the embedding: what the config says, unless a head of its own is stored."""
+    if not model_info.read(directory).tied:
+        return False
+    return not any(HEAD in header(path)[0] for path in weight_files(directory))
+
+
+@contextmanager
+def serving_view(directory: str | Path, *, untie: bool, below: Path | None = None) -> Iterator[Path]:
+    """Yield the directory to load weights from, checked for completeness: the given one or a short-lived view of it.
+
+    The view is made in the directory `below`, or among the system's temporary files.
+    """
+    directory = Path(directory)
+    files = weight_files(directory)
+    embedding = None
+    for path in files:
+        tensors, start = header(path)
+        for name in EMBEDDINGS:
+            if name in tensors:
+                embedding = (path, tensors[name], start)
+    needs_head = untie and tied(directory)
+    if not needs_head and len(files) == len(list(directory.glob("*.safetensors"))):
+        yield directory
+        return
+    with tempfile.TemporaryDirectory(prefix="stagecoach-weights-", dir=below) as temporary:
+        view = Path(temporary)
+        for path in directory.iterdir():
+            if path.is_file() and (path.suffix != ".safetensors" or path in files):
+                (view / path.name).symlink_to(path.resolve())
+        if needs_head:
+            if embedding is None:
+                raise WeightsUnusable(f"{str(directory)!r} ties its head to an embedding that none of its files holds")
+            _write_head(view / "tied_head.safetensors", *embedding)
+            _forget_index(view)
+        yield view
+
+
+def _write_head(target: Path, source: Path, entry: dict[str, Any], start: int) -> None:
+    """Copy the embedding's bytes into a safetensors file of their own, under the head's name."""
+    begin, end = entry["data_offsets"]
+    described = {HEAD: {"dtype": entry["dtype"], "shape": entry["shape"], "data_offsets": [0, end - begin]}}
+    text = json.dumps(described).encode()
+    text += b" " * (-len(text) % 8)
+    with source.open("rb") as reading, target.open("wb") as writing:
+        writing.write(struct.pack("<Q", len(text)) + text)
+        reading.seek(start + begin)
+        remaining = end - begin
+        while remaining:
+            chunk = reading.read(min(remaining, 1 << 24))
+            writing.write(chunk)
+            remaining -= len(chunk)
+
+
+def _forget_index(view: Path) -> None:
+    """Drop the index from the view: it does not name the head, and files it does not name are not loaded."""
+    (view / "model.safetensors.index.json").unlink(missing_ok=True)

@@ -1,0 +1,1 @@
+"""Environment servers: their processes, pools, examples and seats."""

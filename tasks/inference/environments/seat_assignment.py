@@ -1,0 +1,96 @@
+"""Seats in the environment's own process: who plays them in one episode, and with which seeds.
+
+verifiers binds models to seats once, when a server starts. Ours are bound with every request, since an engine that is
+started again has another address. And every agent run of an episode is given the request's sampling, seed included:
+two runs on one prompt would be word for word the same.
+"""
+
+import copy
+import functools
+import itertools
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from tasks.inference.sampling.seats import HEADER
+
+if TYPE_CHECKING:
+    from verifiers.v1.agent import Agents
+    from verifiers.v1.clients import ModelContext
+    from verifiers.v1.env import Env
+
+SEED_STRIDE = 7_919
+"""Between the seeds of the runs of one episode; the first has the request's own."""
+NUM_SEEDS = 2**63
+"""Engines take seeds of 63 bits."""
+
+
+def seat_players() -> None:
+    """Let every environment of this process seat the players of a request. Doing so twice changes nothing more."""
+    from verifiers.v1.env import Env
+
+    original = Env._episode_agents
+    if hasattr(original, "__wrapped__"):
+        return
+
+    @functools.wraps(original)
+    def episode_agents(self: "Env[Any]", ctx: "ModelContext", *rest: Any, **others: Any) -> "Agents":
+        players, ctx = taken(ctx)
+        agents = original(_with(self, players), ctx, *rest, **others)
+        for name in players:
+            getattr(agents, name).trainable = False
+        vary_seeds(agents)
+        return agents
+
+    Env._episode_agents = episode_agents  # type: ignore[method-assign]
+
+
+def taken(ctx: "ModelContext") -> "tuple[Mapping[str, Any], ModelContext]":
+    """Return the players that a request names, and its context without word of them."""
+    if HEADER not in ctx.client.headers:
+        return {}, ctx
+    headers = dict(ctx.client.headers)
+    players = json.loads(headers.pop(HEADER))
+    return players, replace(ctx, client=ctx.client.model_copy(update={"headers": headers}))
+
+
+def _with(env: "Env[Any]", players: Mapping[str, Any]) -> "Env[Any]":
+    """Return the environment with players bound to its seats; it shares everything else with `env`."""
+    if not players:
+        return env
+    from verifiers.v1.configs.agent import AgentConfig, agent_config_fields
+
+    seats = agent_config_fields(env.config)
+    if unknown := sorted(players.keys() - seats.keys()):
+        raise ValueError(f"models are to play the seats {unknown}; this environment has the seats {sorted(seats)}")
+    bound = {}
+    for name, player in players.items():
+        chosen = AgentConfig.model_validate(player)
+        own = {} if (sampling := seats[name].sampling) is None else sampling.model_dump(exclude_unset=True)
+        assert chosen.sampling is not None, "a player is told how to sample"
+        sampling = chosen.sampling.model_copy(update=own)
+        bound[name] = seats[name].model_copy(
+            update={"client": chosen.client, "model": chosen.model, "sampling": sampling}
+        )
+    seated = copy.copy(env)
+    seated.config = env.config.model_copy(update=bound)
+    return seated
+
+
+def vary_seeds(agents: "Agents") -> None:
+    """Give each run of these agents, in the order in which they begin, a seed of its own."""
+    runs = itertools.count()
+    for agent in agents._agents.values():
+        agent._rollout_params = functools.partial(_seeded, agent._rollout_params, runs)
+
+
+def _seeded(params_of: Any, runs: Iterator[int], *arguments: Any, **others: Any) -> dict[str, Any]:
+    params: dict[str, Any] = params_of(*arguments, **others)
+    sampling, number = params["ctx"].sampling, next(runs)
+    seed = getattr(sampling, "seed", None)
+    if number == 0 or seed is None:
+        return params
+    sampling = sampling.model_copy(update={"seed": (seed + number * SEED_STRIDE) % NUM_SEEDS})
+    config = params["agent_config"].model_copy(update={"sampling": sampling})
+    return params | {"ctx": replace(params["ctx"], sampling=sampling), "agent_config": config}

@@ -1,0 +1,215 @@
+"""Environments from the pipeline's side: how to start their servers and read their examples, without importing them."""
+
+import asyncio
+import hashlib
+import json
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, packages_distributions, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from storage.policies.scratch import Scratches
+from storage.schemas.stage_tables import EXAMPLES
+from tasks.runtime.import_paths import NotImportable, code_version
+
+if TYPE_CHECKING:
+    from configs.environments import EnvironmentConfig
+
+EXAMPLES_SECONDS = 600.0
+AGAIN_SECONDS = 5.0
+HOST = "tasks.inference.environments.host"
+OLDER = re.compile(r"^AttributeError: (taskset module .* defines no `__all__`|module 'verifiers' has no attribute)")
+OLDER_HINT = (
+    "A package with `load_environment` is of an interface that verifiers no longer has, and nothing bridges it: "
+    "install a version of the package that exports a Taskset, or write one around its data and rewards (docs/traces.md)"
+)
+
+
+class EnvironmentUnavailable(ValueError):
+    """An environment's package is not installed, or cannot be loaded as configured."""
+
+
+def command(environment: "EnvironmentConfig", report: str | Path) -> tuple[list[str], dict[str, str]]:
+    """Argument list and environment variables of the process that serves `environment`.
+
+    The process writes `{"address": ...}` to `report` once it takes requests. Raises EnvironmentUnavailable where a
+    package is missing.
+    """
+    package_version(environment)
+    variables = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false"}
+    variables |= {"HF_HUB_OFFLINE": os.environ.get("HF_HUB_OFFLINE", "1"), "PYTHONUNBUFFERED": "1"}
+    return _argv(environment, Path(report)), variables
+
+
+def answers(address: str, seconds: float = 2.0) -> bool:
+    """Whether an environment server at `address` answers a health request."""
+    from verifiers.v1.serve.client import EnvClient
+
+    async def ask() -> bool:
+        client = EnvClient(address)
+        try:
+            return await client.health(timeout=seconds)
+        finally:
+            await client.close()
+
+    return asyncio.run(ask())
+
+
+def hangs(address: str, seconds: float) -> bool:
+    """Whether an environment server leaves a health request unanswered for so long, and a second one for a while.
+
+    The second is for a caller that did not run itself meanwhile. A server answers between two steps of its event loop:
+    it is asked whether that loop goes on, however slowly. Where it cannot be asked, no descriptor being left here, or
+    answers that something is wrong, nothing is known of its loop, and it does not hang.
+    """
+    import zmq
+
+    try:
+        return not answers(address, seconds) and not answers(address, min(seconds, AGAIN_SECONDS))
+    except (OSError, RuntimeError, zmq.ZMQError):
+        logging.getLogger(__name__).warning("cannot tell whether the server at %s hangs", address, exc_info=True)
+        return False
+
+
+def _argv(environment: "EnvironmentConfig", report: Path) -> list[str]:
+    return [sys.executable, "-m", HOST, "--config", environment.model_dump_json(), "--report", str(report)]
+
+
+def examples(environment: "EnvironmentConfig") -> pa.Table:
+    """The environment's examples, with the schema of the examples table, read in a process of its own.
+
+    Raises EnvironmentUnavailable where the taskset cannot be loaded or holds nothing.
+    """
+    package_version(environment)
+    scratches = Scratches(Path(tempfile.gettempdir()) / f"stagecoach-{os.getuid()}")
+    directory = scratches.make("examples")
+    try:
+        return _examples(environment, directory)
+    finally:
+        scratches.discard(directory)
+
+
+def _examples(environment: "EnvironmentConfig", directory: Path) -> pa.Table:
+    target, report, log = (directory / name for name in ("examples.arrow", "report.json", "log"))
+    variables = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": os.environ.get("HF_HUB_OFFLINE", "1")}
+    try:
+        status = _run([*_argv(environment, report), "--examples", str(target)], variables, log)
+    except subprocess.TimeoutExpired as error:
+        raise EnvironmentUnavailable(
+            f"environment {environment.name!r}: its taskset did not yield {environment.max_examples} examples in "
+            f"{EXAMPLES_SECONDS:.0f} s; lower max_examples"
+        ) from error
+    if status:
+        raise EnvironmentUnavailable(_reason(environment, report, log.read_text(encoding="utf-8", errors="replace")))
+    with pa.OSFile(str(target)) as source:
+        table: pa.Table = pa.ipc.open_file(source).read_all()
+    if not table.num_rows:
+        raise EnvironmentUnavailable(f"environment {environment.name!r}: its taskset yields no examples")
+    return table.cast(EXAMPLES.arrow)
+
+
+def _run(argv: list[str], variables: dict[str, str], log: Path) -> int:
+    """Run a process to its end and return its status; what it left running in its session ends with it.
+
+    Its output goes to a file: of a pipe, the end would come only when nobody who inherited it is left.
+    """
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            argv, env=os.environ | variables, stdout=output, stderr=output, start_new_session=True
+        )
+        try:
+            return process.wait(EXAMPLES_SECONDS)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _reason(environment: "EnvironmentConfig", report: Path, log: str) -> str:
+    """What to tell about an environment that could not be loaded, from its report or else the end of its log."""
+    about = f"environment {environment.name!r} (taskset {environment.taskset.get('id')!r})"
+    if not report.exists():
+        return f"{about}: the process that reads its examples died:\n" + "\n".join(log.splitlines()[-15:])
+    told: dict[str, Any] = json.loads(report.read_text(encoding="utf-8"))
+    if told["missing"]:
+        return f"{about} does not import: module {told['missing']!r} is missing. Install the package that has it"
+    hint = f". {OLDER_HINT}" if OLDER.search(f"{told['error']}: {told['message']}") else ""
+    return f"{about} cannot be loaded: {told['error']}: {told['message']}{hint}"
+
+
+def package_version(environment: "EnvironmentConfig") -> str:
+    """Names and versions of the packages whose code runs in the environment, and of what its taskset reads beside them.
+
+    Nothing of the packages is imported. Raises EnvironmentUnavailable where one is not installed.
+    """
+    plugins = [("taskset", environment.taskset, "tasksets"), ("harness", environment.harness, "harnesses")]
+    if environment.env.get("id"):
+        plugins.append(("env", environment.env, "envs"))
+    own = {f"seats.{name}.harness": seat.harness for name, seat in environment.seats.items()}
+    own |= {f"env.{name}.harness": _harness(each) for name, each in environment.env.items()}
+    plugins += [(kind, harness, "harnesses") for kind, harness in own.items() if harness]
+    parts = [_distribution(environment, kind, str(plugin.get("id", "")), group) for kind, plugin, group in plugins]
+    parts += read_by(environment.taskset)
+    return ", ".join(dict.fromkeys([*parts, f"verifiers {version('verifiers')}"]))
+
+
+def read_by(taskset: Mapping[str, Any]) -> list[str]:
+    """Return what a taskset reads beside its package, each with what names its content.
+
+    That is the local file under the setting `path`, and the function whose import path is `task.scoring`: a row or a
+    line of either that is another one makes other rollouts. What is not there is left to the taskset to refuse.
+    """
+    found = []
+    file = Path(str(taskset.get("path") or "")).expanduser()
+    if file.is_file():
+        with file.open("rb") as content:
+            found.append(f"{file.name} sha256:{hashlib.file_digest(content, 'sha256').hexdigest()[:16]}")
+    task = taskset.get("task")
+    function = str(task.get("scoring", "")) if isinstance(task, Mapping) else ""
+    if ":" in function:
+        with suppress(NotImportable):
+            found.append(f"{function} {code_version(function)}")
+    return found
+
+
+def _harness(settings: Any) -> dict[str, Any]:
+    """Return the harness that an environment's own settings name for a seat; empty where they name none."""
+    harness = settings.get("harness") if isinstance(settings, dict) else None
+    return harness if isinstance(harness, dict) and "id" in harness else {}
+
+
+def _distribution(environment: "EnvironmentConfig", kind: str, plugin: str, group: str) -> str:
+    """Name and version of the distribution that holds a plugin, found as verifiers finds it: its own, then any."""
+    if not plugin:
+        raise EnvironmentUnavailable(f"environment {environment.name!r}: {kind}.id is missing; it names a package")
+    name = plugin.rsplit("/", 1)[-1].split("@", 1)[0]
+    module = name.replace("-", "_").lower()
+    verifiers = find_spec("verifiers")
+    if verifiers and any(
+        Path(root, "v1", group, module).exists() for root in verifiers.submodule_search_locations or ()
+    ):
+        return f"verifiers {version('verifiers')}"
+    try:
+        return f"{name.replace('_', '-')} {version(name)}"
+    except PackageNotFoundError:
+        distributions = packages_distributions().get(module)
+    if distributions:
+        return f"{distributions[0]} {version(distributions[0])}"
+    if find_spec(module):
+        return f"{module} (not a package)"
+    raise EnvironmentUnavailable(
+        f"environment {environment.name!r}: {kind} {plugin!r} is not installed: there is no module {module!r}. Install "
+        f"the package that has it, for example `pip install {name.replace('_', '-')}`, or for one of the samples "
+        f"`pip install ./environments/{module}`"
+    )

@@ -1,0 +1,1 @@
+"""Grading: recorded traces scored again by an environment's reward functions."""

@@ -1,0 +1,174 @@
+"""Regrading from the pipeline's side: starts a grader, identifies its code by digest, has recorded traces scored."""
+
+import hashlib
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from importlib.metadata import version
+from importlib.util import find_spec
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Client, Connection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from tasks.inference.environments.servers import EnvironmentUnavailable, package_version
+
+if TYPE_CHECKING:
+    from configs.environments import EnvironmentConfig
+
+
+HOST = "tasks.inference.grading.host"
+KEY_VARIABLE = "STAGECOACH_GRADER_KEY"
+STALL_SECONDS = 900.0
+"""Longest wait for the next scored episode: a reward function that never gives up the processor cannot be stopped."""
+
+_TEXT = pa.string()
+_COLUMNS: "list[pa.Field[Any]]" = [
+    pa.field("trace_id", _TEXT, nullable=False),
+    pa.field("reward", pa.float64()),
+    *(pa.field(name, _TEXT, nullable=False) for name in ("rewards", "metrics", "info")),
+    *(pa.field(f"error_{name}", _TEXT) for name in ("class", "type", "message", "traceback")),
+    pa.field("seconds", pa.float64(), nullable=False),
+]
+SCORES = pa.schema(_COLUMNS)
+"""What a grader answers: a row for each trace that was not errored; columns as in traces, and seconds of scoring."""
+
+
+class NotRegradable(ValueError):
+    """An environment's scores need what was not recorded: a judge's model, a runtime, the rollout's state."""
+
+
+class GraderStalled(ValueError):
+    """A grader lives and does not get on."""
+
+
+class GraderLost(Exception):
+    """The grader's process is gone, or its connection is; what it was asked can be asked of another."""
+
+
+def command(environment: "EnvironmentConfig", report: str | Path) -> tuple[list[str], dict[str, str]]:
+    """Argument list and environment variables of the process that grades for `environment`; a key is to be added.
+
+    The process writes `{"address": ...}` to `report` once it takes requests. Raises EnvironmentUnavailable where a
+    package is missing.
+    """
+    package_version(environment)
+    argv = [sys.executable, "-m", HOST, "--config", environment.model_dump_json(), "--report", str(report)]
+    variables = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false"}
+    variables |= {"HF_HUB_OFFLINE": os.environ.get("HF_HUB_OFFLINE", "1"), "PYTHONUNBUFFERED": "1"}
+    return argv, variables
+
+
+def answers(address: str, key: str) -> bool:
+    """Whether a grader at `address` answers."""
+    with _connected(address, key) as grader:
+        return "ready" in _ask(grader, {"ready": True}, 5.0)
+
+
+def scores(address: str, key: str, tables: Mapping[str, pa.Table]) -> pa.Table:
+    """Have the traces of one environment scored; return a table of SCORES, in the order of the traces.
+
+    `tables` are examples, traces and messages, by name, all traces of an episode among them. Raises NotRegradable,
+    GraderStalled, or GraderLost where the process went away.
+    """
+    with tempfile.TemporaryDirectory(prefix="stagecoach-regrade-") as directory:
+        for name, rows in tables.items():
+            write_rows(Path(directory, f"{name}.arrow"), rows)
+        with _connected(address, key) as grader:
+            answer = _ask(grader, {"directory": directory}, STALL_SECONDS)
+        if "refused" in answer:
+            raise NotRegradable(answer["refused"])
+        return read_rows(Path(directory, "scores.arrow"))
+
+
+def write_rows(path: Path, rows: pa.Table) -> None:
+    """Write rows as an Arrow file."""
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, rows.schema) as writer:
+        writer.write_table(rows)
+
+
+def read_rows(path: Path) -> pa.Table:
+    """Read the rows of an Arrow file, into memory of their own."""
+    with pa.OSFile(str(path), "rb") as source:
+        rows: pa.Table = pa.ipc.open_file(source).read_all()
+    return rows
+
+
+def _connected(address: str, key: str) -> Connection:
+    host, _, port = address.rpartition(":")
+    try:
+        return Client((host, int(port)), authkey=key.encode())
+    except (OSError, EOFError, AuthenticationError) as error:
+        raise GraderLost(f"no grader answers at {address}: {type(error).__name__}: {error}") from error
+
+
+def _ask(grader: Connection, request: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+    """Return the answer to a request; what comes before it only says that work goes on."""
+    try:
+        grader.send_bytes(json.dumps(request).encode())
+        while grader.poll(seconds):
+            answer: dict[str, Any] = json.loads(grader.recv_bytes())
+            if "working" not in answer:
+                return answer
+    except (OSError, EOFError) as error:
+        raise GraderLost(f"a grader went away while it worked: {type(error).__name__}: {error}") from error
+    raise GraderStalled(
+        f"a grader finished no episode in {seconds:.0f} s: a reward function does not return. Nothing of it is in the "
+        "store, what was recorded is as it was. Look at the environment's reward functions, then run the same again."
+    )
+
+
+def source_digest(environment: "EnvironmentConfig") -> str:
+    """SHA-256 over the files of every package that an environment's section names, and the version of verifiers.
+
+    Those are the taskset's, the harness's, and the functions plugged into the task by import path. What
+    verifiers brings along, or is not installed, adds nothing. Raises EnvironmentUnavailable for a file that is missing.
+    """
+    digest = hashlib.sha256(f"verifiers {version('verifiers')}".encode())
+    for name in dict.fromkeys(_modules(environment)):
+        for file, inside in _files(name):
+            digest.update(f"\0{name}\0{inside}\0".encode() + hashlib.sha256(file.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+def _modules(environment: "EnvironmentConfig") -> Iterator[str]:
+    """Yield the top-level modules, or the paths of files, whose code may take part in scoring."""
+    for plugin in (environment.taskset, environment.harness):
+        # An id may say whose and which version: owner/name@version; the module is called by the name alone.
+        yield str(plugin["id"]).rsplit("/", 1)[-1].split("@", 1)[0].replace("-", "_").lower()
+    task = environment.taskset.get("task") or {}
+    for kind in ("rewards", "metrics"):
+        for plugged in (task.get(kind) or {}).values():
+            if path := plugged.get("fn"):
+                file = path.rpartition(":")[0]
+                top = path.replace(":", ".").partition(".")[0]
+                yield _required(environment, file) if file.endswith(".py") else top
+
+
+def _required(environment: "EnvironmentConfig", path: str) -> str:
+    if not Path(path).is_file():
+        raise EnvironmentUnavailable(
+            f"environment {environment.name!r}: a function is plugged in from {path!r}, which is no file here"
+        )
+    return path
+
+
+def _files(module: str) -> Iterator[tuple[Path, str]]:
+    """Yield the files of a module with their names inside it, in order."""
+    if module.endswith(".py"):
+        yield Path(module), Path(module).name
+        return
+    spec = find_spec(module)
+    if spec is None:
+        return
+    if not spec.submodule_search_locations:
+        yield Path(spec.origin or ""), Path(spec.origin or "").name
+        return
+    for root in sorted(spec.submodule_search_locations):
+        for file in sorted(Path(root).rglob("*")):
+            if file.is_file() and "__pycache__" not in file.parts:
+                yield file, file.relative_to(root).as_posix()

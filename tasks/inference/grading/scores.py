@@ -1,0 +1,295 @@
+"""Scores recorded traces with an environment's reward functions of today; what fails is data."""
+
+import asyncio
+import inspect
+import json
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from verifiers.v1.configs.agent import WireAgentConfig
+from verifiers.v1.env import Env
+from verifiers.v1.episode import EnvInfo, Episode
+from verifiers.v1.errors import EnvError, boundary
+from verifiers.v1.judge import Judge
+from verifiers.v1.state import state_cls
+from verifiers.v1.task import Task
+from verifiers.v1.trace import Trace, TraceTask
+from verifiers.v1.utils.decorators import discover_decorated
+from verifiers.v1.utils.loaders import load_environment
+
+from tasks.inference.environments.examples import resolved
+from tasks.inference.grading.client import NotRegradable
+from tasks.inference.sampling.failures import Failure, from_error, of_rewards
+from tasks.inference.trace_rows.rows import Row, error_columns, rebuild
+
+if TYPE_CHECKING:
+    pass  # CODEMOD-EMPTY
+
+
+SCORING_SECONDS = 300.0
+"""Longest that scoring one trace, or comparing an episode's, may take, where the task does not say."""
+
+
+class EpisodeScores:
+    """One environment run: its traces, put together again, and how they are scored."""
+
+    def __init__(
+        self, grader: "Grader", rows: Sequence[Row], messages: Mapping[str, Sequence[Row]], task: Row | None
+    ) -> None:
+        self.grader = grader
+        self.rows = rows
+        self.messages = messages
+        self.task = task
+        self.traces: dict[str, Any] = {}
+        self.failures: dict[str, Failure] = {}
+        self.seconds: dict[str, float] = {}
+
+    async def score(self) -> list[Row]:
+        """Return the scores of the traces that are not errored."""
+        fresh = [row for row in self.rows if row["error_class"] is None]
+        for row in fresh:
+            clock = time.monotonic()
+            if failure := await self._attempt(self._one(row)):
+                self.failures[row["trace_id"]] = failure
+            self.seconds[row["trace_id"]] = time.monotonic() - clock
+        if self.grader.compares and fresh and (failure := await self._attempt(self._compare())):
+            self.failures = {row["trace_id"]: failure for row in fresh} | self.failures
+        return [self._scored(row) for row in fresh]
+
+    async def _attempt(self, scoring: Any) -> Failure | None:
+        """Await what the environment's code does; the border at which whatever it raises becomes a failure."""
+        try:
+            await scoring
+        except NotRegradable:
+            raise
+        except Exception as error:
+            text = str(error) or type(error).__name__
+            told = {"type": type(error).__name__, "message": text, "traceback": traceback.format_exc()}
+            return from_error(told)
+        return None
+
+    async def _one(self, row: Row) -> None:
+        task, trace = self.grader.loader.load(row, self.messages[row["trace_id"]], self.task, self.grader.task_of)
+        self.traces[row["trace_id"]] = trace
+        trace.rewards, trace.metrics = {}, self.grader.kept_metrics(task, trace.metrics)
+        async with asyncio.timeout(task.data.timeout.scoring or SCORING_SECONDS):
+            await task.score(trace)
+
+    async def _compare(self) -> None:
+        """Let the environment judge across the episode's traces, those that had failed before included."""
+        if self.failures:
+            raise EnvError(f"traces of the episode could not be scored: {', '.join(sorted(self.failures))}")
+        for row in self.rows:
+            if row["error_class"] is not None and row["record"] != "{}":
+                own = self.messages[row["trace_id"]]
+                self.traces[row["trace_id"]] = self.grader.loader.load(row, own, self.task, self.grader.task_of)[1]
+        env, task = self.grader.env, self.grader.loader.dispatched(self.task, self.grader.task_of)
+        stamp = TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash)
+        episode = Episode(id=self.rows[0]["episode_id"], env=EnvInfo(id=env.config.env_id), task=stamp)
+        episode.traces.extend(self.traces[row["trace_id"]] for row in self.rows if row["trace_id"] in self.traces)
+        async with (
+            asyncio.timeout(env.config.timeout.finalize or SCORING_SECONDS),
+            boundary(EnvError, f"{type(env).__name__}.finalize()"),
+        ):
+            await env.finalize(task, episode)
+
+    def _scored(self, row: Row) -> Row:
+        trace = self.traces.get(row["trace_id"])
+        rewards = {} if trace is None else _plain(trace.rewards)
+        failure = self.failures.get(row["trace_id"]) or of_rewards(rewards) or _vanished(row, rewards)
+        return {
+            "trace_id": row["trace_id"],
+            "reward": trace.reward if trace is not None and rewards and failure is None else None,
+            "rewards": _json(rewards),
+            "metrics": row["metrics"] if trace is None else _json(dict(trace.metrics)),
+            "info": row["info"] if trace is None else _json(trace.model_dump(mode="json", include={"info"})["info"]),
+            **error_columns(failure),
+            "seconds": self.seconds[row["trace_id"]],
+        }
+
+
+def _vanished(row: Row, rewards: Mapping[str, Any]) -> Failure | None:
+    before: Iterable[str] = json.loads(row["rewards"])
+    if rewards or not before:
+        return None
+    text = f"the environment gives this trace no reward any more; it had {', '.join(sorted(before))}"
+    return Failure("environment", "NotScored", text)
+
+
+def _plain(rewards: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: each and {"score": each.score, "weight": each.weight} for name, each in rewards.items()}
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+MakeTask = Callable[[Any, type[Task[Any]]], Task[Any]]
+
+
+class StateNotRecorded:
+    """Stands where a rollout kept its state, which no record has; refuses whoever looks at it."""
+
+    def __init__(self, refuse: Callable[[str], None]) -> None:
+        self._refuse = refuse
+
+    def __getattr__(self, name: str) -> None:
+        if not name.startswith("__"):
+            self._refuse(f"its scores look at the rollout's state ({name!r}), which is not recorded")
+        raise AttributeError(name)
+
+
+class Loader:
+    """Puts traces of one environment together again."""
+
+    def __init__(self, env: Env[Any], refuse: Callable[[str], None]) -> None:
+        self._declared: type[Task[Any]] = type(env.taskset).task_type()
+        self._refuse = refuse
+
+    def load(
+        self, row: Row, messages: Sequence[Row], dispatched: Row | None, make: MakeTask
+    ) -> tuple[Task[Any], Trace[Any, Any, Any]]:
+        """Return a recorded trace and the task that scores it.
+
+        `dispatched` is the example's data; it stands in where the record does not hold the task. Raises pydantic's
+        ValidationError where the environment's task of today does not take the recorded data.
+        """
+        record = rebuild(row, messages) or self._minimal(row, messages, dispatched)
+        behaviour = self._behaviour(record["task"]["type"])
+        schema = Trace[behaviour.data_type(), state_cls(behaviour), WireAgentConfig]
+        trace = schema.model_validate(record)
+        trace.__dict__["state"] = StateNotRecorded(self._refuse)
+        return make(trace.task.data, behaviour), trace
+
+    def dispatched(self, data: Row | None, make: MakeTask) -> Task[Any]:
+        """Return the task that the environment was given to play."""
+        if data is None:
+            raise ValueError("the example of this rollout is not in the examples table")
+        return make(self._declared.data_type().model_validate(data), self._declared)
+
+    def _behaviour(self, name: str) -> type[Task[Any]]:
+        """Return the task class of a recorded name: an environment may make tasks of its own for some agents."""
+        if name == self._declared.__name__:
+            return self._declared
+        return next((each for each in _subclasses(Task) if each.__name__ == name), self._declared)
+
+    def _minimal(self, row: Row, messages: Sequence[Row], dispatched: Row | None) -> Row:
+        """Return the record of a trace that came without one: its messages, and the example's task."""
+        if dispatched is None:
+            raise ValueError("neither the trace's record nor the examples table holds the task")
+        record = {
+            "task": {"type": self._declared.__name__, "data": dispatched},
+            "agent": {"config": {}, "name": row["agent"], "trainable": row["trainable"]},
+            "nodes": [{} for _ in messages],
+            "is_completed": True,
+            "ok": True,
+            "stop_condition": row["stop_condition"],
+        }
+        return rebuild({**row, "record": json.dumps(record)}, messages)
+
+
+def _subclasses(of: type[Task[Any]]) -> Iterator[type[Task[Any]]]:
+    for each in of.__subclasses__():
+        yield each
+        yield from _subclasses(each)
+
+
+MOST_AT_ONCE = 64
+"""Episodes whose reward functions are under way at once."""
+ADVICE = "Nothing was scored; what was recorded is as it was."
+
+
+class Grader:
+    """One environment, loaded, and what it says about recorded traces."""
+
+    def __init__(self, environment: Mapping[str, Any]) -> None:
+        """Load the environment of a config section, as plain values; raises what its package raises."""
+        self.name = environment["name"]
+        self.env = load_environment(resolved(environment))
+        self.loader = Loader(self.env, self._refuse)
+        self.compares = type(self.env).finalize is not Env.finalize
+        self.refusal = ""
+        """Why this environment cannot be regraded; empty as long as nothing has been found."""
+        _forbid_judges(self._refuse)
+        declared = self._bare(None, type(self.env.taskset).task_type())
+        for kind in ("reward", "metric"):
+            declared.hooks(kind)  # a function that is plugged in and cannot be loaded is no fault of any trace
+
+    async def score(
+        self,
+        examples: Sequence[Row],
+        traces: Sequence[Row],
+        messages: Sequence[Row],
+        working: Callable[[], None] = lambda: None,
+    ) -> list[Row]:
+        """Return a row of SCORES for each trace that is not errored, in order; `working` is called now and then.
+
+        Traces of one episode are scored each for itself and then compared, as in a rollout. Raises NotRegradable.
+        """
+        self.refusal = ""
+        tasks = {row["example_id"]: row["task"] for row in examples}
+        own: dict[str, list[Row]] = {row["trace_id"]: [] for row in traces}
+        episodes: dict[str, list[Row]] = {}
+        for row in messages:
+            own[row["trace_id"]].append(row)
+        for row in traces:
+            episodes.setdefault(row["episode_id"], []).append(row)
+        limit = asyncio.Semaphore(MOST_AT_ONCE)
+
+        async def one(rows: list[Row]) -> list[Row]:
+            async with limit:
+                task = json.loads(tasks.get(rows[0]["example_id"], "null"))
+                scored = await EpisodeScores(self, rows, own, task).score()
+                working()
+                return scored
+
+        found = await asyncio.gather(*map(one, episodes.values()))
+        if self.refusal:
+            raise NotRegradable(self.refusal)
+        by_trace = {row["trace_id"]: row for rows in found for row in rows}
+        return [by_trace[row["trace_id"]] for row in traces if row["error_class"] is None]
+
+    def task_of(self, data: Any, declared: type[Task[Any]]) -> Task[Any]:
+        """Return the behaviour for a task's data; raises NotRegradable where its scores need more than a trace."""
+        task = self._bare(data, declared)
+        if judges := task.plugged_judges():
+            self._refuse(f"judge {judges[0].reward_name!r} asks a model")
+        for hook in task.hooks("reward"):
+            if needs_runtime(hook):
+                self._refuse(f"reward {hook.__name__!r} needs the rollout's runtime")
+        return task
+
+    def _bare(self, data: Any, declared: type[Task[Any]]) -> Task[Any]:
+        task = object.__new__(declared)
+        config = self.env.config.taskset.task
+        # A task that an environment makes for itself may take more than data; what scores a trace needs no more.
+        Task.__init__(task, data, config if isinstance(config, declared.config_type()) else None)
+        return task
+
+    def kept_metrics(self, task: Task[Any], recorded: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the recorded metrics that only a rollout can measure: the harness's, and those of its runtime."""
+        hooks = [hook for hook in task.hooks("metric") if needs_runtime(hook)]
+        for harness in self.env._harnesses.values():
+            hooks += discover_decorated(harness, "metric")
+        return {hook.__name__: recorded[hook.__name__] for hook in hooks if hook.__name__ in recorded}
+
+    def _refuse(self, why: str) -> None:
+        self.refusal = self.refusal or f"environment {self.name!r} cannot be regraded: {why}. {ADVICE}"
+        raise NotRegradable(self.refusal)
+
+
+def _forbid_judges(refuse: Callable[[str], None]) -> None:
+    """Let no judge of this process ask a model; one that a reward function calls is known only when it is called."""
+
+    async def complete(judge: Judge[Any, Any], *_: Any, **__: Any) -> None:
+        refuse(f"judge {judge.reward_name!r} asks a model")
+
+    Judge.complete = complete
+
+
+def needs_runtime(hook: Callable[..., Any]) -> bool:
+    """Whether a reward or metric cannot be called without a runtime."""
+    asked = inspect.signature(hook).parameters.get("runtime")
+    return asked is not None and asked.default is inspect.Parameter.empty

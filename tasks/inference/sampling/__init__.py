@@ -1,0 +1,1 @@
+"""Sampling: rollouts through environment servers and the engine."""

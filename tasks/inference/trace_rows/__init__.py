@@ -1,0 +1,1 @@
+"""Traces as rows: messages, images, demonstrations, texts of tokens."""

@@ -1,0 +1,162 @@
+"""Images by reference: their bytes once in `images`, a reference where a message or a trace's record had them.
+
+An image is a data URL in base64 that is a JSON value by itself, as in the part of a message that introduced it; the
+reference takes that very place. Images at other addresses stay addresses. What a tool gave as plain text stays text,
+also where it spells a data URL: the model read it token by token.
+"""
+
+import base64
+import binascii
+import hashlib
+import json
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from storage.schemas.stage_tables import IMAGES
+from tasks.arrays.columns import texts
+
+REFERENCE = "stagecoach-image:"
+LITERAL = REFERENCE + "text:"
+"""In front of a text that itself began like a reference, so that it comes back as it was."""
+OF_TRACES = ("record", "info")
+"""The columns of traces that are JSON and may hold images; in messages it is `body`."""
+SPELT_OUT = ("content", "text")
+"""Keys whose value the model reads as text."""
+
+Change = Callable[[str, int | None, str], str]
+"""What becomes of a text, given the trace, the message (None in the trace's record) and the text."""
+
+
+class MissingImage(ValueError):
+    """A row refers to an image that is not among those it was read with."""
+
+
+class Image(NamedTuple):
+    """An image as a data URL spells it; `media_type` is all that stands before the base64."""
+
+    media_type: str
+    data: bytes
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256 over media type and bytes, in hex: two spellings of one picture are two images."""
+        return hashlib.sha256(self.media_type.encode() + b"\0" + self.data).hexdigest()
+
+    @property
+    def url(self) -> str:
+        """The data URL, exactly as it was."""
+        return f"data:{self.media_type};base64,{base64.b64encode(self.data).decode()}"
+
+
+def image_of(text: str) -> Image | None:
+    """Return the image that a data URL spells; None where it is none, or could not be spelt again exactly."""
+    head, comma, body = text.partition(";base64,")
+    if not comma or not head.startswith("data:image/"):
+        return None
+    try:
+        image = Image(head.removeprefix("data:"), base64.b64decode(body, validate=True))
+    except (binascii.Error, ValueError):
+        return None  # not ours to mend: the text stays where it is
+    return image if image.url == text else None
+
+
+def put_aside(traces: pa.Table, messages: pa.Table) -> dict[str, pa.Table]:
+    """Return traces and messages with references in place of images, and `images` where there are any.
+
+    An image is there once for each group that uses it, with its first use: the message, or none for the record.
+    """
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    groups = dict(zip(texts(traces["trace_id"]), texts(traces["group_id"]), strict=True))
+
+    def change(trace_id: str, message: int | None, text: str) -> str:
+        if text.startswith(REFERENCE):
+            return LITERAL + text
+        image = image_of(text)
+        if image is None:
+            return text
+        row = {"group_id": groups[trace_id], "digest": image.digest, **image._asdict()}
+        found.setdefault((row["group_id"], row["digest"]), row | {"trace_id": trace_id, "message": message})
+        return f"{REFERENCE}sha256:{image.digest}"
+
+    tables = _changed(traces, messages, f"data:image/|{REFERENCE}", change)
+    if found:
+        tables["images"] = pa.Table.from_pylist(list(found.values()), schema=IMAGES.arrow)
+    return tables
+
+
+def put_aside_again(traces: pa.Table, images: pa.Table | None) -> pa.Table:
+    """Return traces that were put back, and may have other notes since, with references to those of `images`.
+
+    An image that is not among them stays where it is: nothing would hold its bytes.
+    """
+    known = set() if images is None else set(texts(images["digest"]))
+
+    def change(trace_id: str, message: int | None, text: str) -> str:
+        if text.startswith(REFERENCE):
+            return LITERAL + text
+        image = image_of(text)
+        return text if image is None or image.digest not in known else f"{REFERENCE}sha256:{image.digest}"
+
+    return _changed_traces(traces, f"data:image/|{REFERENCE}", change)
+
+
+def put_back(traces: pa.Table, messages: pa.Table, images: pa.Table | None) -> dict[str, pa.Table]:
+    """Return traces and messages as they were before `put_aside`. Raises MissingImage where an image is not there."""
+    rows = [] if images is None else images.to_pylist()
+    urls = {f"{REFERENCE}sha256:{row['digest']}": Image(row["media_type"], row["data"]).url for row in rows}
+
+    def change(trace_id: str, message: int | None, text: str) -> str:
+        if text.startswith(LITERAL):
+            return text.removeprefix(LITERAL)
+        if text.startswith(REFERENCE) and text not in urls:
+            place = "its record" if message is None else f"message {message}"
+            raise MissingImage(
+                f"trace {trace_id}, {place}: {text} is not in table images. The trace's tokens and rewards are whole. "
+                "Read the images of the same work with it; if they are lost, sample the step again."
+            )
+        return urls.get(text, text)
+
+    return _changed(traces, messages, REFERENCE, change)
+
+
+def _changed(traces: pa.Table, messages: pa.Table, pattern: str, change: Change) -> dict[str, pa.Table]:
+    # Messages first: the first use of an image is the message that introduced it, where one did.
+    numbers = messages["message"].to_pylist()
+    messages = _rewritten(messages, "body", numbers, pattern, change)
+    return {"traces": _changed_traces(traces, pattern, change), "messages": messages}
+
+
+def _changed_traces(traces: pa.Table, pattern: str, change: Change) -> pa.Table:
+    for column in OF_TRACES:
+        traces = _rewritten(traces, column, [None] * traces.num_rows, pattern, change)
+    return traces
+
+
+def _rewritten(table: pa.Table, column: str, numbers: list[int | None], pattern: str, change: Change) -> pa.Table:
+    """Change the texts in a column of JSON; rows without the pattern, which are nearly all, are not even parsed."""
+    hits = np.flatnonzero(pc.match_substring_regex(table[column], pattern).to_numpy())
+    if not len(hits):
+        return table
+    values, names = texts(table[column]), texts(table["trace_id"])
+    for row in map(int, hits):
+        changed = _walked(json.loads(values[row]), partial(change, names[row], numbers[row]))
+        values[row] = json.dumps(changed, ensure_ascii=False, separators=(",", ":"))
+    place = table.schema.get_field_index(column)
+    return table.set_column(place, table.schema.field(column), pa.array(values, pa.string()))
+
+
+def _walked(value: Any, change: Callable[[str], str]) -> Any:
+    """Return the JSON value with its texts changed, but for those that are read as text."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, list):
+        return [_walked(each, change) for each in value]
+    if isinstance(value, dict):
+        spelt = {name: value[name] for name in SPELT_OUT if isinstance(value.get(name), str)}
+        return {name: spelt[name] if name in spelt else _walked(each, change) for name, each in value.items()}
+    return value

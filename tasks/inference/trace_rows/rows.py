@@ -1,0 +1,257 @@
+"""A finished or failed rollout as rows of traces and messages, and back."""
+
+import base64
+import datetime
+import json
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from storage.schemas.stage_tables import MESSAGES, TRACES
+from tasks.inference.sampling.failures import Failure, chat_alone, of_trace
+from tasks.inference.trace_rows.images import put_aside
+
+if TYPE_CHECKING:
+    from verifiers.v1.trace import WireTrace
+
+Row = dict[str, Any]
+NODE_COLUMNS = ("parent", "message", "sampled", "token_ids", "mask", "is_content", "logprobs")
+"""What of a node is in columns of messages; the rest of it is in the trace's record."""
+
+
+@dataclass(frozen=True)
+class Attempted:
+    """What the rows of one rollout have in common: its assignment, and how it was sampled."""
+
+    assignment: Mapping[str, Any]
+    policy_key: str
+    policy_version: int
+    step: int
+    temperature: float
+
+    @property
+    def columns(self) -> Row:
+        """The columns that do not depend on how the rollout ended."""
+        names = ("assignment_id", "group_id", "environment", "example_id")
+        return {
+            **{name: self.assignment[name] for name in names},
+            "policy_key": self.policy_key,
+            "policy_version": self.policy_version,
+            "staleness": self.step - self.policy_version,
+            "temperature": self.temperature,
+        }
+
+
+def tables(traces: Iterable[Row], messages: Iterable[Row]) -> dict[str, pa.Table]:
+    """The rows as Arrow tables with exactly the contract's schemas; images by reference, in a table of their own."""
+    return put_aside(
+        pa.Table.from_pylist(list(traces), schema=TRACES.arrow),
+        pa.Table.from_pylist(list(messages), schema=MESSAGES.arrow),
+    )
+
+
+def of_trace_record(trace: "WireTrace", attempted: Attempted, episode_id: str) -> tuple[Row, list[Row]]:
+    """One trace as its row and its messages' rows. Nothing is lost: see `rebuild`."""
+    record = wire_record(trace)
+    failure = of_trace(record)
+    return _trace_row(trace, record, attempted, episode_id, failure), message_rows(record)
+
+
+def wire_record(trace: "WireTrace") -> Row:
+    """The trace as plain JSON values: every digit kept, NaN and infinities as they are, the engine's key left out."""
+    from verifiers.v1.trace import EXCLUDE_FIELDS
+
+    record: Row = trace.model_dump(
+        mode="json", exclude=EXCLUDE_FIELDS | {"info": True}, context={"float_decimals": None}, serialize_as_any=True
+    )
+    record["info"] = _plain(trace.info)
+    # JSON mode turns a reward that is no number into null, which would read as "not scored".
+    for name, reward in trace.rewards.items():
+        if reward is not None:
+            record["rewards"][name] = {"score": reward.score, "weight": reward.weight}
+    record["metrics"] = dict(trace.metrics)
+    if client := record["agent"]["config"].get("client"):
+        client["headers"] = {}  # they hold the engine's key
+    return record
+
+
+def _trace_row(trace: "WireTrace", record: Row, attempted: Attempted, episode_id: str, failure: Failure | None) -> Row:
+    unscored = failure is not None or not record["rewards"]
+    timing = trace.timing
+    return {
+        **attempted.columns,
+        "temperature": _temperature(trace, attempted),
+        "trace_id": trace.id,
+        "episode_id": episode_id,
+        "agent": trace.agent.name,
+        "trainable": trace.agent.trainable,
+        "reward": None if unscored else trace.reward,
+        "rewards": _json(record["rewards"]),
+        "metrics": _json(record["metrics"]),
+        "info": _json(record["info"]),
+        "stop_condition": trace.stop_condition,
+        "is_truncated": trace.is_truncated,
+        "num_turns": trace.num_turns,
+        "num_branches": trace.num_branches,
+        **_token_counts(trace, record),
+        **error_columns(failure),
+        "started_at": _moment(timing.start),
+        "setup_seconds": timing.boot.duration + timing.setup.duration,
+        "generation_seconds": timing.agent.duration,
+        "model_seconds": sum(call.time.duration for call in trace.calls),
+        "scoring_seconds": timing.scoring.duration,
+        "record": _json(_rest(record)),
+    }
+
+
+def _temperature(trace: "WireTrace", attempted: Attempted) -> float:
+    """What the trace was sampled at: a seat may have a temperature of its own."""
+    sampling = trace.agent.config.sampling
+    own = None if sampling is None else sampling.temperature
+    return attempted.temperature if own is None else own
+
+
+def _token_counts(trace: "WireTrace", record: Row) -> dict[str, int]:
+    """Tokens fed in, each once, and sampled; as the provider reports them where a chat API showed none."""
+    if chat_alone(record):
+        usage = trace.usage
+        return {
+            "num_input_tokens": trace.num_input_tokens,
+            "num_output_tokens": usage.completion_tokens if usage else 0,
+        }
+    return {
+        "num_input_tokens": sum(node["mask"].count(False) for node in record["nodes"]),
+        "num_output_tokens": sum(node["mask"].count(True) for node in record["nodes"]),
+    }
+
+
+def _rest(record: Row) -> Row:
+    """The trace without what has columns of its own in messages, or in a column of traces word for word."""
+    nodes = [{name: value for name, value in node.items() if name not in NODE_COLUMNS} for node in record["nodes"]]
+    kept = {name: value for name, value in record.items() if name not in ("id", "rewards", "metrics", "info")}
+    return {**kept, "nodes": nodes}
+
+
+def error_columns(failure: Failure | None) -> Row:
+    """The four error columns; all null where there was none."""
+    return {
+        "error_class": failure and failure.kind,
+        "error_type": failure and failure.type,
+        "error_message": failure and failure.message,
+        "error_traceback": failure and failure.traceback,
+    }
+
+
+def message_rows(record: Row) -> list[Row]:
+    """The rows of a trace's messages; its record as plain JSON values, with every node's lists there."""
+    return [
+        {
+            "trace_id": record["id"],
+            "message": number,
+            "parent": node["parent"],
+            "role": node["message"]["role"],
+            "content": _text(node["message"].get("content")),
+            "body": _json(node["message"]),
+            "sampled": node["sampled"],
+            "token_ids": node["token_ids"],
+            "mask": node["mask"],
+            "is_content": node["is_content"],
+            "logprobs": spread(node["logprobs"], node["mask"]),
+        }
+        for number, node in enumerate(record["nodes"])
+    ]
+
+
+def spread(logprobs: Sequence[float], mask: Sequence[bool]) -> list[float]:
+    """One value per token: the log-probs in order where the mask is set, 0.0 elsewhere.
+
+    There is one log-prob for every set position; anything else is a fault of the engine's client.
+    """
+    assert len(logprobs) == sum(mask), f"{len(logprobs)} log-probs for {sum(mask)} sampled tokens"
+    values = iter(logprobs)
+    return [next(values) if sampled else 0.0 for sampled in mask]
+
+
+def of_failure(failure: Failure, attempted: Attempted, started_at: float, seconds: float) -> Row:
+    """The row of a rollout that left no trace; its id is made here."""
+    return {
+        **attempted.columns,
+        "trace_id": uuid.uuid4().hex,
+        "episode_id": uuid.uuid4().hex,
+        "agent": "agent",
+        "trainable": True,
+        "reward": None,
+        "rewards": "{}",
+        "metrics": "{}",
+        "info": "{}",
+        "stop_condition": None,
+        "is_truncated": False,
+        "num_turns": 0,
+        "num_branches": 0,
+        "num_input_tokens": 0,
+        "num_output_tokens": 0,
+        **error_columns(failure),
+        "started_at": _moment(started_at),
+        "setup_seconds": 0.0,
+        "generation_seconds": seconds,
+        "model_seconds": 0.0,
+        "scoring_seconds": 0.0,
+        "record": "{}",
+    }
+
+
+def rebuild(trace_row: Mapping[str, Any], message_rows: Sequence[Mapping[str, Any]]) -> Row:
+    """The trace as it came over the wire, from its row and its messages' rows; `{}` where it left no trace."""
+    record: Row = json.loads(trace_row["record"])
+    if "nodes" not in record:
+        return {}
+    record["id"] = trace_row["trace_id"]
+    for name in ("rewards", "metrics", "info"):
+        record[name] = json.loads(trace_row[name])
+    for node, row in zip(record["nodes"], sorted(message_rows, key=lambda row: row["message"]), strict=True):
+        node.update({name: row[name] for name in ("parent", "sampled", "token_ids", "mask", "is_content")})
+        node["message"] = json.loads(row["body"])
+        node["logprobs"] = [value for value, sampled in zip(row["logprobs"], row["mask"], strict=True) if sampled]
+    return record
+
+
+def _plain(value: Any) -> Any:
+    """What an environment noted as JSON values: NaN stays NaN, bytes are text where they are, else base64.
+
+    It came over the wire as msgpack, which has bytes and keys of any plain kind; JSON has neither, and one note that
+    cannot be written must not take every rollout with it.
+    """
+    if isinstance(value, dict):
+        return {name if isinstance(name, str) else _key(name): _plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    if not isinstance(value, bytes):
+        return value
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return base64.b64encode(value).decode()
+
+
+def _key(name: Any) -> str:
+    plain = _plain(name)
+    return plain if isinstance(plain, str) else json.dumps(plain)
+
+
+def _text(content: Any) -> str | None:
+    """A message's text: its text parts, one to a line, where it has parts; None where there is none."""
+    if content is None or isinstance(content, str):
+        return content
+    texts = [part["text"] for part in content if part.get("type") == "text"]
+    return "\n".join(texts) if texts else None
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def _moment(seconds: float) -> datetime.datetime:
+    return datetime.datetime.fromtimestamp(seconds, datetime.UTC)

@@ -1,0 +1,1 @@
+"""Metrics: the numbers of a step, and the account of its rollouts."""

@@ -1,0 +1,141 @@
+"""Accounting: what became of every rollout that a step assigned, and of its tokens."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tasks.arrays.columns import texts
+from tasks.filtering.filters.finding import QUARANTINED
+from tasks.inference.sampling.failures import STRAGGLER
+
+TRAINED, FILTERED, ERRORED, NO_WEIGHT = "trained", "filtered", "errored", "no weight"
+STOPPED = "stopped"
+"""Given up because enough others had ended: nothing failed."""
+
+COLUMNS = [
+    "trace_id",
+    "episode_id",
+    "assignment_id",
+    "error_class",
+    "num_input_tokens",
+    "num_output_tokens",
+]
+"""What accounting reads of a trace."""
+
+
+class AccountBreach(ValueError):
+    """A rollout is unaccounted for, or accounted for twice."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """The traces that met one fate."""
+
+    fate: str
+    """trained, filtered, quarantined, errored, stopped, or no weight: kept, but without a token that any component
+    weighs."""
+    detail: str
+    """The filter or the error class; empty otherwise."""
+    num_traces: int
+    input_tokens: int
+    output_tokens: int
+
+
+def account(
+    assignments: pa.Table, traces: pa.Table, verdicts: pa.Table, credits: pa.Table, batches: pa.Table
+) -> list[Share]:
+    """Return how many traces and tokens met which fate, by fate and detail; every trace is in exactly one share.
+
+    Raises AccountBreach if an assignment has no trace, a trace no assignment, an assignment two episodes; if a trace is
+    there twice, or verdicts are not one per trace; if a trace is trained without being kept, or a sample twice. One
+    agent may play several times in an episode.
+    """
+    rows = traces.select(COLUMNS).to_pylist()
+    _check_assignments(texts(assignments["assignment_id"]), rows)
+    reasons = _reasons(verdicts, rows)
+    trained = _trained(credits, batches)
+    shares: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
+    for row in rows:
+        shares[_fate(row, reasons[row["trace_id"]], trained)].append(row)
+    unknown = trained - reasons.keys()
+    if unknown:
+        raise _breach("batches", "sample_ids", f"trace {min(unknown)} is trained but is not in table traces")
+    return [
+        Share(
+            fate,
+            detail,
+            len(members),
+            sum(row["num_input_tokens"] for row in members),
+            sum(row["num_output_tokens"] for row in members),
+        )
+        for (fate, detail), members in sorted(shares.items())
+    ]
+
+
+def _fate(row: dict[str, Any], reason: str | None, trained: set[str]) -> tuple[str, str]:
+    excluded = reason is not None or row["error_class"] is not None
+    if excluded and row["trace_id"] in trained:
+        raise _breach("batches", "sample_ids", f"trace {row['trace_id']} is trained although it was not kept")
+    return fate_of(row["error_class"], reason, TRAINED if row["trace_id"] in trained else NO_WEIGHT)
+
+
+def fate_of(error_class: str | None, reason: str | None, otherwise: str) -> tuple[str, str]:
+    """Return fate and detail of a rollout by its error and its verdict; `otherwise` is that of one that is kept."""
+    if error_class == STRAGGLER:
+        return STOPPED, ""
+    if error_class is not None:
+        return ERRORED, error_class
+    if reason == QUARANTINED:
+        return QUARANTINED, ""
+    if reason is not None:
+        return FILTERED, reason
+    return otherwise, ""
+
+
+def _check_assignments(assigned: list[str], rows: list[dict[str, Any]]) -> None:
+    _once(assigned, "assignments", "assignment_id", "assignment")
+    answered = {row["assignment_id"] for row in rows}
+    if missing := set(assigned) - answered:
+        raise _breach("traces", "assignment_id", f"{len(missing)} assignments left no trace, first {min(missing)}")
+    if strange := answered - set(assigned):
+        raise _breach("traces", "assignment_id", f"{min(strange)} was never assigned")
+    _once((row["trace_id"] for row in rows), "traces", "trace_id", "trace")
+    episodes = {(row["assignment_id"], row["episode_id"]) for row in rows}
+    _once((assignment for assignment, _ in episodes), "traces", "episode_id", "assignment with its own episode")
+
+
+def _reasons(verdicts: pa.Table, rows: list[dict[str, Any]]) -> dict[str, str | None]:
+    _once(texts(verdicts["trace_id"]), "verdicts", "trace_id", "trace")
+    reasons = dict(zip(texts(verdicts["trace_id"]), verdicts["reason"].to_pylist(), strict=True))
+    if differing := reasons.keys() ^ {row["trace_id"] for row in rows}:
+        what = f"{len(differing)} traces lack a verdict, or verdicts a trace, first {min(differing)}"
+        raise _breach("verdicts", "trace_id", what)
+    return reasons
+
+
+def _trained(credits: pa.Table, batches: pa.Table) -> set[str]:
+    """Return the traces that have a sample in the batches."""
+    packed = [str(sample) for sample in pc.list_flatten(batches["sample_ids"]).to_pylist()]
+    _once(packed, "batches", "sample_ids", "sample")
+    trace_of = dict(zip(texts(credits["sample_id"]), texts(credits["trace_id"]), strict=True))
+    if unknown := set(packed) - trace_of.keys():
+        raise _breach("batches", "sample_ids", f"sample {min(unknown)} is packed but is not in table credits")
+    return {trace_of[sample] for sample in packed}
+
+
+def _once(values: Iterable[Any], table: str, column: str, noun: str) -> None:
+    value, times = next(iter(Counter(values).most_common(1)), (None, 0))
+    if times > 1:
+        raise _breach(table, column, f"{noun} {value} is there {times} times")
+
+
+def _breach(table: str, column: str, what: str) -> AccountBreach:
+    return AccountBreach(
+        f"table {table}, column {column}: {what}. Every assignment must be trained, filtered, quarantined, "
+        "errored or without weight, exactly once. The rows stay as they are; look at the stage that wrote the table "
+        "before going on."
+    )

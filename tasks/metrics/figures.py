@@ -1,0 +1,113 @@
+"""Figures: what a step's tables come to in a few numbers, for gates and comparisons.
+
+Every figure has one name everywhere. A figure that has nothing to be made of is None, which is not zero: the mean
+reward of traces that were not scored, the fill of no rows. Columns per token are not needed.
+"""
+
+from collections.abc import Mapping
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tasks.inference.sampling.failures import STRAGGLER
+
+NOT_FAILED = pa.array([None, STRAGGLER], pa.string())
+"""Error classes of rollouts that did not fail: none, and that of those that were stopped."""
+Figures = Mapping[str, int | float | None]
+
+TRACE_COLUMNS = ["trace_id", "group_id", "trainable", "reward", "is_truncated", "num_output_tokens", "error_class"]
+VERDICT_COLUMNS = ["trace_id", "keep", "reason"]
+CREDIT_COLUMNS = ["sample_id", "group_id", "advantage"]
+BATCH_COLUMNS = ["sample_ids", "cu_seqlens"]
+
+MEANINGS = {
+    "num_traces": "rollouts, failed ones included",
+    "num_groups": "examples tried",
+    "reward_mean": "mean of the rewards that there are",
+    "reward_std": "their standard deviation (population)",
+    "reward_min": "the least of them",
+    "reward_max": "the greatest of them",
+    "truncated_ratio": "share of traces ended by a limit on tokens or turns",
+    "errored_ratio": "share of traces that failed",
+    "output_tokens_mean": "mean of the tokens sampled in a trace",
+    "num_kept": "traces that the filters kept",
+    "num_trainable": "kept traces whose tokens belong to the policy",
+    "trainable_ratio": "num_trainable / num_traces",
+    "num_samples": "training samples (branches of kept traces)",
+    "advantage_mean": "mean of the samples' advantages",
+    "advantage_std": "their standard deviation (population)",
+    "num_packed": "samples that have a weight and are in the packed rows",
+    "num_rows": "packed rows, padding rows included",
+    "num_tokens": "tokens of samples in packed rows",
+    "fill": "num_tokens / (num_rows x packing.tokens_per_row)",
+}
+"""What each figure is; a rule may name any of them."""
+
+
+def batch_figures(
+    traces: pa.Table, verdicts: pa.Table, credits: pa.Table, batches: pa.Table, tokens_per_row: int
+) -> Figures:
+    """Return every figure of one step's batch, by the names of `MEANINGS` and in their order."""
+    return {
+        **trace_figures(traces),
+        **verdict_figures(traces, verdicts),
+        **credit_figures(credits),
+        **packing_figures(batches, batches.num_rows * tokens_per_row),
+    }
+
+
+def trace_figures(traces: pa.Table) -> Figures:
+    """Return the figures of rollouts."""
+    scored = traces["reward"].drop_null()
+    return {
+        "num_traces": traces.num_rows,
+        "num_groups": len(pc.unique(traces["group_id"])),
+        "reward_mean": pc.mean(scored).as_py(),
+        "reward_std": _spread(scored),
+        "reward_min": pc.min(scored).as_py(),
+        "reward_max": pc.max(scored).as_py(),
+        "truncated_ratio": pc.mean(traces["is_truncated"]).as_py(),
+        "errored_ratio": pc.mean(pc.invert(pc.is_in(traces["error_class"], value_set=NOT_FAILED))).as_py(),
+        "output_tokens_mean": pc.mean(traces["num_output_tokens"]).as_py(),
+    }
+
+
+def verdict_figures(traces: pa.Table, verdicts: pa.Table) -> Figures:
+    """Return the figures of what the filters left of the rollouts."""
+    ours = traces["trace_id"].filter(traces["trainable"]).combine_chunks()
+    kept = verdicts["trace_id"].filter(verdicts["keep"])
+    num_trainable = pc.sum(pc.is_in(kept, value_set=ours), min_count=0).as_py()
+    ratio = num_trainable / traces.num_rows if traces.num_rows else None
+    return {"num_kept": len(kept), "num_trainable": num_trainable, "trainable_ratio": ratio}
+
+
+def credit_figures(credits: pa.Table) -> Figures:
+    """Return the figures of training samples and their advantages."""
+    known = credits["advantage"].drop_null()
+    return {
+        "num_samples": credits.num_rows,
+        "advantage_mean": pc.mean(known).as_py(),
+        "advantage_std": _spread(known),
+    }
+
+
+def packing_figures(batches: pa.Table, capacity: int) -> Figures:
+    """Return the figures of packed rows that have room for `capacity` tokens together; padding fills nothing."""
+    rows = batches.filter(pc.greater(pc.list_value_length(batches["sample_ids"]), 0))
+    num_tokens = sum(borders[-1] for borders in rows["cu_seqlens"].to_pylist())
+    return {
+        "num_packed": len(pc.list_flatten(batches["sample_ids"])),
+        "num_rows": batches.num_rows,
+        "num_tokens": num_tokens,
+        "fill": num_tokens / capacity if capacity else None,
+    }
+
+
+def in_words(figures: Figures) -> str:
+    """Return figures on one line, for a message; one that is not known is null."""
+    return ", ".join(f"{name} {'null' if value is None else f'{value:.6g}'}" for name, value in figures.items())
+
+
+def _spread(values: pa.ChunkedArray) -> float | None:
+    spread: float | None = pc.stddev(values).as_py() if len(values) else None
+    return spread

@@ -1,0 +1,1 @@
+"""Rollout: tries every assigned example with a policy; demonstrations and regrades in its place."""

@@ -1,0 +1,97 @@
+"""Demonstration: turn assigned rows of a demonstrations file into traces, as if they had been rolled out.
+
+Reads assignments and examples; writes traces and messages.
+"""
+
+import json
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from configs.run import View
+from storage.schemas.stage_tables import MESSAGES, TRACES
+from tasks.runtime.prefect_task import as_task
+from tasks.runtime.stage import Stage, Tables
+
+EPOCH = datetime.fromtimestamp(0, UTC)  # nothing was measured, and equal inputs shall give equal rows
+ID_LENGTH = 16
+"""Hex characters of the work's key in a trace's id."""
+
+
+class Renderer(Protocol):
+    """What the stage asks of whoever turns messages into the model's tokens."""
+
+    def __call__(
+        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None
+    ) -> list[dict[str, Any]]:
+        """Return one MESSAGES row, without its trace's id, for each message; the prompt offers the tools."""
+        ...
+
+
+def demonstration(tables: Tables, config: View, *, step: int, key: str, render: Renderer) -> Tables:
+    """Render every assigned demonstration; one that is too long is an error row, not a silent cut.
+
+    Ids of traces begin with the work's key: a finding about one run's trace shall name no trace of another's.
+    """
+    tasks = dict(zip(*(tables["examples"][name].to_pylist() for name in ("example_id", "task")), strict=True))
+    traces, messages = [], []
+    for row in tables["assignments"].to_pylist():
+        example = json.loads(tasks[row["example_id"]])
+        nodes = render(example["messages"], *([example["tools"]] if "tools" in example else []))
+        num_tokens = sum(len(node["token_ids"]) for node in nodes)
+        too_long = num_tokens > config.data.max_length
+        trace = _trace(row, (step, key), nodes, num_tokens, config.data.max_length if too_long else None)
+        traces.append(trace)
+        messages += [{**node, "trace_id": trace["trace_id"]} for node in nodes]
+    return {
+        "traces": pa.Table.from_pylist(traces, schema=TRACES.arrow),
+        "messages": pa.Table.from_pylist(messages, schema=MESSAGES.arrow),
+    }
+
+
+def _trace(
+    row: dict[str, Any], work: tuple[int, str], nodes: Iterable[dict[str, Any]], num_tokens: int, limit: int | None
+) -> dict[str, Any]:
+    step, key = work
+    trace_id = f"{key[:ID_LENGTH]}-{row['assignment_id']}"
+    num_output = sum(sum(node["mask"]) for node in nodes)
+    error = f"{num_tokens} tokens, data.max_length is {limit}" if limit else None
+    return {
+        "trace_id": trace_id,
+        "episode_id": trace_id,
+        **{name: row[name] for name in ("assignment_id", "group_id", "environment", "example_id")},
+        "agent": "demonstrator",
+        "trainable": True,
+        "policy_key": "",
+        "policy_version": step,
+        "staleness": 0,
+        "temperature": 1.0,
+        "rewards": "{}",
+        "metrics": "{}",
+        "info": "{}",
+        "is_truncated": False,
+        "num_turns": sum(1 for node in nodes if node["sampled"]),
+        "num_branches": 1,
+        "num_input_tokens": num_tokens - num_output,
+        "num_output_tokens": num_output,
+        "error_class": "environment" if error else None,
+        "error_type": "TooLong" if error else None,
+        "error_message": error,
+        "started_at": EPOCH,
+        **dict.fromkeys(("setup_seconds", "generation_seconds", "model_seconds", "scoring_seconds"), 0.0),
+        "record": "{}",
+    }
+
+
+STAGE = Stage(
+    name="demonstration",
+    version=2,
+    reads=("assignments", "examples"),
+    writes=("traces", "messages"),
+    sections=("data", "model"),
+    function=demonstration,
+    needs=("step", "key", "render"),
+)
+task = as_task(STAGE)

@@ -1,0 +1,100 @@
+"""Regrade: score recorded traces again with the environments' reward functions of today; nothing is sampled.
+
+Reads examples, traces, messages, and images where there are any; writes traces and regrades.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from configs.run import View
+from storage.schemas.stage_tables import REGRADES, TRACES
+from tasks.arrays.columns import texts
+from tasks.inference.trace_rows.images import put_aside_again, put_back
+from tasks.runtime.prefect_task import as_task
+from tasks.runtime.stage import Stage, Tables
+
+SCORED = ("reward", "rewards", "metrics", "info")
+ERRORS = ("error_class", "error_type", "error_message", "error_traceback")
+
+
+class GradingBreach(ValueError):
+    """The graders did not answer for exactly the traces that can be scored."""
+
+
+class GraderRoom(Protocol):
+    """What the stage asks of whoever keeps the graders alive."""
+
+    def scores(self, examples: pa.Table, traces: pa.Table, messages: pa.Table) -> pa.Table:
+        """Return scores (see tasks.inference.grading.client.SCORES) of the traces that are not errored, by trace id."""
+        ...
+
+
+def regrade(tables: Tables, config: View, *, graders: GraderRoom) -> Tables:
+    """Return the traces, in order, with the rewards, metrics and notes of today, and a row of regrades for each scored.
+
+    Errored rollouts stay as they are and are not scored. A trace whose scoring fails becomes an errored one, so that no
+    baseline sees it; its named rewards say what could still be computed. Raises GradingBreach where a trace is left
+    out, and what the graders raise where an environment cannot be scored without a rollout.
+    """
+    traces = tables["traces"]
+    whole = put_back(traces, tables["messages"], tables.get("images"))
+    found = graders.scores(tables["examples"], whole["traces"], whole["messages"])
+    scores = {row["trace_id"]: row for row in found.to_pylist()}
+    wanted = texts(traces.filter(pc.is_null(traces["error_class"]))["trace_id"])
+    if len(scores) != found.num_rows or scores.keys() != set(wanted):
+        differing = sorted(scores.keys() ^ set(wanted)) or ["the same trace twice"]
+        raise GradingBreach(
+            f"table traces, column trace_id: {len(wanted)} traces can be scored, the graders answered {found.num_rows} "
+            f"times, first {differing[0]}. Nothing of this regrading is in the store; what was recorded is as it was."
+        )
+    rescored = put_aside_again(_rescored(whole["traces"], scores), tables.get("images"))
+    return {"traces": rescored, "regrades": _compared(traces, scores)}
+
+
+def _rescored(traces: pa.Table, scores: Mapping[str, Mapping[str, Any]]) -> pa.Table:
+    names = texts(traces["trace_id"])
+    columns = {name: [scores.get(i, {}).get(name) for i in names] for name in (*SCORED, *ERRORS)}
+    columns["scoring_seconds"] = [scores.get(i, {}).get("seconds") for i in names]
+    was_scored = pa.array([i in scores for i in names])
+    for name, values in columns.items():
+        place, field = traces.schema.get_field_index(name), TRACES.arrow.field(name)
+        now = pc.if_else(was_scored, pa.array(values, field.type), traces[name])
+        traces = traces.set_column(place, field, now)
+    return traces
+
+
+def _compared(traces: pa.Table, scores: Mapping[str, Mapping[str, Any]]) -> pa.Table:
+    """Return the row of regrades for each trace that was scored, in the order of the traces."""
+    rows = traces.select(["trace_id", "environment", "example_id", "reward", "rewards"]).to_pylist()
+    compared = [_comparison(row, scores[row["trace_id"]]) for row in rows if row["trace_id"] in scores]
+    return pa.Table.from_pylist(compared, schema=REGRADES.arrow)
+
+
+def _comparison(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        **{name: before[name] for name in ("trace_id", "environment", "example_id")},
+        "reward_before": before["reward"],
+        "reward": now["reward"],
+        "rewards_before": before["rewards"],
+        "rewards": now["rewards"],
+        "changed": before["reward"] != now["reward"],
+        "error_type": now["error_type"],
+        "error_message": now["error_message"],
+        "seconds": now["seconds"],
+    }
+
+
+STAGE = Stage(
+    name="regrade",
+    version=1,
+    reads=("examples", "traces", "messages"),
+    writes=("traces", "regrades"),
+    sections=("environments",),
+    function=regrade,
+    optional=("images",),
+    needs=("graders",),
+)
+task = as_task(STAGE)

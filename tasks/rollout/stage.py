@@ -1,0 +1,161 @@
+"""Rollout: try every assigned example with a policy and record what happened, group by group.
+
+Reads assignments and examples; writes traces and messages, and images where there are any.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from configs.run import View, of
+from tasks.arrays.columns import texts
+from tasks.assignment.oversampling import num_needed
+from tasks.inference.engine.scoring import Served
+from tasks.inference.sampling.attempts import OF_POLICY
+from tasks.inference.sampling.lost_servers import Crashers, ServiceLost
+from tasks.inference.sampling.rollouts import SamplingPlan, sample
+from tasks.inference.sampling.seats import frozen_players
+from tasks.runtime.group_commits import Parts
+from tasks.runtime.prefect_task import as_task
+from tasks.runtime.services import MOST_LOSSES, EngineRoom, TeacherRoom
+from tasks.runtime.stage import Policy, Stage, Tables
+
+
+class EnvironmentRoom(Protocol):
+    """What the stage asks of whoever keeps the environment servers alive."""
+
+    def addresses(self) -> dict[str, str]:
+        """Return the address of every environment's server, all of them answering."""
+        ...
+
+    def sharing(self, alone: bool) -> AbstractContextManager[None]:
+        """Use the servers within the block beside others, or `alone`; waits for that if need be."""
+        ...
+
+
+def rollout(
+    tables: Tables,
+    config: View,
+    *,
+    step: int,
+    policy: Policy | None,
+    parts: Parts,
+    engine: EngineRoom,
+    environments: EnvironmentRoom,
+    teachers: TeacherRoom,
+) -> Tables:
+    """Sample what earlier attempts have not committed; a group is safe as soon as it is finished.
+
+    Environments that a teacher samples are sampled by that and not by the policy, which may be None if all are. With
+    oversampling, an environment's rollouts end with the groups that are enough; the others are rows that say so.
+    A rollout that fails is a row with its error. Only the loss of the engine or of an environment server interrupts
+    the stage: it waits until the service is back and samples the groups that are still missing; a rollout that takes
+    its server down again when it is alone there is a row with that error. Raises what the rooms raise when a service
+    does not come back.
+    """
+    _Rooms(config, step, policy, engine, environments, teachers).sample_all(tables, parts)
+    return {}
+
+
+@dataclass(frozen=True)
+class _Rooms:
+    """What a stage samples with: its policy, and whoever keeps the services alive."""
+
+    config: View
+    step: int
+    policy: Policy | None
+    engine: EngineRoom
+    environments: EnvironmentRoom
+    teachers: TeacherRoom
+
+    def sample_all(self, tables: Tables, parts: Parts) -> None:
+        """Sample until no group is missing, through the losses of services."""
+        losses, suspects, assigned = 0, Crashers(), tables["assignments"]
+        oversampling = self.config.oversampling
+        while (missing := _missing(assigned, parts)).num_rows:
+            chosen, one_at_a_time = suspects.next(missing)
+            wanted = _wanted(assigned, missing, oversampling) if oversampling else {}
+            try:
+                self._sample(
+                    chosen, tables["examples"], parts, SamplingPlan(wanted, one_at_a_time, suspects.untried(chosen))
+                )
+            except ServiceLost as lost:
+                if suspects.lost(lost.service, lost.under_way, alone=one_at_a_time):
+                    continue  # the restarts of its server are bounded by its own section
+                losses += 1  # at() and addresses() wait for a restart, but what never dies is not restarted
+                if losses > MOST_LOSSES:
+                    raise
+
+    def _sample(self, assignments: pa.Table, examples: pa.Table, parts: Parts, terms: SamplingPlan) -> None:
+        addresses = self.environments.addresses()  # first: it imports for seconds, and an engine may be starting
+        frozen = _frozen(assignments, self.config, self.teachers)
+        policy = self.policy
+        # In this order everywhere: who has the servers may wait for the engine, and never the other way round.
+        with (
+            self.environments.sharing(alone=terms.one_at_a_time),
+            self.engine.holding(policy) if policy else nullcontext(Served("", "")) as served,
+        ):
+            sample(
+                assignments,
+                examples,
+                engine_url=served.url,
+                api_key=served.api_key,
+                addresses=addresses,
+                policy={"key": policy.key if policy else "", "version": policy.version if policy else self.step},
+                step=self.step,
+                config=self.config,
+                on_group=lambda _group_id, rows: parts.put(rows),
+                teachers=frozen,
+                model=served.model,
+                terms=terms,
+            )
+
+
+def _wanted(assigned: pa.Table, missing: pa.Table, oversampling: float) -> dict[str, int]:
+    """Return how many more groups of each environment are needed; those that are there count, stopped ones among them.
+
+    A group is only ever stopped when enough others are there.
+    """
+    begun, left = _num_groups(assigned), _num_groups(missing)
+    return {name: num_needed(count, oversampling) - (count - left[name]) for name, count in begun.items()}
+
+
+def _num_groups(assignments: pa.Table) -> Mapping[str, int]:
+    """Return how many groups an environment has."""
+    groups = zip(texts(assignments["environment"]), texts(assignments["group_id"]), strict=True)
+    return Counter(environment for environment, _ in set(groups))
+
+
+def _frozen(missing: pa.Table, config: View, teachers: TeacherRoom) -> dict[str, Served]:
+    """Return where those are served that sample environments in place of the policy, or play single seats there."""
+    names = dict.fromkeys(texts(missing["environment"]))
+    samplers = {name: teachers.at(teacher) for name in names if (teacher := of(config.teachers, name)) is not None}
+    if config.external:  # in place of the policy, which keeps the name that has no environment's
+        samplers[OF_POLICY] = Served(config.external.url, "", config.external.model, chat=config.external)
+    return samplers | frozen_players([each for each in config.environments if each.name in names], teachers.at)
+
+
+def _missing(assignments: pa.Table, parts: Parts) -> pa.Table:
+    done = parts.done()
+    return assignments.filter(
+        pc.invert(pc.is_in(assignments["group_id"], value_set=pa.array(sorted(done), pa.string())))
+    )
+
+
+STAGE = Stage(
+    name="rollout",
+    version=1,
+    reads=("assignments", "examples"),
+    writes=("traces", "messages", "images"),
+    optional=("images",),
+    sections=("rollout", "environments", "engine", "model", "teachers", "external", "oversampling"),
+    function=rollout,
+    unit=("traces", "group_id"),
+    needs=("step", "policy", "parts", "engine", "environments", "teachers"),
+)
+task = as_task(STAGE)

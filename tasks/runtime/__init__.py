@@ -1,0 +1,1 @@
+"""What runs a stage: its record, its key and ledger row, its Prefect task."""

@@ -1,0 +1,128 @@
+"""A stage as a Prefect task: which failures are tried again, how long it may take, where it runs."""
+
+import threading
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any, cast
+
+from storage.errors import StoreUnavailable
+from tasks.runtime.execute import perform
+from tasks.runtime.run_context import RunContext
+from tasks.runtime.stage import Policy, Ref, Stage
+
+RETRY_SECONDS = (5.0, 30.0)
+"""Pauses before Prefect calls a stage again that failed for a cause that may pass."""
+TABLES_ONLY_SECONDS = 6 * 3600.0
+"""Longest time for a stage that waits for nobody. Those that do have time limits of their own in the config."""
+WAITS_FOR = frozenset({"engine", "teachers", "environments", "learner", "graders", "approve"})
+"""Needs that may take any time: services, and a person."""
+TRANSIENT = (ConnectionError, TimeoutError, StoreUnavailable)
+"""What may pass by itself: a lost engine, learner or environment server, a store that does not answer."""
+
+
+def is_transient(task: Any, task_run: Any, state: Any) -> bool:
+    """Tell Prefect whether calling a failed stage again can help; an error that its user has to mend says no."""
+    cause = state.data
+    while hasattr(cause, "data"):  # the state that the stage ended in, within Prefect's own
+        cause = cause.data
+    return isinstance(cause, TRANSIENT)
+
+
+def in_words(error: BaseException) -> str:
+    """Return an error with its notes, which say what is safe and what to do: Prefect would show its text alone."""
+    return "\n".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", [])])
+
+
+class StageTask:
+    """A stage as a Prefect task, made when it is first called so that stage files import without Prefect."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+        self.waits = bool(WAITS_FOR & set(stage.needs))
+        """Whether the stage may take any time, for a service or a person."""
+
+    @cached_property
+    def task(self) -> Any:
+        """The Prefect task: named after stage and step, no result cache and no result storage of Prefect's own."""
+        from prefect import task
+        from prefect.cache_policies import NO_CACHE
+        from prefect.states import Failed
+
+        @task(
+            name=self.stage.name,
+            description=self.stage.function.__doc__,
+            task_run_name=f"{self.stage.name}-{{step}}",
+            cache_policy=NO_CACHE,
+            persist_result=False,
+            retries=len(RETRY_SECONDS),
+            retry_delay_seconds=list(RETRY_SECONDS),
+            retry_condition_fn=is_transient,
+        )
+        def run(place: RunContext, step: int, refs: Sequence[Ref], policy: Policy | None, bag: Any) -> Any:
+            try:
+                return perform(self.stage, place, step, refs, policy, bag.services, bag.extra_inputs)
+            except Exception as error:  # the border at which Prefect is told; `__call__` raises it again
+                return Failed(message=in_words(error), data=error)
+
+        return run
+
+    def __call__(
+        self,
+        place: RunContext,
+        step: int,
+        refs: Sequence[Ref] = (),
+        policy: Policy | None = None,
+        services: Mapping[str, Any] | None = None,
+        extra_inputs: Mapping[str, str] | None = None,
+    ) -> Ref:
+        """Run the stage as a task of the current flow; arguments as in `perform`."""
+        from prefect.client.schemas.objects import State
+        from prefect.context import TagsContext
+
+        # A task run would take over the flow run's tags and ask the API for a limit on each before it starts.
+        needed = {name: value for name, value in (services or {}).items() if name in self.stage.needs}
+        given = (place, step, tuple(refs), policy, _Arguments(needed, extra_inputs or {}))
+        with TagsContext(current_tags=set()):
+            done = self._submitted(given) if self._goes_elsewhere() else self._timed()(*given)
+        if isinstance(done, State):
+            raise cast(BaseException, done.result(raise_on_failure=False))  # `data` is Prefect's record of it
+        ref: Ref = done
+        return ref
+
+    @cached_property
+    def _timed_task(self) -> Any:
+        return self.task.with_options(timeout_seconds=TABLES_ONLY_SECONDS)
+
+    def _timed(self) -> Any:
+        """Return the task; with a time limit where it only computes, in the one thread that Prefect can interrupt."""
+        in_main = threading.current_thread() is threading.main_thread()
+        return self._timed_task if in_main and not self.waits else self.task
+
+    def _goes_elsewhere(self) -> bool:
+        """Tell whether the flow was given a task runner with workers and the stage needs nothing but tables."""
+        from prefect.context import FlowRunContext
+        from prefect.task_runners import ThreadPoolTaskRunner
+
+        context = FlowRunContext.get()
+        runner = context.task_runner if context else None
+        return runner is not None and not isinstance(runner, ThreadPoolTaskRunner) and not self.waits
+
+    def _submitted(self, given: tuple[Any, ...]) -> Any:
+        """Hand the stage to the task runner and wait for it."""
+        future = self.task.submit(*given)
+        future.wait()
+        state = future.state
+        return future.result() if state.is_completed() else state
+
+
+class _Arguments:
+    """Carries arguments past Prefect, which walks every collection it is given in search of futures."""
+
+    def __init__(self, services: Mapping[str, Any], extra_inputs: Mapping[str, str]) -> None:
+        self.services = services
+        self.extra_inputs = extra_inputs
+
+
+def as_task(stage: Stage) -> StageTask:
+    """Return `stage` as a Prefect task."""
+    return StageTask(stage)

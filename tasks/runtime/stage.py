@@ -1,0 +1,90 @@
+"""What a stage is: a pure function of tables with its inputs, outputs and config sections declared beside it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from storage.refs import Entry
+
+if TYPE_CHECKING:
+    from tasks.runtime.stage import Policy, Ref, Stage
+
+
+Tables = Mapping[str, pa.Table]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A pure function from named tables to named tables, and everything that its key is made of.
+
+    `function` is called as `function(tables, config, **needs)`: `tables` holds exactly `reads`, and of `optional` what
+    there is, `config` is a view of
+    the declared `sections`, and each name in `needs` (for example `step`) is handed over as a keyword.
+    """
+
+    name: str
+    """The stage's name; tables, ledger and task runs carry it."""
+    version: int
+    """Raised when the meaning of the stage's rows changes."""
+    reads: tuple[str, ...]
+    """Tables that go in."""
+    writes: tuple[str, ...]
+    """Tables that come out."""
+    sections: tuple[str, ...]
+    """Config sections that the function may read; they are in the key."""
+    function: Callable[..., Tables]
+    """The pure function."""
+    optional: tuple[str, ...] = ()
+    """Tables that go in where one of the inputs made them, or come out where the function made any."""
+    unit: tuple[str, str] = ("", "")
+    """Of a stage that commits in parts: the table and the column that name what comes as one."""
+    needs: tuple[str, ...] = ()
+    """Keywords that the function takes beside tables and config: step, key, policy, directory, parts, or a service."""
+
+
+@dataclass(frozen=True)
+class Ref:
+    """What travels between tasks: the key of finished work and how many rows it made."""
+
+    stage: str
+    step: int
+    key: str
+    rows: tuple[tuple[str, int], ...]
+    """Rows by table."""
+    tokens: int
+    seconds: float
+    """Wall-clock that the work took when it was computed."""
+    computed: bool
+    """False when the ledger already had it."""
+
+    def num_rows(self, table: str) -> int:
+        """Return how many rows of `table` this work made."""
+        return dict(self.rows)[table]
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A version of the weights, by the key of the work that made it."""
+
+    key: str
+    version: int
+
+
+def inputs_of(refs: Sequence[Ref], policy: Policy | None = None) -> dict[str, str]:
+    """Return the keys that go into a stage's key, by the name of what made them; the second of a stage is name.1."""
+    keys: dict[str, str] = {}
+    for ref in refs:
+        number = sum(name.partition(".")[0] == ref.stage for name in keys)
+        keys[f"{ref.stage}.{number}" if number else ref.stage] = ref.key
+    return keys | ({"policy": policy.key} if policy else {})
+
+
+def ref_of(entry: Entry, computed: bool) -> Ref:
+    """Return the reference to a finished piece of work."""
+    rows: dict[str, int] = {}
+    for piece in entry.outputs:
+        rows[piece.table] = rows.get(piece.table, 0) + piece.rows
+    seconds = (entry.finished_at - entry.started_at).total_seconds()
+    return Ref(entry.stage, entry.step, entry.key, tuple(rows.items()), entry.tokens, seconds, computed)

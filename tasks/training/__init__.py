@@ -1,0 +1,1 @@
+"""Training: one policy version to the next, through the learner."""

@@ -1,0 +1,86 @@
+"""The row that is recorded of a policy, and the stage that imports weights as version 0 of a run."""
+
+import shutil
+from pathlib import Path
+from typing import Protocol
+
+import pyarrow as pa
+
+from configs.run import View
+from storage.schemas.learner_tables import POLICIES
+from tasks.learner.client import Learner
+from tasks.learner.errors import LearnerLost
+from tasks.runtime.prefect_task import as_task
+from tasks.runtime.stage import Policy, Stage, Tables
+
+# Long enough to fill cache blocks of an engine, so that a stale prefix cache shows; engines use as much as fits.
+PROBE_LENGTH = 160
+
+
+MOST_LOSSES = 10
+"""Times that the learner may be lost in one stage; restarts of a dead one are bounded by its own section."""
+
+
+class LearnerRoom(Protocol):
+    """What the stage asks of whoever keeps the learner alive."""
+
+    def at(self, policy: Policy) -> Learner:
+        """Return a learner that holds the weights and the optimizer state of `policy`."""
+        ...
+
+    def fresh(self, policy: Policy, directory: Path) -> Learner:
+        """Return a learner that holds the weights in `directory` as `policy`, with no optimizer state."""
+        ...
+
+
+def policy_row(
+    learner: Learner, key: str, version: int, parent: str | None, vocab_size: int, has_optimizer: bool
+) -> pa.Table:
+    """Return the row of the policy that the learner holds, with its log-probs of a fixed token sequence."""
+    probe = probe_token_ids(vocab_size)
+    row = {
+        "policy_key": key,
+        "version": version,
+        "parent_key": parent,
+        "weights_sha256": learner.state()["weights_sha256"],
+        "has_optimizer": has_optimizer,
+        "probe_token_ids": probe,
+        "probe_logprobs": learner.probe(probe),
+    }
+    return pa.Table.from_pylist([row], schema=POLICIES.arrow)
+
+
+def probe_token_ids(vocab_size: int) -> list[int]:
+    """Return the fixed token sequence on which engine and learner are compared; scattered over the vocabulary."""
+    return [(7919 * position + 104_729) % vocab_size for position in range(PROBE_LENGTH)]
+
+
+def policy_import(
+    tables: Tables, config: View, *, key: str, source: str, directory: Path, learner: LearnerRoom
+) -> Tables:
+    """Copy the weights directory `source` and have the learner measure the probe on it.
+
+    The copy makes the run whole: it can be resumed when the original is gone. Optimizer state is left behind, since
+    what it belongs to is another run's schedule.
+    """
+    shutil.copytree(source, directory, dirs_exist_ok=True, ignore=shutil.ignore_patterns("optimizer*", "manifest.json"))
+    for losses in range(MOST_LOSSES + 1):
+        try:
+            mind = learner.fresh(Policy(key, 0), directory)
+            return {"policies": policy_row(mind, key, 0, None, config.model.vocab_size, False)}
+        except LearnerLost:
+            if losses == MOST_LOSSES:
+                raise
+    raise AssertionError("either there is a policy or the learner was lost too often")
+
+
+STAGE = Stage(
+    name="policy_import",
+    version=1,
+    reads=(),
+    writes=("policies",),
+    sections=("model",),
+    function=policy_import,
+    needs=("key", "source", "directory", "learner"),
+)
+task = as_task(STAGE)
