@@ -17,7 +17,7 @@ def test_every_command_of_the_page_is_one() -> None:
     commands = re.findall(r"^stagecoach (.*?)(?: +#.*)?$", PAGE, re.MULTILINE)
     assert len(commands) == 8
     for command in commands:
-        assert parse(shlex.split(command)).command
+        assert parse(shlex.split(command))
 
 
 def test_every_setting_of_the_page_is_one() -> None:

@@ -1,8 +1,10 @@
 """What the documents tell people to type exists: make targets, commands, presets and settings."""
 
+import inspect
 import re
 import shlex
 import subprocess
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from configs.layers import presets
 from configs.load import load
 from flows import cli
+from flows.cli.arguments import split_items
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -35,11 +38,12 @@ def test_make_targets_exist(target: str) -> None:
 
 @pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
 def test_commands_are_understood(arguments: list[str]) -> None:
-    parsed = cli.parse(arguments)
-    files = [file for file in getattr(parsed, "files", []) if arguments[0] in ("run", "sft", "eval", "check")]
-    given = getattr(parsed, "overrides", [])
-    overrides = [item for group in given for item in ([group] if isinstance(group, str) else group)]
-    load([file for file in files if file in presets()] or ["demo"], overrides)
+    command = cli.parse(arguments)
+    assert isinstance(command, partial)
+    takes_items = "items" in inspect.signature(command.func).parameters
+    files, overrides = split_items(command.args if takes_items else ())
+    files = [file for file in files if arguments[0] in ("run", "sft", "eval", "check") and file in presets()]
+    load(files or ["demo"], [*overrides, *command.keywords.get("overrides", ())])
 
 
 def test_there_is_something_to_look_at() -> None:

@@ -1,10 +1,11 @@
 """The command line: what is read, what is called, and what a person is told when it fails."""
 
-import argparse
 import importlib
 import os
+import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,6 +17,7 @@ from flows import cli
 from flows.processes.service import ServiceFailed
 from tasks.inference.engine.client import EngineError
 
+COMMANDS = [name for name in cli.app if not name.startswith("-")]
 NONE = {"name": "", "store": "", "plain": False}
 OF_OTHERS = [
     'evaluation.external.url="http://h/v1"',
@@ -24,8 +26,8 @@ OF_OTHERS = [
 ]
 Calls = list[tuple[str, tuple[Any, ...], dict[str, Any]]]
 QUIET = {"dry_run": False, "as_json": False}
-MAINTAIN = {"store": "s", "retention_hours": 168.0, "retain": [], "force": False, **QUIET}
-GC = {"store": "", "keep": [], "keep_last": 0, "remove": [], "force": [], "policies": "all", "yes": False, **QUIET}
+MAINTAIN = {"store": "s", "retention_hours": 168.0, "retain": (), "force": False, **QUIET}
+GC = {"store": "", "keep": (), "keep_last": 0, "remove": (), "force": (), "policies": "all", "yes": False, **QUIET}
 
 
 @pytest.fixture
@@ -68,7 +70,7 @@ def test_run_takes_files_and_overrides_in_any_order_with_options_between(calls: 
         ),
         (
             ["evals", "a", "b", "--by", "tier", "--output", "x.parquet"],
-            ("evals.main", (["a", "b"],), {"store": "", "by": "tier", "output": "x.parquet", "as_json": False}),
+            ("evals.main", (("a", "b"),), {"store": "", "by": "tier", "output": "x.parquet", "as_json": False}),
         ),
         (["demo", "steps=2"], ("demo.main", (), NONE | {"overrides": ["steps=2"]})),
         (["demo", "--plain"], ("demo.main", (), NONE | {"overrides": [], "plain": True})),
@@ -85,14 +87,18 @@ def test_run_takes_files_and_overrides_in_any_order_with_options_between(calls: 
             (
                 "housekeeping.main",
                 (),
-                {"store": "", "retention_hours": 24.0, "retain": ["messages=9d"], "force": True, "dry_run": True}
+                {"store": "", "retention_hours": 24.0, "retain": ("messages=9d",), "force": True, "dry_run": True}
                 | {"as_json": True},
             ),
         ),
-        (["gc", "--keep", "a", "--keep", "b"], ("gc.main", (), GC | {"keep": ["a", "b"]})),
+        (["gc", "--keep", "a", "--keep", "b"], ("gc.main", (), GC | {"keep": ("a", "b")})),
         (
             ["gc", "--remove", "a", "--force", "b", "--policies", "every:5", "--yes", "--keep-last", "2"],
-            ("gc.main", (), GC | {"remove": ["a"], "force": ["b"], "policies": "every:5", "yes": True, "keep_last": 2}),
+            (
+                "gc.main",
+                (),
+                GC | {"remove": ("a",), "force": ("b",), "policies": "every:5", "yes": True, "keep_last": 2},
+            ),
         ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -111,12 +117,63 @@ def test_a_file_with_an_equals_sign_in_its_name_is_a_file(
     assert calls[0][1] == ("train", ["lr=1.toml"], ["lr=2.toml"])
 
 
-@pytest.mark.parametrize("argv", [[], ["fly"], ["run", "--speed"], ["doctor", "now"], ["maintain", "a=1"]])
-def test_usage_errors_exit_with_2(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        cli.main(argv)
-    assert caught.value.code == 2
-    assert "usage: stagecoach" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        ([], "name a command"),
+        (["fly"], "fly"),
+        (["shwo"], 'Did you mean "show"?'),
+        (["run", "--speed"], "--speed"),
+        (["traces", "--evaluatoin", "1"], "Did you mean --evaluation?"),
+        (["run", "--no-plain"], "--no-plain"),
+        (["gc", "--empty-keep"], "--empty-keep"),
+        (["doctor", "now"], "now"),
+        (["maintain", "a=1"], "a=1"),
+        (["replay"], "RUN"),
+        (["replay", "a", "--set"], "--set"),
+        (["curves"], "RUN"),
+        (["export", "a", "--format", "sft"], "--to"),
+        (["sql", "--format", "jsn"], '"json"'),
+        (["replay", "a", "--policies", ""], '"recorded"'),
+        (["diff", "a", "b", "--step", "1.5"], "--step"),
+        (["gate", "--approve", "--refuse"], "exclusive"),
+        (["traces", "--asc", "--desc"], "exclusive"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_usage_errors_exit_with_2(argv: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(argv) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("stagecoach: ") and said in told and "--help`" in told
+
+
+def test_settings_of_a_replay_are_grouped_as_they_were_given() -> None:
+    settings = ["--set", "x=[1,2]", "y=2", "--plain", "--vary", "b=1", "c=2", "--set", "z=3", "--vary", "[d]=1"]
+    command = cli.parse(["replay", "a", *settings])
+    assert isinstance(command, partial)
+    assert command.args == ("a",)
+    assert command.keywords == {
+        "overrides": ("x=[1,2]", "y=2", "z=3"),
+        "vary": [["b=1", "c=2"], ["[d]=1"]],
+        "plain": True,
+    }
+
+
+@pytest.mark.parametrize(
+    ("argv", "given"),
+    [
+        ("run a --name x --name y", {"name": "y"}),
+        ("view --save /a b.html", {"save": ("/a", "b.html")}),
+        ("replay a --no-quarantine", {"no_quarantine": True}),
+        ("export a --format sft --to x --min-reward -1.5", {"form": "sft", "target": "x", "min_reward": -1.5}),
+        ("traces --grep -x --trained yes", {"grep": "-x", "trained": "yes"}),
+        ("quarantine --list --where=-reward>1", {"listing": True, "where": "-reward>1"}),
+    ],
+)
+def test_options_are_read(argv: str, given: dict[str, Any]) -> None:
+    command = cli.parse(argv.split())
+    assert isinstance(command, partial)
+    assert command.keywords == given
 
 
 @pytest.mark.parametrize("argv", [["resume", "a", "b"], ["show", "a", "--name", "b"], ["demo", "mine.toml"]])
@@ -126,18 +183,13 @@ def test_arguments_that_do_not_fit_together(calls: Calls, argv: list[str], capsy
     assert calls == []
 
 
-def failing(error: BaseException) -> argparse.Namespace:
-    """Return parsed arguments whose command raises `error`."""
-
-    def command(_: argparse.Namespace) -> int:
-        raise error
-
-    return argparse.Namespace(command=command)
-
-
 def run_failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> int:
     """Run a command that raises `error`."""
-    monkeypatch.setattr(cli, "parse", lambda _: failing(error))
+
+    def command() -> int:
+        raise error
+
+    monkeypatch.setattr(cli, "parse", lambda _: command)
     return cli.main([])
 
 
@@ -166,8 +218,7 @@ def test_a_reader_who_has_seen_enough_ends_it_without_a_word(
     os.close(reading)
     with os.fdopen(writing, "w") as closed:
         monkeypatch.setattr(sys, "stdout", closed)
-        said = argparse.Namespace(command=lambda _: print("said\n" * lines))
-        monkeypatch.setattr(cli, "parse", lambda _: said)
+        monkeypatch.setattr(cli, "parse", lambda _: partial(print, "said\n" * lines))
         assert cli.main([]) == cli.UNREAD
     assert capsys.readouterr().err == ""
 
@@ -191,21 +242,28 @@ def test_a_full_disk_is_named_whoever_noticed_it(
     assert "the disk is full" in capsys.readouterr().err
 
 
-def commands() -> list[str]:
-    """The names of all commands, out of the help text of their groups."""
-    parser = argparse.ArgumentParser()
-    added = parser.add_subparsers()
-    for group in cli.GROUPS:
-        group.add(added)
-    return list(added.choices)
+def test_help_names_every_command_in_its_group(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--help"]) == 0
+    rest, *groups = re.findall(r"╭─ (\w+) ─(.*?)╰─", capsys.readouterr().out, re.DOTALL)
+    assert [title for title, _ in groups] == ["Run", "Look", "Compare", "Correct", "Keep", "Move"]
+    assert re.findall(r"^│ (\S+)", rest[1], re.MULTILINE) == ["--help"]
+    grouped = [name for _, text in groups for name in re.findall(r"^│ ([\w-]+)", text, re.MULTILINE)]
+    assert sorted(grouped) == sorted(COMMANDS)
 
 
-@pytest.mark.parametrize("command", commands())
-def test_help_of_every_command(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        cli.main([command, "--help"])
-    assert caught.value.code == 0
-    assert f"usage: stagecoach {command}" in capsys.readouterr().out
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_every_command(command: str, flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([command, flag]) == 0
+    assert f"Usage: stagecoach {command}" in capsys.readouterr().out
+
+
+def test_help_that_nobody_reads_ends_as_any_other_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as closed:
+        monkeypatch.setattr(sys, "stdout", closed)
+        assert cli.main(["--help"]) == cli.UNREAD
 
 
 def test_every_command_calls_something_that_exists() -> None:
@@ -225,7 +283,7 @@ def loaded_by(*argv: str) -> set[str]:
     """Return the top-level modules that are loaded after a command ran in a fresh interpreter."""
     script = (
         "import sys\nfrom flows import cli\n"
-        f"try:\n    cli.main({list(argv)!r})\nexcept SystemExit:\n    pass\n"
+        f"cli.main({list(argv)!r})\n"
         "print('LOADED', *{name.partition('.')[0] for name in sys.modules})"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120)
@@ -233,12 +291,11 @@ def loaded_by(*argv: str) -> set[str]:
 
 
 @pytest.mark.engine
-def test_help_loads_nothing_but_the_standard_library() -> None:
+def test_help_loads_nothing_that_does_the_work() -> None:
     assert not loaded_by("--help") & {
         "pydantic",
         "numpy",
         "pyarrow",
-        "rich",
         "prefect",
         "torch",
         "vllm",
@@ -254,10 +311,10 @@ def test_check_loads_neither_engine_nor_prefect() -> None:
 
 
 def test_a_command_that_was_started_without_an_output_does_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    def show(_: argparse.Namespace) -> None:
+    def show() -> None:
         print("said to", "a terminal" if sys.stdout.isatty() else "a file")
 
     monkeypatch.setattr(sys, "stdout", None)
-    monkeypatch.setattr(cli, "parse", lambda _: argparse.Namespace(command=show))
+    monkeypatch.setattr(cli, "parse", lambda _: show)
     assert cli.main([]) == 0
     sys.stdout.close()

@@ -42,7 +42,7 @@ def test_every_command_of_the_page_is_one() -> None:
     commands = [line.split() for line in re.findall(r"^\$ (?:ssh .* )?stagecoach (.*)$", PAGE, re.MULTILINE)]
     assert len(commands) >= 9, "or the page writes its commands in another form"
     for command in commands:
-        assert parse([word.strip('"') for word in command]).command
+        assert parse([word.strip('"') for word in command])
 
 
 def test_frames_are_those_of_the_tables(root: Path, looks: Looks) -> None:

@@ -3,33 +3,25 @@
 The one border where errors meant for people become one message: exit status 2 for those, 130 for an interrupt.
 """
 
-import argparse
 import os
 import select
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
-from flows.commands import (
-    asking,
-    comparing,
-    deploying,
-    exchanging,
-    keeping,
-    looking,
-    marking,
-    replaying,
-    running,
-    viewing,
-)
-from flows.commands.arguments import settle
+from cyclopts import CycloptsError
+
+from flows.cli import diff, export, run, show, store, traces
+from flows.cli.arguments import UsageError, app
 from flows.viewer.texts import visible
 
 UNREAD = 141
 """The exit status where who read the output closed it, as a shell tells of a program that SIGPIPE ended."""
 OURS = ("configs", "storage", "tasks", "flows")
-GROUPS = (running, replaying, looking, viewing, asking, marking, keeping, deploying, comparing, exchanging)
-"""Files of commands, in the order of the help text."""
+COMMANDS = (run, show, traces, diff, store, export)
+"""The modules of commands: importing one adds its commands to the application."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -39,10 +31,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     if sys.stdout is None:  # closed by who started this, as by `>&-`: `print` says nothing then, all else fails
         sys.stdout = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
-    arguments = parse(sys.argv[1:] if argv is None else argv)
     warnings.formatwarning = lambda message, *_, **__: f"stagecoach: {visible(str(message))}\n"
     try:
-        status = arguments.command(arguments) or 0
+        status = parse(sys.argv[1:] if argv is None else argv)() or 0
         sys.stdout.flush()
         return status
     except BrokenPipeError:
@@ -85,17 +76,21 @@ def explanation(error: BaseException) -> str | None:
     return "\n".join([str(error), *getattr(error, "__notes__", [])])
 
 
-def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Return the arguments of one command. Exits with status 2 on a usage error."""
-    parser = argparse.ArgumentParser(
-        prog="stagecoach",
-        description="Post-training of language models with reinforcement learning, as a pipeline of durable stages.",
-    )
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for group in GROUPS:
-        group.add(commands)
-    return settle(parser, argv)
+def parse(argv: Sequence[str]) -> Callable[[], Any]:
+    """Return a command with its arguments, ready to be called. Raises UsageError where they are none."""
+    if not argv:
+        raise UsageError("name a command; `stagecoach --help` lists them")
+    try:
+        command, bound, _ = app.parse_args(argv, exit_on_error=False, print_error=False)
+    except CycloptsError as error:
+        program = " ".join(["stagecoach", *(error.command_chain or ())])
+        raise UsageError(f"{error}\n`{program} --help` says what there is.") from error
+    run_command = partial(command, *bound.args, **bound.kwargs)
+    return partial(_print_help, run_command) if command == app.help_print else run_command
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def _print_help(write: Callable[[], None]) -> None:
+    """Print what `write` writes to the application's console, which itself ends the program where nobody reads."""
+    with app.console.capture() as captured:
+        write()
+    print(captured.get(), end="")

@@ -1,0 +1,87 @@
+"""The command-line application: its groups of commands, and the arguments that several commands share.
+
+A command is a function with a type for each argument. What it says is its help, and what does its work is imported when
+it is called, so that help and mistakes need none of it.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import App, Group, Parameter, Token
+from cyclopts.validators import mutually_exclusive
+
+ITEMS_HELP = """\
+FILES are presets (demo, sft_demo, qwen3_gpu) or TOML files, laid over each other from left to right.
+OVERRIDES are written dotted.key=value, for example training.learning_rate=1e-5 or environments.0.max_turns=3.
+"""
+
+
+class UsageError(ValueError):
+    """The arguments of a command do not fit together."""
+
+
+def _default_for_help(value: Any) -> str | None:
+    return str(value) if value and value is not True else None
+
+
+app = App(
+    name="stagecoach",
+    help="Post-training of language models with reinforcement learning, as a pipeline of durable stages.",
+    help_format="plaintext",
+    version_flags=(),
+    # The last of several values counts, a flag has no opposite, and `[1, 2]` is one value of a list of them.
+    default_parameter=Parameter(
+        allow_repeating=True, negative=(), json_list=False, json_dict=False, show_default=_default_for_help
+    ),
+)
+RUN, LOOK, COMPARE, CORRECT, KEEP, MOVE = (
+    Group.create_ordered(name) for name in ("Run", "Look", "Compare", "Correct", "Keep", "Move")
+)
+
+
+def one_of() -> tuple[str, Group]:
+    """Return the group of options of which one may be given; help shows them among the others."""
+    return "Parameters", Group(validator=mutually_exclusive)
+
+
+def option(text: str = "", metavar: str | None = None, **more: Any) -> Parameter:
+    """Return what is said of an argument in help, and how it is read where its name and type do not tell."""
+    return Parameter(help=text, metavar=metavar, **more)
+
+
+def _whole_number(_: object, tokens: Sequence[Token]) -> int:
+    """Read a whole number. Raises ValueError for any other text: cyclopts rounds 1.5, and would take 0x10."""
+    text = tokens[0].value
+    if re.fullmatch(r"[+-]?\d+", text) is None:
+        raise ValueError(f'"{text}" is not a whole number')
+    return int(text)
+
+
+Int = Annotated[int, Parameter(converter=_whole_number)]
+Store = Annotated[str, option("root of the store: a directory, or a URL of an object store")]
+Json = Annotated[bool, option("for programs", name="--json")]
+Plain = Annotated[bool, option("plain lines instead of a live panel")]
+DryRun = Annotated[bool, option("change nothing, only say what would be done")]
+Name = Annotated[str, option("name of the run")]
+OfRun = Annotated[str, option("only the rows that this run uses")]
+Items = Annotated[str, option("see below", "[FILES] [OVERRIDES]")]
+RunItems = Annotated[str, option("see below", "[RUN] [OVERRIDES]")]
+
+
+def split_items(items: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Return the files or runs, and the overrides, of items in any order."""
+    files: list[str] = []
+    overrides: list[str] = []
+    for item in items:
+        (overrides if "=" in item and not Path(item).is_file() else files).append(item)
+    return files, overrides
+
+
+def one_run(names: Iterable[str]) -> str:
+    """Return the one run that is named, or `latest`. Raises UsageError where there are several."""
+    names = [name for name in names if name]
+    if len(names) > 1:
+        raise UsageError(f"one run at a time, not {' and '.join(names)}; overrides are written dotted.key=value")
+    return names[0] if names else "latest"

@@ -1,0 +1,108 @@
+"""Commands that exchange rollouts and weights with other programs: import, export."""
+
+import re
+from pathlib import Path
+from typing import Annotated, Literal
+
+from flows.cli.arguments import ITEMS_HELP, MOVE, Int, Name, Store, UsageError, app, option, split_items
+
+
+@app.command(group=MOVE, name="import", help_epilogue=ITEMS_HELP)
+def import_rollouts(
+    *items: Annotated[str, option("see below", "FILE... [OVERRIDES]")],
+    form: Annotated[
+        Literal["auto", "verifiers", "messages", "prompt"],
+        option("what the lines are; told apart without it", name="--format"),
+    ] = "auto",
+    model: Annotated[str, option("model whose tokenizer makes tokens of text", "DIR")] = "",
+    environment: Annotated[str, option("the environment that all rollouts are of", "NAME")] = "",
+    groups_per_step: Annotated[Int, option("deal the groups to steps of N; as the files say", "N")] = 0,
+    skip_bad: Annotated[bool, option("leave out lines that cannot be imported")] = False,
+    held_out: Annotated[bool, option("attempts at held-out examples too, to be trained on")] = False,
+    name: Name = "",
+    store: Store = "",
+) -> int | None:
+    """Rollouts of other programs as a run."""
+    from flows.exchange.import_config import Request
+    from flows.exchange.importing import main
+
+    files, overrides = split_items(items)
+    if not files:
+        raise UsageError("import needs a file: stagecoach import traces.jsonl --name RUN")
+    if groups_per_step < 0:
+        raise UsageError("--groups-per-step counts groups: give a number from 1 on")
+    return main(
+        Request(
+            files=[Path(file) for file in files],
+            overrides=overrides,
+            name=name,
+            store=store,
+            form=form,
+            model=model,
+            environment=environment,
+            groups_per_step=groups_per_step,
+            skip_bad=skip_bad,
+            held_out=held_out,
+        )
+    )
+
+
+@app.command(group=MOVE, name="export")
+def export_rollouts(
+    run: Annotated[str, option("the run; --sql may name rollouts of any run", "RUN")] = "",
+    /,
+    *,
+    form: Annotated[Literal["verifiers", "sft", "preferences", "weights"], option("what to write", name="--format")],
+    target: Annotated[str, option("file or, for weights, directory; never replaced", "PATH", name="--to")],
+    sql: Annotated[str, option("question whose answer has the column trace_id", "QUERY")] = "",
+    steps: Annotated[str, option("3:10 is 3 to 9, also 3: or :10, or one step", "A:B")] = "",
+    kept: Annotated[bool, option("only what the run's filters kept")] = False,
+    min_reward: Annotated[float | None, option("only rewards of at least R", "R")] = None,
+    held_out: Annotated[bool, option("attempts at held-out examples too")] = False,
+    quarantined: Annotated[bool, option("rollouts in quarantine too, also in datasets")] = False,
+    pairs: Annotated[Literal["extremes", "all"], option("the best and the worst of a group, or all")] = "extremes",
+    policy: Annotated[str, option("whose weights; the run's last without it", "RUN:V")] = "",
+    force: Annotated[bool, option("replace the file, or the directory of weights, at PATH")] = False,
+    store: Store = "",
+) -> int | None:
+    """Rollouts or weights of a run as files for other programs."""
+    from configs.run import RunConfig
+    from flows.exchange.export_rows import Choice
+    from flows.exchange.exporting import Request, main
+
+    if not (run or sql or policy):
+        raise UsageError("export needs a RUN, a question (--sql) or, for weights, a policy (--policy)")
+    first, last = _step_range(steps)
+    choice = Choice(
+        run=run,
+        sql=sql,
+        first_step=first,
+        last_step=last,
+        kept=kept,
+        min_reward=min_reward,
+        held_out=held_out,
+        quarantined=quarantined,
+    )
+    return main(
+        Request(
+            form=form,
+            target=Path(target).expanduser(),
+            choice=choice,
+            policy=policy,
+            store=store or RunConfig().store,
+            pairs=pairs,
+            force=force,
+        )
+    )
+
+
+def _step_range(text: str) -> tuple[int, int | None]:
+    """Return the first step of `3:10`, `3:`, `:10` or `3`, and the first that is left out; None is no end."""
+    match = re.fullmatch(r"(\d*)(:?)(\d*)", text.strip())
+    if match is None or text.strip() == ":":
+        raise UsageError(f"--steps {text}: say 3:10 (3 to 9), 3: or :10, or one step")
+    first = int(match[1] or 0)
+    last = int(match[3]) if match[3] else None if match[2] or not text else first + 1
+    if last is not None and last <= first:
+        raise UsageError(f"--steps {text}: holds no step; the second number is the first step left out")
+    return first, last

@@ -1,0 +1,193 @@
+"""Commands that run something: demo, run, sft, eval, resume, replay, gate, deploy."""
+
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+from cyclopts import Token
+
+from flows.cli.arguments import (
+    ITEMS_HELP,
+    RUN,
+    Int,
+    Items,
+    Name,
+    Plain,
+    RunItems,
+    Store,
+    UsageError,
+    app,
+    one_of,
+    one_run,
+    option,
+    split_items,
+)
+
+ANSWER = one_of()
+
+
+@app.command(group=RUN, help_epilogue=ITEMS_HELP)
+def demo(
+    *items: Annotated[str, option("see below", "[PRESET] [OVERRIDES]")],
+    name: Name = "",
+    store: Store = "",
+    plain: Plain = False,
+) -> int | None:
+    """Train a small model from nothing to good, on this machine."""
+    from flows.runtime.demo import main
+    from flows.runtime.demo_recipes import RECIPES
+
+    presets, overrides = split_items(items)
+    if len(presets) > 1 or not set(presets) <= set(RECIPES):
+        known = ", ".join(RECIPES)
+        raise UsageError(f"demo takes one of {known}, not {' '.join(presets)}; `stagecoach run` takes files")
+    return main(*presets, overrides=overrides, name=name, store=store, plain=plain)
+
+
+@app.command(group=RUN, help_epilogue=ITEMS_HELP)
+def run(*items: Items, name: Name = "", store: Store = "", plain: Plain = False) -> int | None:
+    """Reinforcement learning; the same name again goes on where it stopped."""
+    from flows.runtime.launch import start
+
+    return start("train", *split_items(items), name=name, store=store, plain=plain)
+
+
+@app.command(group=RUN, help_epilogue=ITEMS_HELP)
+def sft(*items: Items, name: Name = "", store: Store = "", plain: Plain = False) -> int | None:
+    """Supervised training on demonstrations."""
+    from flows.runtime.launch import start
+
+    return start("sft", *split_items(items), name=name, store=store, plain=plain)
+
+
+@app.command(group=RUN, name="eval", help_epilogue=ITEMS_HELP)
+def evaluate(
+    *items: Items,
+    policy: Annotated[str, option("RUN or RUN:VERSION; without it, the weights of model.path")] = "",
+    url: Annotated[str, option("a chat API of someone else (https://host/v1) in place of a policy")] = "",
+    model: Annotated[str, option("the model's name there")] = "",
+    retry_errors: Annotated[Int, option("make rollouts that ended with an error again, up to N times", "N")] = 0,
+    name: Name = "",
+    store: Store = "",
+    plain: Plain = False,
+) -> int | None:
+    """Score a policy on held-out examples."""
+    from flows.runtime.launch import start
+    from flows.runtime.prepare import assignments
+
+    files, overrides = split_items(items)
+    given = {"policy": policy, "external.url": url, "external.model": model, "retry_errors": retry_errors}
+    overrides += assignments({f"evaluation.{key}": value for key, value in given.items() if value})
+    return start("evaluate", files, overrides, name=name, store=store, plain=plain)
+
+
+@app.command(group=RUN, help_epilogue=ITEMS_HELP)
+def resume(*items: RunItems, name: Name = "", store: Store = "", plain: Plain = False) -> int | None:
+    """Go on with a run of the store."""
+    from flows.runtime.launch import resume
+
+    runs, overrides = split_items(items)
+    return resume(one_run([name, *runs]), overrides=overrides, store=store, plain=plain)
+
+
+def _values_of_each(_: object, tokens: Sequence[Token]) -> list[list[str]]:
+    """Return the values of an option, a list for each time that it was given: a first value has the index 0."""
+    several: list[list[str]] = []
+    for token in tokens:
+        if token.index == 0:
+            several.append([])
+        several[-1].append(token.value)
+    return several
+
+
+@app.command(group=RUN)
+def replay(
+    run: Annotated[str, option("the recorded run; it is not changed", "RUN")],
+    /,
+    *,
+    from_stage: Annotated[
+        str, option("first stage to do again; without it, the first that the settings reach", "STAGE", name="--from")
+    ] = "",
+    until: Annotated[str, option("last stage to do again; training without it", "STAGE")] = "",
+    steps: Annotated[str, option("which steps: 3:10 is 3 to 9, also 3: or :10, or one step", "A:B")] = "",
+    overrides: Annotated[
+        tuple[str, ...],
+        option(
+            "another setting, for example algorithm.type=rloo", "KEY=VALUE", name="--set", consume_multiple=(1, None)
+        ),
+    ] = (),
+    vary: Annotated[
+        Sequence[Sequence[str]],
+        option(
+            "one replay for each --vary, with these settings beside those of --set",
+            "KEY=VALUE",
+            converter=_values_of_each,
+            n_tokens=1,
+            consume_multiple=(1, None),
+        ),
+    ] = (),
+    name: Annotated[str, option("name of the new run; the same replay has the same name again")] = "",
+    policies: Annotated[
+        Literal["own", "recorded"] | None,
+        option("own: train along, each step from the policy made before; recorded: each step from the recorded policy"),
+    ] = None,
+    regrade: Annotated[bool, option("score the traces again with today's reward functions")] = False,
+    no_quarantine: Annotated[bool, option("keep quarantined rollouts")] = False,
+    store: Store = "",
+    plain: Plain = False,
+) -> int | None:
+    """Recorded steps again in a new run: shared up to a stage, done from there on."""
+    from flows.replays.request import ReplayRequest
+    from flows.runtime.launch import replays
+
+    if name and len(vary) > 1:
+        raise UsageError("--name is for one replay; several (--vary) name themselves")
+    requests = [
+        ReplayRequest(
+            run=run,
+            from_stage=from_stage,
+            until=until,
+            steps=steps,
+            overrides=[*overrides, *own],
+            name=name,
+            store=store,
+            policies=policies or "",
+            regrade=regrade,
+            quarantine=not no_quarantine,
+        )
+        for own in vary or [()]
+    ]
+    return replays(requests, plain=plain)
+
+
+@app.command(group=RUN)
+def gate(
+    run: Annotated[str, option("", "RUN")] = "latest",
+    /,
+    *,
+    approve: Annotated[bool, option("let the batch that waits be trained on", group=ANSWER)] = False,
+    refuse: Annotated[bool, option("stop the run before it; it can be resumed", group=ANSWER)] = False,
+    by: Annotated[str, option("who decides; by default the name of the user")] = "",
+    reason: Annotated[str, option("why; stands in the decision")] = "",
+    store: Store = "",
+) -> int | None:
+    """Decisions at a run's gates; with --approve or --refuse, answer it."""
+    from flows.orchestration.answering import main
+
+    answered = approve or refuse
+    if not answered and (by or reason):
+        raise UsageError("--by and --reason belong to an answer: give --approve or --refuse")
+    return main(run, approve if answered else None, by=by, reason=reason, store=store)
+
+
+@app.command(group=RUN)
+def deploy(
+    *,
+    pool: Annotated[str, option("work pool; a machine or kind of machine has one")] = "stagecoach",
+    slots: Annotated[Int, option("runs with an engine or a learner at a time")] = 1,
+    file: Annotated[str, option("another file of deployments than deploy/prefect.yaml")] = "",
+    store: Store = "",
+) -> int | None:
+    """Put the deployments, their pool, limit and automation on the Prefect server."""
+    from flows.orchestration.deployments import main
+
+    return main(pool=pool, store=store, slots=slots, file=file)

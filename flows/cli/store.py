@@ -1,0 +1,89 @@
+"""Commands that correct what is in a store and keep it in order: quarantine, repair, maintain, gc."""
+
+from typing import Annotated
+
+from flows.cli.arguments import CORRECT, KEEP, DryRun, Int, Json, Store, UsageError, app, option
+
+Runs = tuple[str, ...]
+
+
+@app.command(group=CORRECT)
+def quarantine(
+    *,
+    where: Annotated[
+        str, option('condition in SQL over the columns of traces: "reward > 0.9"', allow_leading_hyphen=True)
+    ] = "",
+    reason: Annotated[str, option("why they are unfit; verdicts of a replay carry it")] = "",
+    run: Annotated[str, option("look at the rollouts of this run only")] = "",
+    dry_run: Annotated[bool, option("show what would be marked; record nothing")] = False,
+    listing: Annotated[bool, option("list what was recorded", name="--list")] = False,
+    store: Store = "",
+    as_json: Json = False,
+) -> int | None:
+    """Mark rollouts that turned out to be unfit for training, and list every batch, step and policy that used them."""
+
+    if not listing and not (where.strip() and (reason.strip() or dry_run)):
+        raise UsageError("say which rollouts (--where) and why (--reason); --list shows what was marked before")
+    return collect_garbage(
+        where=where, reason=reason, run=run, store=store, dry_run=dry_run, listing=listing, as_json=as_json
+    )
+
+
+@app.command(group=CORRECT)
+def repair(
+    *,
+    deep: Annotated[bool, option("read every file and compare its digest")] = False,
+    forget: Annotated[bool, option("forget damaged work that can be done again")] = False,
+    dry_run: DryRun = False,
+    store: Store = "",
+    as_json: Json = False,
+) -> int | None:
+    """Find damage, set broken logs aside, say what can be done again."""
+
+    return collect_garbage(store=store, deep=deep, forget_damaged=forget, dry_run=dry_run, as_json=as_json)
+
+
+@app.command(group=KEEP)
+def maintain(
+    *,
+    retention_hours: Annotated[float, option("age from which on unneeded files are deleted")] = 168.0,
+    retain: Annotated[Runs, option("drop rows of a table older than that", "TABLE=30d")] = (),
+    force: Annotated[bool, option("also of tables that later stages read")] = False,
+    dry_run: DryRun = False,
+    store: Store = "",
+    as_json: Json = False,
+) -> int | None:
+    """Compact tables and delete files that nobody needs."""
+
+    return collect_garbage(
+        store=store, retention_hours=retention_hours, retain=retain, force=force, dry_run=dry_run, as_json=as_json
+    )
+
+
+@app.command(group=KEEP)
+def gc(
+    *,
+    keep: Annotated[Runs, option("keep this run; all others go", "RUN")] = (),
+    keep_last: Annotated[Int, option("keep the N newest runs as well", "N")] = 0,
+    remove: Annotated[Runs, option("remove this run; all others stay", "RUN")] = (),
+    force: Annotated[Runs, option("remove this run although it is not finished", "RUN")] = (),
+    policies: Annotated[str, option("weights that kept runs keep: all, last, or every:N and the last")] = "all",
+    yes: Annotated[bool, option("do not ask")] = False,
+    dry_run: DryRun = False,
+    store: Store = "",
+    as_json: Json = False,
+) -> int | None:
+    """Remove whole runs; what a kept run reaches stays, whoever computed it."""
+    from flows.runtime.maintenance import collect_garbage
+
+    return collect_garbage(
+        store=store,
+        keep=keep,
+        keep_last=keep_last,
+        remove=remove,
+        force=force,
+        policies=policies,
+        yes=yes,
+        dry_run=dry_run,
+        as_json=as_json,
+    )
