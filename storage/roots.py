@@ -13,9 +13,8 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from storage.errors import LayoutError, border
-from storage.objects.buckets import Bucket
-from storage.objects.s3 import commit_options, file_system, locate, settings
 from storage.refs import File
+from storage.s3 import Bucket, commit_options, file_system, locate, settings
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from pathlib import Path
 from uuid import uuid4
 
 from storage.errors import PolicyAbsent, PolicyConflict, StoreError, StoreUnavailable, border
-from storage.objects.uploads import Uploads
 from storage.policies.manifest import MANIFEST, PolicyManifest, check_files, digested, manifest, parse, weights_digest
+from storage.policies.remote import Uploads
 from storage.policies.scratch import Scratches
 from storage.refs import File
 from storage.roots import Root, make_directory, synchronise

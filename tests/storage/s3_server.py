@@ -7,6 +7,7 @@ writes later), requests are noted, and by `PUT /-/mode?...` the server misbehave
     conditional=ignored    puts are done whatever their condition says, as on some servers
     conditional=unknown    a put with a condition is answered 501, as on some others
     lost=N                 the next N conditional puts of log files are done and answered 500
+    conflict=N             the next N conditional puts are not done and answered 409: another one is under way
     region=NAME            every request is answered 301: the bucket is in another region
     missing=all            every request is answered 404 without a word, as by a server that is none for S3
     denied=all, puts       requests, or puts alone, are answered 403
@@ -74,6 +75,10 @@ class Server:
             del environ["HTTP_IF_NONE_MATCH"]
         if conditional and self.mode.get("conditional") == "unknown":
             return _answer(respond, "501 Not Implemented", b"<Error><Code>NotImplemented</Code></Error>")
+        conflicts = int(self.mode.get("conflict", "0"))
+        if conditional and conflicts:
+            self.mode["conflict"] = str(conflicts - 1)
+            return _answer(respond, "409 Conflict", b"<Error><Code>ConditionalRequestConflict</Code></Error>")
         lost = int(self.mode.get("lost", "0"))
         if conditional and lost and environ["PATH_INFO"].endswith(".json"):
             self.mode["lost"] = str(lost - 1)

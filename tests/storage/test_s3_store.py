@@ -170,6 +170,14 @@ def test_lost_answers_neither_lose_nor_double_a_commit(s3: S3Host, root: str, st
     assert sum(rows) == 2
 
 
+def test_a_conflict_is_not_taken_for_an_object_that_is_there(s3: S3Host, store: Store) -> None:
+    """S3 answers 409 to a conditional put beside another one, which may fail: then nobody's object is there."""
+    s3.behave(conflict="2")
+    assert store.root.create("once", b"one") is True
+    assert store.root.read("once") == b"one"
+    assert store.root.create("once", b"two") is False
+
+
 def test_an_endpoint_where_nobody_listens_is_an_error(s3: S3Host, root: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))

@@ -1,11 +1,15 @@
-"""Signed requests to one place in an S3-compatible object store: what Arrow and Delta do not offer.
+"""An S3-compatible object store: where it is, how every library reaches it, and requests that only we send.
 
-That is putting an object only where there is none, which decides who was first, and deleting one without leaving a
-marker of its directory behind. Everything else goes through Arrow, Delta and Polars, with the same settings.
+Arrow, Delta and Polars do nearly everything, with the same settings and the same patience. Three things they do not
+offer, so these are signed requests of our own: putting an object only where there is none, which decides who was first,
+deleting one without leaving a marker of its directory behind, and ending uploads in parts that a killed process left.
+obstore was tried in their place: see docs/decisions/0022-own-requests-to-s3.md.
 """
 
 import hashlib
+import hmac
 import http.client
+import os
 import re
 import time
 from collections.abc import Mapping
@@ -14,11 +18,22 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from html import unescape
 from threading import local
+from typing import Any
 from urllib.parse import quote, urlsplit
 
-from storage.errors import LayoutError, StoreError, StoreUnavailable
-from storage.objects.signing import authorize
+import pyarrow.fs as pafs
 
+from storage.errors import LayoutError, StoreError, StoreUnavailable
+
+SETTINGS = (
+    "AWS_ENDPOINT_URL",
+    "AWS_REGION",
+    "AWS_ACCESS_KEY_ID",
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_SESSION_TOKEN",
+    "AWS_ALLOW_HTTP",
+)
+PLACE = re.compile(r"s3a?://(?P<bucket>[A-Za-z0-9][A-Za-z0-9._-]*)(?P<prefix>(/[A-Za-z0-9_=-][A-Za-z0-9._=-]*)*)/*")
 SECONDS_TO_CONNECT = 5
 SECONDS_TO_ANSWER = 60
 TRIALS = 4
@@ -91,10 +106,9 @@ class Bucket:
         """
         below = f"{self.prefix}/" if self.prefix else ""
         body = self._request("GET", None, query=f"prefix={quote(below, safe='')}&uploads=")[1]
-        found = [
-            [_between(each, tag) for tag in (b"Key", b"UploadId", b"Initiated")] for each in _each(body, b"Upload")
-        ]
-        mine = [(key, number, began) for key, number, began in found if key.startswith(below)]
+        uploads = re.findall(b"<Upload>(.*?)</Upload>", body, re.DOTALL)
+        found = [[_between(each, tag) for tag in (b"Key", b"UploadId", b"Initiated")] for each in uploads]
+        mine = [each for each in found if each[0].startswith(below)]
         return [(key.removeprefix(below), number, datetime.fromisoformat(began)) for key, number, began in mine]
 
     def give_up(self, key: str, upload: str) -> None:
@@ -159,7 +173,7 @@ class Bucket:
         if self.session_token:
             signed["x-amz-security-token"] = self.session_token
         keys = self.access_key, self.secret_key, self.region
-        return {**signed, "authorization": authorize(method, path, signed, digest, *keys, query)}
+        return {**signed, "authorization": authorize(method, path, signed, digest, keys, query)}
 
     def _unreachable(self, error: BaseException) -> StoreUnavailable:
         what = f"the object store does not answer: {type(error).__name__}: {error}"
@@ -198,8 +212,87 @@ class Bucket:
         return StoreUnavailable(what, f"{self.address} at {self.endpoint}", "nothing was written", advice)
 
 
-def _each(body: bytes, tag: bytes) -> list[bytes]:
-    return re.findall(b"<" + tag + b">(.*?)</" + tag + b">", body, re.DOTALL)
+def settings(options: Mapping[str, str]) -> dict[str, str]:
+    """The settings of the object store, given ones before the environment's; those without a value are left out."""
+    found = {name: options.get(name) or os.environ.get(name, "") for name in SETTINGS}
+    found["AWS_REGION"] = found["AWS_REGION"] or os.environ.get("AWS_DEFAULT_REGION", "") or "us-east-1"
+    return {name: value for name, value in found.items() if value}
+
+
+def locate(url: str, found: Mapping[str, str]) -> Bucket:
+    """The place that `s3://bucket/prefix` names, with settings; LayoutError where either cannot be used."""
+    match = PLACE.fullmatch(url)
+    if match is None:
+        what = "the store's URL is not s3://bucket/prefix of letters, digits, dots, dashes and underscores"
+        raise LayoutError(what, url, "nothing was touched", "choose another name; settings are environment variables")
+    missing = [name for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY") if name not in found]
+    if missing:
+        what = f"there are no credentials for the object store: {' and '.join(missing)} not set"
+        raise StoreError(what, url, "nothing was touched", "set them in the environment")
+    region = found["AWS_REGION"]
+    endpoint = found.get("AWS_ENDPOINT_URL", f"https://s3.{region}.amazonaws.com").rstrip("/")
+    if urlsplit(endpoint).scheme not in ("http", "https") or urlsplit(endpoint).path:
+        advice = "name it as http(s)://host:port"
+        raise LayoutError("AWS_ENDPOINT_URL is no address of a server", endpoint, "nothing was touched", advice)
+    if endpoint.startswith("http://") and found.get("AWS_ALLOW_HTTP", "").lower() not in ("true", "1"):
+        what = "AWS_ENDPOINT_URL is an http address: whoever listens on the way reads every byte"
+        advice = "set AWS_ALLOW_HTTP=true if that is fine, as on this machine, or name an https address"
+        raise StoreError(what, endpoint, "nothing was touched", advice)
+    keys = found["AWS_ACCESS_KEY_ID"], found["AWS_SECRET_ACCESS_KEY"], found.get("AWS_SESSION_TOKEN", "")
+    return Bucket(match["bucket"], match["prefix"].strip("/"), endpoint, region, *keys)
+
+
+def file_system(bucket: Bucket) -> pafs.S3FileSystem:
+    """Arrow's file system for a bucket; small files are put with one request."""
+    split = urlsplit(bucket.endpoint)
+    small_at_once: dict[str, Any] = {"allow_delayed_open": True}  # unknown to Arrow's type hints
+    return pafs.S3FileSystem(
+        access_key=bucket.access_key,
+        secret_key=bucket.secret_key,
+        session_token=bucket.session_token or None,
+        region=bucket.region,
+        scheme="https" if split.scheme == "https" else "http",
+        endpoint_override=split.netloc,
+        connect_timeout=SECONDS_TO_CONNECT,
+        request_timeout=SECONDS_TO_ANSWER,
+        retry_strategy=pafs.AwsStandardS3RetryStrategy(max_attempts=TRIALS),
+        **small_at_once,
+    )
+
+
+def commit_options(found: Mapping[str, str]) -> dict[str, str]:
+    """What Delta is given: the settings, conditional puts for commits, our patience.
+
+    Without `aws_conditional_put` being etag two writers could both write the same version of a table.
+    """
+    patience = {
+        "connect_timeout": f"{SECONDS_TO_CONNECT}s",
+        "timeout": f"{SECONDS_TO_ANSWER}s",
+        "max_retries": str(TRIALS),
+        "retry_timeout": f"{SECONDS_TO_ANSWER}s",
+    }
+    return {**found, **patience, "aws_conditional_put": "etag"}
+
+
+def authorize(
+    method: str, path: str, headers: Mapping[str, str], digest: str, keys: tuple[str, str, str], query: str = ""
+) -> str:
+    """The Authorization header of a request, by AWS Signature Version 4: all `headers` signed, names in lower case.
+
+    `path` and `query` are percent-encoded, the query's names sorted and each with a value; `digest` is the SHA-256 of
+    the body in hexadecimal; `x-amz-date` is among the headers; `keys` are access key, secret key and region.
+    """
+    access_key, secret_key, region = keys
+    names = sorted(headers)
+    told, signed = [f"{name}:{headers[name].strip()}" for name in names], ";".join(names)
+    hashed = hashlib.sha256("\n".join([method, path, query, *told, "", signed, digest]).encode()).hexdigest()
+    now = headers["x-amz-date"]
+    scope = f"{now[:8]}/{region}/s3/aws4_request"
+    key = f"AWS4{secret_key}".encode()
+    for part in scope.split("/"):
+        key = hmac.digest(key, part.encode(), "sha256")
+    signature = hmac.digest(key, f"AWS4-HMAC-SHA256\n{now}\n{scope}\n{hashed}".encode(), "sha256").hex()
+    return f"AWS4-HMAC-SHA256 Credential={access_key}/{scope}, SignedHeaders={signed}, Signature={signature}"
 
 
 def _between(body: bytes, tag: bytes) -> str:

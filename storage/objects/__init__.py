@@ -1,1 +1,0 @@
-"""An S3-compatible object store: where it is, signed conditional requests, uploads of policies."""
