@@ -1,1 +1,1 @@
-"""What happens: the stages, one file each, and the two rooms where engines run."""
+"""What happens: the stages, one file each, and two packages where engines run."""

@@ -22,7 +22,7 @@ TRUST = 0.15
 """Tokens whose log-ratio is further from 0 are masked."""
 
 
-def imported(tables: Tables, config: View, *, key: str, directory: Path) -> Tables:
+def imported(tables: Tables, config: View, *, key: str, source: str, directory: Path) -> Tables:
     """Stand in for weights that are brought in."""
     _weights(directory, key)
     return {"policies": _policy(key, 0, None, config)}

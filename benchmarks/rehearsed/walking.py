@@ -12,7 +12,6 @@ from benchmarks.rehearsed.learning import imported, trained
 from benchmarks.rehearsed.rollouts import Sampling, rollouts
 from benchmarks.rehearsed.shapes import TEXT_ENVIRONMENT, TOOL_ENVIRONMENT, Shape
 from configs.run import RunConfig, View
-from flows.processes.services import Supervisor
 from flows.recorded import recorded_by
 from flows.replays.steps import replay_steps
 from flows.runtime import pipeline
@@ -20,6 +19,7 @@ from flows.runtime.evaluation_sets import evaluation_contexts
 from flows.runtime.executor import Executor
 from flows.runtime.pipeline import Source
 from flows.runtime.session import Session, record_run
+from flows.services.base import Supervisor
 from storage.schemas.stage_tables import EXAMPLES
 from storage.store import Store, open_store
 from tasks.runtime.execute import perform
@@ -43,18 +43,17 @@ class Player(Executor):
     ):
         """`shape` is the course that every rollout takes; None lets them differ. `rest` is seconds between parts."""
         super().__init__(session, place)
-        self._stand_ins: dict[str, tuple[tuple[str, ...], Callable[..., Tables]]] = {
-            "policy_import": (("key", "directory"), imported),
-            "examples": ((), _examples),
-            "rollout": (("step", "policy", "parts"), _sampler(shape, rest)),
-            "training": (("step", "key", "policy", "directory"), trained),
+        self._stand_ins: dict[str, Callable[..., Tables]] = {
+            "policy_import": imported,
+            "examples": _examples,
+            "rollout": _sampler(shape, rest),
+            "training": trained,
         }
 
     def __call__(self, task: StageTask, *arguments: Any, **named: Any) -> Ref:
         stage = task.stage
         if stage.name in self._stand_ins:
-            needs, function = self._stand_ins[stage.name]
-            stage = replace(stage, needs=needs, function=function)
+            stage = replace(stage, function=self._stand_ins[stage.name])
         return super().__call__(_Played(stage), *arguments, **named)
 
 
@@ -88,7 +87,6 @@ def replay(config: RunConfig) -> Iterator[int]:
 def _session(config: RunConfig) -> Session:
     store: Store = open_store(config.store)
     session = Session(RunContext(store, config.name, config, {}), SOURCE, Supervisor(config.name, _logs(store)))
-    session.services["quarantined"] = {}
     return session
 
 

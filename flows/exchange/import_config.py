@@ -10,12 +10,13 @@ from configs.load import load
 from configs.resolve import resolve
 from configs.run import RunConfig
 from flows.runtime.prepare import assignments
-from flows.runtime.versions import TOKENIZER_FILES, config_versions, file_digest, files_of, model_directory
+from flows.runtime.versions import config_versions
 from storage.errors import border
 from storage.keys import content_key
 from tasks.exchange.files import STEP, Format
 from tasks.exchange.placing import Imported
 from tasks.exchange.problems import Unfit
+from tasks.inference.engine.model_files import TOKENIZER_FILES, file_digest, files_of, model_directory
 
 UNKNOWN = "imported"
 """The environment that is named while that of the rollouts is not known."""

@@ -136,12 +136,12 @@ def _figures(episodes: Sequence[Episode]) -> dict[str, int]:
 
 def _write(place_of_run: RunContext, found: Imported, inputs: Mapping[str, str]) -> int:
     """Write every step as its stages; return how many pieces of work were computed."""
-    bag = {"source": found}
-    examples = perform(trace_import.EXAMPLES_STAGE, place_of_run, 0, services=bag, extra_inputs=inputs)
+    source = {"source": found}
+    examples = perform(trace_import.EXAMPLES_STAGE, place_of_run, 0, parameters=source, extra_inputs=inputs)
     done = [examples]
     for step in found.steps:
-        assigned = perform(trace_import.ASSIGNMENT_STAGE, place_of_run, step, (examples,), services=bag)
-        done += [assigned, perform(trace_import.STAGE, place_of_run, step, (assigned, examples), services=bag)]
+        assigned = perform(trace_import.ASSIGNMENT_STAGE, place_of_run, step, (examples,), parameters=source)
+        done += [assigned, perform(trace_import.STAGE, place_of_run, step, (assigned, examples), parameters=source)]
     return sum(ref.computed for ref in done)
 
 

@@ -9,12 +9,11 @@ import time
 from _thread import start_new_thread
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from flows.orchestration.server import TERMINATED, is_termination
 from flows.orchestration.states import OPEN
-from flows.processes.ownership import start_time
+from flows.services.ownership import was_alive
 from storage.store import Store
 
 AGAIN_SECONDS = 0.1
@@ -53,35 +52,18 @@ def _send_again() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-SLACK = timedelta(seconds=2)
-"""The kernel's boot time is known to the second only."""
-
-
 def mark_crashed(store: Store) -> list[str]:
     """Write the event `crashed` for every run of this host whose process is gone; return their names."""
     marked = []
     for run in store.runs.names():
         last = store.runs.events(run)[-1]
-        if last.event in OPEN and last.host == socket.gethostname() and not lives(last.pid, last.at):
+        if last.event in OPEN and last.host == socket.gethostname() and not was_alive(last.pid, last.at):
             told = f"process {last.pid} is gone. Everything committed is safe; the same run again goes on from there"
             store.runs.record(
                 run=run, event="crashed", message=told, flow_run=last.flow_run, host=last.host, pid=last.pid
             )
             marked.append(run)
     return marked
-
-
-def lives(process: int, at: datetime) -> bool:
-    """Tell whether the process that had this id at a moment is still there; ids recur."""
-    ticks = start_time(process)
-    return ticks is not None and _moment(int(ticks)) <= at + SLACK
-
-
-def _moment(ticks: int) -> datetime:
-    """Return when a process started, from clock ticks since boot."""
-    lines = Path("/proc/stat").read_text().splitlines()
-    boot = next(int(line.split()[1]) for line in lines if line.startswith("btime"))
-    return datetime.fromtimestamp(boot + ticks / os.sysconf("SC_CLK_TCK"), UTC)
 
 
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"

@@ -26,9 +26,9 @@ from typing import Any
 
 from flows.orchestration import server_process as prefect_server
 from flows.orchestration.settings import configured_url, embedded_settings, server_settings
-from flows.processes.ownership import identity, is_alive
-from flows.processes.service import Handle, ServiceSpec
-from flows.processes.services import Supervisor
+from flows.services.base import Supervisor
+from flows.services.ownership import identity, is_alive
+from flows.services.process import Handle, ServiceSpec
 
 PROBE_SECONDS = 5.0
 BIND_SECONDS = 30.0
@@ -283,7 +283,7 @@ def _answers(report: dict[str, Any]) -> bool:
 def _bound_url(handle: Handle) -> str:
     """Return the address that the server has bound, long before it answers."""
     deadline = time.monotonic() + BIND_SECONDS
-    while (report := handle.reported()) is None:
+    while (report := handle.read_report()) is None:
         if time.monotonic() > deadline or not handle.alive:
             return str(handle.wait()["url"])  # says what went wrong
         time.sleep(0.01)

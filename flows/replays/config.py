@@ -9,7 +9,6 @@ from configs.load import load
 from configs.replay import ORDER, ReplayConfig, needs_weights, redone
 from configs.resolve import reopened, resolve
 from configs.run import RunConfig, content
-from flows.graders import grader_digest
 from flows.recorded import Recorded, RecordedStep, recorded_by, trace_ids
 from flows.replays.request import (
     ReplayRequest,
@@ -24,13 +23,15 @@ from flows.replays.sources import refuse_removed
 from flows.replays.steps import chosen_steps
 from flows.runtime.policies import whole_weights
 from flows.runtime.prepare import nothing_started, recorded_config, require_same
-from flows.runtime.teacher_versions import reopened_teachers, teacher_facts
-from flows.runtime.versions import config_versions, directory_digest, has_cuda, model_directory
+from flows.runtime.versions import config_versions, has_cuda
+from flows.services.graders import grader_digest
+from flows.services.teachers import reopened_teachers, teacher_facts
 from storage.keys import content_key
 from storage.read.frames import existing_store
 from storage.refs import Entry
 from storage.store import Store
 from tasks.advantage.stage import STAGE
+from tasks.inference.engine.model_files import directory_digest, model_directory
 
 
 def refuse_lost_state(config: RunConfig, recorded: Recorded) -> None:

@@ -272,7 +272,7 @@ class _Step:
         sampled = [ref for ref in traces if ref.stage != "regrade"]
         found = {name: reason for ref in sampled for name, reason in self.quarantined(ref).items()}
         extra = {"quarantine": content_key(sorted(found.items()))} if found else {}
-        return self.do(filtering.task, self.past.step, traces, services={"quarantined": found}, extra_inputs=extra)
+        return self.do(filtering.task, self.past.step, traces, parameters={"quarantined": found}, extra_inputs=extra)
 
     def _of(self, stage: str) -> tuple[Ref, ...]:
         """Return all work of a stage, in order."""

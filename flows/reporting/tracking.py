@@ -12,7 +12,7 @@ from urllib.parse import urlparse
 
 from configs.services import WandbConfig
 from flows.metrics import finite, step_metrics
-from flows.processes.ownership import OWNER, identity
+from flows.services.ownership import OWNER, identity
 
 __all__ = ["Monitor", "MonitorError", "check_monitor", "step_metrics"]
 KEY = "WANDB_API_KEY"

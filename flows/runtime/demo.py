@@ -12,14 +12,14 @@ from typing import Any
 from configs.load import load
 from configs.resolve import resolve
 from configs.run import RunConfig
-from flows.processes.services import Supervisor
 from flows.reporting.events import describe_scores
-from flows.rooms import EngineRoom
 from flows.runtime.demo_recipes import RECIPES, SEED, Recipe
 from flows.runtime.launch import watch
 from flows.runtime.prepare import prepare
 from flows.runtime.session import log_directory
 from flows.runtime.versions import config_versions, versions
+from flows.services.base import Supervisor
+from flows.services.engine import InferenceService
 from flows.views.evaluations import describe_difference
 from storage.store import open_store
 from tasks.runtime.run_context import RunContext
@@ -140,14 +140,18 @@ def main(
     return 0
 
 
-def early_engine(supervisor: Supervisor, preset: str, overrides: Sequence[str], name: str, root: str) -> EngineRoom:
-    """Return the engine room of the training run, able to start before its first policy exists.
+def early_engine(
+    supervisor: Supervisor, preset: str, overrides: Sequence[str], name: str, root: str
+) -> InferenceService:
+    """Return the engine of the training run, able to start before its first policy exists.
 
     Start-up is the engine's longest wait; it goes on beside the warm-up, with weights of the same shape.
     """
     asked = load([preset], [*overrides, f"name={name}", f"store={root}", f"seed={SEED}"])
     config = resolve(asked, config_versions(asked))
-    return EngineRoom(supervisor, RunContext(open_store(root), name, config, versions(config)), Path(asked.model.path))
+    return InferenceService(
+        supervisor, RunContext(open_store(root), name, config, versions(config)), Path(asked.model.path)
+    )
 
 
 def summary(outcome: dict[str, Any], config: RunConfig, recipe: Recipe, seconds: float) -> list[str]:

@@ -56,7 +56,7 @@ class DryRun:
         step: int,
         refs: Sequence[Ref] = (),
         policy: Policy | None = None,
-        services: Mapping[str, Any] | None = None,
+        parameters: Mapping[str, Any] | None = None,
         extra_inputs: Mapping[str, str] | None = None,
     ) -> Ref:
         """Return the reference to the work, finished or to come; work to come is taken to make one row a table."""

@@ -28,7 +28,7 @@ class Executor:
         step: int,
         refs: Sequence[Ref] = (),
         policy: Policy | None = None,
-        services: Mapping[str, Any] | None = None,
+        parameters: Mapping[str, Any] | None = None,
         extra_inputs: Mapping[str, str] | None = None,
     ) -> Ref:
         """Return the reference to the finished work; finished work makes no Prefect task, so a resume is instant."""
@@ -40,7 +40,7 @@ class Executor:
         self._session.stop_if_cancelled(step, task.stage.name)
         self._session.tell("stage", stage=task.stage.name, step=step, evaluating=place is not self._session.place)
         with place.openly() if task.waits else nullcontext():  # what took long is not held back for a moment
-            ref = task(place, step, refs, policy, {**self._session.services, **(services or {})}, extra_inputs)
+            ref = task(place, step, refs, policy, self._session.services, parameters, extra_inputs)
         self._session.count(computed=True)
         self._session.tell("done", ref=ref)
         return ref

@@ -15,11 +15,11 @@ from flows.replays.request import ReplayRequest
 from flows.replays.sources import finished_message, finished_without_source
 from flows.reporting.events import PanelWatcher
 from flows.reporting.panel import Panel
-from flows.rooms import EngineRoom
 from flows.runtime.loops import LOOPS
 from flows.runtime.preflight import preflight
 from flows.runtime.prepare import nothing_started, prepare
 from flows.runtime.session import Session, Watcher, log_directory, open_session, record_run
+from flows.services.engine import InferenceService
 from flows.views.evaluations import before_after
 from flows.views.printing import console
 from storage.store import open_store
@@ -82,7 +82,7 @@ def _tell(outcome: dict[str, Any]) -> None:
 
 def watch(
     config: RunConfig,
-    engine: EngineRoom | None = None,
+    engine: InferenceService | None = None,
     before: Callable[[], None] = lambda: None,
     plain: bool = False,
 ) -> dict[str, Any]:
@@ -104,7 +104,7 @@ def panel_of(config: RunConfig, plain: bool) -> Panel:
 def run(
     config: RunConfig,
     watchers: tuple[Watcher, ...] = (),
-    engine: EngineRoom | None = None,
+    engine: InferenceService | None = None,
     before: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
     """Run the flow of a resolved config: services and Prefect side by side, then the flow; or nothing at all.

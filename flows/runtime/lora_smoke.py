@@ -18,12 +18,13 @@ from configs.checks.run import require_files
 from configs.load import load
 from configs.lora import LoraConfig
 from configs.run import RunConfig
-from flows.processes.service import ServiceSpec
-from flows.processes.services import Supervisor
-from flows.runtime.versions import model_directory
+from flows.services.base import Supervisor
+from flows.services.engine import is_healthy
+from flows.services.process import ServiceSpec
 from tasks.inference.engine import model_info
 from tasks.inference.engine.checks import NEW_TOKENS, Probed, mixed_batch, slowdown, swaps, tolerance
 from tasks.inference.engine.client import Engine, command
+from tasks.inference.engine.model_files import model_directory
 from tasks.training.policy import probe_token_ids
 
 SAMPLER = "tasks.learner.sample_adapters"
@@ -95,12 +96,7 @@ def _spec(config: RunConfig, model: Path, directory: Path, key: str, lora: LoraC
         env={**environment, config.engine.api_key_variable: key},
         report=report,
         log=directory / f"{name}.log",
-        ready=lambda found: _answers(found["url"], key),
+        ready=lambda found: is_healthy(found["url"], key),
         startup_seconds=config.engine.startup_seconds,
         max_restarts=0,
     )
-
-
-def _answers(url: str, key: str) -> bool:
-    with closing(Engine(url, key)) as engine:
-        return engine.healthy()

@@ -34,7 +34,7 @@ class StageExecutor(Protocol):
         step: int,
         refs: Sequence[Ref] = (),
         policy: Policy | None = None,
-        services: Mapping[str, Any] | None = None,
+        parameters: Mapping[str, Any] | None = None,
         extra_inputs: Mapping[str, str] | None = None,
     ) -> Ref: ...
 
@@ -186,7 +186,7 @@ def assign(
     again = {"batch": str(batch)} if batch else {}
     again |= {"groups": json.dumps(groups, sort_keys=True)} if groups else {}
     refs = (found, *earlier) if groups or config.assignment.sampler.stateful else (found,)
-    return do(assignment.task, step, refs, services={"batch": batch, "groups": groups}, extra_inputs=again)
+    return do(assignment.task, step, refs, parameters={"batch": batch, "groups": groups}, extra_inputs=again)
 
 
 def _sampled(do: StageExecutor, step: int, assigned: Ref, found: Ref, policy: Policy, config: RunConfig) -> Ref:
@@ -234,7 +234,7 @@ class GateRefused(ValueError):
 def first_policy(do: StageExecutor, source: Source) -> Policy:
     """Bring in the weights that the run starts from."""
     digest = {"weights": source.weights_digest}
-    return Policy(do(policy_import.task, 0, services={"source": source.weights}, extra_inputs=digest).key, 0)
+    return Policy(do(policy_import.task, 0, parameters={"source": source.weights}, extra_inputs=digest).key, 0)
 
 
 def start(do: StageExecutor, source: Source) -> tuple[Ref, Policy]:
@@ -242,7 +242,7 @@ def start(do: StageExecutor, source: Source) -> tuple[Ref, Policy]:
     policy = first_policy(do, source)
     if source.data_digest:
         file = {"file": source.data_digest}
-        return do(examples.demonstration_task, 0, services={"source": source.data}, extra_inputs=file), policy
+        return do(examples.demonstration_task, 0, parameters={"source": source.data}, extra_inputs=file), policy
     return do(examples.task, 0), policy
 
 

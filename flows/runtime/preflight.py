@@ -8,30 +8,30 @@ from typing import TYPE_CHECKING
 from configs.checks.teachers import only_teachers_sample, scored_by_policy
 from configs.run import RunConfig
 from flows.runtime.prepare import nothing_started
-from flows.runtime.teacher_versions import asked_teachers
+from flows.services.teachers import asked_teachers
 from storage.errors import NoSpace
 from storage.store import Store
+from tasks.advantage import reference
 from tasks.gate.rules import require_rule
+from tasks.rollout import regrade
+from tasks.rollout import stage as rollout
 from tasks.runtime.stage import Ref
+from tasks.training import policy as policy_import
+from tasks.training import stage as training
 
 if TYPE_CHECKING:
     from flows.runtime.session import Session
 
-NEEDS = {
-    "rollout": ("engine", "teachers", "environments"),
-    "reference": ("engine", "teachers"),
-    "training": ("learner",),
-    "policy_import": ("learner",),
-    "regrade": ("graders",),
-}
-"""Rooms of a session by the stage that needs them."""
+STAGES = (policy_import.STAGE, rollout.STAGE, reference.STAGE, regrade.STAGE, training.STAGE)
+NEEDS = {stage.name: stage.services for stage in STAGES}
+"""Services that are started for the stages that ask them, by their keywords."""
 MIB = 1024**2
 LEAST_FREE = 16 * MIB
 """Room for logs and for tables without rows to speak of."""
 
 
 def needs(missing: Sequence[Ref], config: RunConfig) -> list[str]:
-    """Return the names of the rooms that the missing work needs, in the order of the work."""
+    """Return the services that the missing work needs, by their keywords, in the order of the work."""
     unneeded = set[str]()
     if not any(True for _ in asked_teachers(config)):
         unneeded.add("teachers")
@@ -60,8 +60,8 @@ def preflight(session: "Session", missing: Sequence[Ref]) -> None:
         require_gate(session.config)
         makes_weights = bool(stages & {"training", "policy_import"})
         require_space(session.place.store, Path(session.source.weights) if makes_weights else None)
-        for room in needs(missing, session.config):
-            getattr(session, room).reach()
+        for service in session.needed(missing):
+            service.reach()
         if "examples" in stages and session.config.kind != "sft":
             session.environments.examples()
 

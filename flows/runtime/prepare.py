@@ -13,11 +13,12 @@ from configs.load import from_json, load
 from configs.resolve import require_agreement, resolve
 from configs.run import RunConfig, content
 from flows.runtime.policies import find_policy, with_weights
-from flows.runtime.teacher_versions import teacher_facts
-from flows.runtime.versions import config_versions, directory_digest, file_digest, model_directory
+from flows.runtime.versions import config_versions
+from flows.services.teachers import teacher_facts
 from storage.keys import canonical
 from storage.store import Store, open_store
 from tasks.assignment.examples import DEMONSTRATIONS, read_rows
+from tasks.inference.engine.model_files import directory_digest, file_digest, model_directory
 
 DEFAULT_FILES = {"train": ["demo"], "sft": ["sft_demo"], "evaluate": ["demo"]}
 

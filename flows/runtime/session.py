@@ -16,24 +16,28 @@ from typing import Any
 
 from configs.replay import needs_weights
 from configs.run import RunConfig
-from flows.environment_room import EnvironmentRoom
-from flows.graders import GraderRoom
 from flows.orchestration.gate_answers import approval
 from flows.orchestration.gpu_slot import gpu_slot
 from flows.orchestration.process_setup import lost_terminations_repeated, mark_crashed
 from flows.orchestration.server import current_flow_run
 from flows.orchestration.states import Cancellation, RunCancelled, event_of
-from flows.processes.services import Supervisor
-from flows.rooms import EngineRoom, LearnerRoom
 from flows.runtime import pipeline
 from flows.runtime.dry_run import plan_work
 from flows.runtime.policies import find_policy
 from flows.runtime.preflight import needs
 from flows.runtime.prepare import nothing_started
-from flows.runtime.versions import directory_digest, file_digest, model_directory, versions
-from flows.teachers import TeacherRoom
+from flows.runtime.versions import versions
+from flows.services.base import RunService, Supervisor
+from flows.services.engine import InferenceService
+from flows.services.environments import EnvironmentServers
+from flows.services.graders import GraderProcesses
+from flows.services.learner import LearnerProcess
+from flows.services.teachers import TeacherEngines
 from storage.store import open_store
+from tasks.inference.engine.model_files import directory_digest, file_digest, model_directory
+from tasks.rollout.demonstration import Renderer
 from tasks.runtime.run_context import RunContext
+from tasks.runtime.services import Services
 from tasks.runtime.stage import Policy, Ref
 
 Watcher = Callable[[str, Mapping[str, Any]], None]
@@ -41,7 +45,7 @@ _current: ContextVar["Session | None"] = ContextVar("session", default=None)
 
 
 class Session:
-    """One run at work: its place in a store, where it starts from, its rooms, and whoever watches."""
+    """One run at work: its place in a store, where it starts from, its services, and whoever watches."""
 
     def __init__(
         self,
@@ -49,7 +53,7 @@ class Session:
         source: pipeline.Source,
         supervisor: Supervisor,
         watchers: tuple[Watcher, ...] = (),
-        engine: EngineRoom | None = None,
+        engine: InferenceService | None = None,
         policy: Policy | None = None,
     ) -> None:
         self.place = place
@@ -57,11 +61,11 @@ class Session:
         self.policy = policy
         """The policy to evaluate, where one of the store was named."""
         self.watchers = watchers
-        self.engine = engine or EngineRoom(supervisor, place, Path(source.weights))
-        self.teachers = TeacherRoom(supervisor, place.config)
-        self.environments = EnvironmentRoom(supervisor, place.config, self.engine.key)
-        self.learner = LearnerRoom(supervisor, place)
-        self.graders = GraderRoom(supervisor, place.config)
+        self.engine = engine or InferenceService(supervisor, place, Path(source.weights))
+        self.teachers = TeacherEngines(supervisor, place.config)
+        self.environments = EnvironmentServers(supervisor, place.config, self.engine.key)
+        self.learner = LearnerProcess(supervisor, place)
+        self.graders = GraderProcesses(supervisor, place.config)
         self.num_computed = 0
         """Pieces of work that were computed in this session."""
         self.num_found = 0
@@ -79,19 +83,24 @@ class Session:
         return self.place.config
 
     @cached_property
-    def services(self) -> dict[str, Any]:
-        """The rooms, who approves, and what renders demonstrations, by the name under which stages ask for them."""
-        rooms: dict[str, Any] = {"engine": self.engine, "environments": self.environments, "learner": self.learner}
-        rooms["teachers"] = self.teachers
-        rooms["approve"] = approval(self.place.run, self.config.store, self.tell)
-        rooms["graders"] = self.graders
-        rooms["quarantined"] = {}  # what is sampled now was never found unfit; a replay hands over what was
-        if self.config.kind == "sft":
-            from tasks.inference.trace_rows.demonstrations import renderer
+    def services(self) -> Services:
+        """What stages may ask for."""
+        return Services(
+            engine=self.engine,
+            teachers=self.teachers,
+            environments=self.environments,
+            learner=self.learner,
+            graders=self.graders,
+            example_source=self.environments,
+            approve=approval(self.place.run, self.config.store, self.tell),
+            render=self._renderer() if self.config.kind == "sft" else None,
+        )
 
-            model = self.config.model
-            rooms["render"] = renderer(model.tokenizer or self.source.weights, model.renderer, model.renderer_settings)
-        return rooms
+    def _renderer(self) -> Renderer:
+        from tasks.inference.trace_rows.demonstrations import renderer
+
+        model = self.config.model
+        return renderer(model.tokenizer or self.source.weights, model.renderer, model.renderer_settings)
 
     def count(self, computed: bool) -> None:
         """Count a piece of work; threads of the run may do so at the same time."""
@@ -106,11 +115,17 @@ class Session:
 
     def begin(self, missing: Sequence[Ref]) -> None:
         """Start the services that the missing work needs, side by side; returns at once."""
-        rooms = needs(missing, self.config)
-        if rooms:
+        services = self.needed(missing)
+        if services:
             self.slot.enter_context(gpu_slot())
-        for name in rooms:
-            getattr(self, name).begin()
+        for service in services:
+            service.begin()
+
+    def needed(self, missing: Sequence[Ref]) -> list[RunService]:
+        """Return the services that the missing work needs, in the order of the work."""
+        every = (self.engine, self.teachers, self.environments, self.learner, self.graders)
+        of_keyword: dict[str, RunService] = {service.keyword: service for service in every}
+        return [of_keyword[name] for name in needs(missing, self.config)]
 
     def stop_if_cancelled(self, step: int, stage: str) -> None:
         """Raise RunCancelled where someone has asked Prefect to cancel the run; meant to be called between stages."""
@@ -149,7 +164,7 @@ class Session:
 
 @contextmanager
 def open_session(
-    config: RunConfig, watchers: tuple[Watcher, ...] = (), engine: EngineRoom | None = None
+    config: RunConfig, watchers: tuple[Watcher, ...] = (), engine: InferenceService | None = None
 ) -> Iterator[Session]:
     """Open a session for a resolved config; its services are gone when the block ends, in whatever way."""
     store = open_store(config.store)

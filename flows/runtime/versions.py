@@ -1,9 +1,8 @@
 """Facts: what a config leaves to the machine, found without importing an engine."""
 
-import hashlib
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -14,16 +13,12 @@ from configs.functions import imported
 from configs.replay import redone
 from configs.run import RunConfig
 from configs.training import TrainingConfig
-from storage.keys import content_key
 from tasks.inference.engine import model_info
+from tasks.inference.engine.model_files import model_directory, tokenizer_digest
 from tasks.inference.environments import servers as environment_service
 from tasks.runtime.import_paths import NotImportable, code_version
 
 PACKAGES = ("stagecoach", "torch", "transformers", "verifiers", "renderers", "prefect", "deltalake", "pyarrow")
-# What a policy is made of; optimizer state and manifests are not.
-WEIGHT_FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken")
-# What decides which tokens a conversation becomes.
-TOKENIZER_FILES = ("tokenizer*", "*.jinja", "vocab*", "merges*", "*.model", "*.tiktoken", "special_tokens_map.json")
 
 
 def config_versions(config: RunConfig) -> dict[str, Any]:
@@ -120,48 +115,3 @@ def versions(config: RunConfig) -> Mapping[str, str]:
     environments = {f"environment {each.name}": each.version for each in config.environments}
     functions = {f"function {each.path}": each.version for each in imported(config)}
     return {**found, **environments, **functions, "engine": config.engine.version, "python": platform.python_version()}
-
-
-def model_directory(path: str, key: str = "model.path") -> Path:
-    """Return the local directory of a model: `path` itself, or the cached download of a hub id.
-
-    Raises ConfigError when there is neither; `key` is where the config names it.
-    """
-    directory = Path(path).expanduser()
-    if directory.is_dir():
-        return directory.resolve()
-    return Path(_download(path, key))
-
-
-def _download(hub_id: str, key: str) -> str:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    try:
-        return snapshot_download(hub_id, allow_patterns=list(WEIGHT_FILES))
-    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        raise ConfigError(
-            [f"{key}: {hub_id} is no directory, and no model of that name could be had from the hub: {error}"]
-        ) from error
-
-
-def tokenizer_digest(directory: Path) -> str:
-    """Return the digest of the files of a model directory that decide which tokens a conversation becomes."""
-    return content_key({file.name: file_digest(file) for file in files_of(directory, TOKENIZER_FILES)})
-
-
-def directory_digest(directory: Path) -> str:
-    """Return the digest of a model directory's weights, config and tokenizer files, by name and content."""
-    return content_key({file.name: file_digest(file) for file in files_of(directory, WEIGHT_FILES)})
-
-
-def files_of(directory: Path, patterns: Sequence[str]) -> list[Path]:
-    """Return the files of a model directory that match, in order of name; optimizer state and manifests never do."""
-    found = {file for pattern in patterns for file in directory.glob(pattern)}
-    return sorted(file for file in found if not file.name.startswith(("optimizer", "manifest")))
-
-
-def file_digest(path: Path) -> str:
-    """Return the SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

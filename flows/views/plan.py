@@ -14,9 +14,10 @@ from flows.runtime.dry_run import DryRun
 from flows.runtime.evaluation_sets import evaluation_configs
 from flows.runtime.pipeline import Source
 from flows.runtime.preflight import require_gate
-from flows.runtime.teacher_versions import asked_teachers, is_here, local_teacher_facts
-from flows.runtime.versions import config_versions, directory_digest
+from flows.runtime.versions import config_versions
+from flows.services.teachers import asked_teachers, is_here, local_teacher_facts
 from storage.keys import content_key
+from tasks.inference.engine.model_files import directory_digest
 from tasks.runtime.prefect_task import StageTask
 from tasks.runtime.stage import Ref
 

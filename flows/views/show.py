@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import psutil
 import pyarrow.compute as pc
 from rich.table import Table
 
@@ -19,6 +18,7 @@ from flows.runtime.prepare import recorded_run
 from flows.runtime.scores import comparisons, recorded_evaluations
 from flows.runtime.session import source_of
 from flows.runtime.versions import versions
+from flows.services.ownership import was_alive
 from flows.views.evaluations import before_after, named, with_interval
 from flows.views.printing import console, grid
 from storage.read.frames import existing_store
@@ -29,8 +29,6 @@ from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import ref_of
 
 GOING = ("started", "resumed")
-CLOCK_SECONDS = 1.0
-"""How exactly the start of a process is known."""
 SAMPLED = ("rollout", "demonstration", "import")
 """The stages that a step's rollouts may be of; scored again, they are of `regrade`."""
 STAGES = ("assignment", *SAMPLED, "regrade", "filtering", "reference", "advantage", "packing", "gate", "training")
@@ -77,10 +75,7 @@ def process_gone(event: Event) -> bool:
     """
     if event.event not in GOING or event.host != socket.gethostname():
         return False
-    try:
-        return psutil.Process(event.pid).create_time() > event.at.timestamp() + CLOCK_SECONDS
-    except psutil.NoSuchProcess:
-        return True
+    return not was_alive(event.pid, event.at)
 
 
 def changes(store: Store, run: str, config: RunConfig, overrides: Sequence[str]) -> dict[str, dict[str, int]]:

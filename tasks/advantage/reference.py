@@ -20,7 +20,7 @@ from tasks.inference.engine.client import EngineLost
 from tasks.inference.engine.scoring import NotScorable, Served, score
 from tasks.inference.trace_rows.demonstrations import Demonstrating
 from tasks.runtime.prefect_task import as_task
-from tasks.runtime.services import MOST_LOSSES, EngineRoom, TeacherRoom
+from tasks.runtime.services import EngineService, TeacherService, retry_lost
 from tasks.runtime.stage import Policy, Stage, Tables
 
 
@@ -93,7 +93,7 @@ SAFE = "Nothing was scored; the rows are safe"
 
 
 def reference(
-    tables: Tables, config: View, *, policy: Policy | None, engine: EngineRoom, teachers: TeacherRoom
+    tables: Tables, config: View, *, policy: Policy | None, engine: EngineService, teachers: TeacherService
 ) -> Tables:
     """Return, for every message with sampled tokens of a kept trace that has a scorer, the reference's log-probs.
 
@@ -101,14 +101,14 @@ def reference(
     reverse KL is between the distributions that were sampled from, and an engine applies no temperature to the
     log-probs of a prompt: the traces must have been sampled at temperature 1. Raises NotScorable for those that were
     not, that are too long, or that no demonstration is known for. A loss of an engine is waited for, as in a rollout;
-    what the rooms raise when it does not come back is passed on.
+    what the services raise when it does not come back is passed on.
     """
     traces = _traces(tables, config)
     messages = _of(tables["messages"], traces["trace_id"])
     scores = Scores(messages)
     paths = list(scores.paths(owners(messages, traces, "messages")))
     environments, rows = texts(traces["environment"]), traces.to_pylist()
-    with engine.holding(policy) if policy else nullcontext():
+    with engine.pinned(policy) if policy else nullcontext():
         for name in dict.fromkeys(environments):
             own = [path for path in paths if environments[path.trace] == name]
             settings = of(config.scorers, name)
@@ -129,33 +129,31 @@ def reference(
 def _scored(sequences: Sequence[Sequence[int]], at: Callable[[], Served], most: int) -> list[list[float]]:
     """Return the log-probs of all sequences; those that were lost with an engine are asked for again of the next."""
     done: dict[int, list[float]] = {}
-    losses = 0
-    while missing := [place for place in range(len(sequences)) if place not in done]:
-        served = at()  # waits for a restart, or raises when none is left
-        try:
+
+    def score_missing() -> None:
+        while missing := [place for place in range(len(sequences)) if place not in done]:
+            served = at()  # waits for a restart, or raises when none is left
             for place, found in score(served, [sequences[each] for each in missing], most):
                 done[missing[place]] = found
-        except EngineLost:
-            losses += 1  # what lives and does not answer is not restarted
-            if losses > MOST_LOSSES:
-                raise
+
+    retry_lost(score_missing, EngineLost)
     return [done[place] for place in range(len(sequences))]
 
 
 def _at(
-    settings: AlgorithmConfig | None, policy: Policy | None, engine: EngineRoom, teachers: TeacherRoom
+    settings: AlgorithmConfig | None, policy: Policy | None, engine: EngineService, teachers: TeacherService
 ) -> Callable[[], Served]:
     """Return what says where the scorer is served, and waits until it is."""
     if isinstance(settings, OpdConfig):
         teacher = settings.teacher
-        return lambda: teachers.at(teacher)
+        return lambda: teachers.serve(teacher)
     if policy is None:
         raise NotScorable(
             "algorithm opsd scores with the policy that sampled the rollouts, and no policy of the store sampled "
             f"these. {SAFE}. Choose another algorithm"
         )
     held = policy
-    return lambda: engine.at(held)
+    return lambda: engine.serve(held)
 
 
 def _most(settings: AlgorithmConfig | None) -> int:
@@ -206,6 +204,5 @@ STAGE = Stage(
     writes=("references",),
     sections=("scorers", "engine", "model"),
     function=reference,
-    needs=("policy", "engine", "teachers"),
 )
 task = as_task(STAGE)

@@ -247,7 +247,6 @@ STAGE = Stage(
     writes=("credits", "estimator_states"),
     sections=("algorithm", "algorithms", "admission", "seat_rules"),
     function=advantage,
-    needs=("step",),
     optional=("references", "estimator_states"),
 )
 task = as_task(STAGE)

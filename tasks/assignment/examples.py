@@ -6,7 +6,7 @@ Reads nothing but its source; writes examples.
 import hashlib
 import json
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import polars as pl
 import pyarrow as pa
@@ -14,6 +14,7 @@ import pyarrow as pa
 from configs.run import View
 from storage.schemas.stage_tables import EXAMPLES
 from tasks.runtime.prefect_task import as_task
+from tasks.runtime.services import ExampleSource
 from tasks.runtime.stage import Stage, Tables
 
 DEMONSTRATIONS = "demonstrations"
@@ -26,17 +27,9 @@ class DemonstrationsUnusable(ValueError):
     """A file of demonstrations cannot be read, or a row of it is no demonstration."""
 
 
-class ExampleSource(Protocol):
-    """What the stage asks of whoever can load environments, in a process of their own."""
-
-    def examples(self) -> pa.Table:
-        """Return the examples of every environment of the run, in the EXAMPLES schema."""
-        ...
-
-
-def examples(tables: Tables, config: View, *, environments: ExampleSource) -> Tables:
+def examples(tables: Tables, config: View, *, example_source: ExampleSource) -> Tables:
     """List the examples of every environment, each with its split by hash of its content."""
-    return {"examples": environments.examples()}
+    return {"examples": example_source.examples()}
 
 
 def demonstration_examples(tables: Tables, config: View, *, source: str) -> Tables:
@@ -120,7 +113,6 @@ STAGE = Stage(
     writes=("examples",),
     sections=("environments",),
     function=examples,
-    needs=("environments",),
 )
 DEMONSTRATION_STAGE = Stage(
     name="examples",
@@ -129,7 +121,6 @@ DEMONSTRATION_STAGE = Stage(
     writes=("examples",),
     sections=(),
     function=demonstration_examples,
-    needs=("source",),
 )
 task = as_task(STAGE)
 demonstration_task = as_task(DEMONSTRATION_STAGE)

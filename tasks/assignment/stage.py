@@ -183,7 +183,6 @@ STAGE = Stage(
     writes=("assignments", "difficulties"),
     sections=("seed", "assignment", "environments", "drawn_by_learners"),
     function=assignment,
-    needs=("step", "batch", "groups"),
     optional=("assignments", "traces", "difficulties"),
 )
 EVALUATION_STAGE = Stage(

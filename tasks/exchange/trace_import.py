@@ -56,7 +56,6 @@ EXAMPLES_STAGE = Stage(
     writes=("examples",),
     sections=(),
     function=imported_examples,
-    needs=("source",),
 )
 ASSIGNMENT_STAGE = Stage(
     name="assignment",
@@ -65,7 +64,6 @@ ASSIGNMENT_STAGE = Stage(
     writes=("assignments",),
     sections=(),
     function=imported_assignments,
-    needs=("step", "source"),
 )
 STAGE = Stage(
     name="import",
@@ -75,7 +73,6 @@ STAGE = Stage(
     optional=("images",),
     sections=(),
     function=trace_import,
-    needs=("step", "source"),
 )
 examples_task = as_task(EXAMPLES_STAGE)
 assignment_task = as_task(ASSIGNMENT_STAGE)

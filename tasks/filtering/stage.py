@@ -5,6 +5,7 @@ Reads traces, messages; writes verdicts.
 
 import json
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from tasks.runtime.stage import Stage, Tables
 UNTRAINABLE = "untrainable"
 
 
-def filtering(tables: Tables, config: View, *, quarantined: Mapping[str, str]) -> Tables:
+def filtering(tables: Tables, config: View, *, quarantined: Mapping[str, str] = MappingProxyType({})) -> Tables:
     """Return one verdict per trace.
 
     `quarantined` has the reason, by trace id, of those found to be unfit after they were made: they are excluded before
@@ -123,6 +124,5 @@ STAGE = Stage(
     writes=("verdicts",),
     sections=("filtering", "model", "learns_from_equals", "episode_agents", "seat_rules"),
     function=filtering,
-    needs=("quarantined",),
 )
 task = as_task(STAGE)

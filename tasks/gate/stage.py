@@ -117,6 +117,5 @@ STAGE = Stage(
     writes=("decisions",),
     sections=("gate", "packing"),
     function=gate,
-    needs=("step", "key", "approve"),
 )
 task = as_task(STAGE)

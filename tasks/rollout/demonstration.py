@@ -92,6 +92,5 @@ STAGE = Stage(
     writes=("traces", "messages"),
     sections=("data", "model"),
     function=demonstration,
-    needs=("step", "key", "render"),
 )
 task = as_task(STAGE)

@@ -4,7 +4,7 @@ Reads examples, traces, messages, and images where there are any; writes traces 
 """
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -14,6 +14,7 @@ from storage.schemas.stage_tables import REGRADES, TRACES
 from tasks.arrays.columns import texts
 from tasks.inference.trace_rows.images import put_aside_again, put_back
 from tasks.runtime.prefect_task import as_task
+from tasks.runtime.services import GraderService
 from tasks.runtime.stage import Stage, Tables
 
 SCORED = ("reward", "rewards", "metrics", "info")
@@ -24,15 +25,7 @@ class GradingBreach(ValueError):
     """The graders did not answer for exactly the traces that can be scored."""
 
 
-class GraderRoom(Protocol):
-    """What the stage asks of whoever keeps the graders alive."""
-
-    def scores(self, examples: pa.Table, traces: pa.Table, messages: pa.Table) -> pa.Table:
-        """Return scores (see tasks.inference.grading.client.SCORES) of the traces that are not errored, by trace id."""
-        ...
-
-
-def regrade(tables: Tables, config: View, *, graders: GraderRoom) -> Tables:
+def regrade(tables: Tables, config: View, *, graders: GraderService) -> Tables:
     """Return the traces, in order, with the rewards, metrics and notes of today, and a row of regrades for each scored.
 
     Errored rollouts stay as they are and are not scored. A trace whose scoring fails becomes an errored one, so that no
@@ -95,6 +88,5 @@ STAGE = Stage(
     sections=("environments",),
     function=regrade,
     optional=("images",),
-    needs=("graders",),
 )
 task = as_task(STAGE)

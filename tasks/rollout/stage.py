@@ -5,9 +5,8 @@ Reads assignments and examples; writes traces and messages, and images where the
 
 from collections import Counter
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -22,20 +21,8 @@ from tasks.inference.sampling.rollouts import SamplingPlan, sample
 from tasks.inference.sampling.seats import frozen_players
 from tasks.runtime.group_commits import Parts
 from tasks.runtime.prefect_task import as_task
-from tasks.runtime.services import MOST_LOSSES, EngineRoom, TeacherRoom
+from tasks.runtime.services import EngineService, EnvironmentService, TeacherService, retry_lost
 from tasks.runtime.stage import Policy, Stage, Tables
-
-
-class EnvironmentRoom(Protocol):
-    """What the stage asks of whoever keeps the environment servers alive."""
-
-    def addresses(self) -> dict[str, str]:
-        """Return the address of every environment's server, all of them answering."""
-        ...
-
-    def sharing(self, alone: bool) -> AbstractContextManager[None]:
-        """Use the servers within the block beside others, or `alone`; waits for that if need be."""
-        ...
 
 
 def rollout(
@@ -45,9 +32,9 @@ def rollout(
     step: int,
     policy: Policy | None,
     parts: Parts,
-    engine: EngineRoom,
-    environments: EnvironmentRoom,
-    teachers: TeacherRoom,
+    engine: EngineService,
+    environments: EnvironmentService,
+    teachers: TeacherService,
 ) -> Tables:
     """Sample what earlier attempts have not committed; a group is safe as soon as it is finished.
 
@@ -55,28 +42,32 @@ def rollout(
     oversampling, an environment's rollouts end with the groups that are enough; the others are rows that say so.
     A rollout that fails is a row with its error. Only the loss of the engine or of an environment server interrupts
     the stage: it waits until the service is back and samples the groups that are still missing; a rollout that takes
-    its server down again when it is alone there is a row with that error. Raises what the rooms raise when a service
+    its server down again when it is alone there is a row with that error. Raises what the services raise when a service
     does not come back.
     """
-    _Rooms(config, step, policy, engine, environments, teachers).sample_all(tables, parts)
+    _Runner(config, step, policy, engine, environments, teachers).sample_all(tables, parts)
     return {}
 
 
 @dataclass(frozen=True)
-class _Rooms:
+class _Runner:
     """What a stage samples with: its policy, and whoever keeps the services alive."""
 
     config: View
     step: int
     policy: Policy | None
-    engine: EngineRoom
-    environments: EnvironmentRoom
-    teachers: TeacherRoom
+    engine: EngineService
+    environments: EnvironmentService
+    teachers: TeacherService
 
     def sample_all(self, tables: Tables, parts: Parts) -> None:
         """Sample until no group is missing, through the losses of services."""
-        losses, suspects, assigned = 0, Crashers(), tables["assignments"]
-        oversampling = self.config.oversampling
+        suspects = Crashers()
+        retry_lost(lambda: self._sample_missing(tables, parts, suspects), ServiceLost)
+
+    def _sample_missing(self, tables: Tables, parts: Parts, suspects: Crashers) -> None:
+        """Sample until no group is missing; raises ServiceLost, unless a rollout is found out that took its server."""
+        assigned, oversampling = tables["assignments"], self.config.oversampling
         while (missing := _missing(assigned, parts)).num_rows:
             chosen, one_at_a_time = suspects.next(missing)
             wanted = _wanted(assigned, missing, oversampling) if oversampling else {}
@@ -85,10 +76,8 @@ class _Rooms:
                     chosen, tables["examples"], parts, SamplingPlan(wanted, one_at_a_time, suspects.untried(chosen))
                 )
             except ServiceLost as lost:
-                if suspects.lost(lost.service, lost.under_way, alone=one_at_a_time):
-                    continue  # the restarts of its server are bounded by its own section
-                losses += 1  # at() and addresses() wait for a restart, but what never dies is not restarted
-                if losses > MOST_LOSSES:
+                # Of one that is found out the restarts of its server are the bound, which its own section has.
+                if not suspects.lost(lost.service, lost.under_way, alone=one_at_a_time):
                     raise
 
     def _sample(self, assignments: pa.Table, examples: pa.Table, parts: Parts, terms: SamplingPlan) -> None:
@@ -98,7 +87,7 @@ class _Rooms:
         # In this order everywhere: who has the servers may wait for the engine, and never the other way round.
         with (
             self.environments.sharing(alone=terms.one_at_a_time),
-            self.engine.holding(policy) if policy else nullcontext(Served("", "")) as served,
+            self.engine.pinned(policy) if policy else nullcontext(Served("", "")) as served,
         ):
             sample(
                 assignments,
@@ -131,13 +120,13 @@ def _num_groups(assignments: pa.Table) -> Mapping[str, int]:
     return Counter(environment for environment, _ in set(groups))
 
 
-def _frozen(missing: pa.Table, config: View, teachers: TeacherRoom) -> dict[str, Served]:
+def _frozen(missing: pa.Table, config: View, teachers: TeacherService) -> dict[str, Served]:
     """Return where those are served that sample environments in place of the policy, or play single seats there."""
     names = dict.fromkeys(texts(missing["environment"]))
-    samplers = {name: teachers.at(teacher) for name in names if (teacher := of(config.teachers, name)) is not None}
+    samplers = {name: teachers.serve(teacher) for name in names if (teacher := of(config.teachers, name)) is not None}
     if config.external:  # in place of the policy, which keeps the name that has no environment's
         samplers[OF_POLICY] = Served(config.external.url, "", config.external.model, chat=config.external)
-    return samplers | frozen_players([each for each in config.environments if each.name in names], teachers.at)
+    return samplers | frozen_players([each for each in config.environments if each.name in names], teachers.serve)
 
 
 def _missing(assignments: pa.Table, parts: Parts) -> pa.Table:
@@ -156,6 +145,5 @@ STAGE = Stage(
     sections=("rollout", "environments", "engine", "model", "teachers", "external", "oversampling"),
     function=rollout,
     unit=("traces", "group_id"),
-    needs=("step", "policy", "parts", "engine", "environments", "teachers"),
 )
 task = as_task(STAGE)

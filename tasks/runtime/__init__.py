@@ -1,1 +1,1 @@
-"""What runs a stage: its record, its key and ledger row, its Prefect task."""
+"""What runs a stage: its record, the services that it may ask, and how often a lost one is waited for."""

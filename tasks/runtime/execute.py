@@ -14,11 +14,16 @@ from configs.run import View
 from storage.refs import Entry, Slice
 from tasks.runtime.group_commits import Parts, count_tokens
 from tasks.runtime.run_context import RunContext
+from tasks.runtime.services import Services
 from tasks.runtime.stage import Policy, Ref, Stage, Tables, inputs_of, ref_of
 
 if TYPE_CHECKING:
     from tasks.runtime.run_context import RunContext
     from tasks.runtime.stage import Policy, Ref, Stage
+
+
+OWN = ("step", "key", "policy", "directory", "parts")
+"""What an attempt itself hands to a stage that has a keyword of that name."""
 
 
 @dataclass
@@ -47,14 +52,15 @@ class Attempt:
     def parts(self) -> Parts:
         return Parts(self.place.store, self.entry, self.stage.unit)
 
-    def compute(self, refs: "Sequence[Ref]", services: Mapping[str, Any]) -> list[Slice]:
+    def compute(self, refs: "Sequence[Ref]", services: Services, parameters: Mapping[str, Any]) -> list[Slice]:
         """Read the inputs, call the function, write what it made; return the slices."""
         made = {name for ref in refs for name in dict(ref.rows)}
         reads = (*self.stage.reads, *(name for name in self.stage.optional if name in made))
         tables = {name: self.place.table(name, refs) for name in reads}
-        if "parts" in self.stage.needs:
-            return self._compute_in_parts(tables, services)
-        outputs = self.stage.function(tables, self.view, **self._needs(services))
+        keywords = self._keywords(services, parameters)
+        if "parts" in keywords:
+            return self._compute_in_parts(tables, keywords)
+        outputs = self.stage.function(tables, self.view, **keywords)
         self.tokens = count_tokens(outputs)
         if "policies" in self.stage.writes:
             self.place.store.policies.publish(self.directory, self.key)
@@ -62,9 +68,9 @@ class Attempt:
         assert not missing and set(outputs) <= set(self.stage.writes), f"{self.stage.name} made {list(outputs)}"
         return [self._append(name, rows) for name, rows in outputs.items()]
 
-    def _compute_in_parts(self, tables: Tables, services: Mapping[str, Any]) -> list[Slice]:
+    def _compute_in_parts(self, tables: Tables, keywords: Mapping[str, Any]) -> list[Slice]:
         try:
-            self.stage.function(tables, self.view, **self._needs(services))
+            self.stage.function(tables, self.view, **keywords)
         finally:
             self.parts.stop()  # what is finished is kept, also when the stage fails
         return self.parts.close()
@@ -76,7 +82,7 @@ class Attempt:
 
     def finish(self, outputs: Sequence[Slice]) -> Entry:
         """Write the one ledger row that makes the work exist; return the row that won."""
-        tokens = self.parts.tokens if "parts" in self.stage.needs else self.tokens
+        tokens = self.parts.tokens if "parts" in self.stage.keywords else self.tokens
         return self.place.commit(self.entry("", outputs, tokens))
 
     def entry(self, part: str, outputs: Sequence[Slice], tokens: int) -> Entry:
@@ -101,9 +107,13 @@ class Attempt:
     def _append(self, table: str, rows: pa.Table) -> Slice:
         return self.place.append(table, rows, step=self.step, key=self.key, attempt=self.name)
 
-    def _needs(self, services: Mapping[str, Any]) -> dict[str, Any]:
-        own = {"step", "key", "policy", "directory", "parts"}
-        return {name: getattr(self, name) if name in own else services[name] for name in self.stage.needs}
+    def _keywords(self, services: Services, parameters: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what the function takes by keyword: the attempt's own, services, and the parameters of this call."""
+        given = {**parameters, **{name: getattr(self, name) for name in OWN if name in self.stage.keywords}}
+        for name in self.stage.services:
+            given[name] = getattr(services, name)
+            assert given[name] is not None, f"stage {self.stage.name} asks the service {name}, and there is none"
+        return given
 
 
 def perform(
@@ -112,13 +122,15 @@ def perform(
     step: int,
     refs: Sequence[Ref] = (),
     policy: Policy | None = None,
-    services: Mapping[str, Any] | None = None,
+    services: Services | None = None,
+    parameters: Mapping[str, Any] | None = None,
     extra_inputs: Mapping[str, str] | None = None,
 ) -> Ref:
     """Run one stage, or find that it has run: the only way in which work is done.
 
-    `extra_inputs` are digests of inputs that are no tables (a file, a batch attempt). Raises what the stage raises,
-    with a note that says which run, step and stage it was and that nothing of the attempt is visible.
+    `parameters` are keywords of this one call; what they mean for the rows must be in the key, by `extra_inputs`: the
+    digests of inputs that are no tables (a file, a batch attempt). Raises what the stage raises, with a note that says
+    which run, step and stage it was and that nothing of the attempt is visible.
     """
     inputs = inputs_of(refs, policy) | dict(extra_inputs or {})
     key = place.key(stage, step, inputs)
@@ -127,7 +139,7 @@ def perform(
         return ref_of(place.adopt(entry, step), computed=False)
     attempt = Attempt(stage, place, step, key, inputs, policy)
     try:
-        return ref_of(attempt.finish(attempt.compute(refs, services or {})), computed=True)
+        return ref_of(attempt.finish(attempt.compute(refs, services or Services(), parameters or {})), computed=True)
     except Exception as error:
         error.add_note(
             f"Run {place.run}, step {step}, stage {stage.name}. Nothing of this attempt is visible; all earlier stages "

@@ -8,14 +8,13 @@ from typing import Any, cast
 from storage.errors import StoreUnavailable
 from tasks.runtime.execute import perform
 from tasks.runtime.run_context import RunContext
+from tasks.runtime.services import WAITS_FOR, Services
 from tasks.runtime.stage import Policy, Ref, Stage
 
 RETRY_SECONDS = (5.0, 30.0)
 """Pauses before Prefect calls a stage again that failed for a cause that may pass."""
 TABLES_ONLY_SECONDS = 6 * 3600.0
 """Longest time for a stage that waits for nobody. Those that do have time limits of their own in the config."""
-WAITS_FOR = frozenset({"engine", "teachers", "environments", "learner", "graders", "approve"})
-"""Needs that may take any time: services, and a person."""
 TRANSIENT = (ConnectionError, TimeoutError, StoreUnavailable)
 """What may pass by itself: a lost engine, learner or environment server, a store that does not answer."""
 
@@ -38,7 +37,7 @@ class StageTask:
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
-        self.waits = bool(WAITS_FOR & set(stage.needs))
+        self.waits = not WAITS_FOR.isdisjoint(stage.services)
         """Whether the stage may take any time, for a service or a person."""
 
     @cached_property
@@ -60,7 +59,7 @@ class StageTask:
         )
         def run(place: RunContext, step: int, refs: Sequence[Ref], policy: Policy | None, bag: Any) -> Any:
             try:
-                return perform(self.stage, place, step, refs, policy, bag.services, bag.extra_inputs)
+                return perform(self.stage, place, step, refs, policy, bag.services, bag.parameters, bag.extra_inputs)
             except Exception as error:  # the border at which Prefect is told; `__call__` raises it again
                 return Failed(message=in_words(error), data=error)
 
@@ -72,7 +71,8 @@ class StageTask:
         step: int,
         refs: Sequence[Ref] = (),
         policy: Policy | None = None,
-        services: Mapping[str, Any] | None = None,
+        services: Services | None = None,
+        parameters: Mapping[str, Any] | None = None,
         extra_inputs: Mapping[str, str] | None = None,
     ) -> Ref:
         """Run the stage as a task of the current flow; arguments as in `perform`."""
@@ -80,8 +80,8 @@ class StageTask:
         from prefect.context import TagsContext
 
         # A task run would take over the flow run's tags and ask the API for a limit on each before it starts.
-        needed = {name: value for name, value in (services or {}).items() if name in self.stage.needs}
-        given = (place, step, tuple(refs), policy, _Arguments(needed, extra_inputs or {}))
+        asked = (services or Services()).only(self.stage.services)
+        given = (place, step, tuple(refs), policy, _Arguments(asked, parameters or {}, extra_inputs or {}))
         with TagsContext(current_tags=set()):
             done = self._submitted(given) if self._goes_elsewhere() else self._timed()(*given)
         if isinstance(done, State):
@@ -99,7 +99,7 @@ class StageTask:
         return self._timed_task if in_main and not self.waits else self.task
 
     def _goes_elsewhere(self) -> bool:
-        """Tell whether the flow was given a task runner with workers and the stage needs nothing but tables."""
+        """Tell whether the flow was given a task runner with workers and the stage waits for nobody."""
         from prefect.context import FlowRunContext
         from prefect.task_runners import ThreadPoolTaskRunner
 
@@ -118,8 +118,9 @@ class StageTask:
 class _Arguments:
     """Carries arguments past Prefect, which walks every collection it is given in search of futures."""
 
-    def __init__(self, services: Mapping[str, Any], extra_inputs: Mapping[str, str]) -> None:
+    def __init__(self, services: Services, parameters: Mapping[str, Any], extra_inputs: Mapping[str, str]) -> None:
         self.services = services
+        self.parameters = parameters
         self.extra_inputs = extra_inputs
 
 

@@ -1,31 +1,121 @@
-"""What stages ask of whoever keeps the engines alive."""
+"""Services that stages ask: what each of them offers, all of them together, and how often a lost one is waited for.
 
-from contextlib import AbstractContextManager
-from typing import Protocol
+Stages know these protocols only. `flows/services/` implements them: engine, teachers, environments, learner, graders.
+"""
 
-from configs.algorithms import TeacherConfig
-from tasks.inference.engine.scoring import Served
-from tasks.runtime.stage import Policy
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+import pyarrow as pa
+
+if TYPE_CHECKING:
+    from configs.algorithms import TeacherConfig
+    from tasks.gate.stage import Approve
+    from tasks.inference.engine.scoring import Served
+    from tasks.learner.client import Learner
+    from tasks.rollout.demonstration import Renderer
+    from tasks.runtime.stage import Policy
 
 MOST_LOSSES = 10
 """Times that a service may be lost in one stage; restarts of dead ones are bounded by their own sections."""
+Answer = TypeVar("Answer")
 
 
-class EngineRoom(Protocol):
-    """Whoever keeps the engine of the policies alive."""
+class EngineService(Protocol):
+    """The inference engine that serves the policies of a run, one at a time (`flows.services.engine`)."""
 
-    def at(self, policy: Policy) -> Served:
-        """Return where `policy` is served, for who holds it or knows that nobody else asks for another."""
+    def serve(self, policy: "Policy") -> "Served":
+        """Return where `policy` is served, for who has it pinned or knows that nobody else asks for another."""
         ...
 
-    def holding(self, policy: Policy) -> AbstractContextManager[Served]:
+    def pinned(self, policy: "Policy") -> AbstractContextManager["Served"]:
         """Give where `policy` is served, checked against the learner's probe; it stays there within the block."""
         ...
 
 
-class TeacherRoom(Protocol):
-    """Whoever keeps the engines of frozen models alive."""
+class TeacherService(Protocol):
+    """The engines of frozen models (`flows.services.teachers`)."""
 
-    def at(self, teacher: TeacherConfig) -> Served:
+    def serve(self, teacher: "TeacherConfig") -> "Served":
         """Return where a teacher is served, by the weights that its version says."""
         ...
+
+
+class EnvironmentService(Protocol):
+    """The servers of a run's environments (`flows.services.environments`)."""
+
+    def addresses(self) -> dict[str, str]:
+        """Return the address of every environment's server, all of them answering."""
+        ...
+
+    def sharing(self, alone: bool) -> AbstractContextManager[None]:
+        """Use the servers within the block beside others, or `alone`; waits for that if need be."""
+        ...
+
+
+class ExampleSource(Protocol):
+    """Whoever can load environments, in processes of their own (`flows.services.environments`)."""
+
+    def examples(self) -> pa.Table:
+        """Return the examples of every environment of the run, in the EXAMPLES schema."""
+        ...
+
+
+class LearnerService(Protocol):
+    """The process that trains (`flows.services.learner`)."""
+
+    def restore(self, policy: "Policy") -> "Learner":
+        """Return a learner that holds the weights and the optimizer state of `policy`."""
+        ...
+
+    def load_fresh(self, policy: "Policy", directory: Path) -> "Learner":
+        """Return a learner that holds the weights in `directory` as `policy`, with no optimizer state."""
+        ...
+
+
+class GraderService(Protocol):
+    """The processes that score recorded traces again (`flows.services.graders`)."""
+
+    def scores(self, examples: pa.Table, traces: pa.Table, messages: pa.Table) -> pa.Table:
+        """Return scores (see tasks.inference.grading.client.SCORES) of the traces that are not errored, by trace id."""
+        ...
+
+
+@dataclass(frozen=True)
+class Services:
+    """The services of a run, each under the keyword by which stages ask for it; None where the run has none."""
+
+    engine: EngineService | None = None
+    teachers: TeacherService | None = None
+    environments: EnvironmentService | None = None
+    learner: LearnerService | None = None
+    graders: GraderService | None = None
+    example_source: ExampleSource | None = None
+    approve: "Approve | None" = None
+    """Asks a person at a gate."""
+    render: "Renderer | None" = None
+    """Turns demonstrations into tokens; it only computes, so nobody waits for it as for the others."""
+
+    def only(self, names: Iterable[str]) -> "Services":
+        """Return the same with no others than those of some names."""
+        return Services(**{name: getattr(self, name) for name in names})
+
+
+SERVICES = tuple(field.name for field in fields(Services))
+WAITS_FOR = frozenset(SERVICES) - {"render"}
+"""Services that may take any time to answer, a person among them."""
+
+
+def retry_lost(attempt: Callable[[], Answer], lost: type[Exception]) -> Answer:
+    """Return what `attempt` returns, called again whenever it loses its service; raises the loss that is one too many.
+
+    Asking for a service waits for its restart, and those are bounded. What lives and does not answer is not restarted:
+    for that there is this bound.
+    """
+    for _ in range(MOST_LOSSES):
+        with suppress(lost):
+            return attempt()
+    return attempt()

@@ -1,12 +1,15 @@
 """What a stage is: a pure function of tables with its inputs, outputs and config sections declared beside it."""
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from storage.refs import Entry
+from tasks.runtime.services import SERVICES
 
 if TYPE_CHECKING:
     from tasks.runtime.stage import Policy, Ref, Stage
@@ -19,9 +22,10 @@ Tables = Mapping[str, pa.Table]
 class Stage:
     """A pure function from named tables to named tables, and everything that its key is made of.
 
-    `function` is called as `function(tables, config, **needs)`: `tables` holds exactly `reads`, and of `optional` what
-    there is, `config` is a view of
-    the declared `sections`, and each name in `needs` (for example `step`) is handed over as a keyword.
+    `function` is called as `function(tables, config, **keywords)`: `tables` holds exactly `reads`, and of `optional`
+    what there is, and `config` is a view of the declared `sections`. Its keyword-only parameters say what else it gets:
+    of the attempt (step, key, policy, directory, parts), services (the fields of `Services`), and parameters of the
+    one call (as the source of an import), which may have defaults.
     """
 
     name: str
@@ -40,8 +44,17 @@ class Stage:
     """Tables that go in where one of the inputs made them, or come out where the function made any."""
     unit: tuple[str, str] = ("", "")
     """Of a stage that commits in parts: the table and the column that name what comes as one."""
-    needs: tuple[str, ...] = ()
-    """Keywords that the function takes beside tables and config: step, key, policy, directory, parts, or a service."""
+
+    @cached_property
+    def keywords(self) -> tuple[str, ...]:
+        """The keywords that the function takes beside tables and config."""
+        parameters = inspect.signature(self.function).parameters.values()
+        return tuple(each.name for each in parameters if each.kind is each.KEYWORD_ONLY)
+
+    @property
+    def services(self) -> tuple[str, ...]:
+        """The services that the stage asks, by keyword, in the order of the fields of `Services`."""
+        return tuple(name for name in SERVICES if name in self.keywords)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 import shutil
 from pathlib import Path
-from typing import Protocol
 
 import pyarrow as pa
 
@@ -11,26 +10,11 @@ from storage.schemas.learner_tables import POLICIES
 from tasks.learner.client import Learner
 from tasks.learner.errors import LearnerLost
 from tasks.runtime.prefect_task import as_task
+from tasks.runtime.services import LearnerService, retry_lost
 from tasks.runtime.stage import Policy, Stage, Tables
 
 # Long enough to fill cache blocks of an engine, so that a stale prefix cache shows; engines use as much as fits.
 PROBE_LENGTH = 160
-
-
-MOST_LOSSES = 10
-"""Times that the learner may be lost in one stage; restarts of a dead one are bounded by its own section."""
-
-
-class LearnerRoom(Protocol):
-    """What the stage asks of whoever keeps the learner alive."""
-
-    def at(self, policy: Policy) -> Learner:
-        """Return a learner that holds the weights and the optimizer state of `policy`."""
-        ...
-
-    def fresh(self, policy: Policy, directory: Path) -> Learner:
-        """Return a learner that holds the weights in `directory` as `policy`, with no optimizer state."""
-        ...
 
 
 def policy_row(
@@ -56,7 +40,7 @@ def probe_token_ids(vocab_size: int) -> list[int]:
 
 
 def policy_import(
-    tables: Tables, config: View, *, key: str, source: str, directory: Path, learner: LearnerRoom
+    tables: Tables, config: View, *, key: str, source: str, directory: Path, learner: LearnerService
 ) -> Tables:
     """Copy the weights directory `source` and have the learner measure the probe on it.
 
@@ -64,14 +48,12 @@ def policy_import(
     what it belongs to is another run's schedule.
     """
     shutil.copytree(source, directory, dirs_exist_ok=True, ignore=shutil.ignore_patterns("optimizer*", "manifest.json"))
-    for losses in range(MOST_LOSSES + 1):
-        try:
-            mind = learner.fresh(Policy(key, 0), directory)
-            return {"policies": policy_row(mind, key, 0, None, config.model.vocab_size, False)}
-        except LearnerLost:
-            if losses == MOST_LOSSES:
-                raise
-    raise AssertionError("either there is a policy or the learner was lost too often")
+
+    def measure() -> Tables:
+        client = learner.load_fresh(Policy(key, 0), directory)
+        return {"policies": policy_row(client, key, 0, None, config.model.vocab_size, False)}
+
+    return retry_lost(measure, LearnerLost)
 
 
 STAGE = Stage(
@@ -81,6 +63,5 @@ STAGE = Stage(
     writes=("policies",),
     sections=("model",),
     function=policy_import,
-    needs=("key", "source", "directory", "learner"),
 )
 task = as_task(STAGE)

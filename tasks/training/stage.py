@@ -14,44 +14,37 @@ from configs.run import View
 from storage.schemas.learner_tables import TOKEN_MASKS, UPDATES
 from tasks.learner.errors import LearnerLost
 from tasks.runtime.prefect_task import as_task
+from tasks.runtime.services import LearnerService, retry_lost
 from tasks.runtime.stage import Policy, Stage, Tables
-from tasks.training.policy import MOST_LOSSES, LearnerRoom, policy_row
+from tasks.training.policy import policy_row
 
 
 def training(
-    tables: Tables, config: View, *, step: int, key: str, policy: Policy, directory: Path, learner: LearnerRoom
+    tables: Tables, config: View, *, step: int, key: str, policy: Policy, directory: Path, learner: LearnerService
 ) -> Tables:
     """Train `policy` on the batches of one step and leave the new weights in `directory`.
 
     A learner that dies is brought back to `policy` and trains the same batches again, which gives the same weights.
-    Raises what the room raises when the learner does not come back.
+    Raises what the service raises when the learner does not come back.
     """
     save_optimizer = (step + 1) % config.training.save_optimizer_every == 0
-    losses = 0
-    while True:
-        try:
-            mind = learner.at(policy)
-            updates, statistics = mind.train(
-                tables["batches"],
-                step=step,
-                policy_key_in=policy.key,
-                policy_key_out=key,
-                directory_out=str(directory),
-                save_optimizer=save_optimizer,
-            )
-            row = policy_row(mind, key, step + 1, policy.key, config.model.vocab_size, save_optimizer)
-            return {"updates": updates_table(updates), **token_tables(statistics), "policies": row}
-        except LearnerLost:
-            losses += 1  # at() waits for a restart, but what never dies is not restarted
-            if losses > MOST_LOSSES:
-                raise
-            _empty(directory)
 
+    def train() -> Tables:
+        client = learner.restore(policy)
+        for path in directory.iterdir():  # left by a learner that died: weights are written into an empty directory
+            path.unlink()
+        updates, statistics = client.train(
+            tables["batches"],
+            step=step,
+            policy_key_in=policy.key,
+            policy_key_out=key,
+            directory_out=str(directory),
+            save_optimizer=save_optimizer,
+        )
+        row = policy_row(client, key, step + 1, policy.key, config.model.vocab_size, save_optimizer)
+        return {"updates": updates_table(updates), **token_tables(statistics), "policies": row}
 
-def _empty(directory: Path) -> None:
-    """Remove what a learner wrote before it died: a policy is written into an empty directory, once."""
-    for path in directory.iterdir():
-        path.unlink()
+    return retry_lost(train, LearnerLost)
 
 
 def updates_table(updates: list[dict[str, Any]]) -> pa.Table:
@@ -76,6 +69,5 @@ STAGE = Stage(
     optional=("token_masks",),
     sections=("training", "model"),
     function=training,
-    needs=("step", "key", "policy", "directory", "learner"),
 )
 task = as_task(STAGE)

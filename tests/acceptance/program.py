@@ -12,12 +12,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from flows.processes.guardian import descendants, send
-from flows.processes.ownership import identity
-from flows.processes.service import Handle, ServiceSpec
-from flows.processes.services import Supervisor
 from flows.runtime import launch
 from flows.runtime.prepare import prepare
+from flows.services.base import Supervisor
+from flows.services.guardian import descendants, send
+from flows.services.ownership import identity
+from flows.services.process import Handle, ServiceSpec
 from tests.crash.killing import Moments, durable_line, kill_self
 
 NAME = "run"

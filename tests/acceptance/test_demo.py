@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from flows.processes.ownership import OWNER
+from flows.services.ownership import OWNER
 
 pytestmark = pytest.mark.acceptance
 

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from flows.processes.ownership import owned
+from flows.services.ownership import owned
 from storage.store import open_store
 from tasks.learner.tiny import tiny_qwen3
 from tests.crash.contents import check_once, committed_groups, finished, rows, weights

@@ -13,14 +13,14 @@ import pytest
 
 from configs.errors import ConfigError
 from configs.run import RunConfig
-from flows.processes.service import Handle, ServiceSpec
-from flows.processes.services import Supervisor
 from flows.replays.config import prepare_replay
 from flows.replays.request import ReplayRequest
 from flows.runtime.loops import LOOPS
 from flows.runtime.preflight import preflight
 from flows.runtime.prepare import prepare
 from flows.runtime.session import open_session, record_run
+from flows.services.base import Supervisor
+from flows.services.process import Handle, ServiceSpec
 from storage.store import Store, open_store
 from tasks.learner.tiny import tiny_qwen3
 from tasks.runtime.execute import perform

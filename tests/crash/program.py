@@ -15,14 +15,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from flows.environment_room import EnvironmentRoom
 from flows.replays.config import prepare_replay
 from flows.replays.request import ReplayRequest
-from flows.rooms import EngineRoom
 from flows.runtime import launch
 from flows.runtime.loops import loop_replay, loop_train
 from flows.runtime.prepare import prepare
 from flows.runtime.session import open_session, record_run
+from flows.services.engine import InferenceService
+from flows.services.environments import EnvironmentServers
 from tasks.inference.engine.scoring import Served
 from tasks.rollout import stage as rollout
 from tasks.runtime.execute import perform
@@ -70,10 +70,10 @@ def replace_sampling(directory: Path, moments: Moments, backwards: bool) -> None
         moments.happen(f"sampling {group_id}")
 
     rollout.sample = fixed.sampler(backwards, begun, moments.handed_over)
-    EngineRoom.begin = EnvironmentRoom.begin = lambda self: None  # type: ignore[method-assign, assignment]
-    EngineRoom.at = lambda self, policy: Served("http://127.0.0.1:9", "no key")  # type: ignore[method-assign]
-    EnvironmentRoom.addresses = lambda self: {}  # type: ignore[method-assign]
-    EnvironmentRoom.examples = lambda self: fixed.examples()  # type: ignore[method-assign]
+    InferenceService.begin = EnvironmentServers.begin = lambda self: None  # type: ignore[method-assign, assignment]
+    InferenceService.serve = lambda self, policy: Served("http://127.0.0.1:9", "no key")  # type: ignore[method-assign]
+    EnvironmentServers.addresses = lambda self: {}  # type: ignore[method-assign]
+    EnvironmentServers.examples = lambda self: fixed.examples()  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

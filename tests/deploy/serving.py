@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.orchestration.server import process_of
-from flows.processes.ownership import start_time, sweep
+from flows.services.ownership import start_time, sweep
 from tests.waiting import PATIENCE, until
 
 ROOT = Path(__file__).parents[2]

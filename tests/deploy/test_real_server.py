@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from flows.processes.ownership import owned, start_time
+from flows.services.ownership import owned, start_time
 from storage.store import Store, open_store
 from tests.deploy.serving import Serving, serving
 from tests.waiting import until

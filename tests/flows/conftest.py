@@ -8,7 +8,7 @@ import pytest
 
 from flows import cli
 from flows.orchestration import server as prefect_api
-from flows.processes.service import Handle
+from flows.services.process import Handle
 from storage.store import open_store
 
 ROOT = Path(__file__).parents[2]

@@ -11,11 +11,11 @@ from typing import Any
 import pyarrow as pa
 
 from configs.run import RunConfig, View
-from flows.processes.services import Supervisor
 from flows.runtime import pipeline
 from flows.runtime.executor import Executor
 from flows.runtime.pipeline import Source
 from flows.runtime.session import Session, record_run
+from flows.services.base import Supervisor
 from storage.keys import content_key
 from storage.schemas.learner_tables import UPDATES
 from storage.store import Store, open_store
@@ -61,16 +61,16 @@ def trained(tables: Tables, config: View, *, step: int, key: str, policy: Policy
     return {"updates": table("updates", [row])}
 
 
-def nothing(tables: Tables, config: View) -> Tables:
+def nothing(tables: Tables, config: View, *, source: str) -> Tables:
     """Stand in for weights that are brought in: the work has a key, and no rows."""
     return {"updates": table("updates", [])}
 
 
 STAND_INS: dict[str, Stage] = {
-    "policy_import": replace(policy_import.STAGE, writes=("updates",), needs=(), function=nothing),
-    "examples": replace(listing.task.stage, needs=(), function=lambda tables, view: {"examples": fixed.examples()}),
-    "rollout": replace(rollout.task.stage, needs=("step", "policy"), function=sampled),
-    "training": replace(training.STAGE, writes=("updates",), needs=("step", "key", "policy"), function=trained),
+    "policy_import": replace(policy_import.STAGE, writes=("updates",), function=nothing),
+    "examples": replace(listing.task.stage, function=lambda tables, view: {"examples": fixed.examples()}),
+    "rollout": replace(rollout.task.stage, function=sampled),
+    "training": replace(training.STAGE, writes=("updates",), function=trained),
 }
 
 
@@ -98,7 +98,7 @@ def session_for(root: Path, name: str, approve: Approve = nobody, **changes: Any
     store = open_store(root)
     config = RunConfig.model_validate(SMALL | {"name": name, "store": str(root)} | changes)
     session = Session(RunContext(store, name, config, {}), SOURCE, Supervisor(name, root.parent / "logs"))
-    session.services["approve"] = approve
+    session.services = replace(session.services, approve=approve)
     return session
 
 

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 from configs.run import RunConfig
-from flows.processes.services import Supervisor
 from flows.recorded import recorded_by
 from flows.replays.config import prepare_replay
 from flows.replays.report import PolicyDistance, finish_replayed
@@ -12,6 +11,7 @@ from flows.replays.request import ReplayRequest
 from flows.replays.steps import quarantined_in, replay_steps
 from flows.runtime.dry_run import plan_work
 from flows.runtime.session import Session, record_run
+from flows.services.base import Supervisor
 from storage.store import Store, open_store
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import Ref

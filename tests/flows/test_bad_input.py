@@ -130,7 +130,7 @@ def test_an_engine_of_others_that_does_not_answer(refused: Refused, model: str, 
 def test_an_environment_server_of_others_that_does_not_answer(
     refused: Refused, model: str, closed_port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flows.processes.service.EXTERNAL_SECONDS", 0.2)
+    monkeypatch.setattr("flows.services.process.EXTERNAL_SECONDS", 0.2)
     address = f"tcp://127.0.0.1:{closed_port}"
     said = refused("run", "demo", model, f"environments.0.address={address}")
     assert f"service 'environment reverse_text' at {address} is not ready" in said

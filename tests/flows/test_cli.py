@@ -14,7 +14,7 @@ import pytest
 
 from configs.errors import ConfigError
 from flows import cli
-from flows.processes.service import ServiceFailed
+from flows.services.process import ServiceFailed
 from tasks.inference.engine.client import EngineError
 
 COMMANDS = [name for name in cli.app if not name.startswith("-")]

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from flows.processes.service import ServiceFailed
 from flows.reporting.events import PanelWatcher
 from flows.reporting.panel import Panel
 from flows.runtime import evaluation as evaluating
@@ -17,6 +16,7 @@ from flows.runtime.evaluation_sets import evaluation_configs
 from flows.runtime.loops import loop_train
 from flows.runtime.scores import recorded_evaluations
 from flows.runtime.session import record_run
+from flows.services.process import ServiceFailed
 from flows.views.show import describe
 from storage.store import open_store
 from tasks.assignment.example_fields import FieldMissing

@@ -50,7 +50,7 @@ def filtered(store: Store, run: str, quarantined: Mapping[str, str], *traces: Re
     refs = (*traces, rollouts(store))
     more = {"quarantine": "some"} if quarantined else {}
     bag = {"quarantined": quarantined}
-    perform(filtering.STAGE, place_of(store, run), 0, refs, services=bag, extra_inputs=more)
+    perform(filtering.STAGE, place_of(store, run), 0, refs, parameters=bag, extra_inputs=more)
 
 
 def shared(store: Store, run: str, reward: float | None = None, quarantined: Mapping[str, str] | None = None) -> None:

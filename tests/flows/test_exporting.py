@@ -36,7 +36,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> str:
     store = open_store(root)
     config = RunConfig.model_validate(store.runs.config("theirs") | {"filtering": {"filters": [{"type": "errored"}]}})
     rollouts = ref_of(Recorded(store, "theirs").steps[0].work["rollout"], computed=False)
-    perform(filtering.STAGE, RunContext(store, "theirs", config, {}), 0, (rollouts,), services={"quarantined": {}})
+    perform(filtering.STAGE, RunContext(store, "theirs", config, {}), 0, (rollouts,))
     return root
 
 

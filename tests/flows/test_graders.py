@@ -11,14 +11,15 @@ import pytest
 
 from configs.errors import ConfigError
 from configs.run import RunConfig
-from flows.graders import GraderRoom, grader_digest
-from flows.processes.service import ServiceFailed
-from flows.processes.services import Supervisor
+from flows.services.base import Supervisor
+from flows.services.graders import GraderProcesses, grader_digest
+from flows.services.process import ServiceFailed
 from storage.store import open_store
 from tasks.inference.grading.client import GraderLost, NotRegradable, answers
 from tasks.rollout.regrade import STAGE
 from tasks.runtime.execute import perform
 from tasks.runtime.run_context import RunContext
+from tasks.runtime.services import Services
 from tasks.runtime.stage import Ref, Stage
 from tests.tasks.inference.recorded import example_of, rows_of, scored, trace_of
 
@@ -82,7 +83,7 @@ def test_a_changed_reward_function_is_another_piece_of_work(tmp_path: Path) -> N
         place = RunContext(store, "replayed", each, {})
         refs = planted(place, rows)
         with Supervisor("again", tmp_path / digest[:4]) as own:
-            services = {"graders": GraderRoom(own, each)}
+            services = Services(graders=GraderProcesses(own, each))
             done.append(perform(STAGE, place, 2, refs, services=services, extra_inputs={"graders": digest}))
             assert [handle.spec.name for handle in own._handles] == ["grader reverse"], "nothing else was started"
     recorded = place.table("traces", [refs[0]])
@@ -98,23 +99,23 @@ def test_a_changed_reward_function_is_another_piece_of_work(tmp_path: Path) -> N
 
 def test_a_killed_grader_comes_back(supervisor: Supervisor, plugins: None) -> None:
     rows = reversals()
-    room = GraderRoom(supervisor, config(reverse()))
-    first = room.scores(**rows)
+    graders = GraderProcesses(supervisor, config(reverse()))
+    first = graders.scores(**rows)
     handle = supervisor._handles[0]
     assert handle.pid is not None
     os.kill(handle.pid, signal.SIGKILL)
-    assert room.scores(**rows).drop_columns(["seconds"]).equals(first.drop_columns(["seconds"]))
+    assert graders.scores(**rows).drop_columns(["seconds"]).equals(first.drop_columns(["seconds"]))
     assert handle.generation == 2
 
 
 def test_who_does_not_know_the_key_is_not_served(supervisor: Supervisor) -> None:
     rows = reversals()
-    room = GraderRoom(supervisor, config(reverse()))
-    room.begin()
+    graders = GraderProcesses(supervisor, config(reverse()))
+    graders.begin()
     address = supervisor._handles[0].wait()["address"]
     with pytest.raises(GraderLost, match="digest"):
         answers(address, "a guess")
-    assert room.scores(**rows)["reward"].to_pylist() == [1.0, 0.8, 0.0], "and it serves on"
+    assert graders.scores(**rows)["reward"].to_pylist() == [1.0, 0.8, 0.0], "and it serves on"
 
 
 def test_two_environments_are_scored_each_by_its_own(supervisor: Supervisor, plugins: None) -> None:
@@ -124,10 +125,10 @@ def test_two_environments_are_scored_each_by_its_own(supervisor: Supervisor, plu
     other = rows_of({"d": [trace_of(task, ["word"], "left"), trace_of(task, ["wo"], "right")]}, "duel")
     own = reversals()
     rows = {name: pa.concat_tables([own[name], other[name]]) for name in ("traces", "messages")}
-    room = GraderRoom(supervisor, config(reverse(), {"name": "duel", "taskset": {"id": "duel"}}))
+    graders = GraderProcesses(supervisor, config(reverse(), {"name": "duel", "taskset": {"id": "duel"}}))
     examples = pa.concat_tables([own["examples"], example_of("duel", '{"prompt":"p"}')])
-    assert room.scores(examples, **rows)["reward"].to_pylist() == [1.0, 0.8, 0.0, 2 * 4 + 1.0, 2 * 2 + 0.0]
-    only = GraderRoom(supervisor, config(reverse()))
+    assert graders.scores(examples, **rows)["reward"].to_pylist() == [1.0, 0.8, 0.0, 2 * 4 + 1.0, 2 * 2 + 0.0]
+    only = GraderProcesses(supervisor, config(reverse()))
     with pytest.raises(ConfigError, match="environment 'duel', the config has: reverse"):
         only.scores(examples, **other)
 
@@ -135,15 +136,15 @@ def test_two_environments_are_scored_each_by_its_own(supervisor: Supervisor, plu
 def test_what_needs_a_rollout_is_refused_and_the_grader_lives(supervisor: Supervisor, plugins: None) -> None:
     import duel
 
-    room = GraderRoom(supervisor, config({"name": "duel", "taskset": {"id": "duel"}}))
+    graders = GraderProcesses(supervisor, config({"name": "duel", "taskset": {"id": "duel"}}))
     for fault, refused in (("state", True), ("none", False)):
         task = duel.DuelTask(duel.DuelData(prompt="p", fault=fault))
         rows = rows_of({"d": [trace_of(task, ["word"], "left")]}, "duel")
         if refused:
             with pytest.raises(NotRegradable, match="environment 'duel' cannot be regraded"):
-                room.scores(example_of("duel", '{"prompt":"p"}'), **rows)
+                graders.scores(example_of("duel", '{"prompt":"p"}'), **rows)
         else:
-            assert room.scores(example_of("duel", '{"prompt":"p"}'), **rows)["reward"].to_pylist() == [9.0]
+            assert graders.scores(example_of("duel", '{"prompt":"p"}'), **rows)["reward"].to_pylist() == [9.0]
     assert supervisor._handles[0].generation == 1
 
 
@@ -152,6 +153,6 @@ def test_an_environment_that_does_not_load(supervisor: Supervisor, tmp_path: Pat
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     rows = reversals()
-    room = GraderRoom(supervisor, config({"name": "reverse", "taskset": {"id": "broken_taskset"}}))
+    graders = GraderProcesses(supervisor, config({"name": "reverse", "taskset": {"id": "broken_taskset"}}))
     with pytest.raises(ServiceFailed, match=r"before it was ready[\s\S]*the planted error"):
-        room.scores(**rows)
+        graders.scores(**rows)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from flows.processes import guardian
-from flows.processes.ownership import OWNER, SERVICE, identity, is_alive, marked, owned, start_time, sweep
+from flows.services import guardian
+from flows.services.ownership import OWNER, SERVICE, identity, is_alive, marked, owned, start_time, sweep
 from tests.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.engine

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from flows.processes import hanging
-from flows.processes.ownership import identity, owned
-from flows.processes.service import Handle, ServiceFailed, ServiceSpec
-from flows.processes.services import Supervisor
+from flows.services import process
+from flows.services.base import Supervisor
+from flows.services.ownership import identity, owned
+from flows.services.process import Handle, ServiceFailed, ServiceSpec
 from tests.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.engine
@@ -21,7 +21,7 @@ POLITE = Path(__file__).parent / "programs" / "polite.py"
 
 @pytest.fixture
 def supervisor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Supervisor]:
-    monkeypatch.setattr(hanging, "ASK_SECONDS", 0.1)
+    monkeypatch.setattr(process, "ASK_SECONDS", 0.1)
     with Supervisor("run", tmp_path / "services") as supervisor:
         yield supervisor
     assert owned(identity()) == []

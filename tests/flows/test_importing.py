@@ -66,7 +66,7 @@ def place_of(store: Store, run: str, **sections: Any) -> RunContext:
 def through(place: RunContext, run: str) -> Ref:
     """Do the stages from filtering to packing over the recorded rollouts, as a replay does."""
     rollouts = ref_of(Recorded(place.store, run).steps[0].work["rollout"], computed=False)
-    verdicts = perform(filtering.STAGE, place, 0, (rollouts,), services={"quarantined": {}})
+    verdicts = perform(filtering.STAGE, place, 0, (rollouts,))
     credits = perform(advantage.STAGE, place, 0, (rollouts, verdicts))
     return perform(packing.STAGE, place, 0, (credits, rollouts))
 

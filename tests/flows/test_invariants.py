@@ -7,6 +7,7 @@ engine's faults look like those of the stand-in here is shown in tests/tasks/inf
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import wraps
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,9 +18,9 @@ import pytest
 from configs.run import RunConfig
 from flows.cli import explanation
 from flows.outcome import check_account
-from flows.processes.services import Supervisor
-from flows.rooms import EngineRoom
 from flows.runtime.pipeline import StepBatch
+from flows.services.base import Supervisor
+from flows.services.engine import InferenceService
 from storage.store import open_store
 from tasks.advantage.stage import STAGE as ADVANTAGE
 from tasks.filtering.stage import STAGE as FILTERING
@@ -29,6 +30,7 @@ from tasks.packing.stage import STAGE as PACKING
 from tasks.rollout.stage import STAGE as ROLLOUT
 from tasks.runtime.execute import perform
 from tasks.runtime.run_context import RunContext
+from tasks.runtime.services import Services
 from tasks.runtime.stage import Policy, Ref, Stage, Tables
 from tasks.training.stage import STAGE as TRAINING
 from tests.builders import example, exchange, failed, table, trace
@@ -73,17 +75,18 @@ class Step:
         """Write rows as if a stage of that name had made them, changed where the test says so."""
         made = {key: self.changes.get(key, lambda same: same)(value) for key, value in rows.items()}
         stage = Stage(name, 1, (), tuple(made), (), lambda tables, config: made)
-        return perform(stage, self.place, STEP, refs, services={"quarantined": {}})
+        return perform(stage, self.place, STEP, refs)
 
     def or_changed(self, stage: Stage, refs: Sequence[Ref]) -> Ref:
         """Run a real stage, with a change to its output where the test says so."""
 
-        def function(tables: Tables, config: Any, **needs: Any) -> Tables:
-            made = dict(stage.function(tables, config, **needs))
+        @wraps(stage.function)
+        def function(tables: Tables, config: Any, **keywords: Any) -> Tables:
+            made = dict(stage.function(tables, config, **keywords))
             return {name: self.changes.get(name, lambda same: same)(rows) for name, rows in made.items()}
 
         changed = replace(stage, function=function)
-        return perform(changed, self.place, STEP, refs, services={"quarantined": {}})
+        return perform(changed, self.place, STEP, refs)
 
     def draw(self) -> StepBatch:
         """Go from assignments to batches."""
@@ -102,7 +105,7 @@ class Step:
     def train(self, drawn: StepBatch) -> Ref:
         """Hand the batches to a learner that takes them apart like the real one, and has no weights."""
         learner = SimpleNamespace(train=lambda batches, **_: batches_from_table(batches, 1))
-        services = {"learner": SimpleNamespace(at=lambda policy: learner)}
+        services = Services(learner=SimpleNamespace(restore=lambda policy: learner))
         return perform(TRAINING, self.place, STEP, (drawn.packing,), Policy("p", STEP), services)
 
     def finished(self) -> list[str]:
@@ -242,8 +245,8 @@ class LyingEngine:
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> type[LyingEngine]:
     """An engine of others: it outlives the run, as one of our own would not."""
-    monkeypatch.setattr("flows.rooms.Engine", LyingEngine)
-    monkeypatch.setattr("flows.rooms.engine_command", lambda *_, **__: ([], {}))
+    monkeypatch.setattr("flows.services.engine.Engine", LyingEngine)
+    monkeypatch.setattr("flows.services.engine.engine_command", lambda *_, **__: ([], {}))
     monkeypatch.setattr(LyingEngine, "holds", "")
     return LyingEngine
 
@@ -258,16 +261,16 @@ def sample_with(engine: type[LyingEngine], root: Path) -> Step:
         (directory / "model.safetensors").write_bytes(b"weights")
         return {"policies": table("policies", [row | probe | {"policy_key": key}])}
 
-    stage = Stage("policy_import", 1, (), ("policies",), (), imported, needs=("key", "directory"))
+    stage = Stage("policy_import", 1, (), ("policies",), (), imported)
     policy = perform(stage, step.place, 0)
     assigned = step.planted("assignment", assignments=table("assignments", [assignment(TRACES[0])]))
     found = step.planted("examples", examples=table("examples", [example()]))
     with Supervisor("faulty", root / "logs") as supervisor:
-        services = {
-            "engine": EngineRoom(supervisor, step.place, root),
-            "environments": SimpleNamespace(addresses=lambda: {}, sharing=lambda alone: nullcontext()),
-            "teachers": SimpleNamespace(at=None),  # nobody asks for one
-        }
+        services = Services(
+            engine=InferenceService(supervisor, step.place, root),
+            environments=SimpleNamespace(addresses=lambda: {}, sharing=lambda alone: nullcontext()),
+            teachers=SimpleNamespace(serve=None),  # nobody asks for one
+        )
         perform(ROLLOUT, step.place, STEP, (assigned, found), Policy(policy.key, 0), services)
     return step
 

@@ -14,8 +14,8 @@ import pytest
 
 from configs.services import WandbConfig
 from flows.metrics import finite, step_metrics
-from flows.processes.ownership import identity, owned
 from flows.reporting.tracking import Monitor, MonitorError, check_monitor
+from flows.services.ownership import identity, owned
 from storage.schemas.stage_tables import TRACES, VERDICTS
 
 

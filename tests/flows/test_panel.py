@@ -155,7 +155,7 @@ def test_summary() -> None:
 
 
 def test_importing_the_panel_does_not_import_prefect() -> None:
-    modules = "flows.reporting.panel, flows.processes.services, flows.orchestration.server"
+    modules = "flows.reporting.panel, flows.services.base, flows.orchestration.server"
     program = f"import sys, {modules}; print('prefect' in sys.modules)"
     answer = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE, check=True

@@ -35,7 +35,7 @@ class Recorder:
         step: int,
         refs: Sequence[Ref] = (),
         policy: Policy | None = None,
-        services: Mapping[str, Any] | None = None,
+        parameters: Mapping[str, Any] | None = None,
         extra_inputs: Mapping[str, str] | None = None,
     ) -> Ref:
         name = task.stage.name

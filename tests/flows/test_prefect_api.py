@@ -14,7 +14,7 @@ import pytest
 
 from flows.orchestration import server as prefect_api
 from flows.orchestration.settings import configured_url, embedded_settings
-from flows.processes.ownership import identity
+from flows.services.ownership import identity
 from tests.waiting import PATIENCE
 
 URL = "http://127.0.0.1:1/api"

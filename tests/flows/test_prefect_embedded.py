@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from flows.processes.ownership import owned, sweep
+from flows.services.ownership import owned, sweep
 from tests.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.engine

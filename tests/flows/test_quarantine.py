@@ -48,8 +48,8 @@ class Run:
     def pack(self, step: int, *traces: Ref, quarantined: Mapping[str, str] | None = None) -> Ref:
         """Go from rollouts to packed batches."""
         extra = {"quarantine": ",".join(quarantined)} if quarantined else {}
-        services = {"quarantined": quarantined or {}}
-        verdicts = perform(FILTERING, self.place, step, traces, services=services, extra_inputs=extra)
+        parameters = {"quarantined": quarantined or {}}
+        verdicts = perform(FILTERING, self.place, step, traces, parameters=parameters, extra_inputs=extra)
         credits = perform(ADVANTAGE, self.place, step, (*traces, verdicts))
         return perform(PACKING, self.place, step, (credits, *traces))
 

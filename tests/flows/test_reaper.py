@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from configs.run import RunConfig
-from flows.orchestration.process_setup import lives, mark_crashed
+from flows.orchestration.process_setup import mark_crashed
+from flows.services.ownership import was_alive
 from storage.store import Store, open_store
 
 CONFIG = RunConfig().model_dump(mode="json")
@@ -51,5 +52,5 @@ def test_a_living_run_an_ended_one_and_another_host_are_left_alone(store: Store)
 
 def test_a_process_id_that_came_back_is_not_the_run() -> None:
     now = datetime.now(UTC)
-    assert lives(os.getpid(), now)
-    assert not lives(os.getpid(), now - timedelta(days=3650))
+    assert was_alive(os.getpid(), now)
+    assert not was_alive(os.getpid(), now - timedelta(days=3650))

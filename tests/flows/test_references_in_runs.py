@@ -13,11 +13,11 @@ from configs.run import RunConfig
 from flows.recorded import recorded_by
 from flows.runtime.evaluation_sets import evaluation_contexts
 from flows.runtime.preflight import needs
-from flows.runtime.versions import tokenizer_digest
-from flows.teachers import TeacherRoom
+from flows.services.teachers import TeacherEngines
 from flows.views.show import describe
 from storage.store import Store
 from tasks.advantage import reference
+from tasks.inference.engine.model_files import tokenizer_digest
 from tasks.inference.engine.scoring import Served
 from tasks.rollout.stage import STAGE
 from tests.flows.rehearsal import SMALL, rehearse, session_for
@@ -35,11 +35,11 @@ def play(patch: pytest.MonkeyPatch) -> list[int]:
         counts.append(len(sequences))
         yield from ((place, [SCORE] * len(tokens)) for place, tokens in enumerate(sequences))
 
-    def at(self: TeacherRoom, teacher: TeacherConfig) -> Served:
+    def serve(self: TeacherEngines, teacher: TeacherConfig) -> Served:
         return Served("http://teacher", "", salt=teacher.version)
 
     patch.setattr(reference, "score", score)
-    patch.setattr(TeacherRoom, "at", at)
+    patch.setattr(TeacherEngines, "serve", serve)
     return counts
 
 

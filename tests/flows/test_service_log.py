@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flows.processes import service_log
-from flows.processes.service_log import keep_newest
+from flows.services import logs
+from flows.services.logs import keep_newest
 
 
 def test_a_log_within_its_bound_is_left_alone(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_a_disk_that_is_full_costs_what_the_log_held(tmp_path: Path, monkeypatch
 
     log = tmp_path / "engine.log"
     log.write_bytes(b"12345")
-    monkeypatch.setattr(service_log, "_copy", full)
+    monkeypatch.setattr(logs, "_copy", full)
     assert keep_newest(log, 4)
     assert log.read_text() == (
         "--- the log was larger than 4 bytes: what it held is lost: [Errno 28] No space left on device\n"
@@ -64,9 +64,9 @@ def test_a_disk_that_is_full_costs_what_the_log_held(tmp_path: Path, monkeypatch
 
 def test_a_flood_is_copied_no_further_than_twice_its_bound(tmp_path: Path) -> None:
     log, aside = tmp_path / "a.log", tmp_path / "a.log.1"
-    log.write_bytes(b"x" * (service_log.BLOCK_BYTES * 3))
-    service_log._copy(log, aside, 0, service_log.BLOCK_BYTES)
-    assert aside.stat().st_size == service_log.BLOCK_BYTES
+    log.write_bytes(b"x" * (logs.BLOCK_BYTES * 3))
+    logs._copy(log, aside, 0, logs.BLOCK_BYTES)
+    assert aside.stat().st_size == logs.BLOCK_BYTES
 
 
 def test_a_writer_that_does_not_append_leaves_a_hole_that_counts_for_nothing(tmp_path: Path) -> None:

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from flows.logs import last_lines
-from flows.processes.ownership import identity, owned, start_time
-from flows.processes.service import ServiceFailed, ServiceSpec
-from flows.processes.services import Supervisor
+from flows.services.base import Supervisor
+from flows.services.logs import last_lines
+from flows.services.ownership import identity, owned, start_time
+from flows.services.process import ServiceFailed, ServiceSpec
 from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.engine
@@ -152,7 +152,7 @@ def test_a_half_written_report_is_not_a_report(supervisor: Supervisor, tmp_path:
     handle.wait()
     for text in ('{"pid": 1', "[1]", ""):
         (tmp_path / "engine.json").write_text(text)
-        assert handle.reported() is None
+        assert handle.read_report() is None
 
 
 def test_an_external_service_is_adopted_and_left_alone(supervisor: Supervisor, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ RAE: dict[str, Any] = {
 Rows = list[dict[str, Any]]
 
 
+@wraps(rehearsal.sampled)
 def in_turns(tables: dict[str, pa.Table], *arguments: Any, **named: Any) -> dict[str, pa.Table]:
     """Stand in for sampling two seats: the traces of a group are the one's and the other's in turn."""
     made = rehearsal.sampled(tables, *arguments, **named)

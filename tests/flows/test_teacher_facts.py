@@ -10,8 +10,8 @@ from configs.errors import ConfigError
 from configs.replay import ReplayConfig
 from configs.resolve import resolve
 from configs.run import RunConfig, content
-from flows.runtime.teacher_versions import asked_teachers, reopened_teachers, require_teachers, teacher_facts
-from flows.runtime.versions import directory_digest
+from flows.services.teachers import asked_teachers, reopened_teachers, require_teachers, teacher_facts
+from tasks.inference.engine.model_files import directory_digest
 
 
 def model(directory: Path, weights: bytes, tokenizer: str = "words", vocab_size: int = 512) -> Path:

@@ -1,4 +1,4 @@
-"""The room of the teachers with a real engine: ours, which is started again when it dies, and one of somebody else."""
+"""Teachers with a real engine: ours, which is started again when it dies, and one of somebody else."""
 
 import signal
 from collections.abc import Iterator
@@ -12,10 +12,9 @@ from configs.algorithms import OpdConfig, TeacherConfig
 from configs.errors import ConfigError
 from configs.resolve import resolve
 from configs.run import RunConfig
-from flows.processes.guardian import descendants, send
-from flows.processes.services import Supervisor
-from flows.runtime.teacher_versions import teacher_facts
-from flows.teachers import TeacherChanged, TeacherRoom
+from flows.services.base import Supervisor
+from flows.services.guardian import descendants, send
+from flows.services.teachers import TeacherChanged, TeacherEngines, teacher_facts
 from tasks.inference.engine.scoring import Served, score
 from tasks.learner.tiny import tiny_qwen3
 
@@ -27,11 +26,11 @@ VARIABLE = "KEY_OF_THE_TAUGHT"
 
 @dataclass
 class Taught:
-    """A run with a teacher of its own, and the room that keeps it."""
+    """A run with a teacher of its own, and the service that keeps it."""
 
     config: RunConfig
     supervisor: Supervisor
-    room: TeacherRoom
+    teachers: TeacherEngines
 
     @property
     def teacher(self) -> TeacherConfig:
@@ -62,7 +61,7 @@ def taught(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Taught]:
     )
     config = resolve(config, teacher_facts(config))
     with Supervisor("taught", root / "logs") as supervisor:
-        yield Taught(config, supervisor, TeacherRoom(supervisor, config))
+        yield Taught(config, supervisor, TeacherEngines(supervisor, config))
 
 
 def scored(served: Served) -> list[float]:
@@ -71,43 +70,43 @@ def scored(served: Served) -> list[float]:
 
 
 def test_a_teacher_that_dies_is_started_again_with_the_same_weights(taught: Taught) -> None:
-    taught.room.reach()
-    taught.room.begin()
-    served = taught.room.at(taught.teacher)
+    taught.teachers.reach()
+    taught.teachers.begin()
+    served = taught.teachers.serve(taught.teacher)
     assert served.salt == taught.teacher.version and served.api_key not in repr(served)
     before = scored(served)
-    (handle,) = taught.room._handles.values()
+    (handle,) = taught.teachers._handles.values()
     process = handle.pid
     assert process is not None
     send(signal.SIGKILL, [process, *descendants(process)])  # some go by themselves when the first has
     while handle.generation == 1:
         handle.wait()
-    again = taught.room.at(taught.teacher)
+    again = taught.teachers.serve(taught.teacher)
     assert again.url != served.url and scored(again) == pytest.approx(before, abs=1e-5)
 
 
 def test_a_teacher_of_somebody_else_is_known_by_what_it_says_it_serves(
     taught: Taught, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    served = taught.room.at(taught.teacher)
+    served = taught.teachers.serve(taught.teacher)
     monkeypatch.setenv(VARIABLE, served.api_key)
     config = resolve(taught.elsewhere(served), teacher_facts(taught.elsewhere(served)))
     assert isinstance(config.algorithm, OpdConfig)
     teacher = config.algorithm.teacher
     assert taught.teacher.path in teacher.version and "vllm" in teacher.version
-    room = TeacherRoom(taught.supervisor, config)
-    room.reach()
-    found = room.at(teacher)
+    teachers = TeacherEngines(taught.supervisor, config)
+    teachers.reach()
+    found = teachers.serve(teacher)
     assert (found.url, found.model) == (served.url, "policy") and len(found.salt) == 32
     assert scored(found) == pytest.approx(scored(served), abs=1e-6)
     with pytest.raises(TeacherChanged, match="the run began with 'another'"):
-        room.at(teacher.model_copy(update={"version": "another"}))
+        teachers.serve(teacher.model_copy(update={"version": "another"}))
 
 
 def test_a_teacher_of_somebody_else_with_other_tokens_or_another_key_is_refused(
     taught: Taught, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    served = taught.room.at(taught.teacher)
+    served = taught.teachers.serve(taught.teacher)
     monkeypatch.setenv(VARIABLE, served.api_key)
     large = taught.elsewhere(served, model=taught.config.model.model_dump(mode="json") | {"vocab_size": 4096})
     with pytest.raises(ConfigError, match=r"algorithm\.teacher\.url: it cannot score token 4095"):

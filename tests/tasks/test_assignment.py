@@ -104,11 +104,6 @@ def test_another_batch_of_the_same_step_has_other_examples_groups_and_seeds():
         assert not set(first[column].to_pylist()) & set(second[column].to_pylist()), column
 
 
-def test_the_adapter_is_told_to_hand_over_the_batch():
-    # Without it a further batch of a step would be the first one over again, under another key.
-    assert STAGE.needs == ("step", "batch", "groups")
-
-
 def test_an_environment_without_train_examples_says_what_to_do():
     with pytest.raises(TooFewExamples, match=r"'sums' has 0 examples of split 'train' \(of 1 in all\).*holdout"):
         assigned(examples(reverse=3, sums=0), weights={"reverse": 1.0, "sums": 1.0})

@@ -16,6 +16,7 @@ from tasks.filtering import stage as filtering
 from tasks.rollout import demonstration
 from tasks.runtime.execute import perform
 from tasks.runtime.run_context import RunContext
+from tasks.runtime.services import Services
 from tasks.runtime.stage import Ref, Stage
 from tests.builders import table
 
@@ -48,8 +49,8 @@ def shown(store: Store, run: str, seed: int) -> tuple[RunContext, Ref]:
     )
     place = RunContext(store, run, config, {})
     listed = perform(LISTING, place, 0)
-    drawn = perform(assignment.task.stage, place, 0, (listed,), services={"batch": 0, "groups": None})
-    return place, perform(demonstration.STAGE, place, 0, (drawn, listed), services={"render": rendered})
+    drawn = perform(assignment.task.stage, place, 0, (listed,), parameters={"batch": 0, "groups": None})
+    return place, perform(demonstration.STAGE, place, 0, (drawn, listed), services=Services(render=rendered))
 
 
 def traces_of(place: RunContext, ref: Ref) -> dict[str, str]:
@@ -72,7 +73,7 @@ def test_a_finding_about_one_run_takes_nothing_from_another(tmp_path: Path) -> N
     noted = store.quarantines.record(traces_of(one, shown_one), where="true", reason="wrong answers", run="run-1")
     bag = {"quarantined": store.quarantines.reasons([noted.quarantine])}
     kept = [
-        place.table("verdicts", (perform(filtering.STAGE, place, 0, (ref,), services=bag),))["keep"].to_pylist()
+        place.table("verdicts", (perform(filtering.STAGE, place, 0, (ref,), parameters=bag),))["keep"].to_pylist()
         for place, ref in ((one, shown_one), (other, shown_other))
     ]
     assert kept == [[False] * 4, [True] * 4]

@@ -30,7 +30,7 @@ def logprob(sequence: Sequence[int], place: int) -> float:
 
 
 class Played:
-    """Rooms and a teacher in this process; `losses` is after how many sequences each of its lives ends."""
+    """Services and a teacher in this process; `losses` is after how many sequences each of its lives ends."""
 
     def __init__(self, losses: Sequence[int] = ()) -> None:
         self.losses = list(losses)
@@ -38,13 +38,13 @@ class Played:
         self.most: set[int] = set()
         self.lives = 0
 
-    def at(self, who: Any) -> Any:
+    def serve(self, who: Any) -> Any:
         self.lives += 1
         return Served("http://somewhere", "key", salt=who.key if isinstance(who, Policy) else who.path)
 
     @contextmanager
-    def holding(self, policy: Policy) -> Iterator[Any]:
-        yield self.at(policy)
+    def pinned(self, policy: Policy) -> Iterator[Any]:
+        yield self.serve(policy)
 
     def score(self, served: Served, sequences: Sequence[Sequence[int]], most: int) -> Iterator[tuple[int, list[float]]]:
         self.most.add(most)

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 
 from configs.run import RunConfig, View
-from flows.environment_room import EnvironmentRoom
-from flows.processes.services import Supervisor
+from flows.services.base import Supervisor
+from flows.services.environments import EnvironmentServers
 from tasks.inference.engine.scoring import Served
 from tasks.inference.sampling.lost_servers import ServiceLost, UnderWay, server
 from tasks.inference.sampling.rollouts import SamplingPlan
@@ -25,8 +25,8 @@ from tests.waiting import PATIENCE
 SECONDS = PATIENCE
 
 
-class Room(EnvironmentRoom):
-    """The room of an environment whose server nobody starts."""
+class Servers(EnvironmentServers):
+    """The service of an environment whose server nobody starts."""
 
     def addresses(self) -> dict[str, str]:
         return {}
@@ -36,7 +36,7 @@ class Engine:
     """An engine that stays where it is."""
 
     @contextmanager
-    def holding(self, policy: Policy) -> Iterator[Served]:
+    def pinned(self, policy: Policy) -> Iterator[Served]:
         yield Served("http://engine", "key")
 
 
@@ -71,11 +71,11 @@ class Sampler:
 
 
 @pytest.fixture
-def room(tmp_path: Path) -> Room:
-    return Room(Supervisor("shared", tmp_path), RunConfig(), "key")
+def servers(tmp_path: Path) -> Servers:
+    return Servers(Supervisor("shared", tmp_path), RunConfig(), "key")
 
 
-def sampled(monkeypatch: pytest.MonkeyPatch, room: Room, sampler: Sampler, examples: list[str]) -> Parts:
+def sampled(monkeypatch: pytest.MonkeyPatch, servers: Servers, sampler: Sampler, examples: list[str]) -> Parts:
     """Do the stage with a sampler of its own; return what became of the assignments."""
     parts = Parts()
     parts.put = lambda rows: parts.update({name: why.message if why else "sampled" for name, why in rows.items()})  # type: ignore[attr-defined]
@@ -87,39 +87,39 @@ def sampled(monkeypatch: pytest.MonkeyPatch, room: Room, sampler: Sampler, examp
         policy=Policy("policy", 0),
         parts=parts,  # type: ignore[arg-type]
         engine=Engine(),  # type: ignore[arg-type]
-        environments=room,
-        teachers=SimpleNamespace(at=None),  # type: ignore[arg-type]
+        environments=servers,
+        teachers=SimpleNamespace(serve=None),  # type: ignore[arg-type]
     )
     return parts
 
 
 def test_the_last_rollout_of_one_stage_is_not_blamed_for_those_of_another(
-    monkeypatch: pytest.MonkeyPatch, room: Room
+    monkeypatch: pytest.MonkeyPatch, servers: Servers
 ) -> None:
     """It was the only one here at both losses, but not the only one at the server: nobody had asked to be alone."""
     sampler = Sampler(lambda call, under_way: call <= 2)
-    assert sampled(monkeypatch, room, sampler, ["innocent"]) == {"innocent/0": "sampled"}
+    assert sampled(monkeypatch, servers, sampler, ["innocent"]) == {"innocent/0": "sampled"}
     assert sampler.alone == [False, False, True]
 
 
-def test_who_kills_when_really_alone_is_still_found_out(monkeypatch: pytest.MonkeyPatch, room: Room) -> None:
+def test_who_kills_when_really_alone_is_still_found_out(monkeypatch: pytest.MonkeyPatch, servers: Servers) -> None:
     sampler = Sampler(lambda call, under_way: "killer/0" in under_way)
-    found = sampled(monkeypatch, room, sampler, ["killer", "fine"])
+    found = sampled(monkeypatch, servers, sampler, ["killer", "fine"])
     assert found["fine/0"] == "sampled" and "died while this rollout alone was under way" in found["killer/0"]
     assert sum(sampler.alone) >= 1
 
 
-def test_who_is_alone_at_the_servers_is_alone_in_the_whole_run(room: Room) -> None:
+def test_who_is_alone_at_the_servers_is_alone_in_the_whole_run(servers: Servers) -> None:
     inside: list[str] = []
     asked = threading.Event()
 
     def alone() -> None:
         asked.set()
-        with room.sharing(alone=True):
+        with servers.sharing(alone=True):
             assert inside == [], "somebody else was still there"
 
     with ThreadPoolExecutor(2) as threads:
-        with room.sharing(alone=False), room.sharing(alone=False):
+        with servers.sharing(alone=False), servers.sharing(alone=False):
             inside.append("others")
             waiting = [threads.submit(alone), threads.submit(alone)]
             assert asked.wait(SECONDS)
@@ -129,12 +129,12 @@ def test_who_is_alone_at_the_servers_is_alone_in_the_whole_run(room: Room) -> No
             each.result(SECONDS)
 
 
-def test_two_who_are_to_be_alone_are_so_one_after_the_other(room: Room) -> None:
+def test_two_who_are_to_be_alone_are_so_one_after_the_other(servers: Servers) -> None:
     inside, most, guard = 0, 0, threading.Lock()
 
     def alone() -> None:
         nonlocal inside, most
-        with room.sharing(alone=True):
+        with servers.sharing(alone=True):
             with guard:
                 inside += 1
                 most = max(most, inside)

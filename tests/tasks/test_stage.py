@@ -142,7 +142,7 @@ def parts_stage(fail_after: int | None = None) -> tuple[Stage, list[str]]:
             parts.put({"examples": examples_table(name)})
         return {}
 
-    return stage_of(works, name="long", needs=("parts",), unit=("examples", "example_id")), made
+    return stage_of(works, name="long", unit=("examples", "example_id")), made
 
 
 def test_finished_parts_survive_a_failure_and_are_not_made_again(tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_parts_of_one_attempt_are_known_before_they_are_committed(tmp_path: Path
         assert parts.done() == {"p"}
         return {}
 
-    ref = perform(stage_of(works, needs=("parts",), unit=("examples", "example_id")), place_of(tmp_path), 0)
+    ref = perform(stage_of(works, unit=("examples", "example_id")), place_of(tmp_path), 0)
     assert ref.num_rows("examples") == 1
 
 
@@ -175,7 +175,7 @@ def test_a_part_that_cannot_be_written_fails_the_stage(tmp_path: Path) -> None:
         return {}
 
     with pytest.raises(ValueError, match="task"):
-        perform(stage_of(works, needs=("parts",), unit=("examples", "example_id")), place_of(tmp_path), 0)
+        perform(stage_of(works, unit=("examples", "example_id")), place_of(tmp_path), 0)
     assert open_store(tmp_path).ledger.entries() == []
 
 
@@ -189,7 +189,7 @@ def test_groups_that_two_attempts_committed_count_once(tmp_path: Path) -> None:
                 time.sleep(0.2)  # so that each is committed as a part of its own
             raise ValueError("interrupted")
 
-        stage = stage_of(works, name="long", needs=("parts",), unit=("examples", "example_id"))
+        stage = stage_of(works, name="long", unit=("examples", "example_id"))
         place = place_of(tmp_path, run)
         with pytest.raises(ValueError, match="interrupted"):
             perform(stage, place, 0)

@@ -86,15 +86,18 @@ def learnt(tables: Tables, config: View, *, step: int, key: str, policy: Policy,
     numbers = sorted({update for update in tables["batches"]["update"].to_pylist()})
     assert batches_from_table(tables["batches"], 1), "the learner's own reader takes the rows apart"
     updates = table("updates", [row | {"update": number} for number in numbers])
-    return {"updates": updates, **imported(tables, config, key=key, directory=directory, step=step, policy=policy)}
+    return {"updates": updates, **policy_of(key, directory, step + 1, policy.key)}
 
 
-def imported(
-    tables: Tables, config: View, *, key: str, directory: Path, step: int = -1, policy: Policy | None = None
-) -> Tables:
+def imported(tables: Tables, config: View, *, key: str, source: str, directory: Path) -> Tables:
     """Stand in for weights that are brought in."""
+    return policy_of(key, directory, 0, None)
+
+
+def policy_of(key: str, directory: Path, version: int, parent: str | None) -> Tables:
+    """Write weights of a policy, and return its row."""
     (directory / "model.safetensors").write_bytes(key.encode())
-    row = {"policy_key": key, "version": step + 1, "parent_key": policy and policy.key, "weights_sha256": "0" * 64}
+    row = {"policy_key": key, "version": version, "parent_key": parent, "weights_sha256": "0" * 64}
     row |= {"has_optimizer": False, "probe_token_ids": [1, 2], "probe_logprobs": [0.0, -1.0]}
     return {"policies": table("policies", [row])}
 
@@ -115,12 +118,10 @@ def scored_again(tables: Tables, config: View) -> Tables:
 
 
 STAND_INS: dict[str, Stage] = {
-    "policy_import": replace(policy_import.STAGE, writes=("policies",), needs=("key", "directory"), function=imported),
-    "examples": replace(listing.task.stage, needs=(), function=listed),
-    "rollout": replace(rollout.task.stage, needs=("step", "policy"), function=sampled),
-    "training": replace(
-        training.STAGE, writes=("updates", "policies"), needs=("step", "key", "policy", "directory"), function=learnt
-    ),
+    "policy_import": replace(policy_import.STAGE, writes=("policies",), function=imported),
+    "examples": replace(listing.task.stage, function=listed),
+    "rollout": replace(rollout.task.stage, function=sampled),
+    "training": replace(training.STAGE, writes=("updates", "policies"), function=learnt),
 }
 REGRADE = StageTask(Stage("regrade", 1, ("traces",), ("traces", "regrades"), (), scored_again))
 
@@ -158,14 +159,13 @@ def run(root: Path, name: str, **changes: Any) -> Session:
 def regrade(root: Path) -> None:
     """Score the first rollouts of `base` again, without the one in quarantine, and train on them."""
     session = session_for(root, "regraded", **SETTINGS)
-    session.services["quarantined"] = {UNFIT: REASON}
     do = Asked(session)
     with record_run(session):
         found, policy = pipeline.start(do, SOURCE)
         drawn = pipeline.build_batch(do, 0, found, policy, session.config)
         again = do(REGRADE, 0, drawn.traces)
         traces = (again, *drawn.traces)
-        verdicts = do(filtering.task, 0, traces)
+        verdicts = do(filtering.task, 0, traces, parameters={"quarantined": {UNFIT: REASON}})
         credits = drawing.credit(do, 0, traces, verdicts, session.config, None)
         batches = do(packing.task, 0, (credits, *traces))
         pipeline.train(do, 0, replace(drawn, traces=traces, packing=batches), policy)
@@ -177,5 +177,5 @@ def begin(root: Path) -> None:
     do = Asked(session)
     with record_run(session):
         found, policy = pipeline.start(do, SOURCE)
-        assigned = do(assignment.task, 0, (found,), services={"batch": 0, "groups": None})
+        assigned = do(assignment.task, 0, (found,), parameters={"batch": 0, "groups": None})
         do(rollout.task, 0, (assigned, found), policy)

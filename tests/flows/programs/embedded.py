@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 
 from flows.orchestration import server as prefect_api
-from flows.processes.guardian import send
-from flows.processes.ownership import identity, owned
+from flows.services.guardian import send
+from flows.services.ownership import identity, owned
 from tests.waiting import until_told
 
 

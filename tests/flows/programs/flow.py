@@ -3,8 +3,8 @@
 import sys
 from pathlib import Path
 
-from flows.processes.service import ServiceSpec
-from flows.processes.services import Supervisor
+from flows.services.base import Supervisor
+from flows.services.process import ServiceSpec
 from tests.waiting import PATIENCE, until_told
 
 PROGRAMS = Path(__file__).parent

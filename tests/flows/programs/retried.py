@@ -37,7 +37,7 @@ def failing(name: str, error: Exception, times: int) -> Stage:
             raise error
         return {"examples": fixed.examples()}
 
-    return replace(examples.task.stage, name=name, needs=(), function=function)
+    return replace(examples.task.stage, name=name, function=function)
 
 
 def unnamed_at_first(place: RunContext) -> None:

@@ -13,7 +13,7 @@ from configs.lora import LoraConfig
 from configs.run import RunConfig, View
 from configs.sections import ModelConfig, RolloutConfig
 from configs.services import EngineConfig
-from flows.processes.guarded import guarded
+from flows.services.process import start_guarded
 from storage.schemas.stage_tables import ASSIGNMENTS
 from tasks.inference.engine import client as engine
 from tasks.inference.engine.client import Engine
@@ -30,7 +30,7 @@ SECTIONS = ("rollout", "environments", "engine", "model")
 def running(argv: list[str], variables: dict[str, str], report: Path) -> Iterator[dict[str, Any]]:
     """Run a host process until the block ends; yield its report. Nothing of it is left then, nor when we are killed."""
     log = report.with_suffix(".log")
-    process, lifeline = guarded(argv, variables, log, "--- host", grace_seconds=20.0)
+    process, lifeline = start_guarded(argv, variables, log, "--- host", grace_seconds=20.0)
     try:
         until(lambda: report.exists() or process.poll() is not None, lambda: log.read_text()[-4000:])
         assert report.exists(), log.read_text()[-4000:]

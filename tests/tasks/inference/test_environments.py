@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.environments import EnvironmentConfig
-from flows.processes.ownership import start_time
+from flows.services.ownership import start_time
 from storage.schemas.stage_tables import EXAMPLES
 from tasks.inference.environments import servers as environments
 from tasks.inference.environments.examples import example_id, rows, split_of

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from configs.run import RunConfig
-from flows.processes.services import Supervisor
 from flows.runtime import evaluation as evaluating
 from flows.runtime.dry_run import plan_work
 from flows.runtime.executor import Executor
@@ -15,6 +14,7 @@ from flows.runtime.loops import loop_evaluate
 from flows.runtime.pipeline import Source
 from flows.runtime.preflight import needs
 from flows.runtime.session import Session
+from flows.services.base import Supervisor
 from storage.store import open_store
 from tasks.inference.engine.client import Engine
 from tasks.runtime.prefect_task import StageTask

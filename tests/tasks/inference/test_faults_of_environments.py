@@ -13,9 +13,9 @@ import pyarrow as pa
 import pytest
 
 from configs.run import RunConfig, View
-from flows.environment_room import EnvironmentRoom
-from flows.processes.ownership import start_time
-from flows.processes.services import Supervisor
+from flows.services.base import Supervisor
+from flows.services.environments import EnvironmentServers
+from flows.services.ownership import start_time
 from storage.schemas.stage_tables import MESSAGES
 from tasks.advantage.stage import STAGE as ADVANTAGE
 from tasks.advantage.stage import advantage
@@ -82,7 +82,7 @@ def sampled(
         patch.setenv("PYTHONPATH", str(PLUGINS))
         found = Sampled(directory, supervisor)
         examples = environments.examples(config.environments[0])
-        addresses = EnvironmentRoom(supervisor, config, KEY).addresses()
+        addresses = EnvironmentServers(supervisor, config, KEY).addresses()
 
         def sample(assignments: pa.Table, **settings: Any) -> None:
             of_rollout = config.rollout.model_copy(update=settings)

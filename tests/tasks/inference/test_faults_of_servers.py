@@ -13,9 +13,9 @@ import pytest
 
 from configs.algorithms import TeacherConfig
 from configs.run import RunConfig, View
-from flows.environment_room import EnvironmentRoom
-from flows.processes.ownership import identity, owned
-from flows.processes.services import Supervisor
+from flows.services.base import Supervisor
+from flows.services.environments import EnvironmentServers
+from flows.services.ownership import identity, owned
 from tasks.inference.engine.client import MODEL, Engine
 from tasks.inference.engine.scoring import Served
 from tasks.inference.environments import servers as environments
@@ -42,23 +42,23 @@ class Handed:
 
 
 class OneEngine:
-    """The room of an engine that somebody else keeps at its policy."""
+    """The service of an engine that somebody else keeps at its policy."""
 
     def __init__(self, engine: Engine) -> None:
         self.served = Served(engine.url, KEY, MODEL)
 
-    def at(self, policy: Policy) -> Served:
+    def serve(self, policy: Policy) -> Served:
         return self.served
 
     @contextmanager
-    def holding(self, policy: Policy) -> Iterator[Served]:
+    def pinned(self, policy: Policy) -> Iterator[Served]:
         yield self.served
 
 
 class NoTeachers:
-    """The room of teachers of a run that has none."""
+    """The service of teachers of a run that has none."""
 
-    def at(self, teacher: TeacherConfig) -> Served:
+    def serve(self, teacher: TeacherConfig) -> Served:
         raise AssertionError("nobody is taught")
 
 
@@ -80,7 +80,7 @@ def test_rollouts_of_a_lost_server_are_sampled_again(
     )
     handed: Any = Handed()
     with Supervisor("run", tmp_path / "services") as supervisor:
-        room = EnvironmentRoom(supervisor, config, KEY)
+        servers = EnvironmentServers(supervisor, config, KEY)
         tables = {"assignments": assigned("bad", names, 2), "examples": environments.examples(config.environments[0])}
         rollout(
             tables,
@@ -89,10 +89,10 @@ def test_rollouts_of_a_lost_server_are_sampled_again(
             policy=Policy("policy-of-losses", 0),
             parts=handed,
             engine=OneEngine(small_engine),
-            environments=room,
+            environments=servers,
             teachers=NoTeachers(),
         )
-        generation = room._handles["bad"].generation
+        generation = servers._handles["bad"].generation
     assert owned(identity()) == []
     rows = [row for group in handed.traces.values() for row in group]
     assert sorted(row["assignment_id"] for row in rows) == sorted(

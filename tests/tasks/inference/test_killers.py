@@ -10,9 +10,9 @@ import pytest
 
 from configs.environments import EnvironmentConfig
 from configs.run import RunConfig, View
-from flows.environment_room import EnvironmentRoom
-from flows.processes.ownership import identity, owned
-from flows.processes.services import Supervisor
+from flows.services.base import Supervisor
+from flows.services.environments import EnvironmentServers
+from flows.services.ownership import identity, owned
 from tasks.inference.engine.client import MODEL, Engine
 from tasks.inference.engine.scoring import Served
 from tasks.inference.environments import servers as environments
@@ -26,14 +26,14 @@ NAMES = ["fine 1", "dies 1", "fine b 1"]
 DEADLY = EnvironmentConfig(name="deadly", taskset={"id": "counted_taskset", "names": NAMES})
 
 
-class Room:
+class PinnedEngine:
     """The engine, which stays where it is."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
 
     @contextmanager
-    def holding(self, policy: Policy) -> Iterator[Served]:
+    def pinned(self, policy: Policy) -> Iterator[Served]:
         yield Served(self.engine.url, KEY, MODEL, policy.key)
 
 
@@ -73,9 +73,9 @@ def test_a_killer_is_one_row_and_costs_the_others_nothing(
             step=0,
             policy=Policy("the policy", 0),
             parts=kept,  # type: ignore[arg-type]
-            engine=Room(small_engine),  # type: ignore[arg-type]
-            environments=EnvironmentRoom(supervisor, config, KEY),
-            teachers=SimpleNamespace(at=None),  # type: ignore[arg-type]
+            engine=PinnedEngine(small_engine),  # type: ignore[arg-type]
+            environments=EnvironmentServers(supervisor, config, KEY),
+            teachers=SimpleNamespace(serve=None),  # type: ignore[arg-type]
         )
     assert {row["assignment_id"]: row["error_class"] for row in kept.traces} == {
         "fine 1/0": None,

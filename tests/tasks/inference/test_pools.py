@@ -21,11 +21,11 @@ import pytest
 
 from configs.environments import ElasticPool, EnvironmentConfig, StaticPool
 from configs.run import RunConfig
-from flows.environment_room import EnvironmentRoom
-from flows.processes import service
-from flows.processes.ownership import identity, owned, start_time
-from flows.processes.service import ServiceFailed
-from flows.processes.services import Supervisor
+from flows.services import process
+from flows.services.base import Supervisor
+from flows.services.environments import EnvironmentServers
+from flows.services.ownership import identity, owned, start_time
+from flows.services.process import ServiceFailed
 from tasks.inference.environments import pool as environment_pool
 from tasks.inference.environments import servers as environments
 from tests.tasks.inference.hosts import PLUGINS
@@ -54,10 +54,10 @@ class Pools:
 
     def __init__(self, supervisor: Supervisor) -> None:
         self.supervisor = supervisor
-        self.room = EnvironmentRoom(supervisor, RunConfig(environments=(STATIC, ELASTIC)), "key")
-        self.broken = EnvironmentRoom(supervisor, RunConfig(environments=(BROKEN,)), "key")
+        self.servers = EnvironmentServers(supervisor, RunConfig(environments=(STATIC, ELASTIC)), "key")
+        self.broken = EnvironmentServers(supervisor, RunConfig(environments=(BROKEN,)), "key")
         self.broken.begin()
-        self.addresses = self.room.addresses()
+        self.addresses = self.servers.addresses()
 
     def log(self, name: str) -> str:
         return (self.supervisor.directory / f"environment-{name}.log").read_text()
@@ -158,7 +158,7 @@ def test_the_end_of_a_worker_is_noticed_though_what_it_started_lives_on(monkeypa
 def test_a_client_that_leaves_before_its_answer_does_not_end_the_server(pools: Pools) -> None:
     from verifiers.v1.serve.client import EnvClient
 
-    handle = pools.room._handles["growing"]
+    handle = pools.servers._handles["growing"]
     assert handle.pid is not None
 
     async def leave(broker: int) -> None:
@@ -186,19 +186,19 @@ def test_a_server_that_someone_else_runs_is_used_and_left_alone(
 ) -> None:
     address = pools.addresses["growing"]
     with Supervisor("another", tmp_path) as supervisor:
-        room = EnvironmentRoom(supervisor, RunConfig(environments=(holding("theirs", address=address),)), "key")
-        room.reach()
-        assert room.addresses() == {"theirs": address}
+        servers = EnvironmentServers(supervisor, RunConfig(environments=(holding("theirs", address=address),)), "key")
+        servers.reach()
+        assert servers.addresses() == {"theirs": address}
     assert environments.answers(address, PATIENCE) and os.listdir(tmp_path) == []
-    monkeypatch.setattr(service, "EXTERNAL_SECONDS", 0.2)
+    monkeypatch.setattr(process, "EXTERNAL_SECONDS", 0.2)
     with Supervisor("another", tmp_path) as supervisor:
         gone = holding("theirs", address="tcp://127.0.0.1:9")
         with pytest.raises(ServiceFailed, match=r"'environment theirs' at tcp://127.0.0.1:9 is not ready after 0.2 s"):
-            EnvironmentRoom(supervisor, RunConfig(environments=(gone,)), "key").reach()
+            EnvironmentServers(supervisor, RunConfig(environments=(gone,)), "key").reach()
 
 
 def test_a_worker_that_hangs_is_killed_and_named_and_the_server_ends_for_another_to_be_started(pools: Pools) -> None:
-    workers, handle = pools.workers("fixed"), pools.room._handles["fixed"]
+    workers, handle = pools.workers("fixed"), pools.servers._handles["fixed"]
     os.kill(workers[1], signal.SIGSTOP)
     with handle._changed:
         assert handle._changed.wait_for(lambda: handle._failure, PATIENCE)
@@ -206,7 +206,7 @@ def test_a_worker_that_hangs_is_killed_and_named_and_the_server_ends_for_another
     assert f"worker 1, process {workers[1]}, was killed by signal 9: the server ends" in pools.log("fixed")
     assert [start_time(process) for process in workers] == [None, None]
     with pytest.raises(ServiceFailed, match=r"'environment fixed' .* in generation 1: no restart of 0 is left"):
-        pools.room.addresses()
+        pools.servers.addresses()
 
 
 def test_servers_that_are_told_to_end_leave_nothing_behind(pools: Pools) -> None:

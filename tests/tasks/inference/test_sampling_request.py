@@ -8,9 +8,9 @@ import pytest
 from configs.environments import EnvironmentConfig
 from configs.evaluation import ExternalModelConfig
 from configs.run import RunConfig, View
-from flows.environment_room import EnvironmentRoom
-from flows.processes.service import Handle, ServiceSpec
-from flows.processes.services import Supervisor
+from flows.services.base import Supervisor
+from flows.services.environments import EnvironmentServers
+from flows.services.process import Handle, ServiceSpec
 from tasks.inference.engine.scoring import Served
 from tasks.inference.environments.seat_assignment import SEED_STRIDE
 from tasks.inference.sampling.attempts import RolloutRunner, chat_sampling_config
@@ -115,7 +115,7 @@ def test_the_key_of_somebody_elses_api_is_not_overwritten_by_one_of_ours(tmp_pat
     tree = {"kind": "evaluate", "environments": ({"name": "e", "taskset": {"id": "reverse_text"}},)}
     config = RunConfig.model_validate(tree | ({"evaluation": {"external": chat}} if external else {}))
     supervisor = Started("run", tmp_path)
-    EnvironmentRoom(supervisor, config, "ours").begin()
+    EnvironmentServers(supervisor, config, "ours").begin()
     (spec,) = supervisor.specs
     assert ("STAGECOACH_ENGINE_KEY" in spec.env) != external
 

@@ -13,8 +13,8 @@ import pytest
 
 from configs.environments import ElasticPool, EnvironmentConfig
 from configs.run import RunConfig, View
-from flows.environment_room import EnvironmentRoom
-from flows.processes.services import Supervisor
+from flows.services.base import Supervisor
+from flows.services.environments import EnvironmentServers
 from tasks.inference.engine.client import Engine
 from tasks.inference.environments import servers as environments
 from tasks.inference.sampling import rollouts
@@ -108,7 +108,7 @@ def sampled(
         proxy = stack.enter_context(recording(small_engine.url))
         proxy.faults = FAULTS
         supervisor = stack.enter_context(Supervisor("counted", directory))
-        address = EnvironmentRoom(supervisor, RunConfig(environments=(COUNTED,)), KEY).addresses()["counted"]
+        address = EnvironmentServers(supervisor, RunConfig(environments=(COUNTED,)), KEY).addresses()["counted"]
         yield Sampled(address, proxy, models, directory / "environment-counted.log")
 
 

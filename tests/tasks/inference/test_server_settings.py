@@ -13,8 +13,8 @@ from verifiers.v1.utils.loaders import load_environment
 
 from configs.environments import EnvironmentConfig
 from configs.run import RunConfig
-from flows.environment_room import EnvironmentRoom
-from flows.processes.services import Supervisor
+from flows.services.base import Supervisor
+from flows.services.environments import EnvironmentServers
 from tasks.inference.environments import servers as environments
 from tasks.inference.environments.examples import resolved
 from tasks.inference.environments.host import LABELS_VARIABLE, label_sandboxes
@@ -84,7 +84,7 @@ def test_a_server_is_started_and_watched_as_its_section_says(tmp_path: Path, mon
     asked: list[tuple[str, float]] = []
     monkeypatch.setattr(environments, "hangs", lambda *question: bool(asked.append(question)))
     own = REVERSE.model_copy(update={"startup_seconds": 10.0, "hang_seconds": 5.0, "max_restarts": 7})
-    spec = EnvironmentRoom(Supervisor("run", tmp_path), RunConfig(environments=(own,)), "key")._spec(own)
+    spec = EnvironmentServers(Supervisor("run", tmp_path), RunConfig(environments=(own,)), "key")._spec(own)
     assert (spec.startup_seconds, spec.max_restarts, spec.external) == (15.0, 7, "")
     assert spec.hangs is not None and not spec.hangs({"address": "tcp://127.0.0.1:9"})
     assert asked == [("tcp://127.0.0.1:9", 5.0)]

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from configs.run import RunConfig
-from flows.environment_room import EnvironmentRoom
-from flows.processes.guardian import descendants, send
-from flows.processes.services import Supervisor
+from flows.services.base import Supervisor
+from flows.services.environments import EnvironmentServers
+from flows.services.guardian import descendants, send
 from tasks.inference.environments.host import refuses
 from tasks.inference.environments.servers import answers
 from tests.waiting import PATIENCE, until
@@ -33,16 +33,16 @@ def test_a_server_without_its_tools_is_started_again(tmp_path: Path) -> None:
     environment = {"name": "calc", "taskset": {"id": "calc_tools", "num_examples": 4}}
     config = RunConfig.model_validate({"environments": [environment]})
     with Supervisor("tools", tmp_path) as supervisor:
-        room = EnvironmentRoom(supervisor, config, "")
-        room.addresses()
-        handle = room._handles["calc"]
+        servers = EnvironmentServers(supervisor, config, "")
+        servers.addresses()
+        handle = servers._handles["calc"]
         before = handle.generation
         assert handle.pid is not None
         tools = [pid for pid, line in commands(handle.pid).items() if "calc_tools.server" in line]
         assert tools, commands(handle.pid)
         send(signal.SIGKILL, tools)  # one may go by itself when another has
         until(lambda: handle.generation != before, lambda: (tmp_path / "environment-calc.log").read_text()[-3000:])
-        assert answers(room.addresses()["calc"], PATIENCE)
+        assert answers(servers.addresses()["calc"], PATIENCE)
     log = (tmp_path / "environment-calc.log").read_text()
     assert "the shared tool server" in log and "is gone: the environment server ends" in log
 

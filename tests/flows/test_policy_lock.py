@@ -1,4 +1,4 @@
-"""The lease of the engine: shared by one policy, handed on when nobody holds it, and never to two."""
+"""The lock on policies of the engine: shared by one policy, handed on when nobody holds it, and never to two."""
 
 import threading
 from collections import Counter
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.leases import Lease
+from flows.services.base import PolicyLock
 from tasks.inference.engine.scoring import Served
 from tasks.runtime.stage import Policy
 from tests.flows.rehearsal import session_for
@@ -17,10 +17,10 @@ SECONDS = PATIENCE
 
 
 def test_the_same_policy_is_shared() -> None:
-    lease, both = Lease(), threading.Barrier(2)
+    lock, both = PolicyLock(), threading.Barrier(2)
 
     def hold() -> None:
-        with lease.of("a"):
+        with lock.hold("a"):
             both.wait(SECONDS)  # broken, if one had to wait for the other's end
 
     with ThreadPoolExecutor(2) as threads:
@@ -29,15 +29,15 @@ def test_the_same_policy_is_shared() -> None:
 
 
 def test_another_policy_waits_until_nobody_holds_the_first() -> None:
-    lease, told, left = Lease(), threading.Event(), []
+    lock, told, left = PolicyLock(), threading.Event(), []
 
     def other() -> None:
         told.set()
-        with lease.of("b"):
+        with lock.hold("b"):
             left.append("b")
 
     with ThreadPoolExecutor(1) as threads:
-        with lease.of("a"), lease.of("a"):
+        with lock.hold("a"), lock.hold("a"):
             done = threads.submit(other)
             assert told.wait(SECONDS)
             left.append("a")
@@ -46,21 +46,21 @@ def test_another_policy_waits_until_nobody_holds_the_first() -> None:
 
 
 def test_who_fails_lets_go() -> None:
-    lease = Lease()
-    with pytest.raises(ValueError, match="lost"), lease.of("a"):
+    lock = PolicyLock()
+    with pytest.raises(ValueError, match="lost"), lock.hold("a"):
         raise ValueError("lost")
-    with lease.of("b"):
+    with lock.hold("b"):
         pass
 
 
 def test_draws_ahead_and_evaluations_never_see_two_policies_and_all_end() -> None:
     """As in a run one step off policy: each policy is drawn with and evaluated, by threads of their own."""
-    lease, guard = Lease(), threading.Lock()
+    lock, guard = PolicyLock(), threading.Lock()
     held: Counter[str] = Counter()
     mixed: list[dict[str, int]] = []
 
     def work(policy: str) -> None:
-        with lease.of(policy):
+        with lock.hold(policy):
             with guard:
                 held[policy] += 1
                 if len(+held) > 1:
@@ -80,24 +80,24 @@ def test_draws_ahead_and_evaluations_never_see_two_policies_and_all_end() -> Non
     assert not mixed and not +held
 
 
-def test_the_engine_room_hands_a_policy_out_only_to_those_who_hold_it(
+def test_the_engine_hands_a_policy_out_only_to_those_who_hold_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    room = session_for(tmp_path / "store", "run").engine
+    engine = session_for(tmp_path / "store", "run").engine
     brought: list[str] = []
 
-    def at(policy: Policy) -> Served:
+    def serve(policy: Policy) -> Served:
         brought.append(policy.key)
         return Served("http://engine", "key", salt=policy.key)
 
-    monkeypatch.setattr(room, "at", at)
+    monkeypatch.setattr(engine, "serve", serve)
 
     def other() -> str:
-        with room.holding(Policy("b", 1)) as served:
+        with engine.pinned(Policy("b", 1)) as served:
             return served.salt
 
     with ThreadPoolExecutor(1) as threads:
-        with room.holding(Policy("a", 0)) as one, room.holding(Policy("a", 0)) as same:
+        with engine.pinned(Policy("a", 0)) as one, engine.pinned(Policy("a", 0)) as same:
             assert one == same
             waiting = threads.submit(other)
             assert brought == ["a", "a"], "the other is not even brought as long as this one is held"

@@ -1,27 +1,33 @@
-"""One service of a run behind its guardian: started, watched, started again, asked whether it is ready."""
+"""One child process of a run behind its guardian: started, watched, restarted, asked whether it is ready or hangs."""
 
 import itertools
 import json
+import logging
+import os
 import subprocess
+import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flows.logs import last_lines, secrets
-from flows.processes import guardian
-from flows.processes.guarded import guarded
-from flows.processes.hanging import HangWatch
-from flows.processes.lifeline import Lifeline
-from flows.processes.ownership import OWNER, SERVICE, identity, kill_owned
-from flows.processes.service_log import LOG_BYTES
+import psutil
+
+from flows.services import guardian
+from flows.services.logs import LOG_BYTES, last_lines, secrets
+from flows.services.ownership import OWNER, SERVICE, identity, kill_owned
 
 EXTERNAL_SECONDS = 10.0
+"""Longest wait for a service that someone else runs: it is there or it is not."""
 GRACE_SECONDS = 10.0
 LOOK_SECONDS = 0.05
+ASK_SECONDS = 5.0
+"""Between two questions whether a service hangs."""
 _numbers = itertools.count(1)
+_open_lifelines: weakref.WeakSet["Lifeline"] = weakref.WeakSet()
 
 
 class ServiceFailed(ValueError):
@@ -78,14 +84,14 @@ class Handle:
         self._failure = ""
         self._ended = ""
         """How the generation before this one ended; or why this one is being ended, where it was not by itself."""
-        self._asking: HangWatch | None = None
+        self._hang_watch: HangWatch | None = None
         if not spec.external:
             self._assert_no_secret_in_argv()
             self._launch()
             self._watcher = threading.Thread(target=self._watch, name=f"watch {spec.name}", daemon=True)
             self._watcher.start()
             if spec.hangs is not None:
-                self._asking = HangWatch(self, spec.name, spec.hangs)
+                self._hang_watch = HangWatch(self, spec.hangs)
 
     @property
     def alive(self) -> bool:
@@ -98,8 +104,10 @@ class Handle:
         """Process id of the service itself (not of its guardian); None while there is none."""
         if self._process is None or not self.alive:
             return None
-        children = [child for child, parent in guardian.parents().items() if parent == self._process.pid]
-        return min(children, default=None)
+        try:
+            return min((child.pid for child in psutil.Process(self._process.pid).children()), default=None)
+        except psutil.NoSuchProcess:
+            return None
 
     def wait(self) -> dict[str, Any]:
         """Return the report once the service is ready; raise ServiceFailed when it failed or took too long."""
@@ -112,7 +120,7 @@ class Handle:
                 generation, failure = self.generation, self._failure
             if failure or self._stopping:
                 raise ServiceFailed(failure or f"service {self.spec.name!r} was stopped")
-            if (report := self.reported()) is not None:
+            if (report := self.read_report()) is not None:
                 answer, refusal = self._ask(report)
                 if answer and self._accept(report, generation):
                     return report
@@ -144,15 +152,15 @@ class Handle:
 
     def ask_to_stop(self) -> None:
         """Begin to end the service for good; returns at once."""
-        if self._asking is not None:
-            self._asking.close()
+        if self._hang_watch is not None:
+            self._hang_watch.close()
         with self._changed:
             self._stopping = True
             if self._lifeline is not None:
                 self._lifeline.close()
             self._changed.notify_all()
 
-    def stopped(self) -> None:
+    def join(self) -> None:
         """Wait until no process of the service is left; needs `ask_to_stop` before."""
         if self._process is None:
             return
@@ -182,7 +190,7 @@ class Handle:
         marks = {OWNER: identity(), SERVICE: self.mark, "SPT_NOENV": "1"}  # process titles must not overwrite marks
         since = f": the one before {self._ended}" if self._ended else ""
         heading = f"--- {spec.name}, generation {self.generation + 1}{since}"
-        started = guarded(spec.argv, {**spec.env, **marks}, spec.log, heading, spec.grace_seconds)
+        started = start_guarded(spec.argv, {**spec.env, **marks}, spec.log, heading, spec.grace_seconds)
         self._process, self._lifeline = started
         self._ended = ""
         self.generation += 1
@@ -229,7 +237,7 @@ class Handle:
             )
         return ""
 
-    def reported(self) -> dict[str, Any] | None:
+    def read_report(self) -> dict[str, Any] | None:
         """Return what the service reported, or None when it has not yet (a half-written file included)."""
         if self.spec.external:
             return {"url": self.spec.external, "address": self.spec.external}
@@ -277,3 +285,81 @@ def _how(status: int) -> str:
     if status < 0:
         return f"lost its guardian, which was killed by signal {-status}"
     return f"was killed by signal {status - 128}" if status > 128 else f"ended with status {status}"
+
+
+class HangWatch:
+    """A thread that asks one service again and again whether it hangs; what it asks with waits as long as it takes."""
+
+    def __init__(self, handle: Handle, hangs: Callable[[dict[str, Any]], bool]) -> None:
+        self._handle = handle
+        self._hangs = hangs
+        self._closed = threading.Event()
+        threading.Thread(target=self._run, name=f"ask {handle.spec.name}", daemon=True).start()
+
+    def close(self) -> None:
+        """Ask no more; returns at once, also where a question is under way."""
+        self._closed.set()
+
+    def _run(self) -> None:
+        while not self._closed.wait(ASK_SECONDS):
+            ready = self._handle.ready_report()
+            if ready is not None and self._hangs(ready[1]) and not self._closed.is_set():
+                name = self._handle.spec.name
+                logging.getLogger(__name__).warning("service %r does not answer: it is started again", name)
+                self._handle.restart("did not answer any more and was ended", ready[0])
+
+
+def start_guarded(
+    argv: Sequence[str], variables: Mapping[str, str], log: Path, heading: str, grace_seconds: float
+) -> tuple["subprocess.Popen[bytes]", "Lifeline"]:
+    """Start a program; return its guardian, and the lifeline whose end is its own. Output is appended to `log`.
+
+    `heading` is written to the log first, `variables` are added to the environment, and `grace_seconds` pass between
+    the polite signal and the other one. Raises OSError where the system refuses: a full disk, no process left.
+    """
+    lifeline = Lifeline()
+    command = [sys.executable, "-I", "-S", guardian.__file__, str(lifeline.read), str(grace_seconds)]
+    try:
+        with log.open("ab") as output:
+            output.write(f"{heading}\n".encode())
+            output.flush()
+            process = subprocess.Popen(
+                [*command, *argv],
+                env={**os.environ, **variables},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                pass_fds=[lifeline.read],
+                start_new_session=True,
+            )
+    except OSError:
+        lifeline.close()
+        raise
+    finally:
+        os.close(lifeline.read)
+    return process, lifeline
+
+
+class Lifeline:
+    """Both ends of the pipe that ties a service to its flow: when the write end is gone, by will or by death, so is
+    the service. Neither end survives an exec unless it is passed on by name."""
+
+    def __init__(self) -> None:
+        self.read, self._write = os.pipe()
+        self._closed = False
+        _open_lifelines.add(self)
+
+    def close(self) -> None:
+        """Let the service end; calling it again does nothing."""
+        if not self._closed:
+            self._closed = True
+            os.close(self._write)
+
+
+def _close_lifelines() -> None:
+    """In a forked child: close the pipes, or the services would live as long as the child."""
+    for lifeline in list(_open_lifelines):
+        lifeline.close()
+
+
+os.register_at_fork(after_in_child=_close_lifelines)

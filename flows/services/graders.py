@@ -1,7 +1,6 @@
-"""The graders of a replay: who scores recorded traces again, and the digest of the code that does."""
+"""Graders of a replay, which score recorded traces again, and the digest of the code that does."""
 
 import secrets
-import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,13 +10,13 @@ import pyarrow.compute as pc
 from configs.environments import EnvironmentConfig
 from configs.errors import ConfigError
 from configs.run import RunConfig
-from flows.processes.service import Handle, ServiceSpec
-from flows.processes.services import Supervisor
+from flows.services.base import RunService, Supervisor
+from flows.services.process import Handle, ServiceSpec
 from storage.keys import content_key
 from tasks.arrays.columns import texts
 from tasks.inference.grading import client as regrading
 from tasks.inference.grading import client as regrading_sources
-from tasks.runtime.services import MOST_LOSSES
+from tasks.runtime.services import retry_lost
 
 
 def grader_digest(environments: Sequence[EnvironmentConfig]) -> str:
@@ -28,20 +27,20 @@ def grader_digest(environments: Sequence[EnvironmentConfig]) -> str:
     return content_key({each.name: regrading_sources.source_digest(each) for each in environments})
 
 
-class GraderRoom:
+class GraderProcesses(RunService):
     """One grader for each environment whose traces are scored, in a process of its own until the session ends."""
 
+    keyword = "graders"
+
     def __init__(self, supervisor: Supervisor, config: RunConfig) -> None:
-        self._supervisor = supervisor
+        super().__init__(supervisor)
         self._environments = {each.name: each for each in config.environments}
         self._key = secrets.token_hex(16)
-        self._handles: dict[str, Handle] = {}
-        self._lock = threading.Lock()
 
     def begin(self) -> None:
         """Start the graders of all environments side by side; returns at once."""
         for name in self._environments:
-            self._handle(name)
+            self._grader(name)
 
     def reach(self) -> None:
         """Raise EnvironmentUnavailable where a package of an environment is missing; starts nothing."""
@@ -71,31 +70,25 @@ class GraderRoom:
         if name not in self._environments:
             known = ", ".join(self._environments) or "none"
             raise ConfigError([f"regrading: the traces are of environment {name!r}, the config has: {known}"])
-        losses = 0
-        while True:
-            address = self._handle(name).wait()["address"]  # returns after a restart, or raises when none is left
-            try:
-                return regrading.scores(address, self._key, tables)
-            except regrading.GraderLost:
-                losses += 1  # one that lives and breaks its connections is not restarted
-                if losses > MOST_LOSSES:
-                    raise
 
-    def _handle(self, name: str) -> Handle:
-        with self._lock:
-            if name not in self._handles:
-                self._handles[name] = self._supervisor.start(self._spec(self._environments[name]))
-            return self._handles[name]
+        def score() -> pa.Table:
+            address = self._grader(name).wait()["address"]  # returns after a restart, or raises when none is left
+            return regrading.scores(address, self._key, tables)
+
+        return retry_lost(score, regrading.GraderLost)
+
+    def _grader(self, name: str) -> Handle:
+        return self._process(name, lambda: self._spec(self._environments[name]))
 
     def _spec(self, environment: EnvironmentConfig) -> ServiceSpec:
-        report = self._supervisor.directory / f"grader-{environment.name}.json"
+        report = self._report(f"grader-{environment.name}")
         argv, variables = regrading.command(environment, report)
         return ServiceSpec(
             name=f"grader {environment.name}",
             argv=argv,
             env={**variables, regrading.KEY_VARIABLE: self._key},
             report=report,
-            log=self._supervisor.directory / f"grader-{environment.name}.log",
+            log=report.with_suffix(".log"),
             ready=lambda told: regrading.answers(told["address"], self._key),
         )
 

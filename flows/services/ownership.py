@@ -8,16 +8,23 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from datetime import datetime
 
-from flows.processes.guardian import send
+import psutil
+
+from flows.services.guardian import send
 
 OWNER = "STAGECOACH_OWNER"
 SERVICE = "STAGECOACH_SERVICE"
 SWEEP_SECONDS = 10.0
+CLOCK_SECONDS = 2.0
+"""By so much the start of a process may seem later than an event of it: the kernel's boot time is known to a second."""
 
 
 def start_time(process: int) -> str | None:
     """Return when a process started, in clock ticks since boot, or None when it is gone or dead and not collected."""
+    # Not psutil's create_time: that is seconds of the wall clock, which is set now and then, and then the processes of
+    # a living flow would look like those of a dead one to another flow, which would kill them.
     try:
         with open(f"/proc/{process}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
@@ -40,15 +47,15 @@ def is_alive(owner: str) -> bool:
     return process.isdigit() and start_time(int(process)) == started
 
 
-def _environment(process: int) -> dict[str, str]:
-    """Return the environment a process was started with; empty when it is gone or not ours to read."""
+def was_alive(process: int, at: datetime) -> bool:
+    """Tell whether a living process is the one that had its id at a moment, and none that began later; ids recur."""
     try:
-        with open(f"/proc/{process}/environ", "rb") as file:
-            entries = file.read().split(b"\0")
-    except OSError:
-        return {}
-    pairs = (entry.decode(errors="replace").partition("=") for entry in entries)
-    return {name: value for name, _, value in pairs if name in (OWNER, SERVICE)}
+        found = psutil.Process(process)
+        if found.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
+            return False
+        return bool(found.create_time() <= at.timestamp() + CLOCK_SECONDS)
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _namespace(process: int | str) -> str | None:
@@ -64,12 +71,10 @@ def marked() -> Iterator[tuple[int, str, str]]:
     Process ids inside a container mean nothing outside it, so another namespace's processes are left alone.
     """
     here = _namespace("self")
-    for name in os.listdir("/proc"):
-        if not name.isdigit():
-            continue
-        found = _environment(int(name))
-        if OWNER in found and _namespace(name) == here and start_time(int(name)) is not None:
-            yield int(name), found[OWNER], found.get(SERVICE, "")
+    for process in psutil.process_iter(["environ"]):
+        environment = process.info["environ"] or {}  # None where it is not ours to read
+        if OWNER in environment and _namespace(process.pid) == here and start_time(process.pid) is not None:
+            yield process.pid, environment[OWNER], environment.get(SERVICE, "")
 
 
 def owned(owner: str, service: str | None = None) -> list[int]:

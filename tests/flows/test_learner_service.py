@@ -8,9 +8,9 @@ from typing import Any, cast
 import pytest
 
 from configs.run import RunConfig
-from flows.processes.service import Handle, ServiceFailed
-from flows.processes.services import Supervisor
-from flows.rooms import LearnerRoom
+from flows.services.base import Supervisor
+from flows.services.learner import LearnerProcess
+from flows.services.process import Handle, ServiceFailed
 from storage.store import open_store
 from tasks.learner import pulse
 from tasks.runtime.run_context import RunContext
@@ -27,10 +27,10 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.fixture
-def room(tmp_path: Path) -> LearnerRoom:
-    """A room without a learner."""
+def learner(tmp_path: Path) -> LearnerProcess:
+    """A service whose process nobody has started."""
     place = RunContext(open_store(tmp_path / "store"), "a", RunConfig(name="a"), {})
-    return LearnerRoom(Supervisor("a", tmp_path / "logs"), place)
+    return LearnerProcess(Supervisor("a", tmp_path / "logs"), place)
 
 
 @pytest.fixture
@@ -41,14 +41,16 @@ def closed() -> Iterator[str]:
         yield f"127.0.0.1:{held.getsockname()[1]}"
 
 
-def test_a_generation_that_answered_is_not_asked_again_and_another_one_is(room: LearnerRoom, asked: list[str]) -> None:
+def test_a_generation_that_answered_is_not_asked_again_and_another_one_is(
+    learner: LearnerProcess, asked: list[str]
+) -> None:
     first, second = ({"address": "a", "pulse": PULSE, "pid": pid} for pid in (1, 2))
-    assert [room._ready(each) for each in (first, first, second, second)] == [True] * 4
+    assert [learner._ready(each) for each in (first, first, second, second)] == [True] * 4
     assert asked == [PULSE] * 2
 
 
 def test_a_learner_that_was_lost_is_asked_before_it_is_gone_back_to(
-    room: LearnerRoom, asked: list[str], closed: str
+    learner: LearnerProcess, asked: list[str], closed: str
 ) -> None:
     """Its guardian may see its end later than we do: until then the same generation is there, with the same report."""
     report: dict[str, Any] = {"address": closed, "pulse": PULSE, "pid": 1}
@@ -60,10 +62,10 @@ def test_a_learner_that_was_lost_is_asked_before_it_is_gone_back_to(
             self.num_waits += 1
             if self.num_waits > 3:
                 raise ServiceFailed("no restart is left")
-            assert room._ready(report)
+            assert learner._ready(report)
             return report
 
-    room._handle = cast(Handle, Gone())
+    learner._handles["learner"] = cast(Handle, Gone())
     with pytest.raises(ServiceFailed):
-        room._connected()
+        learner._connected()
     assert asked == [PULSE] * 3

@@ -1,9 +1,14 @@
-"""Facts about teachers: which a run asks, what version each is, and whether it can teach the run's model."""
+"""Teachers of a run: frozen models that it asks, their versions, and an engine for each, of ours or of others.
+
+Nothing is ever loaded into them after the start, so they need no proof but that they serve what the config says.
+"""
 
 import os
+import secrets
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 from configs.algorithms import TeacherConfig
 from configs.checks.run import algorithms
@@ -12,18 +17,113 @@ from configs.errors import ConfigError
 from configs.functions import with_versions
 from configs.replay import needs_weights, redone
 from configs.run import RunConfig
-from flows.runtime.versions import directory_digest, file_digest, files_of, model_directory, tokenizer_digest
+from flows.services.base import RunService, Supervisor
+from flows.services.engine import is_healthy
+from flows.services.process import Handle, ServiceFailed, ServiceSpec
 from storage.keys import content_key
 from tasks.inference.engine import model_info
-from tasks.inference.engine.client import Engine, EngineError, EngineLost
+from tasks.inference.engine.client import MODEL, Engine, EngineError, EngineLost
+from tasks.inference.engine.client import command as engine_command
+from tasks.inference.engine.model_files import (
+    directory_digest,
+    file_digest,
+    files_of,
+    model_directory,
+    tokenizer_digest,
+)
+from tasks.inference.engine.scoring import Served
 from tasks.inference.engine.tokenizing import difference
+from tasks.runtime.services import retry_lost
 
+NAMED = 8
+"""Digits of a version that name a teacher's service."""
 ASK_SECONDS = 10.0
 """Longest wait for an answer about an engine that someone else runs."""
-
-
 SAMPLING = {"train": ("rollout", "advantage"), "evaluate": ("rollout",)}
 """The stages that ask teachers, by the kind of a run; a replay does some of them again."""
+
+
+class TeacherChanged(ValueError):
+    """An engine that someone else runs serves another model than the run began with."""
+
+
+class TeacherEngines(RunService):
+    """One engine for each distinct teacher of a run, started when it is needed and watched until the session ends."""
+
+    keyword = "teachers"
+
+    def __init__(self, supervisor: Supervisor, config: RunConfig) -> None:
+        super().__init__(supervisor)
+        self._config = config
+        self._key = secrets.token_hex(16)
+
+    def begin(self) -> None:
+        """Start the teachers that the run asks, side by side, or adopt external ones; returns at once."""
+        for _, teacher in asked_teachers(self._config):
+            self._engine(teacher)
+
+    def reach(self) -> None:
+        """Raise ConfigError where a teacher is not there, is another than recorded, or cannot teach; starts nothing."""
+        require_teachers(self._config)
+
+    def serve(self, teacher: TeacherConfig) -> Served:
+        """Return where a teacher is served; waits for a restart.
+
+        Raises ServiceFailed when none is left or an external one does not answer, TeacherChanged when that serves
+        another model than the one of `teacher.version`.
+        """
+        url = self._engine(teacher).wait()["url"]
+        if teacher.url:
+            return self._external(teacher)
+        return Served(url, self._key, MODEL, teacher.version)
+
+    def _external(self, teacher: TeacherConfig) -> Served:
+        key = external_key(teacher)
+        try:
+            name, version = retry_lost(lambda: served_version(teacher.url, key), EngineLost)  # it may only be busy
+        except EngineLost as error:
+            raise ServiceFailed(
+                f"the teacher at {teacher.url} does not answer: {error}. What is in the store is safe: start "
+                "it again and resume the run"
+            ) from error
+        if version != teacher.version:
+            raise TeacherChanged(
+                f"the teacher at {teacher.url} serves {version!r}, the run began with {teacher.version!r}. Nothing "
+                "more was done with it, what is in the store is safe: serve that again and resume the run, or start "
+                "a new run"
+            )
+        return Served(teacher.url, key, name, salt_of(version))
+
+    def _engine(self, teacher: TeacherConfig) -> Handle:
+        weights = teacher.url or teacher.version  # the same weights in two places need one engine
+        return self._process(weights, lambda: self._spec(teacher))
+
+    def _ready(self, report: dict[str, Any]) -> bool:
+        return is_healthy(report["url"], self._key)
+
+    def _spec(self, teacher: TeacherConfig) -> ServiceSpec:
+        name = f"teacher-{teacher.version[:NAMED]}" if teacher.path else f"teacher-{len(self._handles)}"
+        report = self._report(name)
+        argv, environment = ([], {}) if teacher.url else self._command(teacher, report)
+        return ServiceSpec(
+            name=name.replace("-", " ", 1),
+            argv=argv,
+            env=environment,
+            report=report,
+            log=report.with_suffix(".log"),
+            ready=(lambda _: True) if teacher.url else self._ready,  # who is asked for one asks what it serves
+            startup_seconds=teacher.startup_seconds,
+            max_restarts=teacher.max_restarts,
+            external=teacher.url,
+        )
+
+    def _command(self, teacher: TeacherConfig, report: Any) -> tuple[list[str], dict[str, str]]:
+        own = ("threads", "memory_gib", "gpu_memory_utilization")
+        engine = self._config.engine.model_copy(update={name: getattr(teacher, name) for name in own})
+        weights = model_directory(teacher.path, "teacher.path")
+        argv, environment = engine_command(engine, self._config.model, weights, report, frozen=True)
+        gpus = {"CUDA_VISIBLE_DEVICES": teacher.gpus} if teacher.gpus else {}
+        return argv, {**environment, **gpus, engine.api_key_variable: self._key}
 
 
 def asked_teachers(config: RunConfig) -> Iterator[tuple[str, TeacherConfig]]:

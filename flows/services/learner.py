@@ -1,4 +1,8 @@
-"""Recovery: how a learner gets back to a policy whose optimizer state was not saved."""
+"""The learner's process, brought to any recorded policy, and back there after it was lost.
+
+It is started early and waited for late, and never handed out while its weights are not the recorded ones. Where the
+optimizer state of a policy was not saved, recorded batches are trained again from the last one that was.
+"""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -9,18 +13,118 @@ import pyarrow as pa
 
 from configs.fields import is_operational
 from configs.training import TrainingConfig
+from flows.services.base import RunService, Supervisor
+from flows.services.process import Handle, ServiceSpec
 from storage.policies.adapters import base_in
 from storage.refs import Entry
+from tasks.learner import launch as learner_service
+from tasks.learner import pulse
 from tasks.learner.client import Learner
+from tasks.learner.errors import LearnerLost
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import Policy
+
+READY_SECONDS = 2.0
+"""Longest wait for a starting learner's answer, before it is asked again."""
 
 
 class WeightsDiffer(ValueError):
     """Training recorded batches again gave other weights than the recorded ones."""
 
 
-def policy_row(place: RunContext, policy_key: str) -> dict[str, Any]:
+class LearnerProcess(RunService):
+    """The learner's process, brought to any recorded policy, its optimizer state included."""
+
+    keyword = "learner"
+
+    def __init__(self, supervisor: Supervisor, place: RunContext) -> None:
+        super().__init__(supervisor)
+        self._place = place
+        self._learner: tuple[int, Learner] | None = None
+        self._answered: dict[str, Any] = {}
+        """Report of the generation that was last seen to answer."""
+
+    def begin(self) -> None:
+        """Start the learner; returns at once."""
+        self._handle()
+
+    def reach(self) -> None:
+        """Do nothing: nobody else runs a learner of ours."""
+
+    def restore(self, policy: Policy) -> Learner:
+        """Return a learner that holds the weights and the optimizer state of `policy`.
+
+        Where no optimizer state was saved, the recorded batches since the last one that was are trained again, with
+        the settings that they were trained with.
+        Raises LearnerLost when it dies on the way, ServiceFailed when no restart is left, and WeightsDiffer when
+        training again does not give the recorded weights.
+        """
+        learner = self._connected()
+        held = learner.state()["policy_key"]
+        if held == policy.key:
+            return learner
+        LearnerRecovery(learner, self._place, self._sections).recover(policy, held)
+        return learner
+
+    def load_fresh(self, policy: Policy, directory: Path) -> Learner:
+        """Return a learner that holds the weights in `directory` as `policy`, with no optimizer state."""
+        learner = self._connected()
+        learner.load(policy.key, str(directory), fresh_optimizer=True)
+        return learner
+
+    def _handle(self) -> Handle:
+        return self._process("learner", self._spec)
+
+    def _connected(self) -> Learner:
+        handle = self._handle()
+        while True:
+            generation = handle.generation  # read first: a restart in between then shows as a lost learner
+            report = handle.wait()  # returns after a restart, or raises when none is left
+            try:
+                if self._learner is None or self._learner[0] != generation:
+                    self._learner = (generation, self._configured(report["address"]))
+                self._learner[1].state()
+                return self._learner[1]
+            except LearnerLost:
+                self._learner, self._answered = None, {}  # asked again first: its guardian may be slow to see it gone
+
+    def _configured(self, address: str) -> Learner:
+        learner = Learner(address)
+        learner.configure(*self._sections)
+        return learner
+
+    @property
+    def _sections(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        config = self._place.config
+        return config.training.model_dump(mode="json"), config.learner.model_dump(mode="json")
+
+    def _spec(self) -> ServiceSpec:
+        config, report = self._place.config.learner, self._report("learner")
+        argv, environment = learner_service.command(config, str(report))
+        return ServiceSpec(
+            name="learner",
+            argv=argv,
+            env=environment,
+            report=report,
+            log=report.with_suffix(".log"),
+            ready=self._ready,
+            hangs=lambda report: pulse.hangs(report["pulse"], config.hang_seconds),
+            startup_seconds=config.startup_seconds,
+            max_restarts=config.max_restarts,
+        )
+
+    def _ready(self, report: dict[str, Any]) -> bool:
+        """Tell whether a generation answers; one that did is not asked again, as it may hang by now.
+
+        It is then asked for what is wanted, which ends when it is ended; not being ready would end the run.
+        """
+        if report != self._answered:
+            pulse.ask(report["pulse"], READY_SECONDS)
+            self._answered = report
+        return True
+
+
+def recorded_policy(place: RunContext, policy_key: str) -> dict[str, Any]:
     """Return the policy's row of the policies table."""
     entry = place.find(policy_key)
     assert entry is not None, f"policy {policy_key} is referred to but not in the ledger"
@@ -33,9 +137,9 @@ def ancestry(place: RunContext, policy: Policy) -> list[dict[str, Any]]:
     A policy can be loaded whole when its optimizer state was saved and its weights were not removed since, or when it
     has no parent and so no state.
     """
-    way = [policy_row(place, policy.key)]
+    way = [recorded_policy(place, policy.key)]
     while way[0]["parent_key"] is not None and not _loads(place, way[0]):
-        way.insert(0, policy_row(place, way[0]["parent_key"]))
+        way.insert(0, recorded_policy(place, way[0]["parent_key"]))
     return way
 
 
@@ -57,7 +161,7 @@ def recorded_batches(place: RunContext, training: Entry) -> pa.Table:
     return place.store.read(packing.slices("batches"))
 
 
-class Retrace:
+class LearnerRecovery:
     """Brings a learner to a recorded policy, optimizer state included, by training recorded batches again."""
 
     def __init__(self, learner: Learner, place: RunContext, sections: tuple[dict[str, Any], dict[str, Any]]) -> None:
@@ -66,7 +170,7 @@ class Retrace:
         self._training, self._own = sections
         """The sections training and learner that the learner is configured with, and is again in the end."""
 
-    def to(self, policy: Policy, held: str | None) -> None:
+    def recover(self, policy: Policy, held: str | None) -> None:
         """Go to `policy` from the nearest policy that can be loaded, or from the one that the learner holds.
 
         Raises WeightsDiffer when training again does not give the recorded weights.

@@ -1,0 +1,1 @@
+"""Services of a run: engines, environment servers, the learner and graders, and what ends them whatever happens."""

@@ -1,0 +1,148 @@
+"""What all services of a run have in common: a supervisor that ends them, a start at first use, and a lock.
+
+Services start side by side, each behind a guardian (`flows.services.guardian`) and with a log file of its own; a dead
+or hanging one is started again a bounded number of times; a log that grows too large is moved aside; all are gone with
+their whole process trees when the block ends or the flow dies. A service that someone else runs is adopted by its URL
+and never started, watched or ended.
+"""
+
+import os
+import tempfile
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import ClassVar
+
+from flows.services.logs import LogKeeper
+from flows.services.ownership import sweep
+from flows.services.process import Handle, ServiceSpec
+from storage.policies.scratch import Scratches
+
+
+class Supervisor:
+    """Owns the processes of one run: `with Supervisor(run_name, directory) as supervisor: ...`.
+
+    When the block ends, in whatever way, no process of theirs is left, and no temporary file: an engine leaves sockets
+    and more behind even when it is asked to end. On entry, processes and temporary files of flows that are gone are
+    swept away. `directory` is for logs and reports.
+    """
+
+    def __init__(self, run_name: str, directory: Path) -> None:
+        self.run_name = run_name
+        self.directory = Path(directory)
+        self._handles: list[Handle] = []
+        # Short and not in `directory`: the name of a socket has at most 107 characters.
+        self._scratches = Scratches(Path(tempfile.gettempdir()) / f"stagecoach-{os.getuid()}")
+        self._temporary: Path | None = None
+        self._logs: LogKeeper | None = None
+
+    def __enter__(self) -> "Supervisor":
+        self.directory.mkdir(parents=True, exist_ok=True)
+        sweep()
+        self._temporary = self._scratches.make("services")
+        self._logs = LogKeeper(lambda: [(handle.spec.log, handle.spec.log_bytes) for handle in list(self._handles)])
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def start(self, spec: ServiceSpec) -> Handle:
+        """Start a process, or adopt an external service; returns at once, see `Handle.wait`."""
+        assert all(handle.spec.name != spec.name for handle in self._handles), f"two services named {spec.name!r}"
+        if self._temporary is not None:
+            spec = replace(spec, env={"TMPDIR": str(self._temporary), **spec.env})
+        handle = Handle(spec)
+        self._handles.append(handle)
+        return handle
+
+    def start_all(self, specs: Sequence[ServiceSpec]) -> list[Handle]:
+        """Start processes side by side, after every external one among them has answered; in the order of `specs`."""
+        external = {spec.name: self.start(spec) for spec in specs if spec.external}
+        for handle in external.values():
+            handle.wait()
+        return [external.get(spec.name) or self.start(spec) for spec in specs]
+
+    def close(self) -> None:
+        """End all services, the last started first, and wait until none of their processes is left."""
+        handles = self._handles[::-1]
+        for handle in handles:
+            handle.ask_to_stop()
+        for handle in handles:
+            handle.join()
+        if self._logs is not None:
+            self._logs.close()
+            self._logs = None
+        self._handles = []
+        if self._temporary is not None:
+            self._scratches.discard(self._temporary)
+            self._temporary = None
+
+
+class RunService(ABC):
+    """What stages ask for one kind of work: one process or several side by side, started early and waited for late."""
+
+    keyword: ClassVar[str]
+    """The keyword by which stages ask for it, a field of `tasks.runtime.services.Services`."""
+
+    def __init__(self, supervisor: Supervisor) -> None:
+        self._supervisor = supervisor
+        self._lock = threading.Lock()
+        self._handles: dict[str, Handle] = {}
+
+    @abstractmethod
+    def begin(self) -> None:
+        """Start the processes side by side, or adopt external ones; returns at once."""
+
+    @abstractmethod
+    def reach(self) -> None:
+        """Make sure, before a run begins, of what others provide: what they run, packages, weights. Starts nothing.
+
+        Raises what says that it is not there.
+        """
+
+    def _process(self, name: str, describe: Callable[[], ServiceSpec]) -> Handle:
+        """Return a process by its name, started at its first use; threads of the run may ask at the same time."""
+        with self._lock:
+            if name not in self._handles:
+                self._handles[name] = self._supervisor.start(describe())
+            return self._handles[name]
+
+    def _report(self, file: str) -> Path:
+        """Return the file in which a process reports its address; its log lies beside it."""
+        return self._supervisor.directory / f"{file}.json"
+
+
+class PolicyLock:
+    """Shared by all who want the same policy; whoever wants another waits until nobody holds this one.
+
+    Those who want the policy that is held are let in also while others wait for another: a policy is only asked for as
+    long as its step, or its evaluation, goes on, so that all come to their turn.
+    """
+
+    def __init__(self) -> None:
+        self._free = threading.Condition()
+        self._held = ""
+        self._holders = 0
+
+    @contextmanager
+    def hold(self, policy_key: str) -> Iterator[None]:
+        """Hold a policy within the block; waits for those who hold another, for ever if need be.
+
+        Who holds one policy and asks for another within would wait for itself.
+        """
+        with self._free:
+            self._free.wait_for(lambda: not self._holders or self._held == policy_key)
+            self._held = policy_key
+            self._holders += 1
+        try:
+            yield
+        finally:
+            with self._free:
+                self._holders -= 1
+                self._free.notify_all()

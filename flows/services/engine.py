@@ -1,0 +1,135 @@
+"""The inference engine of a run, brought to the policy that is asked for.
+
+It is started early and waited for late. It is put back to where it was after a restart, and never handed out while its
+log-probs differ from the learner's.
+"""
+
+import os
+import secrets
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+from flows.services.base import PolicyLock, RunService, Supervisor
+from flows.services.learner import recorded_policy
+from flows.services.process import Handle, ServiceSpec
+from storage.policies.adapters import bases
+from tasks.inference.engine.checks import check_serving
+from tasks.inference.engine.client import MODEL, Engine, EngineLost
+from tasks.inference.engine.client import command as engine_command
+from tasks.inference.engine.scoring import Served
+from tasks.runtime.run_context import RunContext
+from tasks.runtime.services import retry_lost
+from tasks.runtime.stage import Policy
+
+
+class InferenceService(RunService):
+    """The inference engine, brought to any policy of the store.
+
+    It is started with the run's first weights, or where there are none with the first policy that is asked for.
+    """
+
+    keyword = "engine"
+
+    def __init__(self, supervisor: Supervisor, place: RunContext, source: Path) -> None:
+        super().__init__(supervisor)
+        self._place = place
+        self._source = source
+        self._policy_lock = PolicyLock()
+        self._bringing = threading.Lock()
+        self._proven = ""
+        """Key of the policy that the engine was last seen to hold; a restarted engine says that it holds none."""
+        config = place.config.engine
+        self.key = os.environ.get(config.api_key_variable, "") if config.url else secrets.token_hex(16)
+        """What the engine, and whoever calls it, must know; made anew for an engine of our own."""
+
+    def begin(self) -> None:
+        """Start the engine, or adopt an external one; returns at once."""
+        if self._source.name or self._place.config.engine.url:  # else it waits for the first policy asked for
+            self._engine(self._source)
+
+    def reach(self) -> None:
+        """Wait for an engine that someone else runs; raises ServiceFailed when it does not answer."""
+        if self._place.config.engine.url:
+            self._engine(self._source).wait()
+
+    def close(self) -> None:
+        """End the engine, whoever's supervisor keeps it."""
+        self._supervisor.close()
+
+    @contextmanager
+    def pinned(self, policy: Policy) -> Iterator[Served]:
+        """Give where `policy` is served, which it stays within the block; waits for those who have another pinned.
+
+        Raises what `serve` raises.
+        """
+        with self._policy_lock.hold(policy.key):
+            yield self.serve(policy)
+
+    def serve(self, policy: Policy) -> Served:
+        """Return where `policy` is served, proven on the learner's probe; an adapter beside the base below it.
+
+        It stays there as long as nobody asks for another: see `pinned`.
+        Raises ServiceFailed when no restart is left, EngineMismatch when the engine serves other weights than it says.
+        """
+        whole = self._base(policy) or policy.key
+        engine = self._engine(self._source if self._source.name else self._place.store.policies.directory(whole))
+
+        def bring() -> Served:
+            url = engine.wait()["url"]  # returns after a restart, or raises when none is left
+            with self._bringing:  # those who share a policy bring it once
+                return self._bring(policy, url)
+
+        return retry_lost(bring, EngineLost)
+
+    def _engine(self, source: Path) -> Handle:
+        return self._process("engine", lambda: self._spec(source))
+
+    def _base(self, policy: Policy) -> str:
+        """Return the key of the policy below an adapter; empty for a policy of whole weights."""
+        return next(iter(bases(self._place.store, [policy.key])), "")
+
+    def _bring(self, policy: Policy, url: str) -> Served:
+        base, directory = self._base(policy), self._place.store.policies.directory
+        served = Served(url, self.key, policy.key if base else MODEL, policy.key)
+        with closing(Engine(url, self.key, model=served.model)) as engine:
+            holds = engine.served() == policy.key
+            if not holds:
+                engine.serve(policy.key, directory(policy.key), (base, directory(base)) if base else None)
+            if not holds or self._proven != policy.key:  # what an engine says it holds is no proof, whoever told it so
+                check_serving(engine, recorded_policy(self._place, policy.key), self._place.config.engine)
+                self._proven = policy.key
+        return served
+
+    def _ready(self, report: dict[str, Any]) -> bool:
+        return is_healthy(report["url"], self.key)
+
+    def _spec(self, source: Path) -> ServiceSpec:
+        config, report = self._place.config, self._report("engine")
+        argv, environment = engine_command(
+            config.engine,
+            config.model,
+            source,
+            report,
+            config.training.lora,
+            metrics=config.rollout.adaptive_in_flight,
+        )
+        return ServiceSpec(
+            name="engine",
+            argv=argv,
+            env={**environment, config.engine.api_key_variable: self.key},
+            report=report,
+            log=report.with_suffix(".log"),
+            ready=self._ready,
+            startup_seconds=config.engine.startup_seconds,
+            max_restarts=config.engine.max_restarts,
+            external=config.engine.url,
+        )
+
+
+def is_healthy(url: str, key: str) -> bool:
+    """Tell whether an engine is healthy; raises EngineLost where nobody answers."""
+    with closing(Engine(url, key)) as engine:
+        return engine.healthy()
