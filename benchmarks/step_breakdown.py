@@ -61,7 +61,7 @@ class Profile:
             (stage.StageTask, ["__call__"], "Prefect tasks"),
             (RunArtifacts, ["publish"], "Prefect artifacts"),
             (stage, ["perform"], "stages"),
-            (outcome, ["describe_step", "check_account"], "reporting"),
+            (outcome, ["describe", "check_account"], "reporting"),
             (Engine, ["serve", "served", "healthy"], "engine"),
             (rooms, ["check_serving"], "engine"),
             (Learner, ["train", "probe", "state", "load"], "learner"),

@@ -17,7 +17,7 @@ from configs.algorithms import (
 from configs.environments import EnvironmentConfig, SeatRule
 from configs.evaluation import EvaluationConfig, ExternalModelConfig
 from configs.fields import Section, in_key, is_elsewhere, later, operational
-from configs.filters import FilteringConfig
+from configs.filters import FilteringConfig, filter_name
 from configs.replay import GateConfig, NoGate, ReplayConfig
 from configs.sections import (
     AdmissionConfig,
@@ -76,6 +76,16 @@ class RunConfig(Section):
     def learns_from_equals(self) -> dict[str, bool | None]:
         """Whether an environment's algorithm learns from a group of equal rewards."""
         return self._gathered(_learns_from_equals)
+
+    @property
+    def filter_names(self) -> tuple[str, ...]:
+        """The filters that the run asks, by the names that verdicts have for them."""
+        return tuple(filter_name(each) for each in self.filtering.filters)
+
+    @property
+    def wanted_groups(self) -> int | None:
+        """The groups that a step is to train on, where fewer may be left; None where every step has the same."""
+        return self.assignment.groups_per_step if self.assignment.refill or self.admission else None
 
     @property
     def episode_agents(self) -> dict[str, tuple[str, ...] | None]:

@@ -4,26 +4,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
-from configs.filters import filter_name
 from flows.corrections.quarantine_kept import kept_in_quarantine
-from flows.metrics import step_metrics
-from flows.runtime.group_refill import group_counts, short_of_groups
+from flows.queries.step_metrics import Span, by_stage, ledger_metrics
+from flows.runtime.group_refill import short_of_groups
 from flows.runtime.pipeline import StepBatch
 from flows.runtime.session import Session
-from flows.token_metrics import step_token_metrics
-from storage.schemas.stage_tables import TRACES, VERDICTS
-from tasks.inference.sampling.failures import STRAGGLER
-from tasks.metrics.accounting import TRAINED, AccountBreach, Share, account
-from tasks.metrics.retokenised import COLUMNS as MESSAGE_COLUMNS
-from tasks.metrics.retokenised import retokenised_turns
+from tasks.metrics.accounting import COLUMNS as TRACE_COLUMNS
+from tasks.metrics.accounting import ERRORED, TRAINED, AccountBreach, Share, account
+from tasks.metrics.names import ALL, Values, full_name, metric_values
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import Policy, Ref
-
-TRACE_COLUMNS = [field.name for field in TRACES.arrow if field.name not in ("record", "info", "error_traceback")]
-
 
 LOW_SIGNAL = 0.1
 """Share of a step's rollouts at or below which it is said that hardly anything could be trained on."""
@@ -72,9 +62,9 @@ def check_account(session: Session, drawn: StepBatch) -> list[Share]:
         raise
 
 
-def finish_step(session: Session, step: int, drawn: StepBatch, trained: Ref) -> dict[str, Any]:
+def finish_step(session: Session, step: int, drawn: StepBatch, trained: Ref, measured: Ref) -> dict[str, Any]:
     """Describe a finished step and tell the watchers."""
-    described = describe_step(session, step, drawn, trained)
+    described = describe(session.place, step, (*drawn.refs, trained, measured))
     session.tell("step", **described)
     if described["computed"] and (warning := low_signal(described)):
         session.tell("note", text=warning)
@@ -96,57 +86,44 @@ def low_signal(described: Mapping[str, Any]) -> str:
     )
 
 
-def describe_step(session: Session, step: int, drawn: StepBatch, trained: Ref) -> dict[str, Any]:
-    """Return a finished step as plain values, see `describe`."""
-    return describe(session, step, (*drawn.refs, trained), drawn)
-
-
-def describe(session: Session, step: int, refs: Sequence[Ref], drawn: StepBatch | None) -> dict[str, Any]:
+def describe(place: RunContext, step: int, refs: Sequence[Ref]) -> dict[str, Any]:
     """Return what is done of a step as plain values: reward, tokens, seconds and rows by stage, fates, the update.
 
-    `drawn` is None where the step has no batches, and the update is None where nothing was trained.
+    The numbers are those of the step's table `metrics`, with `ledger_metrics` beside them; a number that was not
+    measured is None, and the update is None where nothing was trained.
     """
-    computed = any(ref.computed for ref in refs)
-    place = session.place
-    # Of a step that was found, only the gist is shown.
-    shares = check_account(session, drawn) if computed and drawn else []
-    made = {table for ref in refs for table, _ in ref.rows}
-    stages = list(dict.fromkeys(ref.stage for ref in refs))
-    traces = place.table("traces", refs, TRACE_COLUMNS)
-    verdicts = place.table("verdicts", refs) if "verdicts" in made else VERDICTS.arrow.empty_table()
-    update = place.table("updates", refs).to_pylist()[-1] if "updates" in made else None
-    seconds = {stage: sum(ref.seconds for ref in refs if ref.stage == stage) for stage in stages}
-    groups = group_counts(place, drawn) if drawn else {}
-    fates = {"/".join(filter(None, (share.fate, share.detail))): share.num_traces for share in shares}
-    filters = [filter_name(each) for each in place.config.filtering.filters] if verdicts.num_rows else []
+    values = metric_values(place.table("metrics", refs)) if _makes("metrics", refs) else {}
+    update = place.table("updates", refs).to_pylist()[-1] if _makes("updates", refs) else None
+    spans = [Span(ref.stage, ref.seconds, ref.tokens) for ref in refs]
+    seconds = {stage: own.seconds for stage, own in by_stage(spans).items()}
+    stage_tokens = {stage: own.tokens for stage, own in by_stage(spans).items()}
+    fates = fates_of(values)
+    groups = {name.partition("/")[2]: int(n) for (_, name), n in values.items() if name.startswith("groups/")}
+    measured = {full_name(*name): value for name, value in (values | ledger_metrics(spans)).items()}
     return {
         "step": step,
-        "computed": computed,
-        **rewards(traces),
-        "fates": [asdict(share) for share in shares],
-        "tokens": pc.sum(pc.add(traces["num_input_tokens"], traces["num_output_tokens"])).as_py() or 0,
+        "computed": any(ref.computed for ref in refs),
+        "reward": values.get((ALL, "reward/mean")),
+        "reward_std": values.get((ALL, "reward/std")),
+        "num_traces": int(values.get(("", "batch/num_traces"), 0)),
+        "num_errored": sum(share["num_traces"] for share in fates if share["fate"] == ERRORED),
+        "fates": fates,
+        "tokens": int(sum(values.get((ALL, f"rollout/{kind}_tokens"), 0) for kind in ("input", "output"))),
         "seconds": seconds,
         "rows": rows_of(refs),
-        "stage_tokens": {stage: sum(ref.tokens for ref in refs if ref.stage == stage) for stage in stages},
+        "stage_tokens": stage_tokens,
         "update": update,
-        "metrics": step_metrics(
-            traces, verdicts, update, fates, seconds, filters, _retokenised(place, refs, traces, computed)
-        )
-        | (step_token_metrics(place, refs) if computed else {})
-        | {f"groups/{name}": float(count) for name, count in groups.items()},
+        "metrics": measured,
         **({"groups": groups} if groups else {}),
     }
 
 
-def _retokenised(place: RunContext, refs: Sequence[Ref], traces: pa.Table, computed: bool) -> dict[str, int] | None:
-    """Return how many replies were tokenised again, by trace; None of a step that was found.
-
-    A trace of one branch has none: messages are read only where there is another one.
-    """
-    if not computed:
-        return None
-    several = (pc.max(traces["num_branches"]).as_py() or 0) > 1
-    return retokenised_turns(place.table("messages", refs, list(MESSAGE_COLUMNS))) if several else {}
+def fates_of(values: Values) -> list[dict[str, Any]]:
+    """Return what became of a step's rollouts, out of its metrics: fate, detail and num_traces."""
+    accounts = [(name.split("/", 2), count) for (_, name), count in values.items() if name.startswith("accounting/")]
+    return [
+        {"fate": fate, "detail": "".join(detail), "num_traces": int(count)} for (_, fate, *detail), count in accounts
+    ]
 
 
 def rows_of(refs: Sequence[Ref]) -> dict[str, dict[str, int]]:
@@ -158,12 +135,5 @@ def rows_of(refs: Sequence[Ref]) -> dict[str, dict[str, int]]:
     return rows
 
 
-def rewards(traces: pa.Table) -> dict[str, Any]:
-    """Return mean and spread of the rewards that there are; None where there is none, which is not zero."""
-    scored = traces["reward"].drop_null()
-    return {
-        "reward": pc.mean(scored).as_py(),
-        "reward_std": pc.stddev(scored).as_py() if len(scored) else None,
-        "num_traces": traces.num_rows,
-        "num_errored": sum(kind not in (None, STRAGGLER) for kind in traces["error_class"].to_pylist()),
-    }
+def _makes(table: str, refs: Sequence[Ref]) -> bool:
+    return any(table in dict(ref.rows) for ref in refs)

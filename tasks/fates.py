@@ -13,11 +13,11 @@ import polars as pl
 
 from storage.read.frames import Derivation, Frames
 from storage.read.lineage import Graph, Work
-from tasks.metrics.accounting import NO_WEIGHT, TRAINED, fate_of
+from tasks.metrics.accounting import NO_WEIGHT, PENDING, REFUSED, TRAINED, fate_of
 
-EVALUATED, PENDING, REFUSED, EXPIRED = "evaluated", "pending", "refused", "expired"
-"""Sampled to score a policy, never to train on; not through all stages yet; held back by a gate; not known any more,
-as the rows that would say it were dropped for their age (storage.expired_slices)."""
+EVALUATED, EXPIRED = "evaluated", "expired"
+"""Sampled to score a policy, never to train on; not known any more, as the rows that would say it were dropped for
+their age (storage.expired_slices)."""
 EVALUATION = "evaluation_assignment"
 
 FATES = {

@@ -70,7 +70,7 @@ def walk(config: RunConfig, shape: Shape | None = None, rest: float = 0.0) -> It
     with record_run(session):
         do = Player(session, shape=shape, rest=rest)
         _evaluate(session, pipeline.first_policy(do, SOURCE))
-        for step, _, _, policy in pipeline.run_steps(do, SOURCE, config):
+        for step, *_, policy in pipeline.run_steps(do, SOURCE, config):
             _evaluate(session, policy)
             yield step
 

@@ -21,12 +21,11 @@ def quarantine(
     as_json: Json = False,
 ) -> int | None:
     """Mark rollouts that turned out to be unfit for training, and list every batch, step and policy that used them."""
+    from flows.corrections.quarantine import main
 
     if not listing and not (where.strip() and (reason.strip() or dry_run)):
         raise UsageError("say which rollouts (--where) and why (--reason); --list shows what was marked before")
-    return collect_garbage(
-        where=where, reason=reason, run=run, store=store, dry_run=dry_run, listing=listing, as_json=as_json
-    )
+    return main(where=where, reason=reason, run=run, store=store, dry_run=dry_run, listing=listing, as_json=as_json)
 
 
 @app.command(group=CORRECT)
@@ -39,8 +38,9 @@ def repair(
     as_json: Json = False,
 ) -> int | None:
     """Find damage, set broken logs aside, say what can be done again."""
+    from flows.runtime.repair import main
 
-    return collect_garbage(store=store, deep=deep, forget_damaged=forget, dry_run=dry_run, as_json=as_json)
+    return main(store=store, deep=deep, forget_damaged=forget, dry_run=dry_run, as_json=as_json)
 
 
 @app.command(group=KEEP)
@@ -54,8 +54,9 @@ def maintain(
     as_json: Json = False,
 ) -> int | None:
     """Compact tables and delete files that nobody needs."""
+    from flows.runtime.maintenance import maintain_store
 
-    return collect_garbage(
+    return maintain_store(
         store=store, retention_hours=retention_hours, retain=retain, force=force, dry_run=dry_run, as_json=as_json
     )
 

@@ -23,6 +23,7 @@ from tasks.exchange.naming import told_apart
 from tasks.exchange.placing import Imported, doubled, place
 from tasks.exchange.problems import ImportRefused, counted, refusal
 from tasks.exchange.traces import MARK
+from tasks.metrics import stage as metrics
 from tasks.runtime.execute import perform
 from tasks.runtime.run_context import RunContext, key_of
 
@@ -141,7 +142,9 @@ def _write(place_of_run: RunContext, found: Imported, inputs: Mapping[str, str])
     done = [examples]
     for step in found.steps:
         assigned = perform(trace_import.ASSIGNMENT_STAGE, place_of_run, step, (examples,), parameters=source)
-        done += [assigned, perform(trace_import.STAGE, place_of_run, step, (assigned, examples), parameters=source)]
+        traces = perform(trace_import.STAGE, place_of_run, step, (assigned, examples), parameters=source)
+        counts = {"num_batches": 1}
+        done += [assigned, traces, perform(metrics.STAGE, place_of_run, step, (assigned, traces), parameters=counts)]
     return sum(ref.computed for ref in done)
 
 

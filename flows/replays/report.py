@@ -48,9 +48,10 @@ def finish_replayed(session: Session, done: Replayed, apart: PolicyDistance) -> 
     again = redone(session.config.replay)
     training = done.past.work.get("training") if "training" in again else None
     recorded = _measured(session.place.store, training)
-    scored_first = sorted(done.work.values(), key=lambda ref: ref.stage != "regrade")  # its rewards count
-    described = describe(session, done.step, scored_first, done.drawn)
-    described["seconds"] = {stage: value for stage, value in described["seconds"].items() if stage in again}
+    described = describe(session.place, done.step, tuple(done.work.values()))
+    described["seconds"] = {
+        stage: value for stage, value in described["seconds"].items() if stage in (*again, "metrics")
+    }
     described["recorded"] = recorded
     described["updates_apart"] = apart.updates(done.policy_in.key if done.policy_in else None, done.sampled_by)
     update = described["update"]

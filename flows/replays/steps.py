@@ -193,6 +193,8 @@ class _Step:
         self._stage("packing", lambda: {"packing": self._do(packing.task, self.work["advantage"], *self._traces)})
         drawn = self._drawn()
         made = self._train(drawn, check)
+        if self._traces:
+            self.work["metrics"] = drawing.measure(self.do, self.past.step, self._measured(drawn))
         return Replayed(self.past.step, self.past, self.work, self._sampled_by(), drawn, self.policy, made)
 
     def _in_turn(self) -> None:
@@ -292,6 +294,11 @@ class _Step:
             return None
         named = (self.work[name] for name in ("filtering", "advantage", "packing"))
         return StepBatch(self._of("assignment"), self._traces, *named)
+
+    def _measured(self, drawn: StepBatch | None) -> tuple[Ref, ...]:
+        """Return the work that the step's metrics are of, as far as the replay goes."""
+        early = (*self._of("assignment"), *self._traces, *self._of("filtering"), *self._of("advantage"))
+        return (*(drawn.refs if drawn else early), *self._of("training"))
 
     def _train(self, drawn: StepBatch | None, check: Check) -> Policy | None:
         if drawn is None or "training" not in redone(self.config.replay) or not drawn.packing.num_rows("batches"):

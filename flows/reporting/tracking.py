@@ -1,6 +1,7 @@
 """Metrics to Weights & Biases when asked: disabled by default, offline without any network, online with a key."""
 
 import logging
+import math
 import netrc
 import os
 from collections.abc import Iterator, Mapping
@@ -11,10 +12,8 @@ from typing import Any
 from urllib.parse import urlparse
 
 from configs.services import WandbConfig
-from flows.metrics import finite, step_metrics
 from flows.services.ownership import OWNER, identity
 
-__all__ = ["Monitor", "MonitorError", "check_monitor", "step_metrics"]
 KEY = "WANDB_API_KEY"
 _HOST = "https://api.wandb.ai"
 _log = logging.getLogger("stagecoach")
@@ -84,6 +83,12 @@ class Monitor:
 
             run.finish(exit_code=status)
             wandb.teardown()  # ends wandb's own background process, which would last as long as this one
+
+
+def finite(metrics: Mapping[str, float]) -> tuple[dict[str, float], list[str]]:
+    """Return the metrics that are finite numbers, and the names of the others."""
+    kept = {name: value for name, value in metrics.items() if math.isfinite(value)}
+    return kept, [name for name in metrics if name not in kept]
 
 
 def _init(config: WandbConfig, run_name: str, directory: Path, settings: Mapping[str, Any]) -> Any:

@@ -140,7 +140,7 @@ def _walk(config: RunConfig, source: Source, tell: DryRun, sets: Sequence[DryRun
     due = [each for each in sets if training and each.evaluation.every]
     if due:
         _evaluate(due, pipeline.first_policy(tell, source), retries)
-    for _step, _drawn, _trained, made in pipeline.run_steps(tell, source, config):
+    for *_, made in pipeline.run_steps(tell, source, config):
         _evaluate(due, made, retries)
 
 

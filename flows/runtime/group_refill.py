@@ -1,9 +1,8 @@
-"""Refills: how many groups of a step teach something, and how many are still to be replaced."""
+"""Refills: how many groups of a step are still to be replaced, and a warning where too few are left."""
 
 from collections.abc import Mapping, Sequence
 
-from flows.runtime.pipeline import StepBatch
-from tasks.assignment.group_refill import admitted_groups, groups_to_refill
+from tasks.assignment.group_refill import groups_to_refill
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import Ref
 
@@ -14,22 +13,6 @@ def missing_groups(place: RunContext, assigned: Sequence[Ref], credits: Ref) -> 
     """Return how many groups of the first of some finished assignments have no replacement yet, by environment."""
     first, every = (place.table("assignments", refs, COLUMNS) for refs in (assigned[:1], assigned))
     return groups_to_refill(first, every, place.table("credits", (credits,)), place.config.assignment.oversampling)
-
-
-def group_counts(place: RunContext, drawn: StepBatch) -> dict[str, int]:
-    """Return how many groups a step wanted, drew and trains on, and in how many batches.
-
-    Empty where groups are neither refused nor replaced: then every step has the same.
-    """
-    if not (place.config.assignment.refill or place.config.admission):
-        return {}
-    every = set(place.table("assignments", drawn.assignments, COLUMNS)["group_id"].to_pylist())
-    return {
-        "wanted": place.config.assignment.groups_per_step,
-        "drawn": len(every),
-        "admitted": len(admitted_groups(place.table("credits", [drawn.advantage]))),
-        "batches": len(drawn.assignments),
-    }
 
 
 def short_of_groups(step: int, counts: Mapping[str, int]) -> str:

@@ -31,9 +31,9 @@ def loop_train(session: Session) -> dict[str, Any]:
         if config.evaluation.evaluates_training:
             evaluations.choose()
             evaluations.begin(pipeline.first_policy(do, session.source))
-        check = check_of(session)
-        for step, drawn, trained, policy in pipeline.run_steps(do, session.source, config, in_thread(threads), check):
-            outcome.add(finish_step(session, step, drawn, trained))
+        steps = pipeline.run_steps(do, session.source, config, in_thread(threads), check_of(session))
+        for step, drawn, trained, measured, policy in steps:
+            outcome.add(finish_step(session, step, drawn, trained, measured))
             outcome.policy = policy
             evaluations.begin(policy)
         evaluations.finish()
@@ -47,8 +47,8 @@ def loop_sft(session: Session) -> dict[str, Any]:
     """Train on demonstrations; return what came of it as plain values."""
     outcome = Outcome(session.place.run, session.config.steps)
     walk = pipeline.run_steps(Executor(session), session.source, session.config, check=check_of(session))
-    for step, drawn, trained, policy in walk:
-        outcome.add(finish_step(session, step, drawn, trained))
+    for step, drawn, trained, measured, policy in walk:
+        outcome.add(finish_step(session, step, drawn, trained, measured))
         outcome.policy = policy
     return outcome.finished(session)
 

@@ -15,6 +15,7 @@ from tasks.assignment import examples
 from tasks.assignment import stage as assignment
 from tasks.filtering import stage as filtering
 from tasks.gate import stage as gate
+from tasks.metrics import stage as metrics
 from tasks.metrics.figures import in_words
 from tasks.packing import stage as packing
 from tasks.rollout import demonstration
@@ -113,8 +114,18 @@ def build_batch(
         if drawn.packing.num_rows("batches"):
             return drawn
         empty.append(drawn)
+    measure(do, step, empty[-1].refs)
     what = f"step {step}: {sum(len(each.assignments) for each in empty)} batches in a row hold nothing to train on"
     raise EmptyBatch(f"{what}. {do.explained(empty)}")
+
+
+def measure(do: StageExecutor, step: int, refs: Sequence[Ref]) -> Ref:
+    """Write the metrics of a step out of what it made; `refs` are all its work but examples and references.
+
+    Where rollouts were scored again, that comes before them.
+    """
+    num_batches = sum(ref.stage == "assignment" for ref in refs)
+    return do(metrics.task, step, refs, parameters={"num_batches": num_batches})
 
 
 FilterAndCredit = Callable[[tuple[Ref, ...]], tuple[Ref, Ref]]
@@ -264,6 +275,7 @@ def pass_gate(do: StageExecutor, step: int, drawn: StepBatch, policy: Policy, co
         if decision is None or decision["approved"]:
             return
         if asked.computed or decision["gate"] == "rule":
+            measure(do, step, (*drawn.refs, asked))
             raise GateRefused(_refusal(step, decision, config))
 
 
@@ -314,8 +326,8 @@ Ahead = Callable[[Callable[[], StepBatch]], Callable[[], StepBatch]]
 """Starts drawing ahead of time and returns a function that waits for what was drawn."""
 
 
-Finished = tuple[int, StepBatch, Ref, Policy]
-"""A finished step: its number, what it drew, its training, and the policy it made."""
+Finished = tuple[int, StepBatch, Ref, Ref, Policy]
+"""A finished step: its number, what it drew, its training, its metrics, and the policy it made."""
 
 
 def run_steps(
@@ -339,8 +351,9 @@ def run_steps(
         check(drawn)
         pass_gate(do, step, drawn, policy, config)
         trained, policy = train(do, step, drawn, policy)
+        measured = measure(do, step, (*drawn.refs, trained))
         # Waited for before the step is handed out: whoever gets it may ask the engine for another policy.
         following = waiting() if waiting else None
-        yield step, drawn, trained, policy
+        yield step, drawn, trained, measured, policy
         if not last:
             drawn = following or build_batch(do, after, found, policy, config, drawn)

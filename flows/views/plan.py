@@ -66,7 +66,9 @@ def walk(config: RunConfig, source: Source) -> list[tuple[StageTask, Ref]]:
         pipeline.attempts(keys, None if config.external else pipeline.first_policy(keys, source))
     else:
         found, policy = pipeline.start(keys, source)
-        pipeline.train(keys, 0, pipeline.build_batch(keys, 0, found, policy, config), policy)
+        drawn = pipeline.build_batch(keys, 0, found, policy, config)
+        trained, _ = pipeline.train(keys, 0, drawn, policy)
+        pipeline.measure(keys, 0, (*drawn.refs, trained))
     return list(zip(keys.tasks, keys.pieces, strict=True))
 
 

@@ -18,7 +18,8 @@ MODULES = (
     training, evaluation,
 )  # fmt: skip
 OTHERS = {
-    "updates": ("show", "diff"),
+    "updates": ("diff",),
+    "metrics": ("show", "curves", "diff", "the viewer"),
     "policies": ("whoever goes on from a policy",),
     "decisions": ("the account of a gate",),
     "regrades": ("why",),

@@ -5,9 +5,9 @@ from typing import Any
 
 from flows.viewer.texts import one_line
 from flows.views.telling import KEY, flat, number
-from tasks.fates import EVALUATED, EXPIRED, PENDING, REFUSED
+from tasks.fates import EVALUATED, EXPIRED
 from tasks.filtering.filters.finding import QUARANTINED
-from tasks.metrics.accounting import ERRORED, FILTERED, NO_WEIGHT, STOPPED, TRAINED
+from tasks.metrics.accounting import ERRORED, FILTERED, NO_WEIGHT, PENDING, REFUSED, STOPPED, TRAINED
 
 Found = Mapping[str, Any]
 LONGEST_VALUE = 1000

@@ -3,15 +3,15 @@
 import json
 import socket
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import pyarrow.compute as pc
 from rich.table import Table
 
 from configs.load import load
 from configs.run import RunConfig
 from flows.outcome import rows_of
+from flows.queries.step_metrics import read_metrics
 from flows.reporting.panel import printable
 from flows.runtime.dry_run import plan_work
 from flows.runtime.prepare import recorded_run
@@ -21,17 +21,22 @@ from flows.runtime.versions import versions
 from flows.services.ownership import was_alive
 from flows.views.evaluations import before_after, named, with_interval
 from flows.views.printing import console, grid
-from storage.read.frames import existing_store
+from storage.read.frames import Frames, existing_store
+from storage.read.lineage import Graph
 from storage.refs import Entry
 from storage.runs import Event
 from storage.store import Store
+from tasks.metrics.names import ALL, Values
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import ref_of
 
 GOING = ("started", "resumed")
 SAMPLED = ("rollout", "demonstration", "import")
 """The stages that a step's rollouts may be of; scored again, they are of `regrade`."""
-STAGES = ("assignment", *SAMPLED, "regrade", "filtering", "reference", "advantage", "packing", "gate", "training")
+STAGES = (
+    *("assignment", *SAMPLED, "regrade", "filtering", "reference", "advantage", "packing", "gate", "training"),
+    "metrics",
+)
 
 
 def main(name: str, overrides: Sequence[str] = (), store: str = "", as_json: bool = False) -> int:
@@ -60,7 +65,7 @@ def describe(store: Store, run: str, config: RunConfig, overrides: Sequence[str]
         "process_gone": process_gone(events[-1]),
         "store": store.root.address,
         "num_steps": config.steps,
-        "steps": [_step(store, step, entries) for step, entries in _by_step(store, run).items()],
+        "steps": _steps(store, _by_step(store, run)),
         **_evaluations(store, run, config),
     }
     if overrides:
@@ -117,7 +122,7 @@ def _last_batch(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
 
 
 def _trained_way(entries: Sequence[Entry]) -> list[Entry]:
-    """Return the work of a step that its last training came from, and the decisions about that; none without one.
+    """Return the work of a step that its last training came from, decisions about that and its metrics; none without.
 
     None either where the batch is not of this step's own work: a replay took over the training as its first policy.
     """
@@ -129,8 +134,9 @@ def _trained_way(entries: Sequence[Entry]) -> list[Entry]:
     while edge:
         edge = [by_key[key] for each in edge for key in each.inputs.values() if key in by_key and key not in way]
         way |= {entry.key for entry in edge}
-    about = (entry.key for entry in entries if entry.stage == "gate" and entry.inputs.get("packing") == packed)
-    return [entry for entry in entries if entry.key in way.union(about)]
+    about = {entry.key for entry in entries if entry.stage == "gate" and entry.inputs.get("packing") == packed}
+    about |= {entry.key for entry in entries if entry.stage == "metrics" and training.key in entry.inputs.values()}
+    return [entry for entry in entries if entry.key in way | about]
 
 
 def _evaluations(store: Store, run: str, config: RunConfig) -> dict[str, Any]:
@@ -139,31 +145,31 @@ def _evaluations(store: Store, run: str, config: RunConfig) -> dict[str, Any]:
     return {"evaluations": [each.described for each in found], "comparisons": comparisons(found)}
 
 
-def _step(store: Store, step: int, entries: dict[str, list[Entry]]) -> dict[str, Any]:
+def _steps(store: Store, by_step: Mapping[int, dict[str, list[Entry]]]) -> list[dict[str, Any]]:
+    """Return the steps of a run; the metrics of all are read in one look, and of an unfinished step there are none."""
+    written = [entry for entries in by_step.values() for entry in entries.get("metrics", [])]
+    values = read_metrics(Frames(store), Graph(written).works.values())
+    return [
+        _step(step, entries, values[entries["metrics"][-1].key] if "metrics" in entries else {})
+        for step, entries in by_step.items()
+    ]
+
+
+def _step(step: int, entries: dict[str, list[Entry]], values: Values) -> dict[str, Any]:
     refs = {stage: [ref_of(entry, computed=False) for entry in own] for stage, own in entries.items()}
-    sampled = next((entries[stage] for stage in ("regrade", *SAMPLED) if stage in entries), [])
-    (reward,) = _means(store, sampled, "traces", "reward")
-    (kept,) = _means(store, entries.get("filtering", []), "verdicts", "keep")
-    measures = ("loss", "grad_norm", "mismatch_kl")
     tokens = {stage: sum(ref.tokens for ref in own) for stage, own in refs.items()}
     shared = (stage for stage, own in entries.items() if any(s.run != each.run for each in own for s in each.outputs))
     return {
         "step": step,
-        "reward": reward,
-        "kept": kept,
-        **dict(zip(measures, _means(store, entries.get("training", []), "updates", *measures), strict=True)),
+        "finished": "metrics" in entries,
+        "reward": values.get((ALL, "reward/mean")),
+        "kept": values.get(("", "kept")),
+        **{name: values.get(("", f"updates/{name}/mean")) for name in ("loss", "grad_norm", "mismatch_kl")},
         "seconds": {stage: sum(ref.seconds for ref in own) for stage, own in refs.items()},
         "tokens": {stage: count for stage, count in tokens.items() if count},
         "rows": {stage: rows_of(own)[stage] for stage, own in refs.items()},
         "shared": sorted(shared),
     }
-
-
-def _means(store: Store, entries: Sequence[Entry], table: str, *columns: str) -> list[float | None]:
-    if not entries:
-        return [None] * len(columns)
-    rows = store.read([piece for entry in entries for piece in entry.slices(table)], columns)
-    return [pc.mean(rows[column]).as_py() for column in columns]
 
 
 def _print(found: dict[str, Any]) -> None:

@@ -23,7 +23,7 @@ MOST_ENTRIES = 128
 MOST_SECONDS = 5.0
 
 
-class CommitBuffer(AbstractContextManager["Gathering"]):
+class CommitBuffer(AbstractContextManager["CommitBuffer"]):
     """Holds back what one run commits, for one thread; leaving the block flushes, also when an error passes through.
 
     That error stays the one that is told: where the flush fails as well, it carries a note.

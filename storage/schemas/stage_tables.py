@@ -240,6 +240,16 @@ DIFFICULTIES = Table(
         Column("num_groups", pa.int64(), "groups of it that were scored, of all steps"),
     ),
 )
+METRICS = Table(
+    "metrics",
+    "one number of a finished step; what is shown or exported of steps is read from here",
+    ("scope", "name"),
+    (
+        Column("scope", pa.string(), "the environment's name in this run, all of them together, or empty: of the step"),
+        Column("name", pa.string(), "the measure without its scope: reward/mean, update/loss"),
+        Column("value", pa.float64(), "the number; NaN and infinities are kept as they are"),
+    ),
+)
 
 STAGE_TABLES = (
     EXAMPLES,
@@ -259,6 +269,7 @@ STAGE_TABLES = (
     REFERENCES,
     ESTIMATOR_STATES,
     DIFFICULTIES,
+    METRICS,
 )
 
 TABLES = {table.name: table for table in (*STAGE_TABLES, *SYSTEM_TABLES)}

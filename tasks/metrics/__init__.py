@@ -1,1 +1,1 @@
-"""Metrics: the numbers of a step, and the account of its rollouts."""
+"""The metrics of a step: one row for each number, out of the tables that the step made."""

@@ -15,6 +15,8 @@ from tasks.inference.sampling.failures import STRAGGLER
 TRAINED, FILTERED, ERRORED, NO_WEIGHT = "trained", "filtered", "errored", "no weight"
 STOPPED = "stopped"
 """Given up because enough others had ended: nothing failed."""
+PENDING, REFUSED = "pending", "refused"
+"""Not through all stages; held back by a gate."""
 
 COLUMNS = [
     "trace_id",
@@ -57,7 +59,7 @@ def account(
     rows = traces.select(COLUMNS).to_pylist()
     _check_assignments(texts(assignments["assignment_id"]), rows)
     reasons = _reasons(verdicts, rows)
-    trained = _trained(credits, batches)
+    trained = packed_traces(credits, batches)
     shares: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
         shares[_fate(row, reasons[row["trace_id"]], trained)].append(row)
@@ -117,8 +119,8 @@ def _reasons(verdicts: pa.Table, rows: list[dict[str, Any]]) -> dict[str, str | 
     return reasons
 
 
-def _trained(credits: pa.Table, batches: pa.Table) -> set[str]:
-    """Return the traces that have a sample in the batches."""
+def packed_traces(credits: pa.Table, batches: pa.Table) -> set[str]:
+    """Return the traces that have a sample in the batches. Raises AccountBreach where a sample is twice or unknown."""
     packed = [str(sample) for sample in pc.list_flatten(batches["sample_ids"]).to_pylist()]
     _once(packed, "batches", "sample_ids", "sample")
     trace_of = dict(zip(texts(credits["sample_id"]), texts(credits["trace_id"]), strict=True))

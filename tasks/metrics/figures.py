@@ -4,7 +4,8 @@ Every figure has one name everywhere. A figure that has nothing to be made of is
 reward of traces that were not scored, the fill of no rows. Columns per token are not needed.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -58,14 +59,11 @@ def batch_figures(
 
 def trace_figures(traces: pa.Table) -> Figures:
     """Return the figures of rollouts."""
-    scored = traces["reward"].drop_null()
+    spread = reward_spread(traces["reward"].drop_null().to_pylist())
     return {
         "num_traces": traces.num_rows,
         "num_groups": len(pc.unique(traces["group_id"])),
-        "reward_mean": pc.mean(scored).as_py(),
-        "reward_std": _spread(scored),
-        "reward_min": pc.min(scored).as_py(),
-        "reward_max": pc.max(scored).as_py(),
+        **{f"reward_{name}": spread.get(name) for name in ("mean", "std", "min", "max")},
         "truncated_ratio": pc.mean(traces["is_truncated"]).as_py(),
         "errored_ratio": pc.mean(pc.invert(pc.is_in(traces["error_class"], value_set=NOT_FAILED))).as_py(),
         "output_tokens_mean": pc.mean(traces["num_output_tokens"]).as_py(),
@@ -87,7 +85,7 @@ def credit_figures(credits: pa.Table) -> Figures:
     return {
         "num_samples": credits.num_rows,
         "advantage_mean": pc.mean(known).as_py(),
-        "advantage_std": _spread(known),
+        "advantage_std": pc.stddev(known).as_py() if len(known) else None,
     }
 
 
@@ -108,6 +106,16 @@ def in_words(figures: Figures) -> str:
     return ", ".join(f"{name} {'null' if value is None else f'{value:.6g}'}" for name, value in figures.items())
 
 
-def _spread(values: pa.ChunkedArray) -> float | None:
-    spread: float | None = pc.stddev(values).as_py() if len(values) else None
-    return spread
+def reward_spread(rewards: Sequence[float]) -> dict[str, float]:
+    """Return mean, std (population), min and max of some rewards; empty of none."""
+    if not rewards:
+        return {}
+    average = mean(rewards)
+    std = math.sqrt(mean((reward - average) ** 2 for reward in rewards))
+    return {"mean": average, "std": std, "min": float(min(rewards)), "max": float(max(rewards))}
+
+
+def mean(values: Iterable[float]) -> float:
+    """Return the arithmetic mean of numbers or flags, summed exactly, in whatever order; there must be one."""
+    found = [float(value) for value in values]
+    return math.fsum(found) / len(found) if all(map(math.isfinite, found)) else sum(found) / len(found)

@@ -76,7 +76,7 @@ FEW_FILTERS = {"filters": [{"type": "errored"}, {"type": "zero_advantage"}]}
 
 def test_an_imported_step_stands_in_the_ledger_like_a_sampled_one(root: Path) -> None:
     outcome = bring(root, TOKENS)
-    assert (outcome.num_computed, outcome.num_steps) == (3, 1)
+    assert (outcome.num_computed, outcome.num_steps) == (4, 1)
     assert outcome.figures == {"traces": 10, "with sampled tokens": 10}
     store = open_store(root)
     work = Recorded(store, "theirs").steps[0].work
@@ -119,7 +119,7 @@ def test_an_import_that_was_interrupted_goes_on(root: Path, monkeypatch: pytest.
         patch.setattr("tasks.exchange.placing.Imported.traces", interrupted)
         with pytest.raises(KeyboardInterrupt):
             bring(root, TOKENS)
-    assert bring(root, TOKENS).num_computed == 1, "examples and assignments were safe"
+    assert bring(root, TOKENS).num_computed == 2, "examples and assignments were safe"
 
 
 def test_groups_are_dealt_to_steps_when_asked(root: Path) -> None:

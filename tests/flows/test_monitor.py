@@ -1,4 +1,4 @@
-"""Metrics of a step with exact values, and a real offline run of Weights & Biases."""
+"""Metrics on their way to Weights & Biases: what is left out, what is refused, and a real offline run."""
 
 import json
 import logging
@@ -9,126 +9,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from configs.services import WandbConfig
-from flows.metrics import finite, step_metrics
-from flows.reporting.tracking import Monitor, MonitorError, check_monitor
+from flows.reporting.tracking import Monitor, MonitorError, check_monitor, finite
 from flows.services.ownership import identity, owned
-from storage.schemas.stage_tables import TRACES, VERDICTS
-
-
-def traces(*rows: dict[str, Any]) -> pa.Table:
-    """Traces with the given columns, all others as empty as their type allows."""
-    empty = {field.name: _empty(field.type) for field in TRACES.arrow if not field.nullable}
-    return pa.Table.from_pylist([{**empty, "metrics": "{}", **row} for row in rows], schema=TRACES.arrow)
-
-
-def verdicts(*rows: tuple[str, bool, list[str]]) -> pa.Table:
-    columns = ("trace_id", "keep", "detected")
-    filled = [{**dict(zip(columns, row, strict=True)), "group_id": "g", "evidence": "{}"} for row in rows]
-    return pa.Table.from_pylist(filled, schema=VERDICTS.arrow)
-
-
-def _empty(kind: pa.DataType) -> Any:
-    return "" if pa.types.is_string(kind) else False if pa.types.is_boolean(kind) else 0
-
-
-TABLES = (
-    traces(
-        {
-            "trace_id": "a",
-            "environment": "one",
-            "trainable": True,
-            "reward": 1.0,
-            "num_output_tokens": 10,
-            "generation_seconds": 2.0,
-            "metrics": '{"length": 3, "note": "text"}',
-        },
-        {"trace_id": "b", "environment": "one", "trainable": True, "reward": 0.0, "num_output_tokens": 20},
-        {"trace_id": "c", "environment": "two", "trainable": True, "is_truncated": True, "error_class": "timeout"},
-        {"trace_id": "d", "environment": "two", "trainable": False, "reward": 0.5, "metrics": '{"length": 5}'},
-    ),
-    verdicts(("a", True, []), ("b", False, ["gibberish"]), ("c", False, ["errored", "truncated"]), ("d", True, [])),
-)
-
-
-def test_metrics_of_a_step_for_all_and_by_environment() -> None:
-    update = {"loss": -0.5, "entropy": None, "has_optimizer": True, "policy_key_in": "k", "metrics": '{"extra": 2}'}
-    found = step_metrics(*TABLES, update, {"trained": 1, "filtered": 2}, {"rollout": 1.5}, ["repetition"])
-    expected = {
-        "rollouts/all": 4,
-        "reward/all/mean": 0.5,
-        "reward/all/std": math.sqrt(1 / 6),
-        "reward/all/min": 0,
-        "reward/all/max": 1,
-        "reward/one/mean": 0.5,
-        "reward/two/mean": 0.5,
-        "errored_rollout/all": 0.25,
-        "errored_rollout/all/timeout": 0.25,
-        "errored_rollout/one": 0,
-        "errored_rollout/two": 0.5,
-        "is_truncated/all": 0.25,
-        "num_output_tokens/all": 7.5,
-        "num_output_tokens/one": 15,
-        "timing/one/generation": 1,
-        "timing/stage/rollout": 1.5,
-        "metrics/all/length": 4,
-        "metrics/two/length": 5,
-        "filters/all/gibberish": 0.25,
-        "filters/all/errored": 0.25,
-        "filters/all/repetition": 0,
-        "filters/all/is_filtered": 0.5,
-        "filters/one/gibberish": 0.5,
-        "filters/two/is_filtered": 0.5,
-        "trainable/all/count": 1,
-        "trainable/all/ratio": 0.25,
-        "trainable/one/ratio": 0.5,
-        "trainable/two/ratio": 0,
-        "update/loss": -0.5,
-        "update/extra": 2,
-        "accounting/trained": 1,
-        "accounting/filtered": 2,
-    }
-    assert {name: found[name] for name in expected} == pytest.approx(expected)
-    assert not {"update/entropy", "update/policy_key_in", "update/metrics", "metrics/all/note"} & found.keys()
-    assert all(type(value) is float for value in found.values())
-
-
-def test_agents_of_one_environment_have_rewards_of_their_own() -> None:
-    won = {"environment": "duel", "trainable": True}
-    rows = [
-        {"trace_id": f"{agent}{number}", "agent": agent, "reward": reward, **won}
-        for agent, rewards in (("first", (1.0, -0.5)), ("second", (-1.0, 0.5)))
-        for number, reward in enumerate(rewards)
-    ]
-    lost = {"trace_id": "lost", "environment": "duel", "agent": "agent", "error_class": "timeout"}
-    alone = {"trace_id": "alone", "environment": "one", "agent": "agent", "reward": 1.0}
-    found = step_metrics(traces(*rows, lost, alone), verdicts(), None, {}, {})
-    assert {name: value for name, value in found.items() if name.startswith("reward/") and name.endswith("/mean")} == {
-        "reward/all/mean": 0.2,
-        "reward/duel/mean": 0.0,
-        "reward/duel/first/mean": 0.25,
-        "reward/duel/second/mean": -0.25,
-        "reward/one/mean": 1.0,
-    }
-
-
-def test_scopes_are_symmetric() -> None:
-    found = step_metrics(*TABLES, None, {}, {}, ["repetition"])
-    for name in [name for name in found if name.startswith("filters/")]:
-        _, scope, rest = name.split("/")
-        assert {f"filters/{other}/{rest}" for other in ("all", "one", "two")} <= found.keys()
-        assert scope in ("all", "one", "two")
-
-
-def test_a_step_without_a_scored_or_any_rollout_has_no_reward() -> None:
-    unscored = traces({"trace_id": "a", "environment": "one", "error_class": "model"})
-    found = step_metrics(unscored, verdicts(), None, {}, {})
-    assert found["errored_rollout/one"] == 1
-    assert not [name for name in found if name.startswith(("reward/", "filters/", "trainable/"))]
-    assert step_metrics(traces(), verdicts(), None, {}, {}) == {"rollouts/all": 0}
 
 
 def test_what_is_not_finite_is_left_out_and_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -203,8 +88,3 @@ def _history(file: Path) -> list[dict[str, Any]]:
         items = {(item.key or "/".join(item.nested_key)): json.loads(item.value_json) for item in record.history.item}
         rows.append({name: value for name, value in items.items() if name not in ("_runtime", "_timestamp")})
     return [row for row in rows if row]
-
-
-def test_tables_here_are_of_the_contract() -> None:
-    assert TABLES[0].schema == TRACES.arrow
-    assert TABLES[1].schema == VERDICTS.arrow

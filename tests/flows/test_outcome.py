@@ -6,15 +6,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from configs.run import View
 from flows import outcome
-from flows.outcome import finish_step, low_signal, rewards
+from flows.outcome import finish_step, low_signal
 from flows.runtime import pipeline
 from tasks.runtime.stage import Policy, Tables
-from tests.builders import table, trace
+from tests.builders import table
 from tests.flows import rehearsal
 from tests.flows.rehearsal import SOURCE, Rehearsal, session_for
 
@@ -34,23 +33,12 @@ def test_a_tenth_or_less_to_train_on_is_worth_a_warning(trained: int, others: in
 @pytest.mark.parametrize(("computed", "told"), [(True, ["step", "note"]), (False, ["step"])])
 def test_the_warning_reaches_whoever_watches(monkeypatch: pytest.MonkeyPatch, computed: bool, told: list[str]) -> None:
     events: list[str] = []
-    session: Any = SimpleNamespace(tell=lambda event, **facts: events.append(event))
-    nothing: Any = None
-    monkeypatch.setattr(outcome, "describe_step", lambda *_: step_of(0, 10) | {"computed": computed})
+    session: Any = SimpleNamespace(place=None, tell=lambda event, **facts: events.append(event))
+    nothing: Any = SimpleNamespace(refs=())
+    monkeypatch.setattr(outcome, "describe", lambda *_: step_of(0, 10) | {"computed": computed})
     monkeypatch.setattr(outcome, "kept_in_quarantine", lambda *_: "")
-    finish_step(session, 4, nothing, nothing)
+    finish_step(session, 4, nothing, nothing, nothing)
     assert events == told
-
-
-def test_rollouts_without_a_reward_are_in_no_mean() -> None:
-    rows = [trace("a", reward=1.0), trace("b", reward=0.0), trace("c", reward=None, error_class="timeout")]
-    found = rewards(table("traces", rows))
-    assert (found["reward"], found["num_traces"], found["num_errored"]) == (0.5, 3, 1)
-
-
-def test_no_reward_at_all_is_none_and_not_zero() -> None:
-    empty: pa.Table = table("traces", [trace("a", reward=None)])
-    assert rewards(empty)["reward"] is None and rewards(empty)["reward_std"] is None
 
 
 def test_a_run_with_hardly_anything_to_train_on_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,8 +49,8 @@ def test_a_run_with_hardly_anything_to_train_on_says_so(tmp_path: Path, monkeypa
         monkeypatch.setitem(rehearsal.STAND_INS, "rollout", stage)
         session = session_for(tmp_path / name, name, steps=1, assignment={"groups_per_step": 10, "group_size": 2})
         session.watchers = (lambda event, facts: told.append(facts["text"]) if event == "note" else None,)
-        for step, drawn, trained, _ in pipeline.run_steps(Rehearsal(session), SOURCE, session.config):
-            described = finish_step(session, step, drawn, trained)
+        for step, drawn, trained, measured, _ in pipeline.run_steps(Rehearsal(session), SOURCE, session.config):
+            described = finish_step(session, step, drawn, trained, measured)
         assert described["metrics"]["trainable/all/ratio"] == (10 - equal) / 10
         assert described["metrics"]["samples_per_rollout/all"] == 1.0
     (warning,) = told

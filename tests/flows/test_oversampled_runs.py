@@ -55,7 +55,7 @@ def steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any
     session = session_for(tmp_path / "store", "oversampled", **OVERSAMPLED)
     with record_run(session):
         walk = pipeline.run_steps(Rehearsal(session), SOURCE, session.config)
-        return [finish_step(session, step, drawn, trained) for step, drawn, trained, _ in walk]
+        return [finish_step(session, step, drawn, trained, measured) for step, drawn, trained, measured, _ in walk]
 
 
 def test_what_is_needed_is_trained_and_the_rest_accounted_for(steps: list[dict[str, Any]]) -> None:

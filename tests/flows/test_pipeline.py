@@ -19,6 +19,7 @@ from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import Policy, Ref
 
 SOURCE = Source("weights", "w" * 8)
+MEASURED = ("assignment", "rollout", "filtering", "advantage", "packing", "training")
 
 
 class Recorder:
@@ -71,12 +72,14 @@ def test_every_stage_is_fed_by_the_right_work_and_policy() -> None:
         ("advantage", 0, ("rollout", "filtering"), None),
         ("packing", 0, ("advantage", "rollout"), None),
         ("training", 0, ("packing",), "policy_import0"),
+        ("metrics", 0, MEASURED, None),
         ("assignment", 1, ("examples",), None),
         ("rollout", 1, ("assignment", "examples"), "training0"),
         ("filtering", 1, ("rollout",), None),
         ("advantage", 1, ("rollout", "filtering"), None),
         ("packing", 1, ("advantage", "rollout"), None),
         ("training", 1, ("packing",), "training0"),
+        ("metrics", 1, MEASURED, None),
     ]
     assert [policy for *_, policy in finished] == [Policy("training0", 1), Policy("training1", 2)]
 
@@ -119,6 +122,7 @@ def test_three_empty_batches_end_the_run_before_training() -> None:
     with pytest.raises(EmptyBatch, match=r"step 0: 3 batches in a row hold nothing to train on\. 3 were empty"):
         list(pipeline.run_steps(do, SOURCE, config(steps=1)))
     assert ("training", 0) not in do.stages
+    assert do.asked[-1] == ("metrics", 0, MEASURED[:-1], None), "what there is of the last batch"
 
 
 def test_what_is_drawn_is_checked_before_training_spends_anything() -> None:
@@ -151,10 +155,13 @@ def stages_that_differ(one: Sequence[Ref], other: Sequence[Ref], step: int) -> l
 @pytest.mark.parametrize(
     ("change", "stages"),
     [
-        ({"algorithm": {"type": "grpo", "normalise_std": True}}, ["advantage", "packing", "training"]),
-        ({"packing": {"tokens_per_row": 4096}}, ["packing", "training"]),
-        ({"training": {"learning_rate": 1e-3}}, ["training"]),
-        ({"filtering": {"filters": ({"type": "errored"},)}}, ["filtering", "advantage", "packing", "training"]),
+        ({"algorithm": {"type": "grpo", "normalise_std": True}}, ["advantage", "packing", "training", "metrics"]),
+        ({"packing": {"tokens_per_row": 4096}}, ["packing", "training", "metrics"]),
+        ({"training": {"learning_rate": 1e-3}}, ["training", "metrics"]),
+        (
+            {"filtering": {"filters": ({"type": "errored"},)}},
+            ["filtering", "advantage", "packing", "training", "metrics"],
+        ),
         ({"filtering": {"max_batch_attempts": 2}, "evaluation": {"pass_at": (1,)}}, []),
         ({"store": "elsewhere", "learner": {"threads": 2}}, []),
     ],

@@ -21,8 +21,8 @@ def notes(root: Path, name: str, **changes: Any) -> list[str]:
     session = session_for(root, name, **changes)
     told: list[str] = []
     session.watchers = (lambda event, facts: told.append(facts["text"]) if event == "note" else None,)
-    for step, drawn, trained, _ in pipeline.run_steps(Rehearsal(session), SOURCE, session.config):
-        finish_step(session, step, drawn, trained)
+    for step, drawn, trained, measured, _ in pipeline.run_steps(Rehearsal(session), SOURCE, session.config):
+        finish_step(session, step, drawn, trained, measured)
     return [text for text in told if "quarantine" in text]
 
 

@@ -105,7 +105,7 @@ def test_a_recorded_run_is_credited_by_a_teacher_and_asks_for_nobody_else(tmp_pa
     drawn = ["algorithm.type=opd", f"algorithm.teacher.path={tmp_path / 'teacher'}"]
     config = ask(tmp_path / "store", from_stage="advantage", overrides=drawn)
     missing = [piece for piece in pieces(config) if piece.computed]
-    assert [piece.stage for piece in missing] == ["reference", "advantage", "packing"] * 2
+    assert [piece.stage for piece in missing] == ["reference", "advantage", "packing", "metrics"] * 2
     assert needs(missing, config) == ["teachers"]
     walk(config)
     scored = rows(store, config.name, "reference", "references")

@@ -122,8 +122,8 @@ def test_what_is_there_after_the_last_batch_is_trained_on_with_a_warning(
     told: list[tuple[str, Any]] = []
     session.watchers = (lambda event, facts: told.append((event, dict(facts))),)
     with record_run(session):
-        for step, drawn, trained, _ in pipeline.run_steps(Rehearsal(session), SOURCE, session.config):
-            described = finish_step(session, step, drawn, trained)
+        for step, drawn, trained, measured, _ in pipeline.run_steps(Rehearsal(session), SOURCE, session.config):
+            described = finish_step(session, step, drawn, trained, measured)
     assert described["groups"] == {"wanted": 3, "drawn": 7, "admitted": 1, "batches": 3}
     assert described["metrics"]["groups/admitted"] == 1.0
     assert described["num_traces"] == 7 * SIZE and described["rows"]["rollout"]["traces"] == 7 * SIZE
@@ -258,8 +258,8 @@ def test_a_refused_group_is_replaced_too_and_has_no_weight(tmp_path: Path) -> No
     changes = {"filtering": {"filters": [{"type": "errored"}]}, "admission": {}}
     session = session_for(tmp_path / "store", "base", **REFILL | changes | {"steps": 1})
     with record_run(session):
-        for step, drawn, trained, _ in pipeline.run_steps(Rehearsal(session), SOURCE, session.config):
-            described = finish_step(session, step, drawn, trained)
+        for step, drawn, trained, measured, _ in pipeline.run_steps(Rehearsal(session), SOURCE, session.config):
+            described = finish_step(session, step, drawn, trained, measured)
     assert described["groups"] == {"wanted": 3, "drawn": 6, "admitted": 3, "batches": 3}
     fates = {share["fate"]: share["num_traces"] for share in described["fates"]}
     assert fates == {"trained": 3 * SIZE, "no weight": 3 * SIZE}

@@ -14,6 +14,7 @@ from configs.run import RunConfig
 from flows.views import show
 from storage.errors import LayoutError
 from storage.store import Store, open_store
+from tasks.metrics import stage as metrics
 from tasks.runtime.execute import perform
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import Ref, Stage, Tables
@@ -28,8 +29,13 @@ def finished_run(root: Path) -> Store:
     rows = [trace("t0", reward=1.0), trace("t1", reward=0.0), trace("t2", reward=None, error_class="timeout")]
     made: Tables = {"traces": table("traces", rows)}
     stage = Stage("rollout", 1, (), ("traces",), ("rollout",), lambda tables, view: made)
-    perform(stage, RunContext(store, "a", config, {}), 0)
+    sample(stage, RunContext(store, "a", config, {}), 0)
     return store
+
+
+def sample(stage: Stage, place: RunContext, step: int) -> None:
+    """Do a step that ends with its rollouts, and write its metrics."""
+    perform(metrics.STAGE, place, step, (perform(stage, place, step),), parameters={"num_batches": 0})
 
 
 def test_a_run_is_described_for_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -39,7 +45,8 @@ def test_a_run_is_described_for_programs(tmp_path: Path, capsys: pytest.CaptureF
     (step,) = found["steps"]
     assert (found["run"], found["state"], found["num_steps"]) == ("a", "started", 2)
     assert step["reward"] == 0.5  # the errored rollout has no reward, which is not a reward of zero
-    assert step["rows"] == {"rollout": {"traces": 3}} and step["tokens"] == {"rollout": 15}
+    assert step["finished"] and step["rows"]["rollout"] == {"traces": 3} and step["rows"]["metrics"]["metrics"] > 20
+    assert step["tokens"] == {"rollout": 15}
     assert step["seconds"]["rollout"] >= 0.0 and step["shared"] == []
 
 
@@ -62,8 +69,17 @@ def test_rollouts_of_every_origin_have_their_reward_shown(tmp_path: Path, name: 
     rows = [trace("t0", reward=0.25)]
     stage = Stage(name, 1, (), ("traces",), (), lambda tables, view: {"traces": table("traces", rows)})
     config = RunConfig(name="a", steps=2)
-    perform(stage, RunContext(store, "a", config, {}), 1)
+    sample(stage, RunContext(store, "a", config, {}), 1)
     assert [step["reward"] for step in show.describe(store, "a", config)["steps"]] == [0.5, 0.25]
+
+
+def test_of_a_step_that_is_not_finished_no_number_is_shown(tmp_path: Path) -> None:
+    store = finished_run(tmp_path)
+    config = RunConfig(name="a", steps=2)
+    stage = Stage("rollout", 1, (), ("traces",), (), lambda tables, view: {"traces": table("traces", [trace()])})
+    perform(stage, RunContext(store, "a", config, {}), 1)
+    (_, step) = show.describe(store, "a", config)["steps"]
+    assert (step["finished"], step["reward"], step["rows"]) == (False, None, {"rollout": {"traces": 1}})
 
 
 def test_what_another_run_computed_is_marked(tmp_path: Path) -> None:

@@ -137,7 +137,7 @@ def test_no_state_no_rows(origin: Path) -> None:
 
 def test_a_replay_from_the_second_step_finds_the_same_work(origin: Path) -> None:
     again = pieces(ask(origin, from_stage="advantage", steps="1:"))
-    assert [piece.computed for piece in again] == [False] * len(again)
+    assert {piece.stage for piece in again if piece.computed} == {"metrics"}, "those of steps that are not trained"
     assert {piece.step for piece in again} == {1, 2}
 
 

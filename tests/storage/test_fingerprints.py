@@ -27,6 +27,7 @@ FINGERPRINTS = {
     "references": "660a643fa89898ea",
     "estimator_states": "a9986209d2c31969",
     "difficulties": "00d001d02fe02555",
+    "metrics": "5b9fd723a47571fc",
     "quarantines": "eae1ba336956d094",
     "retirements": "a0a95fa2082aaf9d",
 }

@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+from tasks.metrics.figures import MEANINGS
+
 
 class About(NamedTuple):
     """What is said of a number."""
@@ -37,6 +39,24 @@ ABOUT = {
     "tokens": About("tokens", "that the stage handled"),
     "tokens_per_second": About("tokens/s", "of the stage, over its wall-clock"),
     "updates": About("updates", "optimizer steps on the batch"),
+    "rollout/input_tokens": About("tokens", "read by all rollouts, those that were stopped too"),
+    "rollout/output_tokens": About("tokens", "sampled by all rollouts, those that were stopped too"),
+    "rollout/retokenised_turns": About("turns", "that went back to the policy as other tokens than it sampled"),
+    "reasons": About("rollouts", "that were left out for that reason"),
+    "groups": About("groups", "of the step, where they are replaced or refused"),
+    "groups/batches": About("batches", "that the groups were drawn in"),
+    "entropy": About("nats", "mean over rl tokens, over all optimizer steps"),
+    "mismatch_kl": About("nats", "over rl tokens of r - 1 - log r, engine against learner"),
+    "mismatch_kl_masked": About("nats", "the mismatch of tokens outside the trust region"),
+    "mismatch_kl_unmasked": About("nats", "the mismatch of tokens within the trust region"),
+    "masked_fraction": About("share", "of rl tokens outside the trust region"),
+    "ratio": About("", "quantile of the importance ratio over rl tokens"),
+    "rl_tokens": About("tokens", "with that component's weight"),
+    "ce_tokens": About("tokens", "with that component's weight"),
+    "ref_kl_tokens": About("tokens", "with that component's weight"),
+    "ce_nll": About("nats", "negative log-likelihood of ce tokens"),
+    "ref_kl": About("nats", "policy against reference, over ref_kl tokens"),
+    **{f"batch/{name}": About("", meaning) for name, meaning in MEANINGS.items()},
 }
 """By the beginning of a name, the longest that is known."""
 OF_UPDATES = {

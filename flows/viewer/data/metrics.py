@@ -5,7 +5,7 @@ from typing import Any
 
 from flows.viewer.data.metric_words import about
 from flows.viewer.data.series import StepNumbers
-from flows.viewer.data.series_rollouts import ALL, metric
+from tasks.metrics.names import ALL, full_name
 
 ORDER = (
     *("reward", "metrics", "update", "updates", "rollouts", "accounting", "filters", "trainable"),
@@ -22,7 +22,7 @@ Metric = dict[str, Any]
 def metrics(steps: Sequence[StepNumbers]) -> list[Metric]:
     """Return every measure of some steps, in the order of its group: `name`, `group`, `unit`, `told` and `series`.
 
-    A series has `scope` (an environment, `all`, or empty), `name` (as `flows.metrics` writes it), and `values` by step,
+    A series has `scope` (an environment, `all`, or empty), `name` (as W&B has it), and `values` by step,
     None where there is none. Of a single environment only all are told: that is the same.
     """
     columns = _Columns(steps)
@@ -103,7 +103,9 @@ def _shown(scopes: set[str], several: bool) -> list[str]:
 
 
 def _metric(columns: _Columns, name: str, scopes: Sequence[str], group: str) -> Metric:
-    series = [{"scope": scope, "name": metric(scope, name), "values": columns.filled(scope, name)} for scope in scopes]
+    series = [
+        {"scope": scope, "name": full_name(scope, name), "values": columns.filled(scope, name)} for scope in scopes
+    ]
     return {"name": name, "group": group, **about(name)._asdict(), "series": series}
 
 

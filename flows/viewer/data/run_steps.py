@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from flows.queries.step_metrics import metrics_work
 from flows.viewer.library import Library
 from flows.views.show import STAGES
-from storage.read.lineage import Graph, Work, marks
+from storage.read.lineage import Graph, Work
 from tasks.fates import Chain, age
 
 
@@ -21,18 +22,15 @@ class StepWork:
     updates: Work | None
     last: Chain
     """What the rollouts went through together; of several pieces the last one, which shares its verdicts with all."""
+    metrics: Work | None
+    """What has the step's metrics; None as long as it is not finished."""
     works: tuple[Work, ...]
     """All of the step's work, in order of time; that of evaluations is none of it."""
 
     @property
     def finished(self) -> bool:
-        """Whether all rollouts of the step are there; of others, those that are committed so far are."""
-        return all(work.finished for work in self.traces)
-
-    @property
-    def name(self) -> tuple[str, ...]:
-        """What the rollouts and their verdicts are known by: another as soon as there are more of them."""
-        return marks((*self.traces, self.verdicts))
+        """Whether the step is finished as far as it goes: then its metrics are written."""
+        return self.metrics is not None
 
 
 def steps_of(library: Library, run: str) -> list[StepWork]:
@@ -63,9 +61,10 @@ def _last_batch(found: Sequence[Chain]) -> list[Chain]:
 def _step(graph: Graph, step: int, found: Sequence[Chain]) -> StepWork:
     last = found[-1]
     traces = tuple(each.traces for each in found)
-    ends = (last.verdicts, last.credits, last.batches, last.decision, last.updates)
+    metrics = metrics_work(graph, last)
+    ends = (last.verdicts, last.credits, last.batches, last.decision, last.updates, metrics)
     works = _together(graph, step, [*traces, *(work for work in ends if work is not None)])
-    return StepWork(step, traces, last.verdicts, last.batches, last.updates, last, works)
+    return StepWork(step, traces, last.verdicts, last.batches, last.updates, last, metrics, works)
 
 
 def _together(graph: Graph, step: int, ends: Sequence[Work]) -> tuple[Work, ...]:

@@ -1,23 +1,21 @@
 """All runs of a store: where each one stands, what it came to, and which one it branched off."""
 
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 import polars as pl
 
 from configs.errors import ConfigError
-from flows.metrics import mean
 from flows.viewer.data.run_scores import held_out
 from flows.viewer.data.run_states import seconds_at_work, state_of
 from flows.viewer.data.run_steps import StepWork, steps_of
-from flows.viewer.data.series_updates import update_numbers
-from flows.viewer.data.shared_reads import each_once
+from flows.viewer.data.series import written_metrics
 from flows.viewer.library import Library
 from flows.views.identify import policy_version
-from storage.read.lineage import Work, marks
 from storage.runs import Event
+from tasks.metrics.figures import mean
+from tasks.metrics.names import ALL, Values
 
 RUNS: dict[str, Any] = {
     "run": pl.String,
@@ -46,41 +44,23 @@ RUNS: dict[str, Any] = {
 """One row for each run. `parent` is the run it branches off, or the one most of whose rollouts it uses. `rewards` and
 `losses` are means by step, null where there is none; `held_out` is the mean of the last policy's averages. `policy`
 names the model as RUN:VERSION where a run of the store made it. Sampled are the tokens that were generated for the
-run's steps, trained those that had a weight; null where rows that say it were dropped for their age."""
-
-
-@dataclass(frozen=True)
-class _Rollouts:
-    """What the list of runs tells of one step's rollouts."""
-
-    reward: float | None
-    num_tokens: int | None
-    """None where rows were dropped for their age."""
+run's finished steps, trained those that had a weight; null where no step has its metrics."""
 
 
 def runs(library: Library) -> pl.DataFrame:
     """Return all runs, as in RUNS, the newest last. Tables are looked at once for all runs together."""
     names = library.store.runs.names()
     by_run = {name: steps_of(library, name) for name in names}
-    every = [step for own in by_run.values() for step in own]
-    sampled = _rollouts(library, every)
-    trained = update_numbers(library, [step.updates for step in every if step.updates])
-    rows = [_run(library, name, by_run, sampled, trained) for name in names]
-    return pl.DataFrame(rows, schema=RUNS)
+    written_metrics(library, [step for own in by_run.values() for step in own])
+    return pl.DataFrame([_run(library, name, by_run) for name in names], schema=RUNS)
 
 
-def _run(
-    library: Library,
-    name: str,
-    by_run: Mapping[str, Sequence[StepWork]],
-    sampled: Mapping[tuple[str, ...], _Rollouts],
-    trained: Mapping[str, Mapping[str, float]],
-) -> dict[str, Any]:
+def _run(library: Library, name: str, by_run: Mapping[str, Sequence[StepWork]]) -> dict[str, Any]:
     events, steps = library.store.runs.events(name), by_run[name]
     config = events[-1].config
-    rewards = [sampled[_name(each)].reward for each in steps]
-    updates = [trained.get(each.updates.key, {}) if each.updates else {} for each in steps]
-    losses = [each.get("updates/loss/mean") for each in updates]
+    metrics = written_metrics(library, steps)
+    rewards = [each.get((ALL, "reward/mean")) for each in metrics]
+    losses = [each.get(("", "updates/loss/mean")) for each in metrics]
     return {
         "run": name,
         "parent": parent_of(name, events[-1], steps, by_run),
@@ -95,7 +75,7 @@ def _run(
         "held_out": _held_out(library, name),
         **chosen(config),
         "policy": policy_of(library, config),
-        **_tokens(steps, sampled, trained),
+        **tokens_of(metrics),
         **_times(library, name, events),
     }
 
@@ -172,52 +152,13 @@ def _times(library: Library, name: str, events: Sequence[Event]) -> dict[str, An
     return {"seconds": seconds_at_work(events, last_work), "started_at": events[0].at, "changed_at": changed}
 
 
-def _name(step: StepWork) -> tuple[str, ...]:
-    return marks(step.traces)
-
-
-def tokens_of(library: Library, steps: Sequence[StepWork]) -> dict[str, int | None]:
-    """Return the tokens of some steps, `tokens_sampled` and `tokens_trained`, as in RUNS."""
-    trained = update_numbers(library, [each.updates for each in steps if each.updates])
-    return _tokens(steps, _rollouts(library, steps), trained)
-
-
-def _tokens(
-    steps: Sequence[StepWork],
-    sampled: Mapping[tuple[str, ...], _Rollouts],
-    trained: Mapping[str, Mapping[str, float]],
-) -> dict[str, int | None]:
-    made = [each.updates.key for each in steps if each.updates]
+def tokens_of(metrics: Sequence[Values]) -> dict[str, int | None]:
+    """Return the tokens of some steps, given by their metrics: `tokens_sampled` and `tokens_trained`, as in RUNS."""
+    written = [each for each in metrics if each]
+    sampled = [each.get((ALL, "rollout/output_tokens"), 0) for each in written]
+    trained = [each.get(("", "updates/weighted_tokens"), 0) for each in written]
+    known = written or not metrics
     return {
-        "tokens_sampled": _total(sampled[_name(each)].num_tokens for each in steps),
-        "tokens_trained": _total(trained.get(key, {}).get("updates/weighted_tokens") for key in made),
+        "tokens_sampled": int(sum(sampled)) if known else None,
+        "tokens_trained": int(sum(trained)) if known else None,
     }
-
-
-def _rollouts(library: Library, steps: Sequence[StepWork]) -> dict[tuple[str, ...], _Rollouts]:
-    """Return rewards and tokens of steps; one look at the table for all that were not read before."""
-    by_name = {_name(each): each for each in steps}
-
-    def read(names: list[tuple[str, ...]]) -> dict[tuple[str, ...], _Rollouts]:
-        works = {work.key: work for name in names for work in by_name[name].traces}
-        columns = ("key", "reward", "num_output_tokens")
-        rows = library.frames().of(works.values(), "traces").select(columns).collect()
-        of_key = rows.group_by("key").agg(pl.col("reward").drop_nulls(), pl.col("num_output_tokens").sum(), pl.len())
-        found = {key: own for key, *own in of_key.iter_rows()}
-        return {name: _joined(by_name[name].traces, found) for name in names}
-
-    return each_once(library, "rewards of rollouts", list(by_name), read)
-
-
-def _joined(works: Sequence[Work], found: Mapping[str, Sequence[Any]]) -> _Rollouts:
-    """Return what pieces of a step's rollouts come to together; `found` has rewards, tokens and rows by key."""
-    there = [found.get(work.key, ((), 0, 0)) for work in works]
-    rewards = [reward for own, _, _ in there for reward in own]
-    whole = all(rows == work.num_rows("traces") for work, (_, _, rows) in zip(works, there, strict=True))
-    return _Rollouts(mean(rewards) if rewards else None, sum(tokens for _, tokens, _ in there) if whole else None)
-
-
-def _total(counts: Iterable[float | None]) -> int | None:
-    """Return the sum of some counts; None where one of them is not known."""
-    known = list(counts)
-    return None if any(each is None for each in known) else int(sum(each for each in known if each is not None))

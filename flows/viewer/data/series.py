@@ -1,21 +1,17 @@
-"""The numbers of a run by step, out of its tables: one look at each table, and only for what was not read before."""
+"""The numbers of a run by step, as its steps wrote them into the table `metrics`."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import polars as pl
 
-from configs.filters import filter_name
+from flows.queries.step_metrics import Span, ledger_metrics, read_metrics
 from flows.viewer.data.run_steps import StepWork, steps_of
-from flows.viewer.data.series_accounts import Ends, Packed, account_numbers, ends_of, packed_of
-from flows.viewer.data.series_rollouts import COLUMNS, OF_VERDICTS, Numbers, metric, rollout_numbers
-from flows.viewer.data.series_updates import update_numbers
 from flows.viewer.data.shared_reads import each_once
 from flows.viewer.library import Library
-from storage.read.lineage import Work
 from storage.refs import Entry
+from tasks.metrics.names import Values, full_name
 
-READ_OF_VERDICTS = (*OF_VERDICTS, "reason")
 LONG = {"run": pl.String, "step": pl.Int64, "finished": pl.Boolean, "scope": pl.String, "name": pl.String}
 
 
@@ -24,7 +20,7 @@ class StepNumbers:
     """One step of a run and what was measured."""
 
     work: StepWork
-    values: Numbers
+    values: Values
     """By scope (an environment, `all`, or empty) and measure. What was not measured has no entry."""
 
     @property
@@ -37,30 +33,30 @@ class StepNumbers:
         return self.values.get((scope, measure))
 
 
-@dataclass(frozen=True)
-class _OfRollouts:
-    """What the rollouts of a step and their verdicts say."""
-
-    values: Numbers
-    ends: Ends
-
-
 def numbers(library: Library, run: str) -> list[StepNumbers]:
-    """Return what was measured of every step of a run, unfinished ones as far as they are. Raises NotThere.
+    """Return what was measured of every step of a run. Raises NotThere.
 
-    Names and values are those of `flows.metrics.step_metrics`, `accounting/...` included, and beside them: `kept`
-    (share of verdicts that keep), `longest_output`, `updates/...` (see `update_numbers`), `tokens/stage/...` and
-    `tokens_per_second/...`.
+    They are those of the table `metrics`, and `ledger_metrics` of the stages that are done beside them: of a step that
+    is not finished these alone.
     """
     found = steps_of(library, run)
-    filters = tuple(filter_name(each) for each in library.config(run).filtering.filters)
-    measured = _of_rollouts(library, found, filters)
-    trained = update_numbers(library, [each.updates for each in found if each.updates])
-    after = packed_of(library, found)
+    written = written_metrics(library, found)
     return [
-        StepNumbers(each, _together(each, measured[each.name], packed, trained))
-        for each, packed in zip(found, after, strict=True)
+        StepNumbers(each, {**values, **ledger_metrics(_spans(each))})
+        for each, values in zip(found, written, strict=True)
     ]
+
+
+def written_metrics(library: Library, steps: Sequence[StepWork]) -> list[Values]:
+    """Return the metrics of some steps, none of those that are not finished; what was read once is not read again."""
+    works = {each.metrics.identity: each.metrics for each in steps if each.metrics is not None}
+
+    def read(names: list[tuple[str, ...]]) -> dict[tuple[str, ...], Values]:
+        values = read_metrics(library.frames(), [works[name] for name in names])
+        return {name: values.get(works[name].key, {}) for name in names}
+
+    known = each_once(library, "metrics", list(works), read)
+    return [known[each.metrics.identity] if each.metrics is not None else {} for each in steps]
 
 
 def steps(library: Library, run: str) -> pl.DataFrame:
@@ -70,7 +66,7 @@ def steps(library: Library, run: str) -> pl.DataFrame:
     """
     rows = [
         {"run": run, "step": each.step, "finished": each.work.finished}
-        | {metric(*name): value for name, value in sorted(each.values.items())}
+        | {full_name(*name): value for name, value in sorted(each.values.items())}
         for each in numbers(library, run)
     ]
     first = {"run": pl.String, "step": pl.Int64, "finished": pl.Boolean}
@@ -88,64 +84,10 @@ def series(library: Library, run: str) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=LONG | {"value": pl.Float64}, orient="row")
 
 
-def _of_rollouts(
-    library: Library, found: Sequence[StepWork], filters: tuple[str, ...]
-) -> dict[tuple[str, ...], _OfRollouts]:
-    """Return the numbers of steps' rollouts by what names them; what was read once is not read again."""
-    works = {each.name: each for each in found}
-
-    def read(names: list[tuple[str, ...]]) -> dict[tuple[str, ...], _OfRollouts]:
-        return _read(library, [works[name] for name in names], filters)
-
-    return each_once(library, ("numbers of rollouts", filters), list(works), read)
+def _spans(step: StepWork) -> list[Span]:
+    """Return what the ledger says of the work of a step that is done."""
+    return [Span(each.stage, _seconds_of(each.entry), each.entry.tokens) for each in step.works if each.finished]
 
 
-def _read(library: Library, wanted: Sequence[StepWork], filters: tuple[str, ...]) -> dict[tuple[str, ...], _OfRollouts]:
-    """Read the rollouts of some steps and their verdicts, each table once."""
-    traces = _rows(library, "traces", COLUMNS, {str(n): each.traces for n, each in enumerate(wanted)})
-    judged = {str(n): (each.verdicts,) for n, each in enumerate(wanted) if each.verdicts}
-    verdicts = _rows(library, "verdicts", READ_OF_VERDICTS, judged)
-    ends = ends_of(traces, verdicts)
-    made = rollout_numbers(traces, verdicts.drop("reason"), dict.fromkeys(judged, filters))
-    for step, kept in verdicts.group_by("step").agg(pl.col("keep").mean()).iter_rows():
-        made.setdefault(step, {})["", "kept"] = kept
-    return {each.name: _OfRollouts(made.get(str(n), {}), ends.get(str(n), {})) for n, each in enumerate(wanted)}
-
-
-def _rows(library: Library, table: str, columns: Sequence[str], by_step: Mapping[str, Iterable[Work]]) -> pl.DataFrame:
-    """Return rows with the column `step`, the name of a step in `by_step`, in place of their key."""
-    works = {work.key: work for own in by_step.values() for work in own}
-    steps = pl.DataFrame(
-        [(step, work.key) for step, own in by_step.items() for work in own],
-        schema={"step": pl.String, "key": pl.String},
-        orient="row",
-    )
-    rows = library.frames().of(works.values(), table).select(columns).collect()
-    return rows.join(steps, on="key").drop("key")
-
-
-def _together(
-    work: StepWork, sampled: _OfRollouts, packed: Packed, trained: Mapping[str, Mapping[str, float]]
-) -> Numbers:
-    """Return all numbers of a step: of its rollouts, of its training, and of its stages out of the ledger."""
-    of_update = trained.get(work.updates.key, {}) if work.updates else {}
-    of_step = {**of_update, **account_numbers(sampled.ends, packed)}
-    found = {**sampled.values, **{("", name): value for name, value in of_step.items()}}
-    spans: dict[str, list[tuple[float, int]]] = {}
-    for each in work.works:
-        if each.finished:
-            entry = each.entry
-            spans.setdefault(each.stage, []).append((seconds_of(entry), entry.tokens))
-    for stage, own in spans.items():
-        seconds, tokens = sum(each for each, _ in own), sum(count for _, count in own)
-        found["", f"timing/stage/{stage}"] = seconds
-        if tokens:
-            found["", f"tokens/stage/{stage}"] = float(tokens)
-        if tokens and seconds > 0:
-            found["", f"tokens_per_second/{stage}"] = tokens / seconds
-    return found
-
-
-def seconds_of(entry: Entry) -> float:
-    """Return the wall-clock of finished work."""
+def _seconds_of(entry: Entry) -> float:
     return (entry.finished_at - entry.started_at).total_seconds()

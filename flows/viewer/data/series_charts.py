@@ -4,11 +4,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from flows.viewer.data.series import StepNumbers
-from flows.viewer.data.series_rollouts import ALL, SPANS
 from flows.views.show import STAGES
-from tasks.fates import EXPIRED, PENDING, REFUSED
+from tasks.fates import EXPIRED
 from tasks.filtering.filters.finding import QUARANTINED
-from tasks.metrics.accounting import ERRORED, FILTERED, NO_WEIGHT, STOPPED, TRAINED
+from tasks.metrics.accounting import ERRORED, FILTERED, NO_WEIGHT, PENDING, REFUSED, STOPPED, TRAINED
+from tasks.metrics.names import ALL
+from tasks.metrics.rollouts import SPANS
 
 FATES = {
     **{TRAINED: 2, FILTERED: 4, ERRORED: 6, STOPPED: 7, NO_WEIGHT: 0},

@@ -8,9 +8,9 @@ import polars as pl
 from flows.viewer.data import step_columns
 from flows.viewer.data.step_columns import Column, with_named
 from flows.viewer.page import BadQuestion
-from tasks.fates import EVALUATED, EXPIRED, PENDING, REFUSED
+from tasks.fates import EVALUATED, EXPIRED
 from tasks.filtering.filters.finding import QUARANTINED
-from tasks.metrics.accounting import ERRORED, FILTERED, NO_WEIGHT, STOPPED, TRAINED
+from tasks.metrics.accounting import ERRORED, FILTERED, NO_WEIGHT, PENDING, REFUSED, STOPPED, TRAINED
 
 OUTCOMES = (TRAINED, FILTERED, ERRORED, STOPPED, QUARANTINED, NO_WEIGHT, REFUSED, PENDING, EVALUATED, EXPIRED)
 ERRORS = ("infrastructure", "timeout", "model", "environment", "cancelled", "incomplete")

@@ -24,7 +24,7 @@ def figures(frame: pl.DataFrame) -> dict[str, Any]:
     """Return what the traces of a step, or of an evaluation, say together, as plain values.
 
     Rewards are over those that were scored and not stopped; lengths over all that were not stopped, as in
-    `flows.metrics`. What nothing was measured of is None.
+    `tasks.metrics.rollouts`. What nothing was measured of is None.
     """
     ended = frame.filter(pl.col("fate") != STOPPED)
     told = ended.select(

@@ -15,9 +15,9 @@ from flows.viewer.library import Library
 from flows.views.identify import policy_version
 from flows.views.sentences import sentence
 from flows.views.telling import flat
-from tasks.fates import EXPIRED, PENDING, REFUSED
+from tasks.fates import EXPIRED
 from tasks.filtering.filters.finding import QUARANTINED
-from tasks.metrics.accounting import ERRORED, FILTERED, NO_WEIGHT, STOPPED, TRAINED
+from tasks.metrics.accounting import ERRORED, FILTERED, NO_WEIGHT, PENDING, REFUSED, STOPPED, TRAINED
 
 Values = dict[str, Any]
 TONES = {TRAINED: "good", FILTERED: "warn", REFUSED: "warn", NO_WEIGHT: "warn", ERRORED: "bad", STOPPED: "bad"}

@@ -50,7 +50,7 @@ def page(library: Library, asked: Asked) -> Page:
         "timeline": {"span": span, "spans": SPANS, **_timeline(library, run, span)},
         "ledger": _ledger(library, run, told),
         "addresses": _addresses(run, measured, evaluations),
-        "totals": _totals(library, measured),
+        "totals": _totals(measured),
         "numbers_from": 0 if asked.one_of("numbers", ("all",)) else max(0, len(measured) - MOST_NUMBERS),
     }
     return Page("run.html", run, values, (Crumb("Runs", addresses.runs()),), live=told["going"])
@@ -122,12 +122,12 @@ def _addresses(run: str, measured: Sequence[StepNumbers], evaluations: Sequence[
     return steps | {f"v{version}": addresses.evaluation(run, version) for version in sorted(versions)}
 
 
-def _totals(library: Library, measured: Sequence[StepNumbers]) -> dict[str, float | None]:
+def _totals(measured: Sequence[StepNumbers]) -> dict[str, float | None]:
     """Return sums over all steps, and the last reward and loss; rollouts without those that were stopped."""
     counts = [count for each in measured if (count := each.value("rollouts", "all")) is not None]
     return {
         "rollouts": sum(counts) if counts or not measured else None,
-        **tokens_of(library, [each.work for each in measured]),
+        **tokens_of([each.values if each.work.finished else {} for each in measured]),
         "reward": _last(measured, "reward/mean", "all"),
         "loss": _last(measured, "updates/loss/mean", ""),
     }

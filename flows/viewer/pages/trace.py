@@ -24,7 +24,7 @@ from flows.viewer.data.trace_walk import Walk, walk
 from flows.viewer.drawing.message_graph import classes, drawable
 from flows.viewer.library import Library
 from flows.viewer.page import Asked, BadQuestion, Crumb, Page
-from tasks.fates import PENDING
+from tasks.metrics.accounting import PENDING
 
 VIEWS = ("both", "text", "tokens")
 JUMPS = ("first", "last", "trained", "error")

@@ -24,9 +24,9 @@ from flows.views.show import describe
 from flows.views.why import explain
 from storage.read.frames import Frames
 from storage.store import open_store
-from tasks.fates import DERIVED, PENDING, REFUSED, Chain, chains, fates
+from tasks.fates import DERIVED, Chain, chains, fates
 from tasks.filtering import stage as filtering
-from tasks.metrics.accounting import TRAINED
+from tasks.metrics.accounting import PENDING, REFUSED, TRAINED
 from tasks.packing import stage as packing
 from tasks.runtime.stage import Stage
 from tests.flows import rehearsal

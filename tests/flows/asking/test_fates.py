@@ -7,8 +7,8 @@ import pytest
 
 from storage.read.frames import Frames
 from storage.store import open_store
-from tasks.fates import DERIVED, EVALUATED, FATES, PENDING, REFUSED, accounting, chains, fates
-from tasks.metrics.accounting import TRAINED, account
+from tasks.fates import DERIVED, EVALUATED, FATES, accounting, chains, fates
+from tasks.metrics.accounting import PENDING, REFUSED, TRAINED, account
 from tests.flows.asking.asked import UNFIT
 
 RUNS = ("base", "branch", "gated", "regraded", "begun", "hurried")

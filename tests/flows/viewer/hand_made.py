@@ -5,10 +5,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from configs.run import RunConfig
+from configs.run import RunConfig, View
 from storage.refs import Entry
 from storage.schemas.learner_tables import UPDATES
 from storage.store import Store, open_store
+from tasks.metrics import stage as metrics
+from tasks.runtime.stage import Tables
 from tests import builders
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -91,9 +93,28 @@ class HandMade:
     def step(self, traces: Rows, messages: Rows, credits: Rows = (), step: int = 0, **more: Rows) -> dict[str, str]:
         """Write a step as far as there are rows for it; `more` are batches, updates and the like. Return the keys."""
         sampled = {"traces": traces, "messages": messages} | {name: more[name] for name in ("images",) if name in more}
+        keys = self._stages(traces, sampled, credits, step, more)
+        rows = {"traces": traces, "messages": messages, "verdicts": _verdicts(traces), "credits": credits, **more}
+        known = {sample["sample_id"] for sample in credits}
+        read = {"messages", "verdicts", "credits", "batches", "updates"}  # statistics are of single samples here
+        if not known.issuperset(sample for row in more.get("batches", ()) for sample in row["sample_ids"]):
+            read -= {"batches"}  # others' samples stand between those that are looked at
+        made = {name: builders.table(name, own) for name, own in rows.items() if own and name in read}
+        of_step = {name: key for name, key in keys.items() if name != "reference"}
+        self.measure(made | {"traces": builders.table("traces", traces)}, step, **of_step)
+        return keys
+
+    def measure(self, tables: Tables, step: int = 0, **inputs: str) -> str:
+        """Write the metrics of a step as its stage makes them out of some tables; return the key."""
+        view = View(RunConfig(), metrics.STAGE.sections, "metrics")
+        rows = metrics.metrics(tables, view, num_batches=1)["metrics"].to_pylist()
+        return self.work("metrics", {"metrics": rows}, step, **inputs)
+
+    def _stages(
+        self, traces: Rows, sampled: Mapping[str, Rows], credits: Rows, step: int, more: Mapping[str, Rows]
+    ) -> dict[str, str]:
         keys = {"rollout": self.work("rollout", sampled, step)}
-        verdicts = [builders.verdict(str(trace["trace_id"])) for trace in traces]
-        keys["filtering"] = self.work("filtering", {"verdicts": verdicts}, step, rollout=keys["rollout"])
+        keys["filtering"] = self.work("filtering", {"verdicts": _verdicts(traces)}, step, rollout=keys["rollout"])
         if "references" in more:
             keys["reference"] = self.work("reference", {"references": more["references"]}, step, **keys)
         if not credits:
@@ -106,3 +127,7 @@ class HandMade:
             learnt = {name: more[name] for name in ("updates", "token_statistics", "token_masks") if name in more}
             keys["training"] = self.work("training", learnt, step, packing=keys["packing"])
         return keys
+
+
+def _verdicts(traces: Rows) -> list[dict[str, Any]]:
+    return [builders.verdict(str(trace["trace_id"])) for trace in traces]

@@ -63,7 +63,7 @@ def test_the_charts_hold_what_was_measured(forked: Library) -> None:
     assert known["Loss"]["series"][0]["values"] == [0.0, 0.1]
     assert known["Rollouts"]["series"][0]["values"] == [12.0, 12.0]
     stages = [each["name"] for each in known["Seconds by stage"]["series"]]
-    assert stages == ["assignment", "rollout", "filtering", "advantage", "packing", "training"]
+    assert stages == ["assignment", "rollout", "filtering", "advantage", "packing", "training", "metrics"]
     assert (values["state"], values["steps_done"], values["totals"]["rollouts"]) == ("finished", 2, 24.0)
     assert "Reward by environment" not in known, "there is one environment"
 
@@ -80,21 +80,21 @@ def test_every_point_leads_to_its_step(forked: Library) -> None:
 
 def test_a_fork_shows_what_it_shares(forked: Library) -> None:
     found = ledger(forked, "fork")
-    assert found["stages"] == ["assignment", "rollout", "filtering", "advantage", "packing"]
-    assert found["runs"] == ["fork", "base"] and found["num_pieces"] == [4, 6]
+    assert found["stages"] == ["assignment", "rollout", "filtering", "advantage", "packing", "metrics"]
+    assert found["runs"] == ["fork", "base"] and found["num_pieces"] == [6, 6]
     for column in found["columns"]:
-        assert [cell["by"] for cell in column["cells"]] == [1, 1, 1, 0, 0]
+        assert [cell["by"] for cell in column["cells"]] == [1, 1, 1, 0, 0, 0]
     rollouts, credits = (found["columns"][0]["cells"][place] for place in (1, 3))
     assert rollouts["used_by"] == ["base", "fork"] and credits["used_by"] == ["fork"]
     assert rollouts["rows"] == {"messages": 24, "traces": 12} and rollouts["finished"]
     frame = slices(forked, "fork")
     own = frame.filter(pl.col("own"))["stage"].unique().to_list()
-    assert sorted(own) == ["advantage", "packing"]
+    assert sorted(own) == ["advantage", "metrics", "packing"]
     shared = frame.filter(~pl.col("own") & (pl.col("stage") == "rollout"))
     assert set(shared["computed_by"]) == {"base"} and shared["used_by"].to_list()[0] == ["base", "fork"]
     with visitor(forked) as client:
         text = client.get(addresses.run("fork")).text
-    assert text.count("cell s1 shared") == 6 and text.count('class="cell s0"') == 4
+    assert text.count("cell s1 shared") == 6 and text.count('class="cell s0"') == 6
     assert f'href="{addresses.compare("base", "fork")}"' in text and f'href="{addresses.run("base")}"' in text
 
 
@@ -108,11 +108,12 @@ def test_a_fork_tells_what_was_set_otherwise(forked: Library) -> None:
     assert values["timeline"]["lanes"] and {lane["stage"] for lane in values["timeline"]["lanes"]} == {
         "advantage",
         "packing",
+        "metrics",
     }, "what another run computed was done in that run's time"
 
 
 def test_steps_that_are_planned_have_empty_columns(forked: Library) -> None:
-    assert [len(each["cells"]) for each in ledger(forked, "base", 4)["columns"]] == [6, 6, 0, 0]
+    assert [len(each["cells"]) for each in ledger(forked, "base", 4)["columns"]] == [7, 7, 0, 0]
 
 
 def test_times_are_those_of_the_ledger(forked: Library) -> None:
@@ -150,7 +151,10 @@ def test_an_unfinished_step_and_odd_values_are_drawn(tmp_path: Path) -> None:
     library = begun(tmp_path, 2)
     values = told(library, RUN).values
     assert values["steps"] == [{"step": 0, "address": addresses.step(RUN, 0), "finished": False}]
-    assert charts(values)["Rollouts"]["series"][0]["values"] == [4.0] and "Reward" not in charts(values)
+    assert charts(values) == {}, "its numbers are shown when it is finished"
+    with visitor(library) as client:
+        text = " ".join(Elements(client.get(addresses.run(RUN)).text).texts)
+    assert "not finished, so the numbers below do not have it" in text
     assert [cell and cell["finished"] for cell in values["ledger"]["columns"][0]["cells"]] == [False]
     assert told(library, RUN).live, "this process wrote the event and is there"
 

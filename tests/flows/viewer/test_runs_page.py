@@ -122,9 +122,9 @@ def test_all_runs_are_read_in_one_look_and_not_again(forked: Library, monkeypatc
 
     monkeypatch.setattr(Frames, "of", of)
     runs(library)
-    assert sorted(reads) == [("traces", 2), ("updates", 2)], "two steps of rollouts, shared by two runs"
+    assert sorted(reads) == [("metrics", 4)], "two steps of two runs"
     runs(library)
-    assert len(reads) == 2
+    assert len(reads) == 1
 
 
 def test_the_page_is_harmless_and_leads_on(forked: Library) -> None:

@@ -10,9 +10,9 @@ import pytest
 from flows.viewer import addresses
 from flows.viewer.data.series import StepNumbers
 from flows.viewer.data.series_charts import charts
-from flows.viewer.data.series_rollouts import ALL
 from flows.viewer.library import Library
 from flows.viewer.web.app import page_of, respond
+from tasks.metrics.names import ALL
 from tests.builders import message, trace
 from tests.flows.rehearsal import rehearse
 from tests.flows.replays import RLOO, ask, walk

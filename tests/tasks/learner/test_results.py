@@ -7,14 +7,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from flows import token_metrics
-from flows.metrics import finite, step_metrics
+from flows.reporting.tracking import finite
 from storage.schemas.learner_tables import TOKEN_MASKS, TOKEN_STATISTICS
-from storage.schemas.stage_tables import TRACES, VERDICTS
 from tasks.learner import results
 from tasks.learner.loop import RowStatistics, Totals
 from tasks.learner.measuring import GROUPS
 from tasks.learner.rows import PackedBatch, Row
+from tasks.metrics import tokens
+from tasks.metrics.updates import update_metrics
 from tasks.training.stage import token_tables, updates_table
 
 pytestmark = pytest.mark.engine
@@ -96,7 +96,7 @@ def test_quantiles_of_the_ratio_are_exact_over_all_rows():
     expected = {"ratio_q0.01": 0.51, "ratio_q0.1": 0.6, "ratio_q0.5": 1.0, "ratio_q0.9": 1.4, "ratio_q0.99": 1.49}
     assert found == pytest.approx(expected, rel=1e-6)
     assert results.ratio_quantiles([statistics([0.0], [0.0], [0.0])]) == dict.fromkeys(expected)
-    assert results.QUANTILES == token_metrics.QUANTILES
+    assert results.QUANTILES == tokens.QUANTILES
 
 
 def test_what_is_not_finite_is_null_in_json_and_reaches_the_monitor_s_warning():
@@ -109,7 +109,7 @@ def test_what_is_not_finite_is_null_in_json_and_reaches_the_monitor_s_warning():
     strict = json.loads(table["metrics"][0].as_py(), parse_constant=pytest.fail)
     assert {strict[name] for name in missing} == {None}
     update = {**table.to_pylist()[0]}
-    kept, dropped = finite(step_metrics(TRACES.arrow.empty_table(), VERDICTS.arrow.empty_table(), update, {}, {}))
+    kept, dropped = finite(update_metrics([update]))
     assert {f"update/{name}" for name in missing} | {"update/mismatch_kl"} == set(dropped)
     assert "update/masked_fraction" in kept and "update/not_finite" not in kept
 

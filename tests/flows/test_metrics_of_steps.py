@@ -1,4 +1,4 @@
-"""Metrics of tokens out of a store: a step that was trained has them, with what is known of its masks."""
+"""Metrics of the steps of a run, out of its store: of tokens too, with what is known of their masks."""
 
 from dataclasses import replace
 from functools import wraps
@@ -10,10 +10,9 @@ import pyarrow.compute as pc
 import pytest
 
 from configs.run import View
-from flows.outcome import describe_step
+from flows.outcome import describe
 from flows.runtime import pipeline
 from flows.runtime.session import record_run
-from flows.token_metrics import step_token_metrics
 from tasks.runtime.stage import Tables
 from tasks.training import stage as training
 from tests.builders import table
@@ -21,7 +20,7 @@ from tests.crash.fixed import ENVIRONMENT
 from tests.flows import rehearsal
 
 
-def measured(fraction: float, with_masks: bool) -> Any:
+def learnt(fraction: float, with_masks: bool) -> Any:
     """Return a stand-in for training that leaves statistics: every ratio is 1, every entropy 2."""
 
     @wraps(rehearsal.trained)
@@ -44,7 +43,7 @@ def measured(fraction: float, with_masks: bool) -> Any:
 
 
 def walked(root: Path, monkeypatch: pytest.MonkeyPatch, stand_in: Any = None) -> list[dict[str, Any]]:
-    """Return the described steps of a small run, and what `step_token_metrics` makes of each."""
+    """Return the metrics of the steps of a small run, and of each how many rl tokens there should be."""
     if stand_in is not None:
         stage = replace(
             training.STAGE,
@@ -56,9 +55,8 @@ def walked(root: Path, monkeypatch: pytest.MonkeyPatch, stand_in: Any = None) ->
     steps = []
     with record_run(session):
         do = rehearsal.Rehearsal(session)
-        for step, drawn, trained, _ in pipeline.run_steps(do, rehearsal.SOURCE, session.config):
-            described = describe_step(session, step, drawn, trained)
-            assert step_token_metrics(session.place, (*drawn.refs, trained)).items() <= described["metrics"].items()
+        for step, drawn, trained, measured, _ in pipeline.run_steps(do, rehearsal.SOURCE, session.config):
+            described = describe(session.place, step, (*drawn.refs, trained, measured))
             rl = pc.sum(session.place.table("batches", [drawn.packing])["rl_tokens"].slice(0, 1)).as_py()
             steps.append({**described["metrics"], "expected": rl})
     return steps
@@ -72,7 +70,7 @@ def walked(root: Path, monkeypatch: pytest.MonkeyPatch, stand_in: Any = None) ->
 def test_a_trained_step_has_metrics_of_its_tokens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fraction: float, with_masks: bool, masked: float | None
 ) -> None:
-    steps = walked(tmp_path / "store", monkeypatch, measured(fraction, with_masks))
+    steps = walked(tmp_path / "store", monkeypatch, learnt(fraction, with_masks))
     assert len(steps) == 2
     for found in steps:
         assert found["rl_tokens/all"] == found[f"rl_tokens/{ENVIRONMENT}"] == found["expected"] > 0

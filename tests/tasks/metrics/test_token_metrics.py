@@ -6,12 +6,18 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from flows.token_metrics import token_metrics
 from storage.schemas.learner_tables import TOKEN_MASKS, TOKEN_STATISTICS
 from storage.schemas.stage_tables import BATCHES
+from tasks.metrics.names import full_name
+from tasks.metrics.tokens import token_metrics
 from tests.builders import table
 
 ENVIRONMENTS = {"a/0": "math", "b/0": "chat", "c/0": "math"}
+
+
+def named(*given: Any) -> dict[str, float]:
+    """The metrics of tokens by their full names."""
+    return {full_name(*name): value for name, value in token_metrics(*given).items()}
 
 
 def batch(ids: list[str], borders: list[int], **streams: list[float]) -> dict[str, Any]:
@@ -56,7 +62,7 @@ MASKS = table("token_masks", [{"sample_id": "c/0", "masked": [False, True, False
 
 
 def test_metrics_of_tokens_by_hand() -> None:
-    found = token_metrics(BATCHED, STATISTICS, MASKS, ENVIRONMENTS)
+    found = named(BATCHED, STATISTICS, MASKS, ENVIRONMENTS)
     kl = [1 - LOG2, 0.0, 3 - 2 * LOG2]
     average = sum(kl) / 3
     expected = {
@@ -91,18 +97,17 @@ def test_metrics_of_tokens_by_hand() -> None:
 def test_scopes_of_tokens_are_symmetric() -> None:
     """With one environment, it and the whole have the same names and the same numbers."""
     found = token_metrics(BATCHED, STATISTICS, MASKS, dict.fromkeys(ENVIRONMENTS, "one"))
-    scopes = {scope: {} for scope in ("all", "one")}
-    for name, value in found.items():
-        first, scope, *rest = name.split("/")
-        scopes[scope]["/".join([first, *rest])] = value
+    scopes: dict[str, dict[str, float]] = {"all": {}, "one": {}}
+    for (scope, name), value in found.items():
+        scopes[scope][name] = value
     assert scopes["all"] == scopes["one"]
     assert len(scopes["all"]) > 20
 
 
 def test_masks_that_are_not_known_give_no_metric_and_none_masked_gives_zero() -> None:
-    unknown = token_metrics(BATCHED, STATISTICS, None, ENVIRONMENTS)
+    unknown = named(BATCHED, STATISTICS, None, ENVIRONMENTS)
     assert not [name for name in unknown if "masked" in name]
-    none = token_metrics(BATCHED, STATISTICS, TOKEN_MASKS.arrow.empty_table(), ENVIRONMENTS)
+    none = named(BATCHED, STATISTICS, TOKEN_MASKS.arrow.empty_table(), ENVIRONMENTS)
     assert none["masked_fraction/all"] == 0
     assert none["mismatch_kl_unmasked/all/mean"] == none["mismatch_kl/all/mean"]
     assert "mismatch_kl_masked/all/mean" not in none
@@ -113,6 +118,6 @@ def test_an_infinite_ratio_makes_metrics_that_are_not_finite_and_says_so() -> No
     distant = STATISTICS.set_column(
         1, STATISTICS.schema.field(1), pa.array([[0, 2000.0, 0], [0, -1, -2], [0, -1]], STATISTICS.schema.field(1).type)
     )
-    found = token_metrics(BATCHED, distant, MASKS, ENVIRONMENTS)
+    found = named(BATCHED, distant, MASKS, ENVIRONMENTS)
     assert math.isinf(found["mismatch_kl/math/max"]) and not math.isfinite(found["mismatch_kl/all/std"])
     assert math.isfinite(found["entropy/math"])

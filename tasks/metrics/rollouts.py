@@ -1,0 +1,132 @@
+"""Metrics of a step's rollouts: reward, lengths, errors, time and what the filters found.
+
+Every metric of rollouts exists for all of them, in the scope `all`, and by environment: `reward/all/mean`,
+`reward/reverse-text/mean`. Means are over all rollouts, also those that the filters leave out of training; a rollout
+that was not scored is in no mean of rewards, for that is not a reward of zero. Those that were stopped because enough
+others had ended (oversampling) have a share of their own, `stragglers/all`, and are in no other number but the sums of
+tokens, `rollout/all/input_tokens` and `rollout/all/output_tokens`. Where several agents of an environment were scored,
+each has a mean of its own, `reward/debate/affirmative/mean`: that of all of them is 0 in every game in which one wins
+what the other loses.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from tasks.inference.sampling.failures import STRAGGLER
+from tasks.metrics.figures import mean, reward_spread
+from tasks.metrics.names import ALL, Values
+
+_MEANS = ("num_turns", "num_input_tokens", "num_output_tokens", "is_truncated", "staleness")
+SPANS = ("setup", "generation", "model", "scoring")
+"""What the wall-clock of a rollout consists of; `model` is a part of `generation`."""
+COLUMNS = (
+    *("trace_id", "environment", "agent", "trainable", "reward", "metrics", "num_branches", "error_class", *_MEANS),
+    *(f"{span}_seconds" for span in SPANS),
+)
+"""What is read of traces: numbers and names, no text that a model wrote."""
+Rows = Sequence[Mapping[str, Any]]
+
+
+def rollout_metrics(
+    traces: pa.Table, verdicts: pa.Table, filters: Sequence[str] = (), retokenised: Mapping[str, int] | None = None
+) -> Values:
+    """Return the metrics of a step's rollouts.
+
+    `verdicts` has no rows where nothing was filtered. `filters` names those configured, so that one that found nothing
+    is there as zero; `retokenised` says how many turns of which trace were tokenised again, None where nobody counted.
+    What was not measured has no entry; values may be NaN or infinite.
+    """
+    verdict = {row["trace_id"]: row for row in verdicts.to_pylist()}
+    rows = [row | {"verdict": verdict.get(row["trace_id"])} for row in traces.select(COLUMNS).to_pylist()]
+    names = sorted({*filters, *(name for row in verdict.values() for name in row["detected"])})
+    environments = sorted({row["environment"] for row in rows})
+    found: Values = {}
+    for scope in (ALL, *environments):
+        members = rows if scope == ALL else [row for row in rows if row["environment"] == scope]
+        ended = [row for row in members if row["error_class"] != STRAGGLER]
+        found |= _scoped(scope, _of_all(members), _of_ended(ended), _of_filters(ended, names))
+        if scope != ALL:
+            found |= _scoped(scope, _of_agents(ended))
+        if retokenised is not None:
+            found[scope, "rollout/retokenised_turns"] = float(sum(retokenised.get(row["trace_id"], 0) for row in ended))
+    if verdict:
+        found["", "kept"] = mean(row["keep"] for row in verdict.values())
+        left_out = Counter(row["reason"] for row in verdict.values() if row["reason"] is not None)
+        found |= {("", f"reasons/{reason}"): float(count) for reason, count in sorted(left_out.items())}
+    return found
+
+
+Measures = Iterator[tuple[str, float]]
+
+
+def _scoped(scope: str, *parts: Measures) -> Values:
+    return {(scope, measure): value for part in parts for measure, value in part}
+
+
+def _of_all(rows: Rows) -> Measures:
+    """Yield the share of rollouts that were stopped, nothing where none was, and the tokens of all."""
+    stopped = sum(row["error_class"] == STRAGGLER for row in rows)
+    if stopped:
+        yield "stragglers", stopped / len(rows)
+    for name in ("input_tokens", "output_tokens"):
+        yield f"rollout/{name}", float(sum(row[f"num_{name}"] for row in rows))
+
+
+def _of_ended(rows: Rows) -> Measures:
+    """Yield reward, lengths, errors and time of the rollouts that ended by themselves."""
+    yield "rollouts", float(len(rows))
+    rewards = [row["reward"] for row in rows if row["reward"] is not None]
+    if rewards:
+        for name, value in reward_spread(rewards).items():
+            yield f"reward/{name}", value
+    if not rows:
+        return
+    for name in _MEANS:
+        yield name, mean(row[name] for row in rows)
+    yield "samples_per_rollout", mean(row["num_branches"] for row in rows)
+    yield "longest_output", float(max(row["num_output_tokens"] for row in rows))
+    for span in SPANS:
+        yield f"timing/{span}", mean(row[f"{span}_seconds"] for row in rows)
+    errors = Counter(row["error_class"] for row in rows if row["error_class"] is not None)
+    yield "errored_rollout", errors.total() / len(rows)
+    for kind, count in sorted(errors.items()):
+        yield f"errored_rollout/{kind}", count / len(rows)
+    yield from _of_environment(rows)
+
+
+def _of_agents(rows: Rows) -> Measures:
+    """Yield the mean reward of each agent of an environment; nothing where there is only one."""
+    rewards: dict[str, list[float]] = {}
+    for row in rows:
+        if row["reward"] is not None:
+            rewards.setdefault(row["agent"], []).append(row["reward"])
+    for agent, own in sorted(rewards.items()) if len(rewards) > 1 else ():
+        yield f"reward/{agent}/mean", mean(own)
+
+
+def _of_environment(rows: Iterable[Mapping[str, Any]]) -> Measures:
+    """Yield the means of what the environment measured, each over the rollouts that have it."""
+    values: dict[str, list[float]] = {}
+    for row in rows:
+        for name, value in json.loads(row["metrics"] or "{}").items():
+            if isinstance(value, (int, float)):
+                values.setdefault(name, []).append(float(value))
+    for name, own in sorted(values.items()):
+        yield f"metrics/{name}", mean(own)
+
+
+def _of_filters(rows: Rows, names: Sequence[str]) -> Measures:
+    """Yield the share of rollouts that each filter found, that any filtered, and that are left to train on."""
+    judged = [row for row in rows if row["verdict"] is not None]
+    if not judged:
+        return
+    for name in names:
+        yield f"filters/{name}", mean(name in row["verdict"]["detected"] for row in judged)
+    yield "filters/is_filtered", mean(not row["verdict"]["keep"] for row in judged)
+    trainable = sum(row["verdict"]["keep"] and row["trainable"] for row in judged)
+    yield "trainable/count", float(trainable)
+    yield "trainable/ratio", trainable / len(judged)

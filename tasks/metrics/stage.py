@@ -1,0 +1,125 @@
+"""Metrics: what a step came to in numbers, one row for each, written once for all that show or export them.
+
+Reads traces and, as far as the step came, assignments, messages, verdicts, credits, batches, decisions, updates,
+token_statistics and token_masks; writes metrics.
+
+Rows of equal keys are equal, so only what the tables say is here, the measured seconds of rollouts among it. How long
+stages took is of one attempt at them and stands in the ledger: `timing/stage/...`, `tokens/stage/...` and
+`tokens_per_second/...` are taken from there wherever metrics are shown.
+"""
+
+from collections.abc import Iterator, Mapping
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from configs.run import View
+from storage.schemas.learner_tables import TOKEN_MASKS
+from storage.schemas.stage_tables import METRICS, VERDICTS
+from tasks.arrays.columns import texts
+from tasks.metrics.accounts import account_metrics, group_metrics
+from tasks.metrics.figures import Figures, credit_figures, packing_figures, trace_figures, verdict_figures
+from tasks.metrics.names import Values
+from tasks.metrics.retokenised import retokenised_turns
+from tasks.metrics.rollouts import rollout_metrics
+from tasks.metrics.tokens import token_metrics
+from tasks.metrics.updates import update_metrics
+from tasks.runtime.prefect_task import as_task
+from tasks.runtime.stage import Stage, Tables
+
+
+def metrics(tables: Tables, config: View, *, num_batches: int) -> Tables:
+    """Return one row for each metric of a step; `num_batches` is the number of its assignments.
+
+    What a step did not measure has no row. Values that are not finite stay as they are. Raises AccountBreach where a
+    packed step does not account for every rollout.
+    """
+    traces = tables["traces"]
+    verdicts = tables.get("verdicts", VERDICTS.arrow.empty_table())
+    filters = config.filter_names if verdicts.num_rows else ()
+    found = rollout_metrics(traces, verdicts, filters, _retokenised(tables))
+    found |= token_metrics(*tokens) if (tokens := _tokens(tables)) else {}
+    for unscoped in _unscoped(tables, config, num_batches):
+        found |= {("", name): value for name, value in unscoped.items()}
+    return {"metrics": metrics_table(found)}
+
+
+def metrics_table(values: Values) -> pa.Table:
+    """Return metrics as rows, by scope and name."""
+    rows = [(*name, values[name]) for name in sorted(values)]
+    columns = zip(*rows, strict=True) if rows else ((), (), ())
+    return pa.table(
+        [pa.array(column, field.type) for column, field in zip(columns, METRICS.arrow, strict=True)],
+        schema=METRICS.arrow,
+    )
+
+
+def _unscoped(tables: Tables, config: View, num_batches: int) -> Iterator[Mapping[str, float]]:
+    """Yield the metrics of a step as a whole."""
+    yield account_metrics(tables)
+    if config.wanted_groups and {"assignments", "credits"} <= tables.keys():
+        yield group_metrics(config.wanted_groups, num_batches, tables["assignments"], tables["credits"])
+    if "updates" in tables:
+        yield update_metrics(tables["updates"].to_pylist())
+    figures = _figures(tables, config.packing.tokens_per_row)
+    yield {f"batch/{name}": float(value) for name, value in figures.items() if value is not None}
+
+
+def _figures(tables: Tables, tokens_per_row: int) -> Figures:
+    """Return the figures that a gate is asked about, of the tables that there are."""
+    found = dict(trace_figures(tables["traces"]))
+    if "verdicts" in tables:
+        found |= verdict_figures(tables["traces"], tables["verdicts"])
+    if "credits" in tables:
+        found |= credit_figures(tables["credits"])
+    if "batches" in tables:
+        found |= packing_figures(tables["batches"], tables["batches"].num_rows * tokens_per_row)
+    return found
+
+
+def _retokenised(tables: Tables) -> dict[str, int] | None:
+    """Return how many replies were tokenised again, by trace; None where the messages are not there.
+
+    A trace of one branch has none: messages are gone through only where there is another one.
+    """
+    if "messages" not in tables:
+        return None
+    several = (pc.max(tables["traces"]["num_branches"]).as_py() or 0) > 1
+    return retokenised_turns(tables["messages"]) if several else {}
+
+
+def _tokens(tables: Tables) -> tuple[pa.Table, pa.Table, pa.Table | None, dict[str, str]] | None:
+    """Return batches, statistics, masks and the environment of each sample; None of a step without statistics.
+
+    Masks are not known where some tokens were masked and nobody kept which.
+    """
+    needed = ("batches", "token_statistics", "credits", "updates")
+    if not all(name in tables and tables[name].num_rows for name in needed):
+        return None
+    masks = tables.get("token_masks")
+    if masks is None and not any(tables["updates"]["masked_fraction"].to_pylist()):
+        masks = TOKEN_MASKS.arrow.empty_table()
+    traces, credits = tables["traces"], tables["credits"]
+    environments = dict(zip(texts(traces["trace_id"]), texts(traces["environment"]), strict=True))
+    pairs = zip(texts(credits["sample_id"]), texts(credits["trace_id"]), strict=True)
+    return (
+        tables["batches"],
+        tables["token_statistics"],
+        masks,
+        {sample: environments[trace] for sample, trace in pairs},
+    )
+
+
+STAGE = Stage(
+    name="metrics",
+    version=1,
+    reads=("traces",),
+    writes=("metrics",),
+    optional=(
+        *("assignments", "messages", "verdicts", "credits", "batches", "decisions"),
+        *("updates", "token_statistics", "token_masks"),
+    ),
+    sections=("filter_names", "wanted_groups", "packing"),
+    function=metrics,
+)
+task = as_task(STAGE)

@@ -1,0 +1,243 @@
+"""Metrics of rollouts, updates and accounts with exact values, and the rows that the stage makes of all of them."""
+
+import math
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from configs.run import RunConfig, View
+from storage.schemas.stage_tables import METRICS, TRACES, VERDICTS
+from tasks.inference.sampling.failures import STRAGGLER
+from tasks.metrics.accounting import AccountBreach
+from tasks.metrics.accounts import account_metrics
+from tasks.metrics.names import full_name, metric_values
+from tasks.metrics.rollouts import rollout_metrics
+from tasks.metrics.stage import STAGE, metrics
+from tasks.metrics.updates import update_metrics
+from tests.builders import table, trace, verdict
+
+
+def traces(*rows: dict[str, Any]) -> pa.Table:
+    """Traces with the given columns, all others as empty as their type allows."""
+    empty = {field.name: _empty(field.type) for field in TRACES.arrow if not field.nullable}
+    return pa.Table.from_pylist([{**empty, "metrics": "{}", **row} for row in rows], schema=TRACES.arrow)
+
+
+def verdicts(*rows: tuple[str, bool, list[str]]) -> pa.Table:
+    columns = ("trace_id", "keep", "detected")
+    filled = [{**dict(zip(columns, row, strict=True)), "group_id": "g", "evidence": "{}"} for row in rows]
+    return pa.Table.from_pylist(filled, schema=VERDICTS.arrow)
+
+
+def named(*given: Any) -> dict[str, float]:
+    """The metrics of rollouts by their full names."""
+    return {full_name(*name): value for name, value in rollout_metrics(*given).items()}
+
+
+def _empty(kind: pa.DataType) -> Any:
+    return "" if pa.types.is_string(kind) else False if pa.types.is_boolean(kind) else 0
+
+
+TABLES = (
+    traces(
+        {
+            "trace_id": "a",
+            "environment": "one",
+            "trainable": True,
+            "reward": 1.0,
+            "num_output_tokens": 10,
+            "generation_seconds": 2.0,
+            "metrics": '{"length": 3, "note": "text"}',
+        },
+        {"trace_id": "b", "environment": "one", "trainable": True, "reward": 0.0, "num_output_tokens": 20},
+        {"trace_id": "c", "environment": "two", "trainable": True, "is_truncated": True, "error_class": "timeout"},
+        {"trace_id": "d", "environment": "two", "trainable": False, "reward": 0.5, "metrics": '{"length": 5}'},
+    ),
+    verdicts(("a", True, []), ("b", False, ["gibberish"]), ("c", False, ["errored", "truncated"]), ("d", True, [])),
+)
+
+
+def test_metrics_of_a_step_for_all_and_by_environment() -> None:
+    assert TABLES[0].schema == TRACES.arrow and TABLES[1].schema == VERDICTS.arrow
+    found = named(*TABLES, ["repetition"])
+    expected = {
+        "rollouts/all": 4,
+        "reward/all/mean": 0.5,
+        "reward/all/std": math.sqrt(1 / 6),
+        "reward/all/min": 0,
+        "reward/all/max": 1,
+        "reward/one/mean": 0.5,
+        "reward/two/mean": 0.5,
+        "errored_rollout/all": 0.25,
+        "errored_rollout/all/timeout": 0.25,
+        "errored_rollout/one": 0,
+        "errored_rollout/two": 0.5,
+        "is_truncated/all": 0.25,
+        "num_output_tokens/all": 7.5,
+        "num_output_tokens/one": 15,
+        "timing/one/generation": 1,
+        "metrics/all/length": 4,
+        "metrics/two/length": 5,
+        "filters/all/gibberish": 0.25,
+        "filters/all/errored": 0.25,
+        "filters/all/repetition": 0,
+        "filters/all/is_filtered": 0.5,
+        "filters/one/gibberish": 0.5,
+        "filters/two/is_filtered": 0.5,
+        "trainable/all/count": 1,
+        "trainable/all/ratio": 0.25,
+        "trainable/one/ratio": 0.5,
+        "trainable/two/ratio": 0,
+        "rollout/one/output_tokens": 30,
+        "longest_output/all": 20,
+        "kept": 0.5,
+    }
+    assert {name: found[name] for name in expected} == pytest.approx(expected)
+    assert "metrics/all/note" not in found and not [name for name in found if "retokenised" in name]
+    assert all(type(value) is float for value in found.values())
+
+
+def test_agents_of_one_environment_have_rewards_of_their_own() -> None:
+    won = {"environment": "duel", "trainable": True}
+    rows = [
+        {"trace_id": f"{agent}{number}", "agent": agent, "reward": reward, **won}
+        for agent, rewards in (("first", (1.0, -0.5)), ("second", (-1.0, 0.5)))
+        for number, reward in enumerate(rewards)
+    ]
+    lost = {"trace_id": "lost", "environment": "duel", "agent": "agent", "error_class": "timeout"}
+    alone = {"trace_id": "alone", "environment": "one", "agent": "agent", "reward": 1.0}
+    found = named(traces(*rows, lost, alone), verdicts())
+    assert {name: value for name, value in found.items() if name.startswith("reward/") and name.endswith("/mean")} == {
+        "reward/all/mean": 0.2,
+        "reward/duel/mean": 0.0,
+        "reward/duel/first/mean": 0.25,
+        "reward/duel/second/mean": -0.25,
+        "reward/one/mean": 1.0,
+    }
+
+
+def test_scopes_are_symmetric() -> None:
+    found = named(*TABLES, ["repetition"])
+    for name in [name for name in found if name.startswith("filters/")]:
+        _, scope, rest = name.split("/")
+        assert {f"filters/{other}/{rest}" for other in ("all", "one", "two")} <= found.keys()
+        assert scope in ("all", "one", "two")
+
+
+def test_a_step_without_a_scored_or_any_rollout_has_no_reward() -> None:
+    unscored = traces({"trace_id": "a", "environment": "one", "error_class": "model"})
+    found = named(unscored, verdicts())
+    assert found["errored_rollout/one"] == 1
+    assert not [name for name in found if name.startswith(("reward/", "filters/", "trainable/"))]
+    nothing = {"rollouts/all": 0, "rollout/all/input_tokens": 0, "rollout/all/output_tokens": 0}
+    assert named(traces(), verdicts()) == nothing
+
+
+def test_turns_that_were_tokenised_again_are_counted_where_somebody_counted() -> None:
+    counts = {"a": 2, "d": 1, "elsewhere": 9}
+    found = named(*TABLES, (), counts)
+    assert [found[f"rollout/{scope}/retokenised_turns"] for scope in ("all", "one", "two")] == [3, 2, 1]
+
+
+def test_stopped_rollouts_are_in_their_share_and_the_sums_of_tokens_alone() -> None:
+    late = {"environment": "one", "error_class": STRAGGLER, "num_output_tokens": 5}
+    rows = [{"trace_id": "a", "environment": "one", "reward": 1.0, "num_output_tokens": 10}]
+    found = named(traces(*rows, {"trace_id": "late", **late}), verdicts())
+    assert (found["stragglers/all"], found["rollouts/all"], found["errored_rollout/all"]) == (0.5, 1, 0)
+    assert (found["num_output_tokens/one"], found["rollout/one/output_tokens"]) == (10, 15)
+    assert named(traces({"trace_id": "late", **late}), verdicts())["rollouts/one"] == 0
+
+
+def updated(**changes: Any) -> dict[str, Any]:
+    """A row of updates with every number 0."""
+    counts = ("num_rows", "num_tokens", "rl_tokens", "ce_tokens", "ref_kl_tokens")
+    return {**dict.fromkeys(counts, 0), "metrics": "{}", "policy_key_in": "k", **changes}
+
+
+def test_several_updates_on_a_batch_have_a_mean_and_ends() -> None:
+    rows = [updated(loss=loss, entropy=None, rl_tokens=2, ref_kl_tokens=1, num_tokens=5) for loss in (1.0, 4.0)]
+    found = update_metrics(rows)
+    assert (found["update/loss"], found["updates"]) == (4.0, 2.0), "the last one"
+    assert [found[f"updates/loss/{end}"] for end in ("mean", "min", "max")] == [2.5, 1.0, 4.0]
+    assert not {"update/entropy", "updates/entropy/mean", "update/policy_key_in"} & found.keys()
+    assert found["updates/weighted_tokens"] == 4, "reference KL is of tokens that the rl component has"
+    assert found["updates/num_tokens"] == 10 and update_metrics([]) == {}
+
+
+def test_what_is_not_finite_stays_so_whatever_the_order() -> None:
+    further = '{"not_finite": ["worst"], "clipped": true, "extra": 2}'
+    for rows in ([updated(loss=math.nan), updated(loss=1.0)], [updated(loss=1.0), updated(loss=math.nan)]):
+        found = update_metrics([*rows[:-1], rows[-1] | {"metrics": further}])
+        assert all(math.isnan(found[f"updates/loss/{end}"]) for end in ("mean", "min", "max"))
+        assert math.isnan(found["update/worst"]) and found["update/extra"] == 2
+    assert (
+        named(traces({"trace_id": "a", "environment": "one", "reward": math.inf}), verdicts())["reward/all/mean"]
+        == math.inf
+    )
+
+
+ENDS: dict[str, dict[str, Any]] = {
+    "trained": {},
+    "light": {},
+    "cut": {},
+    "broken": {"reward": None, "error_class": "timeout"},
+    "late": {"reward": None, "error_class": STRAGGLER},
+}
+"""Rollouts that end in every way there is."""
+HELD_BACK = {"filtered/truncated": 1, "errored/timeout": 1, "stopped": 1}
+
+
+def until(stage: str) -> dict[str, pa.Table]:
+    """The tables of a step that is done as far as to a stage."""
+    judged = [verdict(name, reason="truncated" if name == "cut" else None) for name in ENDS]
+    samples = pa.table({"sample_id": ["trained/0", "light/0"], "trace_id": ["trained", "light"]})
+    made = {
+        "rollout": ("traces", table("traces", [trace(name, **how) for name, how in ENDS.items()])),
+        "filtering": ("verdicts", table("verdicts", judged)),
+        "advantage": ("credits", samples),
+        "packing": ("batches", pa.table({"sample_ids": [["trained/0"]]})),
+        "gate": ("decisions", pa.table({"approved": [False]})),
+        "training": ("updates", pa.table({"loss": [0.5]})),
+    }
+    names = list(made)
+    wanted = [name for name in names[: names.index(stage) + 1] if name != "gate" or stage == "gate"]
+    return dict(made[name] for name in wanted)
+
+
+@pytest.mark.parametrize(
+    ("stage", "expected"),
+    [
+        ("rollout", {"pending": 3, "errored/timeout": 1, "stopped": 1}),
+        ("filtering", {"pending": 2, **HELD_BACK}),
+        ("advantage", {"pending": 2, **HELD_BACK}),
+        ("packing", {"pending": 1, "no weight": 1, **HELD_BACK}),
+        ("gate", {"refused": 1, "no weight": 1, **HELD_BACK}),
+        ("training", {"trained": 1, "no weight": 1, **HELD_BACK}),
+    ],
+)
+def test_accounts_are_as_far_as_the_step_is(stage: str, expected: dict[str, int]) -> None:
+    assert account_metrics(until(stage)) == {f"accounting/{name}": count for name, count in expected.items()}
+
+
+def test_a_step_with_all_its_tables_is_held_to_account() -> None:
+    tables = until("training")
+    assigned = pa.table({"assignment_id": tables["traces"]["assignment_id"].unique()})
+    assert account_metrics(tables | {"assignments": assigned}) == account_metrics(tables)
+    lost = pa.table({"assignment_id": ["never answered"]})
+    with pytest.raises(AccountBreach):
+        account_metrics(tables | {"assignments": lost})
+
+
+def test_rows_are_of_the_contract_and_say_only_what_was_measured() -> None:
+    view = View(RunConfig(), STAGE.sections, STAGE.name)
+    rows = metrics({"traces": TABLES[0], "verdicts": TABLES[1]}, view, num_batches=1)["metrics"]
+    assert rows.schema == METRICS.arrow and rows.to_pylist() == sorted(
+        rows.to_pylist(), key=lambda row: (row["scope"], row["name"])
+    )
+    found = metric_values(rows)
+    assert rollout_metrics(*TABLES, RunConfig().filter_names).items() <= found.items()
+    assert found["", "batch/reward_mean"] == found["all", "reward/mean"] and ("", "batch/fill") not in found
+    assert not [name for _, name in found if name.startswith(("timing/stage", "update", "groups"))]
+    empty = metrics({"traces": TABLES[0].slice(0, 0)}, view, num_batches=0)["metrics"]
+    assert metric_values(empty)["all", "rollouts"] == 0
