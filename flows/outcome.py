@@ -1,10 +1,10 @@
 """Outcome: what a run made, step by step, as plain data for panels, artifacts, monitors and programs."""
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from flows.corrections.quarantine_kept import kept_in_quarantine
 from flows.queries.step_metrics import Span, by_stage, ledger_metrics
 from flows.runtime.group_refill import short_of_groups
 from flows.runtime.pipeline import StepBatch
@@ -70,9 +70,34 @@ def finish_step(session: Session, step: int, drawn: StepBatch, trained: Ref, mea
         session.tell("note", text=warning)
     if described["computed"] and (warning := short_of_groups(step, described.get("groups", {}))):
         session.tell("note", text=warning)
-    if warning := kept_in_quarantine(session, drawn):
+    if warning := quarantine_warning(session, drawn):
         session.tell("note", text=warning)
     return described
+
+
+def quarantine_warning(session: Session, drawn: StepBatch) -> str:
+    """Return a warning where the rollouts of a step were in the store already and kept in spite of a quarantine.
+
+    A run with the seed and settings of another shares its rollouts, and one that is resumed finds its own; both key
+    their work by what was sampled, not by what was found out later. Empty where there is nothing to say.
+    """
+    if all(ref.computed for ref in drawn.traces):
+        return ""  # what is new cannot have been found unfit
+    place = session.place
+    findings = place.store.quarantines.all()
+    if not findings:
+        return ""
+    verdicts = place.table("verdicts", [drawn.filtering], ["trace_id", "keep"]).to_pylist()
+    kept = {row["trace_id"] for row in verdicts if row["keep"]}
+    touching = {each.quarantine: kept.intersection(each.trace_ids) for each in findings}
+    unfit = frozenset().union(*touching.values())
+    if not unfit:
+        return ""
+    return (
+        f"step {drawn.packing.step}: {len(unfit)} of {len(kept)} rollouts that are trained on are in quarantine "
+        f"({', '.join(name for name, traces in touching.items() if traces)}). They were found in the store. Leave them "
+        f"out with: stagecoach replay {place.run} --from filtering --store {shlex.quote(place.config.store)}"
+    )
 
 
 def low_signal(described: Mapping[str, Any]) -> str:

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from storage.delta.table import Raced, StoredTable
 from storage.errors import StoreError, StoreUnavailable, WorkRemoved
-from storage.refs import Entry
+from storage.refs import Entry, Slice
 from storage.roots import Root
 from storage.schemas.system_tables import LEDGER
 
@@ -80,19 +80,24 @@ class Ledger:
         """
         return self.commit_all([entry])[0]
 
-    def commit_all(self, entries: Sequence[Entry]) -> list[Entry]:
-        """Append rows of one run in one commit, all or none, as `commit` does each; return the rows that stand."""
+    def commit_all(self, entries: Sequence[Entry], copied: Collection[Slice] | None = None) -> list[Entry]:
+        """Append rows of one run in one commit, all or none, as `commit` does each; return the rows that stand.
+
+        Rows of another store come with `copied`, the slices that were written for them: these cannot have been removed
+        meanwhile, and the rows keep their own slices where another run has finished the same key.
+        """
         if not entries:
             return []
         for _ in range(MAX_RACES):
             with self._lock:
                 self._refresh()
-                standing = [self._standing(entry) or self._as_others_finished(entry) for entry in entries]
+                as_finished = self._as_others_finished if copied is None else _unchanged
+                standing = [self._standing(entry) or as_finished(entry) for entry in entries]
                 new = [entry for entry in standing if self._standing(entry) is None]
                 if not new:
                     return standing
                 for entry in new:
-                    self._check_not_removed(entry)
+                    self._check_not_removed(entry, copied or ())
                 rows = pa.Table.from_pylist([entry.to_row() for entry in new], LEDGER.arrow)
                 number = self.table.transaction_version(APPLICATION) + 1
                 try:
@@ -148,10 +153,10 @@ class Ledger:
         marks = {name: self.table.transaction_version(name) + 1 for name in (APPLICATION, REMOVAL)}
         return marks if at is None else {**marks, f"{REMOVAL}:{run}": int(at.timestamp() * 1000)}
 
-    def _check_not_removed(self, entry: Entry) -> None:
+    def _check_not_removed(self, entry: Entry, copied: Collection[Slice]) -> None:
         """Raise WorkRemoved where the row would name slices that may be gone: another's, or made before a removal."""
         named = {piece for row in self._by_key.get(entry.key, {}).values() for piece in row.outputs}
-        unknown = [piece for piece in entry.outputs if piece not in named]
+        unknown = [piece for piece in entry.outputs if piece not in named and piece not in copied]
         removed = self.table.transaction_version(f"{REMOVAL}:{entry.run}")
         if any(piece.run != entry.run for piece in unknown) or (
             removed and unknown and entry.started_at.timestamp() * 1000 < removed
@@ -198,6 +203,10 @@ class Ledger:
 def _too_busy(run: str, what: str) -> StoreUnavailable:
     told = f"the ledger is too busy: {MAX_RACES} races lost"
     return StoreUnavailable(told, f"run {run!r}, {what}", "everything in the ledger", "run the same again")
+
+
+def _unchanged(entry: Entry) -> Entry:
+    return entry
 
 
 def _age(entry: Entry) -> tuple[object, ...]:

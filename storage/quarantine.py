@@ -52,7 +52,7 @@ class Quarantines(CachedTable):
         if standing is not None:
             return standing
         noted = Quarantine(name, run, where, reason, traces, datetime.now(UTC), socket.gethostname())
-        self._append([vars(noted)], run)
+        self.write_down([noted])
         return noted
 
     def all(self) -> list[Quarantine]:

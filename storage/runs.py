@@ -86,7 +86,7 @@ class Runs(CachedTable):
             host=socket.gethostname() if host is None else host,
             pid=os.getpid() if pid is None else pid,
         )
-        self._append([{**vars(noted), "config": canonical(noted.config)}], run)
+        self.write_down([noted])
         return noted
 
     def events(self, run: str) -> list[Event]:
@@ -128,6 +128,9 @@ class Runs(CachedTable):
         with self._lock:
             self._refresh()
             return list(self._events.get(run, []))
+
+    def _row(self, record: Event) -> Mapping[str, Any]:
+        return {**vars(record), "config": canonical(record.config)}
 
     def _take(self, row: dict[str, Any]) -> None:
         event = Event(**{**row, "config": json.loads(row["config"])})

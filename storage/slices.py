@@ -3,7 +3,7 @@
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Lock
 from typing import Any
 
@@ -164,6 +164,28 @@ class Slices:
     def stored(self, piece: Slice) -> pa.Table:
         """The verified rows of a slice as they are stored, out of its listed files; without the run column."""
         rows = self._listed_rows(piece)
+        _stage_rows(rows, piece)
+        return rows
+
+    def copy(self, piece: Slice, source: "Slices") -> WrittenSlice:
+        """Write a slice of another store durably, under its own attempt; the table knows nothing of it until `hold`.
+
+        Its file gets the name that it has there, so that doing it again after a crash leaves no rows twice.
+        """
+        rows = source.rows_to_copy(piece)
+        table, path = self.table(piece.table), piece.files[0].path
+        return WrittenSlice(replace(piece, files=(table.write_at(path, rows),)), rows.select(["step", "attempt"]))
+
+    def rows_to_copy(self, piece: Slice) -> pa.Table:
+        """The verified rows of a slice as they are stored, in their order, wherever compaction has put them."""
+        try:
+            return self.stored(piece)
+        except DamagedSlice as error:
+            if not isinstance(error.__cause__, FileNotFoundError):
+                raise
+        table = self.table(piece.table)
+        table.refresh()
+        rows = self._of_attempts(table, piece.run, {piece.attempt: piece}).sort_by("seq").combine_chunks()
         _stage_rows(rows, piece)
         return rows
 

@@ -1,6 +1,7 @@
 """Commands that exchange rollouts and weights with other programs: import, export."""
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -23,8 +24,7 @@ def import_rollouts(
     store: Store = "",
 ) -> int | None:
     """Rollouts of other programs as a run."""
-    from flows.exchange.import_config import Request
-    from flows.exchange.importing import main
+    from flows.exchange.imports import ImportRequest, main
 
     files, overrides = split_items(items)
     if not files:
@@ -32,7 +32,7 @@ def import_rollouts(
     if groups_per_step < 0:
         raise UsageError("--groups-per-step counts groups: give a number from 1 on")
     return main(
-        Request(
+        ImportRequest(
             files=[Path(file) for file in files],
             overrides=overrides,
             name=name,
@@ -52,8 +52,12 @@ def export_rollouts(
     run: Annotated[str, option("the run; --sql may name rollouts of any run", "RUN")] = "",
     /,
     *,
-    form: Annotated[Literal["verifiers", "sft", "preferences", "weights"], option("what to write", name="--format")],
-    target: Annotated[str, option("file or, for weights, directory; never replaced", "PATH", name="--to")],
+    form: Annotated[
+        Literal["verifiers", "sft", "preferences", "weights", "store"], option("what to write", name="--format")
+    ],
+    target: Annotated[
+        str, option("file; of weights a directory; of a store its directory or URL", "PATH", name="--to")
+    ],
     sql: Annotated[str, option("question whose answer has the column trace_id", "QUERY")] = "",
     steps: Annotated[str, option("3:10 is 3 to 9, also 3: or :10, or one step", "A:B")] = "",
     kept: Annotated[bool, option("only what the run's filters kept")] = False,
@@ -62,18 +66,25 @@ def export_rollouts(
     quarantined: Annotated[bool, option("rollouts in quarantine too, also in datasets")] = False,
     pairs: Annotated[Literal["extremes", "all"], option("the best and the worst of a group, or all")] = "extremes",
     policy: Annotated[str, option("whose weights; the run's last without it", "RUN:V")] = "",
+    with_policies: Annotated[bool, option("copy the run's weights to the other store too")] = False,
     force: Annotated[bool, option("replace the file, or the directory of weights, at PATH")] = False,
     store: Store = "",
 ) -> int | None:
-    """Rollouts or weights of a run as files for other programs."""
+    """Rollouts or weights as files for others, or a run in another store."""
     from configs.run import RunConfig
-    from flows.exchange.export_rows import Choice
-    from flows.exchange.exporting import Request, main
+    from flows.exchange.export import ExportRequest, main
+    from flows.exchange.export_rows import RolloutChoice
 
+    if form == "store":
+        parts = {"sql": sql, "steps": steps, "kept": kept, "min-reward": min_reward, "held-out": held_out}
+        parts |= {"quarantined": quarantined, "policy": policy, "force": force}
+        return _copy_run(run, target, store or RunConfig().store, with_policies, parts)
+    if with_policies:
+        raise UsageError("--with-policies belongs to --format store; weights by themselves are --format weights")
     if not (run or sql or policy):
         raise UsageError("export needs a RUN, a question (--sql) or, for weights, a policy (--policy)")
     first, last = _step_range(steps)
-    choice = Choice(
+    choice = RolloutChoice(
         run=run,
         sql=sql,
         first_step=first,
@@ -84,7 +95,7 @@ def export_rollouts(
         quarantined=quarantined,
     )
     return main(
-        Request(
+        ExportRequest(
             form=form,
             target=Path(target).expanduser(),
             choice=choice,
@@ -94,6 +105,18 @@ def export_rollouts(
             force=force,
         )
     )
+
+
+def _copy_run(run: str, target: str, store: str, with_policies: bool, parts: Mapping[str, object]) -> int:
+    """Copy a run into another store; `parts` are the options that would choose a part of it."""
+    from flows.exchange.store_copy import CopyRequest, main
+
+    if not run:
+        raise UsageError("export --format store needs a RUN, which is copied whole")
+    given = [name for name, value in parts.items() if value not in ("", None, False)]
+    if given:
+        raise UsageError(f"--{given[0]} chooses parts or replaces; a run is copied whole, and nothing is replaced")
+    return main(CopyRequest(run, target, store=store, with_policies=with_policies))
 
 
 def _step_range(text: str) -> tuple[int, int | None]:

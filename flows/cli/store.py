@@ -21,7 +21,7 @@ def quarantine(
     as_json: Json = False,
 ) -> int | None:
     """Mark rollouts that turned out to be unfit for training, and list every batch, step and policy that used them."""
-    from flows.corrections.quarantine import main
+    from flows.quarantine.report import main
 
     if not listing and not (where.strip() and (reason.strip() or dry_run)):
         raise UsageError("say which rollouts (--where) and why (--reason); --list shows what was marked before")

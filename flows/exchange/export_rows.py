@@ -1,12 +1,14 @@
-"""The rollouts that are to be exported: those of a run, those that a question names, or both."""
+"""Chooses the rollouts to export: those of a run, those that a question names, or both.
+
+Where runs share rollouts, it says whose rewards and verdicts count.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from flows.exchange.drafts import ExportRefused
-from flows.exchange.export_work import Work, only, works
+from flows.recorded import SAMPLING
 from storage.read.frames import Frames
 from storage.read.sql import ask
 from storage.refs import Entry
@@ -17,8 +19,66 @@ from tasks.fates import DERIVED
 from tasks.inference.trace_rows.images import put_back
 
 
+class ExportRefused(ValueError):
+    """Something is in the way of what was to be written, or there is nothing to write."""
+
+
 @dataclass(frozen=True)
-class Choice:
+class RunRollouts:
+    """Rollouts as one run has them."""
+
+    sampled: Entry
+    """What made the traces."""
+    scored: Entry
+    """What has the run's rewards: that of scoring the traces again, where the run did."""
+    filtered: Entry | None
+    """What has the run's verdicts; None where the run has not filtered them."""
+
+    @property
+    def run(self) -> str:
+        """The run whose rewards and verdicts these are."""
+        return self.sampled.run
+
+
+def rollouts_by_run(store: Store, run: str = "", held_out: bool = False) -> list[list[RunRollouts]]:
+    """Return the finished work that made traces, each as the runs that share it have it; of one run, if it is named.
+
+    Attempts at held-out examples are among it only if asked for.
+    """
+    found: dict[str, list[RunRollouts]] = {}
+    for entry in store.ledger.entries(run=run or None):
+        if entry.stage in SAMPLING and not entry.part and (held_out or "evaluation_assignment" not in entry.inputs):
+            found.setdefault(entry.key, []).append(_work(store, entry))
+    return list(found.values())
+
+
+def common_rollouts(ways: Sequence[RunRollouts], kept: bool) -> RunRollouts:
+    """Return the way in which runs have certain rollouts, where they all agree: that of the run that computed them.
+
+    `kept` asks that they agree on the verdicts as well. Raises ExportRefused where they differ.
+    """
+    filtered = [way for way in ways if kept and way.filtered] or ways
+    variants = {(way.scored.key, way.filtered.key if kept and way.filtered else "") for way in filtered}
+    if len(variants) > 1:
+        what = "rewards or verdicts" if kept else "rewards"
+        raise ExportRefused(
+            f"the rollouts of step {ways[0].sampled.step} have other {what} in each of the runs "
+            f"{', '.join(way.run for way in filtered)}. Nothing was written. Name the run whose {what} count "
+            f"(stagecoach export RUN --sql ...), or let the question answer with the column `run` as well."
+        )
+    return next((way for way in filtered if any(piece.run == way.run for piece in way.sampled.outputs)), filtered[0])
+
+
+def _work(store: Store, entry: Entry) -> RunRollouts:
+    again = [e for e in store.ledger.entries(run=entry.run, stage="regrade") if entry.key in e.inputs.values()]
+    scored = again[-1] if again else entry
+    keys = {entry.key, scored.key}
+    verdicts = [e for e in store.ledger.entries(run=entry.run, stage="filtering") if keys & set(e.inputs.values())]
+    return RunRollouts(entry, scored, verdicts[-1] if verdicts else None)
+
+
+@dataclass(frozen=True)
+class RolloutChoice:
     """Which rollouts; what is empty or None leaves nothing out."""
 
     run: str = ""
@@ -40,7 +100,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Sampled:
+class StepRollouts:
     """The rollouts of one step, and which of them were chosen."""
 
     run: str
@@ -62,7 +122,7 @@ class Sampled:
         return [(row, self.messages.get(row["trace_id"], [])) for row in chosen]
 
 
-def sampled(store: Store, choice: Choice) -> Iterator[Sampled]:
+def chosen_rollouts(store: Store, choice: RolloutChoice) -> Iterator[StepRollouts]:
     """Yield the steps that have chosen rollouts, in order of run and step.
 
     Rewards and verdicts are those of the run that is named, by the choice or by the answer's column `run`; where a
@@ -71,15 +131,15 @@ def sampled(store: Store, choice: Choice) -> Iterator[Sampled]:
     RunUnknown.
     """
     unfit = frozenset() if choice.quarantined else frozenset(store.quarantines.reasons(store.quarantines.ids()))
-    for run, wanted in _asked(store, choice):
+    for run, wanted in _wanted_traces(store, choice):
         if run:
             store.runs.events(run)
-        for ways in works(store, run, choice.held_out):
+        for ways in rollouts_by_run(store, run, choice.held_out):
             if choice.holds(ways[0].sampled.step):
-                yield from _of_work(store, ways, choice, wanted, unfit)
+                yield from _of_entry(store, ways, choice, wanted, unfit)
 
 
-def _asked(store: Store, choice: Choice) -> list[tuple[str, Set[str] | None]]:
+def _wanted_traces(store: Store, choice: RolloutChoice) -> list[tuple[str, Set[str] | None]]:
     """Return the runs to look at, an empty one for all, each with the ids of the traces that are wanted."""
     if not choice.sql:
         return [(choice.run, None)]
@@ -98,16 +158,16 @@ def _asked(store: Store, choice: Choice) -> list[tuple[str, Set[str] | None]]:
     return sorted(by_run.items())
 
 
-def _of_work(
-    store: Store, ways: Sequence[Work], choice: Choice, wanted: Set[str] | None, unfit: Set[str]
-) -> Iterator[Sampled]:
-    """Yield what is chosen of the traces of one piece of work."""
+def _of_entry(
+    store: Store, ways: Sequence[RunRollouts], choice: RolloutChoice, wanted: Set[str] | None, unfit: Set[str]
+) -> Iterator[StepRollouts]:
+    """Yield what is chosen of the traces of one stage result."""
     ids = texts(store.read(ways[0].sampled.slices("traces"), ["trace_id"])["trace_id"])
     if wanted is not None and wanted.isdisjoint(ids):
         return
-    work = only(ways, choice.kept)
+    work = common_rollouts(ways, choice.kept)
     whole = _step(store, work)
-    keep = _kept(store, work) if choice.kept else None
+    keep = _kept_traces(store, work) if choice.kept else None
     chosen = {
         row["trace_id"]
         for row in whole.traces
@@ -120,7 +180,7 @@ def _of_work(
         yield replace(whole, chosen=frozenset(chosen - unfit), num_quarantined=len(chosen & unfit))
 
 
-def _kept(store: Store, work: Work) -> set[str]:
+def _kept_traces(store: Store, work: RunRollouts) -> set[str]:
     if work.filtered is None:
         raise ExportRefused(
             f"--kept: run {work.run!r} has not filtered the rollouts of step {work.sampled.step}, so none of them is "
@@ -130,8 +190,8 @@ def _kept(store: Store, work: Work) -> set[str]:
     return {row["trace_id"] for row in rows.to_pylist() if row["keep"]}
 
 
-def _step(store: Store, work: Work) -> Sampled:
-    """Return the rollouts of one piece of work, none of them chosen yet."""
+def _step(store: Store, work: RunRollouts) -> StepRollouts:
+    """Return the rollouts of one stage result, none of them chosen yet."""
     entry = work.sampled
     images = entry.slices("images")
     traces, sampled = store.read(work.scored.slices("traces")), store.read(entry.slices("messages"))
@@ -141,7 +201,7 @@ def _step(store: Store, work: Work) -> Sampled:
         messages.setdefault(row["trace_id"], []).append(row)
     assigned = _inputs(store, entry, "assignments", ("assignment", "evaluation_assignment"))
     examples = _inputs(store, entry, "examples", ("examples",))
-    return Sampled(
+    return StepRollouts(
         run=entry.run,
         step=entry.step,
         traces=tuple(whole["traces"].to_pylist()),

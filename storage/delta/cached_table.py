@@ -34,6 +34,11 @@ class CachedTable:
             self._refresh()
             return self._version or 0
 
+    def write_down(self, records: Sequence[Any]) -> None:
+        """Write down records of another store as they are, those of one run in one commit."""
+        for run in dict.fromkeys(record.run for record in records):
+            self._append([self._row(record) for record in records if record.run == run], run)
+
     def _append(self, rows: Sequence[Mapping[str, Any]], run: str) -> None:
         """Write down rows of one run in one commit."""
         self.table.append(pa.Table.from_pylist(list(rows), self._book.arrow).drop_columns(["run"]), run)
@@ -50,6 +55,10 @@ class CachedTable:
                     self._take({**row, "run": run, "at": row["at"].astimezone(UTC)})
                 self._known.add(path)
         self._version = version
+
+    def _row(self, record: Any) -> Mapping[str, Any]:
+        """Return a record as a row of the table."""
+        return dict(vars(record))
 
     def _take(self, row: dict[str, Any]) -> None:
         """Take one row into memory."""

@@ -5,6 +5,7 @@ Data files are written here, durably and with digests, before Delta's log names 
 the library. A handle is kept open and moved forward, so that a commit costs the same after a year as on the first day.
 """
 
+import hashlib
 import random
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -75,6 +76,19 @@ class StoredTable:
         check_schema(groups[0].schema, self.data_schema, RowPlace(self.name, run))
         path = f"{PARTITION}={run}/{uuid4().hex}.parquet"
         written = self._root.write(f"{self.place}/{path}", encode(groups))
+        return File(path, written.size, written.sha256)
+
+    def write_at(self, path: str, rows: pa.Table) -> File:
+        """Write rows as one durable file of that path; what a copy that died left there is taken or replaced."""
+        place, data = f"{self.place}/{path}", encode([rows])
+        with border(f"copying a file of table {self.name!r}", self._root.child(place)):
+            if self._root.exists(place):
+                self.refresh()
+                if any(each.path == path for each in self.active()):
+                    found = self._root.read(place)
+                    return File(path, len(found), hashlib.sha256(found).hexdigest())
+                self._root.delete(place)
+        written = self._root.write(place, data)
         return File(path, written.size, written.sha256)
 
     def hold(

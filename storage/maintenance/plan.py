@@ -186,6 +186,12 @@ def plan(
     )
 
 
+def needed_by(store: Store, runs: Collection[str], needed: Collection[str] = ()) -> list[Entry]:
+    """The rows of some runs, and of others those that they need; `needed` are further keys, see `Needs`."""
+    others = {entry.run for entry in store.ledger.entries()} - {*runs}
+    return _rows(store, others, needed)[2]
+
+
 def policy_bytes(store: Store, key: str) -> int:
     """The size of a policy's files; 0 for one that is absent."""
     policy = store.policies.find(key)

@@ -20,7 +20,7 @@ from storage.maintenance.activity import at_work
 from storage.maintenance.files import delete, older
 from storage.maintenance.plan import Plan
 from storage.policies.manifest import MANIFEST
-from storage.policies.store import REMOVED, SCRATCHES
+from storage.policies.store import SCRATCHES
 from storage.refs import Slice
 from storage.roots import Root, make_directory, synchronise
 from storage.schemas.stage_tables import STAGE_TABLES
@@ -92,8 +92,7 @@ def remove_weights(store: Store, key: str, why: str = "") -> int:
     """
     policy = store.policies.find(key)
     if policy is not None and why:
-        said = {"weights_sha256": policy.weights_sha256, "at": datetime.now(UTC).isoformat(), "why": why}
-        store.root.create(f"policies/{REMOVED}/{key}.json", json.dumps(said).encode())
+        store.policies.note_removed(key, policy.weights_sha256, why)
     with border(f"removing policy {key!r}", store.root.child(f"policies/{key}"), "every other policy"):
         _remove_directory(store.root, f"policies/{key}")
     return sum(file.size for file in policy.files) if policy else 0

@@ -9,6 +9,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from uuid import uuid4
 
@@ -108,6 +109,11 @@ class Policies:
             return None
         found: dict[str, str] = json.loads(self._root.read(marker))
         return found
+
+    def note_removed(self, policy_key: str, weights_sha256: str, why: str, at: str = "") -> None:
+        """Leave a marker that the weights of a key are gone, why and since when (now): see `removed`."""
+        noted = {"weights_sha256": weights_sha256, "at": at or datetime.now(UTC).isoformat(), "why": why}
+        self._root.create(f"policies/{REMOVED}/{policy_key}.json", json.dumps(noted).encode())
 
     def names(self) -> list[str]:
         """The keys of all complete policies."""

@@ -8,9 +8,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tasks.exchange.checks import check_message
-from tasks.exchange.episodes import Episode, Origin, Reading, Row, canonical, digest, first, mapping
-from tasks.exchange.problems import Unfit
+from tasks.exchange.episodes import Episode, ImportContext, Origin, Row, Unfit, canonical, digest, first, mapping
+from tasks.exchange.nodes import check_message
 from tasks.exchange.traces import trace_rows
 
 USED = ("messages", "prompt", "completion", "reward", "rewards", "metrics", "info", "tools", "trace_id", "group_id")
@@ -24,7 +23,7 @@ def is_conversation(line: Mapping[str, Any]) -> bool:
     return line.get("messages") is not None or (line.get("prompt") is not None and line.get("completion") is not None)
 
 
-def read_conversation(line: Row, origin: Origin, reading: Reading, step: int | None, repeat: int) -> Episode:
+def read_conversation(line: Row, origin: Origin, context: ImportContext, step: int | None, repeat: int) -> Episode:
     """Return the episode of a line; `repeat` tells equal lines apart. Raises Unfit where it cannot become rows."""
     if not is_conversation(line):
         raise Unfit("the line has neither `messages` nor `prompt` and `completion`")
@@ -32,17 +31,21 @@ def read_conversation(line: Row, origin: Origin, reading: Reading, step: int | N
     replies = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
     if not replies or replies[-1] != len(messages) - 1:
         raise Unfit("the conversation does not end with an assistant message")
-    prompt = messages[: replies[0]] if line.get("messages") is not None else messages[: len(_said(line["prompt"], ""))]
+    prompt = (
+        messages[: replies[0]]
+        if line.get("messages") is not None
+        else messages[: len(_conversation(line["prompt"], ""))]
+    )
     trace_id = str(line.get("trace_id") or digest("conversation", canonical(line), str(repeat)))
     trace = _trace(line, trace_id, messages, prompt)
-    row, rows = trace_rows(trace, reading, {"file": origin.number, "line": origin.line, "conversation": True})
+    row, rows = trace_rows(trace, context, {"file": origin.number, "line": origin.line, "conversation": True})
     data = trace["task"]["data"]
     group, kind = line.get("group_id"), line.get("task")
     named = first(*(line.get(name) for name in EXAMPLE_IDS if group is None or name != "id"))
     return Episode(
         origin=origin,
         episode_id=trace_id,
-        environment=reading.environment or str(first(_name(line), kind if isinstance(kind, str) else None, "imported")),
+        environment=context.environment or str(first(_name(line), kind if isinstance(kind, str) else None, "imported")),
         example_id=digest(canonical(prompt)) if named is None else str(named),
         task=canonical(data),
         group=None if group is None else str(group),
@@ -59,9 +62,9 @@ def _name(line: Mapping[str, Any]) -> Any:
 
 def _messages(line: Mapping[str, Any]) -> list[Row]:
     found = (
-        _said(line["messages"], "user")
+        _conversation(line["messages"], "user")
         if line.get("messages") is not None
-        else _said(line["prompt"], "user") + _said(line["completion"], "assistant")
+        else _conversation(line["prompt"], "user") + _conversation(line["completion"], "assistant")
     )
     for number, message in enumerate(found):
         check_message(message, f"message {number}")
@@ -69,7 +72,7 @@ def _messages(line: Mapping[str, Any]) -> list[Row]:
     return [{name: value for name, value in message.items() if value is not None} for message in found]
 
 
-def _said(value: Any, role: str) -> list[Row]:
+def _conversation(value: Any, role: str) -> list[Row]:
     if isinstance(value, str):
         return [{"role": role, "content": value}]
     if not isinstance(value, list) or not all(isinstance(message, Mapping) for message in value):
@@ -99,7 +102,7 @@ def _trace(line: Mapping[str, Any], trace_id: str, messages: Sequence[Row], prom
         "nodes": nodes,
         "rewards": _rewards(line),
         "metrics": _numbers(line.get("metrics")),
-        "info": dict(mapping(_parsed(line.get("info")))),
+        "info": dict(mapping(_parse(line.get("info")))),
         "is_completed": True,
         "ok": True,
         "errors": [],
@@ -120,7 +123,7 @@ def _rewards(line: Mapping[str, Any]) -> Row:
 
 
 def _numbers(values: Any) -> dict[str, float]:
-    return {name: _number(value, name) for name, value in mapping(_parsed(values)).items() if value is not None}
+    return {name: _number(value, name) for name, value in mapping(_parse(values)).items() if value is not None}
 
 
 def _number(value: Any, name: str) -> float:
@@ -130,13 +133,13 @@ def _number(value: Any, name: str) -> float:
 
 
 def _tools(value: Any) -> list[Row]:
-    tools = _parsed(value) or []
+    tools = _parse(value) or []
     if not isinstance(tools, list) or not all(isinstance(tool, Mapping) for tool in tools):
         raise Unfit("tools are no list of objects")
     return [dict(tool.get("function", tool)) for tool in tools]
 
 
-def _parsed(value: Any) -> Any:
+def _parse(value: Any) -> Any:
     """Return what a JSON text says: Parquet files often hold objects so."""
     if not isinstance(value, str):
         return value

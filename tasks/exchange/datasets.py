@@ -9,7 +9,7 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from tasks.exchange.episodes import Row, compact, paths
-from tasks.exchange.tokens import openai_message
+from tasks.exchange.nodes import openai_message
 
 Pairs = Literal["extremes", "all"]
 CALL = pa.struct(
@@ -41,7 +41,7 @@ def samples(trace: Row, messages: Sequence[Row]) -> Iterator[Row]:
     Raises NotText for a message with parts that are no text.
     """
     for branch, path in enumerate(paths([message["parent"] for message in messages])):
-        spoken = _spoken([messages[number] for number in path])
+        spoken = _spoken_messages([messages[number] for number in path])
         if spoken:
             yield {"messages": [_message(one) for one in spoken], **_about(trace), "branch": branch, **_tools(trace)}
 
@@ -55,7 +55,7 @@ def preferences(group: Sequence[tuple[Row, Sequence[Row]]], pairs: Pairs) -> Ite
     answers: dict[tuple[str, str], list[tuple[float, Row, list[Row]]]] = defaultdict(list)
     for trace, messages in group:
         branches = paths([message["parent"] for message in messages])
-        spoken = _spoken([messages[number] for number in branches[-1]]) if branches else []
+        spoken = _spoken_messages([messages[number] for number in branches[-1]]) if branches else []
         if not spoken or trace["reward"] is None:
             continue
         start = next(place for place, message in enumerate(spoken) if message["sampled"])
@@ -111,7 +111,7 @@ def _tools(trace: Row) -> Row:
     return {"tools": compact(tools)} if tools else {}
 
 
-def _spoken(messages: Sequence[Row]) -> Sequence[Row]:
+def _spoken_messages(messages: Sequence[Row]) -> Sequence[Row]:
     """Return the messages up to the last that was sampled; none where none was."""
     last = max((place for place, message in enumerate(messages) if message["sampled"]), default=-1)
     return messages[: last + 1]

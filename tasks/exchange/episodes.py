@@ -1,7 +1,8 @@
-"""An episode read from a file, on its way to rows: what the file says about it, whatever layout it has."""
+"""Describes an episode read from a file on its way to rows, and what can be wrong with a line."""
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,7 +33,7 @@ class Origin:
 
 
 @dataclass(frozen=True)
-class Reading:
+class ImportContext:
     """How files are read: what of the command line may change rows, and what turns text into tokens."""
 
     environment: str = ""
@@ -61,7 +62,7 @@ class Episode:
     messages: list[Row]
     split: str = TRAIN
     assignment: Row | None = None
-    """The assignment's whole row, where our own export holds it."""
+    """The assignment's row, once it is known to which step and group the episode goes."""
     seed: int = 0
     same: str = ""
     """What two lines of one example id must have in common to be attempts at one example; empty takes the task."""
@@ -114,3 +115,50 @@ def paths(parents: Sequence[int | None]) -> list[list[int]]:
             node = parents[node]
         found.append(path[::-1])
     return found
+
+
+MOST_NAMED_LINES = 8
+"""Problems that a message tells one by one; the others are count_reasons."""
+
+
+class Unfit(ValueError):
+    """One rollout of a file cannot become rows; says why in a few words that are the same for all of its kind."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(f"{reason}: {detail}" if detail else reason)
+        self.reason, self.detail = reason, detail
+
+
+class ImportRefused(ValueError):
+    """A file holds lines that cannot be imported, or nothing that can."""
+
+
+@dataclass(frozen=True)
+class LineProblem:
+    """One line that cannot be imported."""
+
+    file: str
+    line: int
+    """1-based; of a Parquet file, the row's number."""
+    reason: str
+    detail: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.file}, line {self.line}: {self.reason}{f': {self.detail}' if self.detail else ''}"
+
+
+def count_reasons(problems: Sequence[LineProblem]) -> dict[str, int]:
+    """Return how many lines were left out for which reason, the most frequent first."""
+    return dict(Counter(problem.reason for problem in problems).most_common())
+
+
+def refusal(problems: Sequence[LineProblem]) -> ImportRefused:
+    """Return the error that names the first problems and counts the rest."""
+    told = [f"  {problem}" for problem in problems[:MOST_NAMED_LINES]]
+    if len(problems) > MOST_NAMED_LINES:
+        told.append(f"  and {len(problems) - MOST_NAMED_LINES} more")
+    lines = "1 line cannot" if len(problems) == 1 else f"{len(problems)} lines cannot"
+    return ImportRefused(
+        "\n".join([f"{lines} be imported.", *told])
+        + "\nNothing was written. Mend the file, or leave these lines out with --skip-bad."
+    )

@@ -10,9 +10,7 @@ from typing import Any, Literal
 import polars as pl
 
 from tasks.exchange.conversations import is_conversation, read_conversation
-from tasks.exchange.episodes import Episode, Origin, Reading, Row, canonical
-from tasks.exchange.own_lines import BLOCK, read_own
-from tasks.exchange.problems import ImportRefused, Problem, Unfit
+from tasks.exchange.episodes import Episode, ImportContext, ImportRefused, LineProblem, Origin, Row, Unfit, canonical
 from tasks.exchange.verifiers_lines import is_verifiers, read_episode
 
 Format = Literal["auto", "verifiers", "messages", "prompt"]
@@ -21,29 +19,31 @@ STEP = re.compile(r"step_(\d+)")
 """How prime-rl names the directory of a step's files."""
 
 
-def read_files(paths: Sequence[Path], form: Format, reading: Reading) -> tuple[list[Episode], list[Problem]]:
+def read_files(paths: Sequence[Path], form: Format, context: ImportContext) -> tuple[list[Episode], list[LineProblem]]:
     """Return the episodes of all files in order, and the lines that are none.
 
     Raises ImportRefused for a file that cannot be read at all.
     """
     episodes: list[Episode] = []
-    problems: list[Problem] = []
+    problems: list[LineProblem] = []
     repeats: Counter[str] = Counter()
     for number, path in enumerate(paths):
         for line, value in _lines(path):
             origin = Origin(str(path), number, line)
             try:
-                episodes.append(_episode(value, origin, form, reading, path, repeats))
+                episodes.append(_episode(value, origin, form, context, path, repeats))
             except Unfit as error:
-                problems.append(Problem(str(path), line, error.reason, error.detail))
+                problems.append(LineProblem(str(path), line, error.reason, error.detail))
             except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
                 # What is of another shape than its layout shows in many ways; all of them are this line's.
-                problems.append(Problem(str(path), line, "the line is malformed", f"{type(error).__name__}: {error}"))
+                problems.append(
+                    LineProblem(str(path), line, "the line is malformed", f"{type(error).__name__}: {error}")
+                )
     return episodes, problems
 
 
 def _episode(
-    value: Any, origin: Origin, form: Format, reading: Reading, path: Path, repeats: "Counter[str]"
+    value: Any, origin: Origin, form: Format, context: ImportContext, path: Path, repeats: "Counter[str]"
 ) -> Episode:
     if isinstance(value, Unfit):
         raise value
@@ -52,13 +52,11 @@ def _episode(
     found = _form(value, form)
     named = STEP.search(str(path))
     step = int(named[1]) if named else None
-    if found == "own":
-        return read_own(value, origin, reading)
     if found == "verifiers":
-        return read_episode(value, origin, reading, step)
+        return read_episode(value, origin, context, step)
     text = canonical(value)
     repeats[text] += 1
-    return read_conversation(value, origin, reading, step, repeats[text] - 1)
+    return read_conversation(value, origin, context, step, repeats[text] - 1)
 
 
 def _form(value: Row, form: Format) -> str:
@@ -68,7 +66,7 @@ def _form(value: Row, form: Format) -> str:
             raise Unfit(f"the line has no `{'` and no `'.join(missing)}`")
         return form
     if is_verifiers(value):
-        return "own" if BLOCK in value else "verifiers"
+        return "verifiers"
     if form == "verifiers":
         raise Unfit("the line is neither an episode nor a trace", "it has neither `traces` nor `nodes`")
     if not is_conversation(value):
@@ -86,7 +84,7 @@ def _lines(path: Path) -> Iterator[tuple[int, Any]]:
         with path.open("rb") as file:
             for number, text in enumerate(file, start=1):
                 if text.strip():
-                    yield number, _parsed(text)
+                    yield number, _parse(text)
     except OSError as error:
         raise ImportRefused(f"{path} cannot be read: {error.strerror}. Nothing was written.") from error
 
@@ -98,7 +96,7 @@ def _parquet(path: Path) -> pl.DataFrame:
         raise ImportRefused(f"{path} cannot be read as Parquet: {error}. Nothing was written.") from error
 
 
-def _parsed(text: bytes) -> Any:
+def _parse(text: bytes) -> Any:
     try:
         value = json.loads(text)
         if b"\\ud" in text.lower():  # half of a surrogate pair is JSON and no text

@@ -1,8 +1,8 @@
-"""One trace in verifiers' form as rows, and the trace as it was out of these rows.
+"""Turns one trace in verifiers' form into rows, and these rows back into the trace as it was.
 
 Nothing of a trace is lost: what has no column of its own, fields that nobody here knows included, is in the row's
 record, and what rebuilding gives differently from the file (a field that was left out, lists of tokens that were
-empty) is there as a patch. The record's field `imported` says so.
+empty) is there as a patch, the difference of two JSON values. The record's field `imported` says so.
 """
 
 import json
@@ -10,21 +10,21 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from tasks.exchange.checks import check_nodes
+import numpy as np
+
 from tasks.exchange.episodes import (
     NO_POLICY,
     RENDERED,
     SAMPLED,
     UNKNOWN_POLICY,
-    Reading,
+    ImportContext,
     Row,
+    Unfit,
     compact,
     mapping,
     paths,
 )
-from tasks.exchange.patches import difference, patched, shortest
-from tasks.exchange.problems import Unfit
-from tasks.exchange.tokens import origin_of, rendered
+from tasks.exchange.nodes import check_nodes, origin_of, render_tokens
 from tasks.inference.sampling.failures import Failure, of_trace
 from tasks.inference.trace_rows.rows import NODE_COLUMNS, error_columns, message_rows, rebuild
 
@@ -36,18 +36,18 @@ LIMITS = ("max_turns", "max_input_tokens", "max_output_tokens", "max_total_token
 """Stop conditions that cut a rollout short."""
 
 
-def trace_rows(trace: Mapping[str, Any], reading: Reading, place: Mapping[str, Any]) -> tuple[Row, list[Row]]:
+def trace_rows(trace: Mapping[str, Any], context: ImportContext, place: Mapping[str, Any]) -> tuple[Row, list[Row]]:
     """Return a trace as a row of traces, without the columns of its assignment, and as rows of messages.
 
     `place` says where it was read; it is kept in the record. Raises Unfit where the trace cannot be rows.
     """
-    nodes = check_nodes(trace.get("nodes"), reading.vocab_size)
+    nodes = check_nodes(trace.get("nodes"), context.vocab_size)
     if not isinstance(trace.get("id"), str) or not trace["id"]:
         raise Unfit("a trace has no id")
     temperature = sampling_temperature(trace)
     tokens = origin_of(nodes, temperature)
     if tokens == RENDERED:
-        nodes = rendered(nodes, trace.get("tools") or [], reading.render)
+        nodes = render_tokens(nodes, trace.get("tools") or [], context.render)
     if tokens != SAMPLED:
         nodes = [{**node, "logprobs": [0.0] * sum(node["mask"])} for node in nodes]
     whole = {"ok": not trace.get("errors"), "errors": [], "is_timeout": False, "stop_condition": None}
@@ -61,11 +61,11 @@ def trace_rows(trace: Mapping[str, Any], reading: Reading, place: Mapping[str, A
 def source_of(row: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) -> Row:
     """Return the trace as it stood in the file, out of rows that `trace_rows` made."""
     mark = json.loads(row["record"])[MARK]
-    found: Row = patched(_rebuilt(row, messages), mark.get("patch"))
+    found: Row = apply_patch(_rebuild(row, messages), mark.get("patch"))
     return {name: mark.get("id", value) if name == "id" else value for name, value in found.items()}
 
 
-def exact(trace: Row) -> Row:
+def with_short_logprobs(trace: Row) -> Row:
     """Return a rebuilt trace with log-probs spelt as shortly as they were written."""
     for node in trace.get("nodes", ()):
         node["logprobs"] = shortest(node["logprobs"])
@@ -83,7 +83,7 @@ def sampling_temperature(trace: Mapping[str, Any]) -> float | None:
     return said.pop() if said else float(general) if isinstance(general, (int, float)) else None
 
 
-def failed(row: Row, failure: Failure) -> Row:
+def with_failure(row: Row, failure: Failure) -> Row:
     """Return a row of traces with an error in place of its reward."""
     return {**row, "reward": None, **error_columns(failure)}
 
@@ -107,7 +107,7 @@ def _row(trace: Mapping[str, Any], tokens: str, temperature: float) -> Row:
         "reward": None if failure is not None or not trace["rewards"] else _total(trace["rewards"]),
         **{name: compact(trace[name]) for name in ("rewards", "metrics", "info")},
         "stop_condition": trace["stop_condition"],
-        "is_truncated": _truncated(trace),
+        "is_truncated": _is_truncated(trace),
         "num_turns": sum(node["sampled"] for node in nodes),
         "num_branches": len(paths([node["parent"] for node in nodes])),
         "num_input_tokens": masks.count(False),
@@ -125,12 +125,12 @@ def _with_record(row: Row, messages: Sequence[Row], trace: Mapping[str, Any], ma
     rest = {name: value for name, value in trace.items() if name not in OWN_COLUMNS}
     rest["nodes"] = [{name: node[name] for name in node if name not in NODE_COLUMNS} for node in trace["nodes"]]
     row = {**row, "record": compact({**rest, MARK: mark})}
-    patch = difference(_rebuilt(row, messages), dict(trace))
+    patch = difference(_rebuild(row, messages), dict(trace))
     return row if patch is None else {**row, "record": compact({**rest, MARK: {**mark, "patch": patch}})}
 
 
-def _rebuilt(row: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) -> Row:
-    trace = exact(rebuild(row, messages))
+def _rebuild(row: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) -> Row:
+    trace = with_short_logprobs(rebuild(row, messages))
     del trace[MARK]
     return trace
 
@@ -139,7 +139,7 @@ def _total(rewards: Mapping[str, Any]) -> float:
     return float(sum(reward["score"] * reward["weight"] for reward in rewards.values() if reward is not None))
 
 
-def _truncated(trace: Mapping[str, Any]) -> bool:
+def _is_truncated(trace: Mapping[str, Any]) -> bool:
     if trace["stop_condition"] in LIMITS:
         return True
     whole = [call for call in trace.get("calls") or [] if mapping(call).get("error") is None]
@@ -149,3 +149,59 @@ def _truncated(trace: Mapping[str, Any]) -> bool:
 def _duration(span: Any) -> float:
     start, end = mapping(span).get("start") or 0.0, mapping(span).get("end") or 0.0
     return max(0.0, float(end - start)) if end else 0.0
+
+
+SET, REMOVE, INSIDE = "set", "remove", "inside"
+"""A patch is `{"set": value}`, or `{"remove": [names], "inside": {name or place: patch}}`; None is no difference."""
+Patch = dict[str, Any]
+
+
+def difference(old: Any, new: Any) -> Patch | None:
+    """Return the patch that makes `new` of `old`, or None where they are equal; 1, 1.0 and true are three values."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        pairs = {name: (old.get(name, ...), value) for name, value in new.items()}
+        return _inside(pairs, [name for name in old if name not in new])
+    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        found = _inside({str(place): pair for place, pair in enumerate(zip(old, new, strict=True))}, [])
+        # A list that differs in most places is shorter as a whole.
+        return found if found is None or len(found[INSIDE]) * 2 < len(new) or not _plain(new) else {SET: new}
+    return None if _same(old, new) else {SET: new}
+
+
+def apply_patch(old: Any, patch: Patch | None) -> Any:
+    """Return what `patch` makes of `old`, which is left as it is."""
+    if patch is None:
+        return old
+    if SET in patch:
+        return patch[SET]
+    inside = patch.get(INSIDE, {})
+    if isinstance(old, list):
+        return [apply_patch(value, inside.get(str(place))) for place, value in enumerate(old)]
+    kept = {name: value for name, value in old.items() if name not in patch.get(REMOVE, ())}
+    return kept | {name: apply_patch(kept.get(name), one) for name, one in inside.items()}
+
+
+def shortest(values: Any) -> list[float]:
+    """Return float32 values as the shortest decimals that are these values: 0.1, not 0.10000000149011612."""
+    return [float(str(value)) for value in np.asarray(values, np.float32)]
+
+
+def _inside(pairs: Mapping[str, tuple[Any, Any]], removed: list[str]) -> Patch | None:
+    inside = {}
+    for name, (old, new) in pairs.items():
+        found = {SET: new} if old is ... else difference(old, new)
+        if found is not None:
+            inside[name] = found
+    if not inside and not removed:
+        return None
+    return {INSIDE: inside} | ({REMOVE: removed} if removed else {})
+
+
+def _plain(values: list[Any]) -> bool:
+    return not any(isinstance(value, (dict, list)) for value in values)
+
+
+def _same(old: Any, new: Any) -> bool:
+    if isinstance(old, float) and isinstance(new, float) and old != old and new != new:
+        return True
+    return type(old) is type(new) and bool(old == new)

@@ -1,19 +1,34 @@
-"""Lines of a verifiers file: episodes as the verifiers command line writes them, and traces as prime-rl writes them.
+"""Reads and writes lines of verifiers files: episodes as its command line writes them, traces as prime-rl does.
 
 Three layouts are known. An episode holds its `traces`, and what ran it in `env`, `group` and `run`. A trace by itself
 names environment, group, episode and policy in its `info`, or (older) at its own top level.
 """
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tasks.exchange.episodes import Episode, Origin, Reading, Row, canonical, compact, digest, first, mapping
-from tasks.exchange.problems import Unfit
-from tasks.exchange.traces import MARK, empty_row, failed, trace_rows
+from tasks.exchange.episodes import (
+    TRAIN,
+    Episode,
+    ImportContext,
+    Origin,
+    Row,
+    Unfit,
+    canonical,
+    compact,
+    digest,
+    first,
+    mapping,
+)
+from tasks.exchange.traces import MARK, empty_row, shortest, trace_rows, with_failure, with_short_logprobs
 from tasks.inference.sampling.failures import Failure, from_error
+from tasks.inference.trace_rows.rows import rebuild
 
 UNNAMED = "imported"
 """The environment of rollouts that name none."""
+HELD_OUT = "eval"
+"""The field `split` of a line that we wrote of an attempt at a held-out example; other lines have no such field."""
 
 
 def is_verifiers(line: Mapping[str, Any]) -> bool:
@@ -21,7 +36,7 @@ def is_verifiers(line: Mapping[str, Any]) -> bool:
     return isinstance(line.get("traces"), list) or isinstance(line.get("nodes"), list)
 
 
-def read_episode(line: Row, origin: Origin, reading: Reading, step: int | None) -> Episode:
+def read_episode(line: Row, origin: Origin, context: ImportContext, step: int | None) -> Episode:
     """Return the episode of a line; `step` is what the file's path says, for lines that say nothing themselves.
 
     Raises Unfit where it cannot become rows.
@@ -41,13 +56,13 @@ def read_episode(line: Row, origin: Origin, reading: Reading, step: int | None) 
             "at": at,
             **({"episode": outer} if at == 0 and whole else {}),
         }
-        row, own = trace_rows(trace, reading, place)
+        row, own = trace_rows(trace, context, place)
         rows.append(row)
         messages += own
-    return _episode(line, origin, reading, step, *_with_failure(line, origin, rows, messages, outer))
+    return _episode(line, origin, context, step, *_count_failure(line, origin, rows, messages, outer))
 
 
-def _with_failure(
+def _count_failure(
     line: Mapping[str, Any], origin: Origin, rows: list[Row], messages: list[Row], outer: Row | None
 ) -> tuple[list[Row], list[Row]]:
     """Let an error of the episode count for its faultless traces, or for the rollout that left none."""
@@ -56,15 +71,15 @@ def _with_failure(
     errors = outer.get("errors") or []
     whole = from_error(errors[-1]) if errors and not outer.get("ok", True) else None
     if rows:
-        return [failed(row, whole) if whole and row["error_class"] is None else row for row in rows], messages
+        return [with_failure(row, whole) if whole and row["error_class"] is None else row for row in rows], messages
     nothing = Failure("incomplete", "NoTrace", "the environment ran no agent and recorded no error")
     mark = {"tokens": "", "file": origin.number, "line": origin.line, "at": 0, "episode": outer}
-    row = failed(empty_row(digest("no trace", str(line.get("id")), canonical(outer))), whole or nothing)
+    row = with_failure(empty_row(digest("no trace", str(line.get("id")), canonical(outer))), whole or nothing)
     return [{**row, "record": compact({MARK: mark})}], []
 
 
 def _episode(
-    line: Row, origin: Origin, reading: Reading, step: int | None, rows: list[Row], messages: list[Row]
+    line: Row, origin: Origin, context: ImportContext, step: int | None, rows: list[Row], messages: list[Row]
 ) -> Episode:
     run, info = mapping(line.get("run")), {} if "traces" in line else mapping(line.get("info"))
     work, environment = mapping(run.get("work")), mapping(line.get("env"))
@@ -78,13 +93,14 @@ def _episode(
     return Episode(
         origin=origin,
         episode_id=str(first(info.get("episode_id"), line.get("id"), rows[0]["trace_id"])),
-        environment=reading.environment or str(first(*(name or None for name in named), UNNAMED)),
+        environment=context.environment or str(first(*(name or None for name in named), UNNAMED)),
         example_id=example_id,
         task=task,
         group=None if group is None else str(group),
         step=said if type(said) is int and said >= 0 else None,
         traces=[{**row, **_staleness(version, said)} for row in rows],
         messages=messages,
+        split=HELD_OUT if line.get("split") == HELD_OUT else TRAIN,
         seed=_seed(line),
     )
 
@@ -112,3 +128,80 @@ def _seed(line: Mapping[str, Any]) -> int:
     trace = (line.get("traces") or [line])[0] if "traces" in line else line
     calls = [mapping(mapping(call).get("sampling")).get("seed") for call in mapping(trace).get("calls") or []]
     return next((seed for seed in calls if type(seed) is int and 0 <= seed < 2**63), 0)
+
+
+def line_of(
+    run: str, step: int, rows: Sequence[Row], messages: Mapping[str, list[Row]], assignment: Row, example: Row
+) -> Row:
+    """Return the line of one episode: its rows of traces, their messages by trace, its assignment and its example."""
+    task = _task(rows, example)
+    traces = [_trace(row, messages.get(row["trace_id"], []), task) for row in rows]
+    errors = [_error(row) for row in rows if row["error_class"] is not None]
+    version = rows[0]["policy_version"]
+    return {
+        "id": rows[0]["episode_id"],
+        "env": {"id": assignment["environment"], "name": assignment["environment"]},
+        "task": task,
+        "group": {"id": assignment["group_id"]},
+        "run": {
+            "type": "train",
+            "id": run,
+            "name": run,
+            "work": {"type": "train", "step": step, "policy": {"start": version, "end": version}},
+        },
+        "ok": not errors,
+        "is_timeout": False,
+        "errors": [] if any(trace is not None for trace in traces) else errors,
+        "traces": [trace for trace in traces if trace is not None],
+        **({} if example["split"] == TRAIN else {"split": HELD_OUT}),
+    }
+
+
+def _task(rows: Sequence[Row], example: Row) -> Row:
+    for row in rows:
+        task = json.loads(row["record"]).get("task")
+        if task is not None:
+            return dict(task)
+    return {"type": "WireTaskData", "data": {"idx": 0, **json.loads(example["task"])}, "key": example["example_id"]}
+
+
+def _trace(row: Row, messages: list[Row], task: Row) -> Row | None:
+    """Return the trace as it came over the wire, or one made of its messages; None where there is neither."""
+    if found := with_short_logprobs(rebuild(row, messages)):
+        for node, message in zip(found["nodes"], messages, strict=True):
+            node["message"] = _message(message)
+        return found
+    if not messages:
+        return None
+    return {
+        "version": 1,
+        "id": row["trace_id"],
+        "task": task,
+        "agent": {"config": {}, "name": row["agent"], "trainable": row["trainable"]},
+        "nodes": [_node(message) for message in messages],
+        **{name: json.loads(row[name]) for name in ("rewards", "metrics", "info")},
+        "is_completed": True,
+        "ok": row["error_class"] is None,
+        "stop_condition": row["stop_condition"],
+        "errors": [] if row["error_class"] is None else [_error(row)],
+        "timing": {"start": row["started_at"].timestamp()},
+    }
+
+
+def _node(message: Row) -> Row:
+    logprobs = [value for value, sampled in zip(message["logprobs"], message["mask"], strict=True) if sampled]
+    return {
+        "parent": message["parent"],
+        "message": _message(message),
+        **{name: message[name] for name in ("sampled", "token_ids", "mask", "is_content")},
+        "logprobs": shortest(logprobs),
+    }
+
+
+def _message(row: Row) -> Row:
+    body: Row = json.loads(row["body"])
+    return body if "role" in body else {"role": row["role"], "content": row["content"]}
+
+
+def _error(row: Row) -> Row:
+    return {"type": row["error_type"], "message": row["error_message"], "traceback": row["error_traceback"]}

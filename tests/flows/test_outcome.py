@@ -36,7 +36,7 @@ def test_the_warning_reaches_whoever_watches(monkeypatch: pytest.MonkeyPatch, co
     session: Any = SimpleNamespace(place=None, tell=lambda event, **facts: events.append(event))
     nothing: Any = SimpleNamespace(refs=())
     monkeypatch.setattr(outcome, "describe", lambda *_: step_of(0, 10) | {"computed": computed})
-    monkeypatch.setattr(outcome, "kept_in_quarantine", lambda *_: "")
+    monkeypatch.setattr(outcome, "quarantine_warning", lambda *_: "")
     finish_step(session, 4, nothing, nothing, nothing)
     assert events == told
 

@@ -5,9 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tasks.exchange.episodes import Episode, Origin, Reading
+from tasks.exchange.episodes import Episode, ImportContext, LineProblem, Origin
 from tasks.exchange.files import read_files
-from tasks.exchange.problems import Problem
 
 FILES = Path(__file__).parent / "files"
 ORIGIN = Origin("a file", 0, 1)
@@ -28,7 +27,7 @@ def letters(messages: Sequence[Mapping[str, Any]], tools: Any = None) -> list[di
     return rows
 
 
-READING = Reading(render=letters)
+READING = ImportContext(render=letters)
 
 
 def written(path: Path, lines: Sequence[Any]) -> Path:
@@ -39,10 +38,10 @@ def written(path: Path, lines: Sequence[Any]) -> Path:
 
 
 def read(
-    path: Path, lines: Sequence[Any], reading: Reading = READING, **options: Any
-) -> tuple[list[Episode], list[Problem]]:
+    path: Path, lines: Sequence[Any], context: ImportContext = READING, **options: Any
+) -> tuple[list[Episode], list[LineProblem]]:
     """Write lines to a file and read it."""
-    return read_files([written(path, lines)], options.get("form", "auto"), reading)
+    return read_files([written(path, lines)], options.get("form", "auto"), context)
 
 
 def one(trace: Callable[[dict[str, Any]], None] = lambda trace: None) -> dict[str, Any]:

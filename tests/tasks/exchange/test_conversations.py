@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 from tasks.exchange.files import read_files
-from tasks.exchange.placing import place
+from tasks.exchange.placement import arrange
 from tests.tasks.exchange.lines import READING, read
 
 ASKED = {"role": "user", "content": "2 + 2"}
@@ -20,7 +20,7 @@ def rows(path: Path, lines: list[Any]) -> list[dict[str, Any]]:
     """Return the traces of lines that are all good."""
     episodes, problems = read(path, lines)
     assert problems == []
-    return place(episodes).traces(0).to_pylist()
+    return arrange(episodes).traces(0).to_pylist()
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def rows(path: Path, lines: list[Any]) -> list[dict[str, Any]]:
 )
 def test_forms_of_one_conversation_are_the_same_rollout(line: dict[str, Any], tmp_path: Path) -> None:
     episodes, problems = read(tmp_path / "t.jsonl", [line])
-    found = place(episodes)
+    found = arrange(episodes)
     (trace,), said = found.traces(0).to_pylist(), found.messages(0).to_pylist()
     assert problems == []
     assert (trace["reward"], trace["policy_key"], trace["num_output_tokens"]) == (1.0, "", 1)
@@ -135,7 +135,7 @@ ROLLOUTS = [{"prompt": "add 1 and 1", "completion": str(n), "reward": float(n ==
 )
 def test_what_is_of_the_row_makes_no_groups_of_one(fields: Callable[[int], dict[str, Any]], tmp_path: Path) -> None:
     lines = [line | fields(number) for number, line in enumerate(ROLLOUTS)]
-    found = place(read(tmp_path / "r.jsonl", lines)[0])
+    found = arrange(read(tmp_path / "r.jsonl", lines)[0])
     assert found.assignments(0)["assignment_id"].to_pylist() == ["0-0/0", "0-0/1", "0-0/2", "0-0/3"]
     assert found.examples().num_rows == 1
     assert found.groups() == {"groups": 1, "of more than one rollout": 1, "with differing rewards": 1}
@@ -143,13 +143,13 @@ def test_what_is_of_the_row_makes_no_groups_of_one(fields: Callable[[int], dict[
 
 def test_another_prompt_is_another_group_whatever_the_file_calls_it(tmp_path: Path) -> None:
     lines = [line | {"group_id": "g0", "example_id": "q"} for line in [*ROLLOUTS, ROLLOUTS[0] | {"prompt": "add 2"}]]
-    found = place(read(tmp_path / "r.jsonl", lines)[0])
+    found = arrange(read(tmp_path / "r.jsonl", lines)[0])
     assert found.examples()["example_id"].to_pylist() == ["q", "q#2"]
     assert found.groups() == {"groups": 2, "of more than one rollout": 1, "with differing rewards": 1}
 
 
 def test_the_fields_of_a_row_stay_with_its_trace(tmp_path: Path) -> None:
     lines = [line | {"example_id": "q1", "answer": n} for n, line in enumerate(ROLLOUTS)]
-    traces = place(read(tmp_path / "r.jsonl", lines)[0]).traces(0)
+    traces = arrange(read(tmp_path / "r.jsonl", lines)[0]).traces(0)
     tasks = [json.loads(record)["task"]["data"] for record in traces["record"].to_pylist()]
     assert [task["answer"] for task in tasks] == [0, 1, 2, 3], "each is scored again by its own"

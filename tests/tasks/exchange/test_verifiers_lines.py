@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from storage.schemas.stage_tables import MESSAGES, TRACES
 from storage.schemas.validation import RowPlace, check_rows
-from tasks.exchange.episodes import Reading
-from tasks.exchange.placing import Imported, place
+from tasks.exchange.episodes import ImportContext
+from tasks.exchange.placement import ImportedRollouts, arrange
 from tasks.exchange.traces import source_of, trace_rows
 from tasks.exchange.verifiers_lines import read_episode
 from tests.tasks.exchange.lines import ORIGIN, READING, letters, one, read, verifiers_lines
@@ -27,15 +27,15 @@ def node(number: int, **values: Any) -> Change:
     return lambda trace: trace["nodes"][number].update(values)
 
 
-def imported(path: Path, lines: list[Any], **options: Any) -> Imported:
+def imported(path: Path, lines: list[Any], **options: Any) -> ImportedRollouts:
     """Read and place lines that are all good."""
     episodes, problems = read(path, lines, **options)
     assert problems == []
-    return place(episodes)
+    return arrange(episodes)
 
 
 def test_what_the_command_line_wrote_becomes_rows_of_the_contract(tmp_path: Path) -> None:
-    found = imported(tmp_path / "t.jsonl", verifiers_lines("tokens"), reading=Reading())
+    found = imported(tmp_path / "t.jsonl", verifiers_lines("tokens"), reading=ImportContext())
     traces, messages = found.traces(0), found.messages(0)
     check_rows(traces, TRACES, RowPlace("traces"))
     check_rows(messages, MESSAGES, RowPlace("messages"))
@@ -54,7 +54,7 @@ def test_what_the_command_line_wrote_becomes_rows_of_the_contract(tmp_path: Path
 def test_the_columns_of_one_trace() -> None:
     line = one()
     trace = line["traces"][0]
-    row, messages = trace_rows(trace, Reading(), {})
+    row, messages = trace_rows(trace, ImportContext(), {})
     assert row["trace_id"] == trace["id"]
     assert row["reward"] == trace["rewards"]["similarity"]["score"]
     assert json.loads(row["metrics"]) == trace["metrics"]
@@ -91,14 +91,14 @@ def test_unknown_and_absent_fields_come_back_too(
     answer = trace["nodes"][1]
     answer |= of_node | {"token_ids": [7] * len(scores), "mask": [True] * len(scores), "logprobs": scores}
     answer["is_content"] = []
-    row, messages = trace_rows(copy.deepcopy(trace), Reading(), {"file": 0})
+    row, messages = trace_rows(copy.deepcopy(trace), ImportContext(), {"file": 0})
     assert source_of(row, messages) == trace
     assert json.loads(row["record"])["imported"]["file"] == 0, "the mark is ours, whatever the trace calls its fields"
 
 
 def test_text_without_tokens_is_rendered_and_marked() -> None:
     trace = verifiers_lines("relayed")[0]["traces"][0]
-    row, messages = trace_rows(trace, Reading(render=letters), {})
+    row, messages = trace_rows(trace, ImportContext(render=letters), {})
     assert row["policy_key"] == "" and json.loads(row["record"])["imported"]["tokens"] == "rendered"
     asked, answered = (node["message"]["content"] for node in trace["nodes"])
     assert messages[0]["token_ids"] == [ord(letter) for letter in f"u{asked}"]
@@ -110,7 +110,7 @@ def test_text_without_tokens_is_rendered_and_marked() -> None:
 
 def test_token_ids_without_log_probs_are_marked() -> None:
     trace = one(node(1, logprobs=[]))["traces"][0]
-    row, messages = trace_rows(trace, Reading(), {})
+    row, messages = trace_rows(trace, ImportContext(), {})
     assert row["policy_key"] == "" and json.loads(row["record"])["imported"]["tokens"] == "given"
     assert set(messages[1]["logprobs"]) == {0.0}
     assert source_of(row, messages) == trace
@@ -120,9 +120,9 @@ def test_an_unknown_temperature_is_marked() -> None:
     def forget(trace: dict[str, Any]) -> None:
         trace["calls"][0]["sampling"] = trace["agent"]["config"]["sampling"] = None
 
-    row, _ = trace_rows(one(forget)["traces"][0], Reading(), {})
+    row, _ = trace_rows(one(forget)["traces"][0], ImportContext(), {})
     assert (row["temperature"], json.loads(row["record"])["imported"]["temperature"]) == (1.0, "unknown")
-    known, _ = trace_rows(one()["traces"][0], Reading(), {})
+    known, _ = trace_rows(one()["traces"][0], ImportContext(), {})
     assert "temperature" not in json.loads(known["record"])["imported"]
 
 
@@ -166,12 +166,12 @@ def test_a_bad_line_is_named(change: Change, reason: str, tmp_path: Path) -> Non
 
 
 def test_ids_beyond_the_vocabulary_are_refused(tmp_path: Path) -> None:
-    _, problems = read(tmp_path / "t.jsonl", [one()], Reading(vocab_size=200))
+    _, problems = read(tmp_path / "t.jsonl", [one()], ImportContext(vocab_size=200))
     assert [problem.reason for problem in problems] == ["a token id is out of range"]
 
 
 def test_text_is_refused_where_no_model_was_named(tmp_path: Path) -> None:
-    _, problems = read(tmp_path / "t.jsonl", verifiers_lines("relayed"), Reading())
+    _, problems = read(tmp_path / "t.jsonl", verifiers_lines("relayed"), ImportContext())
     assert [problem.line for problem in problems] == [1, 2, 3, 4]
     assert "--model" in problems[0].reason
 
@@ -236,4 +236,4 @@ def test_traces_of_one_episode_are_joined(tmp_path: Path) -> None:
 
 
 def test_another_environment_may_be_named() -> None:
-    assert read_episode(one(), ORIGIN, Reading(environment="mine"), None).environment == "mine"
+    assert read_episode(one(), ORIGIN, ImportContext(environment="mine"), None).environment == "mine"

@@ -11,8 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from configs.run import RunConfig
-from flows.corrections.quarantine_search import search
-from flows.corrections.quarantine_usage import Use, uses
+from flows.quarantine.search import BatchUse, search, uses
 from flows.reporting.panel import printable
 from storage.quarantine import ALL_RUNS, Quarantine
 from storage.store import open_store
@@ -39,44 +38,45 @@ def main(
         _print_all(root.quarantines.all(), as_json)
         return 0
     found = search(root, where, run)
-    noted = (
+    recorded = (
         None if dry_run else root.quarantines.record(found.trace_ids, where=where, reason=reason, run=run or ALL_RUNS)
     )
-    told: dict[str, Any] = {
-        "quarantine": noted.quarantine if noted else None,
+    described: dict[str, Any] = {
+        "quarantine": recorded.quarantine if recorded else None,
         "run": run or ALL_RUNS,
         "where": where,
-        "reason": noted.reason if noted else reason,
+        "reason": recorded.reason if recorded else reason,
         "num_rollouts": len(found.trace_ids),
         "num_looked_at": found.looked_at,
         "uses": [asdict(use) for use in uses(root, found.trace_ids)],
         "trace_ids": list(found.trace_ids),
     }
-    print(json.dumps(told)) if as_json else _print(told, root.root.address)
+    print(json.dumps(described)) if as_json else _print(described, root.root.address)
     return 0
 
 
-def _print(told: dict[str, Any], store: str) -> None:
+def _print(described: dict[str, Any], store: str) -> None:
     console = Console() if sys.stdout.isatty() else Console(width=PRINTED_WIDTH)
-    count = f"{told['num_rollouts']} of {told['num_looked_at']} rollouts"
-    if told["quarantine"] is None:
+    count = f"{described['num_rollouts']} of {described['num_looked_at']} rollouts"
+    if described["quarantine"] is None:
         console.print(Text(f"{count} fit; nothing was recorded (--dry-run)"))
     else:
-        console.print(Text(f"quarantine {told['quarantine']}: {count}: {printable(told['reason'])}"))
-    used = [Use(**use) for use in told["uses"]]
+        console.print(Text(f"quarantine {described['quarantine']}: {count}: {printable(described['reason'])}"))
+    used = [BatchUse(**use) for use in described["uses"]]
     if not used:
         console.print(Text("No batch holds a sample of them."))
         return
     _print_uses(console, used)
     for run in dict.fromkeys(use.run for use in used):
         console.print(Text(_summary([use for use in used if use.run == run])))
-    if told["quarantine"] is not None:
-        run = used[0].run if told["run"] == ALL_RUNS else told["run"]  # the one asked about knows its own rewards
+    if described["quarantine"] is not None:
+        # The run that was asked about knows its own rewards.
+        run = used[0].run if described["run"] == ALL_RUNS else described["run"]
         console.print(Text("Leave them out, for example:"))
         console.print(Text(f"  stagecoach replay {run} --from filtering --store {store}"), soft_wrap=True)
 
 
-def _print_uses(console: Console, used: Sequence[Use]) -> None:
+def _print_uses(console: Console, used: Sequence[BatchUse]) -> None:
     table = Table("run", "step", "batch", box=None, header_style="bold")
     for name in ("rows", "samples", "tokens", "policy made", "later ones"):
         table.add_column(name, justify="right")
@@ -87,7 +87,7 @@ def _print_uses(console: Console, used: Sequence[Use]) -> None:
     console.print(table)
 
 
-def _summary(used: Sequence[Use]) -> str:
+def _summary(used: Sequence[BatchUse]) -> str:
     made = [use.version for use in used if use.version is not None]
     samples, tokens = sum(use.num_samples or 0 for use in used), sum(use.num_tokens or 0 for use in used)
     text = f"run {used[0].run}: {samples} samples, {tokens} tokens in {len(used)} batches"
@@ -113,6 +113,6 @@ def _print_all(every: Sequence[Quarantine], as_json: bool) -> None:
     table.add_column("where")
     table.add_column("reason")
     for each in every:
-        said = (Text(printable(each.where)), Text(printable(each.reason)))
-        table.add_row(each.quarantine, f"{each.at:%Y-%m-%d %H:%M}", each.run, str(len(each.trace_ids)), *said)
+        texts = (Text(printable(each.where)), Text(printable(each.reason)))
+        table.add_row(each.quarantine, f"{each.at:%Y-%m-%d %H:%M}", each.run, str(len(each.trace_ids)), *texts)
     console.print(table)

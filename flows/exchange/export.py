@@ -1,6 +1,10 @@
-"""Export: rollouts of the store as files that other programs read, and weights as a Hugging Face directory."""
+"""Exports rollouts of the store as files that other programs read, and weights as a Hugging Face directory.
+
+A file or directory is written beside its place and put there whole, or not at all.
+"""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -9,19 +13,21 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
+from uuid import uuid4
 
 import pyarrow.parquet as pq
 
-from flows.exchange.drafts import ExportRefused, write_whole
-from flows.exchange.export_rows import Choice, Sampled, sampled
+from flows.exchange.export_rows import ExportRefused, RolloutChoice, StepRollouts, chosen_rollouts
 from flows.runtime.policies import find_policy
+from storage.errors import border
 from storage.policies.adapters import base_in
 from storage.read.frames import existing_store
+from storage.roots import synchronise
 from storage.store import Store
 from tasks.exchange.datasets import Pairs, preferences, samples, table
 from tasks.exchange.episodes import Row, compact
-from tasks.exchange.own_lines import line_of
 from tasks.exchange.traces import MARK, source_of
+from tasks.exchange.verifiers_lines import line_of
 
 Format = Literal["verifiers", "sft", "preferences", "weights"]
 LEFT_BEHIND = ("optimizer*", "manifest.json")
@@ -29,12 +35,12 @@ LEFT_BEHIND = ("optimizer*", "manifest.json")
 
 
 @dataclass(frozen=True)
-class Request:
+class ExportRequest:
     """What somebody wants exported, as given."""
 
     form: Format
     target: Path
-    choice: Choice = field(default_factory=Choice)
+    choice: RolloutChoice = field(default_factory=RolloutChoice)
     policy: str = ""
     """RUN or RUN:VERSION, for weights; empty takes the last policy of the choice's run."""
     store: str = ""
@@ -43,7 +49,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Written:
+class ExportResult:
     """What an export wrote."""
 
     number: int
@@ -52,7 +58,7 @@ class Written:
     """Rollouts left out because they are in quarantine."""
 
 
-def export(request: Request) -> Written:
+def export(request: ExportRequest) -> ExportResult:
     """Write what was asked for, whole or not at all, and say how much it was.
 
     What may be trained on, datasets and what was kept, leaves rollouts in quarantine out unless they are asked for.
@@ -61,19 +67,19 @@ def export(request: Request) -> Written:
     """
     store = existing_store(request.store)
     if request.form == "weights":
-        return Written(_weights(store, request))
+        return ExportResult(_weights(store, request))
     choice = request.choice
     whatever = choice.quarantined or (request.form == "verifiers" and not choice.kept)
-    steps = list(sampled(store, replace(choice, quarantined=whatever)))
+    steps = list(chosen_rollouts(store, replace(choice, quarantined=whatever)))
     left_out = sum(step.num_quarantined for step in steps)
     rows = list(_ROWS[request.form](steps, request))
     if not rows:
         raise ExportRefused(f"there is nothing to export{_hint(request, left_out)}. Nothing was written.")
     write_whole(request.target, partial(_write, rows, request), request.force)
-    return Written(len(rows), left_out)
+    return ExportResult(len(rows), left_out)
 
 
-def episode_lines(steps: Sequence[Sampled]) -> Iterator[Row]:
+def episode_lines(steps: Sequence[StepRollouts]) -> Iterator[Row]:
     """Yield the lines of a verifiers file: every episode with a chosen trace, whole.
 
     What was read from such a file is the line that it was; what our own runs sampled carries a block `stagecoach`.
@@ -106,18 +112,18 @@ def _line_as_read(traces: Sequence[tuple[Row, list[Row]]]) -> Row:
     return found[0] if outer is None else {**outer, "traces": found}
 
 
-def _episodes(steps: Sequence[Sampled], request: Request) -> Iterator[Row]:
+def _episodes(steps: Sequence[StepRollouts], request: ExportRequest) -> Iterator[Row]:
     return episode_lines(steps)
 
 
-def _samples(steps: Sequence[Sampled], request: Request) -> Iterator[Row]:
+def _samples(steps: Sequence[StepRollouts], request: ExportRequest) -> Iterator[Row]:
     for step in steps:
         for trace, messages in step.chosen_traces:
             if trace["error_class"] is None:
                 yield from ({**row, "run": step.run, "step": step.step} for row in samples(trace, messages))
 
 
-def _preferences(steps: Sequence[Sampled], request: Request) -> Iterator[Row]:
+def _preferences(steps: Sequence[StepRollouts], request: ExportRequest) -> Iterator[Row]:
     for step in steps:
         groups: dict[str, list[tuple[Row, list[Row]]]] = {}
         for trace, messages in step.chosen_traces:
@@ -130,7 +136,7 @@ def _preferences(steps: Sequence[Sampled], request: Request) -> Iterator[Row]:
 _ROWS = {"verifiers": _episodes, "sft": _samples, "preferences": _preferences}
 
 
-def _write(rows: Sequence[Row], request: Request, draft: Path) -> None:
+def _write(rows: Sequence[Row], request: ExportRequest, draft: Path) -> None:
     if request.target.suffix == ".parquet":
         if request.form == "verifiers":
             raise ExportRefused("verifiers reads JSONL: name a file that ends in .jsonl. Nothing was written.")
@@ -141,7 +147,7 @@ def _write(rows: Sequence[Row], request: Request, draft: Path) -> None:
             file.write(compact(row) + "\n")
 
 
-def _hint(request: Request, num_quarantined: int) -> str:
+def _hint(request: ExportRequest, num_quarantined: int) -> str:
     """Say which of the conditions may have left nothing."""
     choice = request.choice
     if num_quarantined:
@@ -153,7 +159,7 @@ def _hint(request: Request, num_quarantined: int) -> str:
     return f": run {choice.run!r} has no finished rollouts in these steps"
 
 
-def _weights(store: Store, request: Request) -> int:
+def _weights(store: Store, request: ExportRequest) -> int:
     policy = find_policy(store, request.policy or request.choice.run)
     if policy is None:
         raise ExportRefused("weights: say whose (--policy RUN or RUN:VERSION). Nothing was written.")
@@ -190,7 +196,7 @@ def _merge(base: Path, adapter: Path, draft: Path) -> None:
         )
 
 
-def main(request: Request) -> int:
+def main(request: ExportRequest) -> int:
     """Export as asked and say what was written; return the exit status."""
     written = export(request)
     noun = {"verifiers": "episodes", "sft": "samples", "preferences": "pairs", "weights": "files"}[request.form]
@@ -198,3 +204,68 @@ def main(request: Request) -> int:
     if written.num_quarantined:
         print(f"left out: {written.num_quarantined} rollouts in quarantine (--quarantined keeps them)")
     return 0
+
+
+MODEL_FILE = "config.json"
+"""What tells a directory of weights, which may be replaced, from any other."""
+
+
+def write_whole(target: Path, write: Callable[[Path], None], force: bool = False) -> None:
+    """Have `write` make a file or directory at a path beside `target`, then put it in its place.
+
+    What is there is replaced only with `force`, and a directory only where it is one of weights. Raises ExportRefused
+    before anything is written, NoSpace and StoreUnavailable when writing fails; the draft is then gone.
+    """
+    _require_room(target, force)
+    draft = target.parent / f".{target.name}.{uuid4().hex}"
+    with border(f"writing {target.name}", str(target), "what was there before, and the store"):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            write(draft)
+            for path in (*draft.rglob("*"), draft) if draft.is_dir() else (draft,):
+                synchronise(path)
+            _put(draft, target, force)
+            synchronise(target.parent)
+        finally:
+            _remove(draft)
+
+
+def _require_room(target: Path, force: bool) -> None:
+    if not os.path.lexists(target):
+        return
+    if not force:
+        raise ExportRefused(
+            f"{target} is there already. Nothing was written. Name another place, or replace it with --force."
+        )
+    if target.is_dir() and any(target.iterdir()) and not (target / MODEL_FILE).is_file():
+        raise ExportRefused(
+            f"{target} is a directory without a {MODEL_FILE}, so it holds something else than weights. Nothing was "
+            "written or removed, in spite of --force. Name another place."
+        )
+
+
+def _put(draft: Path, target: Path, force: bool) -> None:
+    if draft.is_dir():
+        old = target.parent / f".{target.name}.{uuid4().hex}"
+        if force and target.exists():
+            os.rename(target, old)
+        os.rename(draft, target)  # fails where a directory that is not empty has come meanwhile
+        _remove(old)
+    elif force:
+        os.replace(draft, target)
+    else:
+        _put_new(draft, target)
+
+
+def _put_new(draft: Path, target: Path) -> None:
+    try:
+        os.link(draft, target)  # a rename would replace what somebody else has put there meanwhile
+    except FileExistsError as error:
+        raise ExportRefused(f"{target} has come into being meanwhile. It was left as it is.") from error
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

@@ -10,8 +10,7 @@ import pytest
 
 from configs.run import RunConfig
 from flows import cli
-from flows.corrections.quarantine_search import NoSuchRollouts, search
-from flows.corrections.quarantine_usage import uses
+from flows.quarantine.search import NoSuchRollouts, search, uses
 from storage.errors import RunUnknown
 from storage.maintenance.sweep import Retention, expire
 from storage.refs import Entry

@@ -1,5 +1,6 @@
-"""What others make of our files: verifiers loads the traces, and transformers the weights."""
+"""What others make of our files: verifiers loads the traces, transformers the weights; images are the lines' own."""
 
+import base64
 import json
 import os
 import subprocess
@@ -9,20 +10,18 @@ from typing import Any
 
 import pytest
 
-from flows.exchange.export_rows import Choice
-from flows.exchange.exporting import Request, copy_weights, export
-from flows.exchange.import_config import Request as ImportRequest
-from flows.exchange.importing import import_files
+from flows.exchange.export import ExportRequest, copy_weights, export
+from flows.exchange.export_rows import RolloutChoice
+from flows.exchange.imports import ImportRequest, import_files
 from flows.recorded import Recorded
 from storage.store import open_store
-from tasks.exchange.episodes import compact
-from tasks.exchange.own_lines import line_of
+from tasks.exchange.verifiers_lines import line_of
 from tasks.learner.tiny import tiny_qwen3
 from tests.builders import example, exchange, failed, trace
+from tests.flows.exchange.files import TOKENS, lines, write_lines
 
 pytestmark = pytest.mark.engine
-ROOT = Path(__file__).parents[2]
-TOKENS = ROOT / "tests/tasks/exchange/files/tokens.jsonl"
+ROOT = Path(__file__).parents[3]
 OF_THE_ASSIGNMENT = ("episode_id", "assignment_id", "group_id", "environment", "example_id", "staleness")
 OF_THE_POLICY = ("policy_key", "policy_version", "temperature", "record")
 
@@ -45,7 +44,7 @@ def by_verifiers(directory: Path) -> list[dict[str, Any]]:
 def test_verifiers_reads_an_export_as_the_rows_that_it_was_made_of(tmp_path: Path) -> None:
     root = str(tmp_path / "store")
     import_files(ImportRequest([TOKENS], name="theirs", store=root))
-    export(Request("verifiers", tmp_path / "traces.jsonl", Choice("theirs"), store=root))
+    export(ExportRequest("verifiers", tmp_path / "traces.jsonl", RolloutChoice("theirs"), store=root))
     store = open_store(root)
     entry = Recorded(store, "theirs").steps[0].work["rollout"]
     found = by_verifiers(tmp_path)
@@ -65,11 +64,11 @@ def test_verifiers_reads_an_export_as_the_rows_that_it_was_made_of(tmp_path: Pat
 def test_verifiers_reads_what_our_own_runs_sampled(tmp_path: Path) -> None:
     assignment = {"assignment_id": "0-0/0", "group_id": "0-0", "member": 0, "seed": 1}
     assignment |= {"environment": "reverse", "example_id": "e0"}
-    lines = [
+    episodes = [
         line_of("run", 0, [trace("t0")], {"t0": exchange("t0")}, assignment, example()),
         line_of("run", 0, [failed("t1")], {}, assignment, example()),
     ]
-    (tmp_path / "traces.jsonl").write_text("".join(compact(line) + "\n" for line in lines))
+    write_lines(tmp_path / "traces.jsonl", episodes)
     (only,) = by_verifiers(tmp_path)
     assert only["row"]["trace_id"] == "t0" and only["row"]["error_class"] is None
     assert [message["token_ids"] for message in only["messages"]] == [[1, 2, 3], [4, 5]]
@@ -94,3 +93,37 @@ def test_transformers_loads_exported_weights(tmp_path: Path) -> None:
     copy_weights(store, key, tmp_path / "weights", force=False)
     (told,) = answer("-c", LOADING, str(tmp_path / "weights"))
     assert told["missing"] == 0 and told["parameters"] > 1000 and len(told["ids"]) == 2
+
+
+DATA = bytes(range(256)) * 64
+URL = f"data:image/png;base64,{base64.b64encode(DATA).decode()}"
+
+
+def pictured(line: dict[str, Any]) -> dict[str, Any]:
+    """The line with a picture in every message that asks something, beside its text."""
+    for one in line.get("traces", [line]):
+        for node in one["nodes"]:
+            if node["message"]["role"] == "user":
+                text = {"type": "text", "text": node["message"]["content"]}
+                node["message"]["content"] = [text, {"type": "image_url", "image_url": {"url": URL}}]
+    return line
+
+
+def exported(root: str, run: str, form: Any, target: Path) -> list[dict[str, Any]]:
+    """Export a run; return the lines."""
+    export(ExportRequest(form, target, RolloutChoice(run), store=root, force=False))
+    return lines(target)
+
+
+def test_what_has_images_is_exported_as_it_was_read_and_kept_small(tmp_path: Path) -> None:
+    source, root = tmp_path / "source.jsonl", str(tmp_path / "store")
+    write_lines(source, [pictured(line) for line in lines(TOKENS)])
+    import_files(ImportRequest([source], name="theirs", store=root))
+    store = open_store(root)
+    work = Recorded(store, "theirs").steps[0].work["rollout"]
+    images, messages = store.read(work.slices("images")), store.read(work.slices("messages"))
+    groups = set(store.read(work.slices("traces"))["group_id"].to_pylist())
+    assert [row["data"] for row in images.to_pylist()] == [DATA] * len(groups)
+    assert sum("stagecoach-image:" in text for text in messages["body"].to_pylist()) > len(groups)
+    assert not any(URL in text for text in messages["body"].to_pylist()) and messages.nbytes < len(URL)
+    assert exported(root, "theirs", "verifiers", tmp_path / "again.jsonl") == lines(source)

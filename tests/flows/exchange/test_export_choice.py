@@ -1,6 +1,5 @@
 """What is exported where runs differ about the same rollouts, and of those in quarantine."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,19 +9,16 @@ import pytest
 
 from configs.run import RunConfig
 from flows import cli
-from flows.exchange.drafts import ExportRefused
-from flows.exchange.export_rows import Choice
-from flows.exchange.exporting import Request, Written, export
-from flows.exchange.import_config import Request as ImportRequest
-from flows.exchange.importing import import_files
+from flows.exchange.export import ExportRequest, ExportResult, export
+from flows.exchange.export_rows import ExportRefused, RolloutChoice
+from flows.exchange.imports import ImportRequest, import_files
 from flows.recorded import Recorded
 from storage.store import Store, open_store
 from tasks.filtering import stage as filtering
 from tasks.runtime.execute import perform
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import Ref, Stage, ref_of
-
-TOKENS = Path(__file__).parents[1] / "tasks/exchange/files/tokens.jsonl"
+from tests.flows.exchange.files import TOKENS, lines, rows
 
 
 @pytest.fixture
@@ -76,18 +72,18 @@ def scoring(reward: float) -> Stage:
     return Stage("regrade", 1, ("traces",), ("traces",), (), score)
 
 
-def out(store: Store, target: Path, run: str = "", form: Any = "sft", **choice: Any) -> Written:
-    return export(Request(form, target, Choice(run, **choice), store=str(store.root.directory), force=True))
+def out(store: Store, target: Path, run: str = "", form: Any = "sft", **choice: Any) -> ExportResult:
+    return export(
+        ExportRequest(form, target, RolloutChoice(run, **choice), store=str(store.root.directory), force=True)
+    )
 
 
 def rewards(path: Path) -> list[float]:
-    return [json.loads(line)["reward"] for line in path.read_text().splitlines()]
+    return [line["reward"] for line in lines(path)]
 
 
 def traces_of(store: Store) -> list[str]:
-    found: list[str] = store.read(Recorded(store, "base").steps[0].work["rollout"].slices("traces"))[
-        "trace_id"
-    ].to_pylist()
+    found: list[str] = rows(store.root.address, "base", "traces")["trace_id"].to_pylist()
     return found
 
 
@@ -123,10 +119,10 @@ def test_datasets_leave_rollouts_in_quarantine_out_and_say_so(
     store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store.quarantines.record(traces_of(store)[:3], where="true", reason="fooled", run="base")
-    assert out(store, tmp_path / "a.jsonl", "base", kept=True) == Written(7, 3)
-    assert out(store, tmp_path / "a.jsonl", "base", quarantined=True) == Written(10, 0)
-    assert out(store, tmp_path / "a.jsonl", "base", "verifiers") == Written(10, 0), "a copy of the run is whole"
-    assert out(store, tmp_path / "a.jsonl", "base", "verifiers", kept=True) == Written(7, 3)
+    assert out(store, tmp_path / "a.jsonl", "base", kept=True) == ExportResult(7, 3)
+    assert out(store, tmp_path / "a.jsonl", "base", quarantined=True) == ExportResult(10, 0)
+    assert out(store, tmp_path / "a.jsonl", "base", "verifiers") == ExportResult(10, 0), "a copy of the run is whole"
+    assert out(store, tmp_path / "a.jsonl", "base", "verifiers", kept=True) == ExportResult(7, 3)
     argv = ["export", "base", "--format", "sft", "--to", str(tmp_path / "b.jsonl")]
     argv += ["--store", str(store.root.directory)]
     assert cli.main(argv) == 0
@@ -140,7 +136,7 @@ def test_datasets_leave_rollouts_in_quarantine_out_and_say_so(
 
 def test_pairs_are_made_without_rollouts_in_quarantine(store: Store, tmp_path: Path) -> None:
     out(store, tmp_path / "a.jsonl", "base", "preferences")
-    best = [json.loads(line)["chosen_trace_id"] for line in (tmp_path / "a.jsonl").read_text().splitlines()]
+    best = [line["chosen_trace_id"] for line in lines(tmp_path / "a.jsonl")]
     store.quarantines.record(best, where="true", reason="fooled", run="base")
     assert out(store, tmp_path / "b.jsonl", "base", "preferences").num_quarantined == len(best) == 2
     assert not set(best) & set((tmp_path / "b.jsonl").read_text().split('"'))

@@ -1,5 +1,6 @@
-"""Placing: which step, group and member every imported episode is, and its rows with that filled in."""
+"""Gives imported episodes their step, group and member, and their traces ids that no other rollout has."""
 
+import json
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -8,12 +9,12 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from storage.schemas.stage_tables import ASSIGNMENTS, EXAMPLES, MESSAGES, TRACES
-from tasks.exchange.episodes import Episode, Row
-from tasks.exchange.problems import Problem
+from tasks.exchange.episodes import Episode, LineProblem, Row, canonical, compact, digest
+from tasks.exchange.traces import MARK, source_of
 
 
 @dataclass(frozen=True)
-class Imported:
+class ImportedRollouts:
     """What an import brings in: the rows of every step, ready to be written."""
 
     example_rows: tuple[Row, ...]
@@ -26,8 +27,7 @@ class Imported:
 
     def assignments(self, step: int) -> pa.Table:
         """Return the assignments of a step, in the ASSIGNMENTS schema, groups and members in their order."""
-        rows = [episode.assignment for episode in self.steps[step] if episode.assignment]
-        rows.sort(key=_by_number)
+        rows = sorted((episode.assignment for episode in self.steps[step] if episode.assignment), key=_by_number)
         return pa.Table.from_pylist(rows, schema=ASSIGNMENTS.arrow)
 
     def traces(self, step: int) -> pa.Table:
@@ -59,7 +59,7 @@ def _by_number(assignment: Row) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdecimal() else (0, part) for part in parts]
 
 
-def doubled(episodes: Sequence[Episode]) -> tuple[list[Episode], list[Problem]]:
+def split_repeated(episodes: Sequence[Episode]) -> tuple[list[Episode], list[LineProblem]]:
     """Return the episodes whose traces are there for the first time, and the lines of the others as problems."""
     seen: dict[str, Episode] = {}
     kept, problems = [], []
@@ -71,22 +71,20 @@ def doubled(episodes: Sequence[Episode]) -> tuple[list[Episode], list[Problem]]:
             continue
         before, origin = seen[again].origin, episode.origin
         detail = f"{again}, first in {before.file}, line {before.line}"
-        problems.append(Problem(origin.file, origin.line, "a trace is there twice", detail))
+        problems.append(LineProblem(origin.file, origin.line, "a trace is there twice", detail))
     return kept, problems
 
 
-def place(episodes: Sequence[Episode], groups_per_step: int = 0) -> Imported:
+def arrange(episodes: Sequence[Episode], groups_per_step: int = 0) -> ImportedRollouts:
     """Return the episodes by step and group, in the order of the files.
 
-    An episode of our own export keeps its assignment. Others go to the step that the file names, 0 where it names
-    none; within a step, episodes of one group of the file, or else of one example, are a group. With
-    `groups_per_step` all are dealt anew to steps of that many groups. Lines that are traces of one episode are one.
+    They go to the step that the file names, 0 where it names none; within a step, episodes of one group of the file,
+    or else of one example, are a group. With `groups_per_step` all are dealt anew to steps of that many groups. Lines
+    that are traces of one episode are one.
     """
-    joined = _joined(episodes)
+    joined = _join_episodes(episodes)
     if groups_per_step:
-        joined = _dealt(joined, groups_per_step)
-    # Groups of two runs, or of a run and of a file that has no assignments, may go by the same number.
-    runs = {_run_of(episode) for episode in joined}
+        joined = _deal(joined, groups_per_step)
     members: Counter[str] = Counter()
     num_groups: Counter[int] = Counter()
     slots: dict[tuple[object, ...], str] = {}
@@ -95,25 +93,22 @@ def place(episodes: Sequence[Episode], groups_per_step: int = 0) -> Imported:
     for episode in joined:
         known = _with_example(episode, examples)
         step = known.step or 0
-        if known.assignment is None:
-            key = (step, known.group, known.environment, known.example_id)
-            if key not in slots:
-                slots[key] = f"{step}-{num_groups[step]}"
-                num_groups[step] += 1
-            known = replace(known, assignment=_assignment(known, slots[key], members[slots[key]]))
-            members[slots[key]] += 1
-        elif len(runs) > 1:
-            known = replace(known, assignment=_of_run(known))
-        steps.setdefault(step, []).append(_settled(known, step))
+        key = (step, known.group, known.environment, known.example_id)
+        if key not in slots:
+            slots[key] = f"{step}-{num_groups[step]}"
+            num_groups[step] += 1
+        assignment = _assignment(known, slots[key], members[slots[key]])
+        members[slots[key]] += 1
+        steps.setdefault(step, []).append(_with_assignment(known, assignment, step))
     ordered = {step: tuple(steps[step]) for step in sorted(steps)}
-    return Imported(tuple(row for _, row in examples.values()), ordered)
+    return ImportedRollouts(tuple(row for _, row in examples.values()), ordered)
 
 
-def _joined(episodes: Sequence[Episode]) -> list[Episode]:
+def _join_episodes(episodes: Sequence[Episode]) -> list[Episode]:
     """Make one episode of lines that are traces of the same one, at the place of the first."""
     found: dict[object, Episode] = {}
     for number, episode in enumerate(episodes):
-        by_id = episode.assignment is None and episode.episode_id != episode.traces[0]["trace_id"]
+        by_id = episode.episode_id != episode.traces[0]["trace_id"]
         key = (episode.environment, episode.step, episode.episode_id) if by_id else number
         before = found.get(key)
         if before is None:
@@ -124,13 +119,11 @@ def _joined(episodes: Sequence[Episode]) -> list[Episode]:
     return list(found.values())
 
 
-def _dealt(episodes: Sequence[Episode], groups_per_step: int) -> list[Episode]:
+def _deal(episodes: Sequence[Episode], groups_per_step: int) -> list[Episode]:
     places: dict[object, int] = {}
     for episode in episodes:
         places.setdefault(_group_of(episode), len(places))
-    return [
-        replace(episode, step=places[_group_of(episode)] // groups_per_step, assignment=None) for episode in episodes
-    ]
+    return [replace(episode, step=places[_group_of(episode)] // groups_per_step) for episode in episodes]
 
 
 def _group_of(episode: Episode) -> object:
@@ -166,25 +159,52 @@ def _assignment(episode: Episode, group: str, member: int) -> Row:
     }
 
 
-def _run_of(episode: Episode) -> str | None:
-    """Return the run that an episode's assignment is of; None where it has none."""
-    return episode.group.partition(":")[0] if episode.assignment and episode.group else None
-
-
-def _of_run(episode: Episode) -> Row:
-    """Return an assignment whose ids name its run: those of two runs are the same."""
-    assert episode.assignment is not None
-    group, run = episode.assignment["group_id"], _run_of(episode)
-    return episode.assignment | {
-        "group_id": f"{run}:{group}",
-        "assignment_id": f"{run}:{episode.assignment['assignment_id']}",
-    }
-
-
-def _settled(episode: Episode, step: int) -> Episode:
+def _with_assignment(episode: Episode, assignment: Row, step: int) -> Episode:
     """Fill in what the assignment decides; what a trace's own columns say of its policy stays."""
-    assert episode.assignment is not None
     names = ("assignment_id", "group_id", "environment", "example_id")
-    decided = {name: episode.assignment[name] for name in names} | {"episode_id": episode.episode_id}
+    decided = {name: assignment[name] for name in names} | {"episode_id": episode.episode_id}
     unknown = {"policy_version": step, "staleness": 0}
-    return replace(episode, traces=[{**unknown, **row, **decided} for row in episode.traces])
+    traces = [{**unknown, **row, **decided} for row in episode.traces]
+    return replace(episode, assignment=assignment, traces=traces)
+
+
+UNIQUE = re.compile(r"[0-9a-f]{24,}")
+"""Ids by chance or by content, of 96 bits or more: nobody else has them. verifiers makes such."""
+ID_LENGTH = 16
+"""Hex characters of the content's digest in an id."""
+
+
+def with_unique_ids(episodes: Sequence[Episode]) -> list[Episode]:
+    """Return the episodes with ids of traces that no other rollout has.
+
+    An id such as `0` is unique within its file alone; it goes behind a digest of the trace's content. What the file
+    said is kept in the trace's record.
+    """
+    return [_with_unique_ids(episode) for episode in episodes]
+
+
+def _with_unique_ids(episode: Episode) -> Episode:
+    new = {
+        row["trace_id"]: _new_id(row, episode.messages)
+        for row in episode.traces
+        if not UNIQUE.fullmatch(row["trace_id"].replace("-", "").lower())
+    }
+    if not new:
+        return episode
+    return replace(
+        episode,
+        episode_id=new.get(episode.episode_id, episode.episode_id),
+        traces=[_rename(row, new[row["trace_id"]]) if row["trace_id"] in new else row for row in episode.traces],
+        messages=[row | {"trace_id": new.get(row["trace_id"], row["trace_id"])} for row in episode.messages],
+    )
+
+
+def _new_id(row: Row, messages: Sequence[Row]) -> str:
+    source = source_of(row, [message for message in messages if message["trace_id"] == row["trace_id"]])
+    return f"{digest(canonical(source))[:ID_LENGTH]}-{row['trace_id']}"
+
+
+def _rename(row: Row, trace_id: str) -> Row:
+    record = json.loads(row["record"])
+    record[MARK] = {**record[MARK], "id": row["trace_id"]}
+    return {**row, "trace_id": trace_id, "record": compact(record)}

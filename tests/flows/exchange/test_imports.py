@@ -9,20 +9,16 @@ import pytest
 
 from configs.errors import ConfigError
 from flows import cli
-from flows.corrections.quarantine_search import search
-from flows.exchange.export_rows import Choice
-from flows.exchange.exporting import Request as Export
-from flows.exchange.exporting import export
-from flows.exchange.import_config import Request
-from flows.exchange.import_outcome import Outcome
-from flows.exchange.importing import import_files
+from flows.exchange.export import ExportRequest, export
+from flows.exchange.export_rows import RolloutChoice
+from flows.exchange.imports import ImportOutcome, ImportRequest, import_files
+from flows.quarantine.search import search
 from flows.recorded import Recorded
 from flows.runtime.prepare import prepare
 from storage.store import Store, open_store
 from tasks.advantage import stage as advantage
 from tasks.advantage.stage import ImportedWithoutTokens
-from tasks.exchange.own_lines import line_of
-from tasks.exchange.problems import ImportRefused
+from tasks.exchange.episodes import ImportRefused
 from tasks.filtering import stage as filtering
 from tasks.inference.trace_rows.rows import rebuild
 from tasks.learner.tiny import tiny_qwen3
@@ -30,9 +26,7 @@ from tasks.packing import stage as packing
 from tasks.runtime.execute import perform
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import Ref, ref_of
-
-FILES = Path(__file__).parents[1] / "tasks/exchange/files"
-TOKENS, RELAYED = FILES / "tokens.jsonl", FILES / "relayed.jsonl"
+from tests.flows.exchange.files import RELAYED, TOKENS, lines, rows, write_lines
 
 
 @pytest.fixture
@@ -46,12 +40,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(tiny_qwen3(directory, hidden=16, layers=1, heads=2, kv_heads=2, intermediate=16))
 
 
-def bring(root: Path, *files: Path, name: str = "theirs", **options: Any) -> Outcome:
+def bring(root: Path, *files: Path, name: str = "theirs", **options: Any) -> ImportOutcome:
     """Import files into a store."""
-    return import_files(Request(list(files), name=name, store=str(root), **options))
+    return import_files(ImportRequest(list(files), name=name, store=str(root), **options))
 
 
-def text(root: Path, model: str, **options: Any) -> Outcome:
+def text(root: Path, model: str, **options: Any) -> ImportOutcome:
     """Import a file of text."""
     return bring(root, RELAYED, name="text", model=model, overrides=["model.renderer=qwen3"], **options)
 
@@ -116,7 +110,7 @@ def test_an_import_that_was_interrupted_goes_on(root: Path, monkeypatch: pytest.
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("tasks.exchange.placing.Imported.traces", interrupted)
+        patch.setattr("tasks.exchange.placement.ImportedRollouts.traces", interrupted)
         with pytest.raises(KeyboardInterrupt):
             bring(root, TOKENS)
     assert bring(root, TOKENS).num_computed == 2, "examples and assignments were safe"
@@ -200,10 +194,8 @@ def test_text_is_rendered_refused_for_rl_and_trained_on_as_demonstrations(root: 
 @pytest.mark.engine
 def test_rendered_traces_can_be_rebuilt_for_scoring(root: Path, model: str) -> None:
     text(root, model)
-    store = open_store(root)
-    entry = Recorded(store, "text").steps[0].work["rollout"]
-    row = store.read(entry.slices("traces")).to_pylist()[0]
-    own = [one for one in store.read(entry.slices("messages")).to_pylist() if one["trace_id"] == row["trace_id"]]
+    row = rows(root, "text", "traces").to_pylist()[0]
+    own = [one for one in rows(root, "text", "messages").to_pylist() if one["trace_id"] == row["trace_id"]]
     trace = rebuild(row, own)
     assert trace["task"]["data"]["text"] in trace["nodes"][0]["message"]["content"]
     assert trace["rewards"]["similarity"]["score"] == row["reward"]
@@ -214,7 +206,7 @@ def test_another_tokenizer_is_other_work(root: Path, model: str) -> None:
     text(root, model)
     with pytest.raises(ImportRefused, match="in another way"):
         import_files(
-            Request([RELAYED], name="text", store=str(root), model=model, overrides=["model.renderer=default"])
+            ImportRequest([RELAYED], name="text", store=str(root), model=model, overrides=["model.renderer=default"])
         )
 
 
@@ -248,28 +240,17 @@ def test_the_groups_are_told(root: Path, tmp_path: Path, capsys: pytest.CaptureF
     assert "grpo" in said[2] and "leaves nothing to train on" in said[2]
 
 
-TABLES_OF = {"traces": "rollout", "messages": "rollout", "examples": "examples", "assignments": "assignment"}
-
-
-def exported_with_held_out(root: Path, target: Path) -> None:
-    """Write our own export of an imported run, one example of which says that it is held out."""
-    bring(root, TOKENS)
-    store, own = open_store(root), []
-    work = Recorded(store, "theirs").steps[0].work
-    tables = {name: store.read(work[at].slices(name)).to_pylist() for name, at in TABLES_OF.items()}
-    for trace in tables["traces"]:
-        (example,) = (each for each in tables["examples"] if each["example_id"] == trace["example_id"])
-        (assigned,) = (each for each in tables["assignments"] if each["assignment_id"] == trace["assignment_id"])
-        messages = [row for row in tables["messages"] if row["trace_id"] == trace["trace_id"]]
-        split = "eval" if trace["group_id"] == "0-1" else "train"
-        own.append(line_of("theirs", 0, [trace], {trace["trace_id"]: messages}, assigned, example | {"split": split}))
-    target.write_text("".join(json.dumps(line) + "\n" for line in own))
+def held_out_lines(target: Path) -> Path:
+    """Write lines as an export with --held-out does: those of one example say that it is held out."""
+    found = lines(TOKENS)
+    last = found[-1]["task"]["data"]
+    return write_lines(target, [line | ({"split": "eval"} if line["task"]["data"] == last else {}) for line in found])
 
 
 def test_held_out_attempts_come_in_only_when_asked(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    exported_with_held_out(root, tmp_path / "own.jsonl")
+    held_out_lines(tmp_path / "own.jsonl")
     outcome = bring(root, tmp_path / "own.jsonl", name="own")
     assert outcome.figures["traces"] == 5 and list(outcome.left_out.values()) == [5]
     assert "held-out example" in next(iter(outcome.left_out))
@@ -281,12 +262,25 @@ def test_held_out_attempts_come_in_only_when_asked(
     assert "10 traces" in capsys.readouterr().out and splits(root, "whole") == {"train": 1, "eval": 1}
     target = tmp_path / "out.jsonl"
     for held_out, number in ((False, 5), (True, 10)):
-        request = Export("sft", target, Choice("whole", held_out=held_out), store=str(root), force=True)
+        request = ExportRequest("sft", target, RolloutChoice("whole", held_out=held_out), store=str(root), force=True)
         assert export(request).number == number
 
 
 def splits(root: Path, run: str) -> dict[str, int]:
     """Return how many examples of an imported run are of each split."""
-    store = open_store(root)
-    found = store.read(Recorded(store, run).steps[0].work["examples"].slices("examples"))["split"].to_pylist()
-    return dict(Counter(found))
+    return dict(Counter(rows(root, run, "examples")["split"].to_pylist()))
+
+
+def test_a_block_of_an_older_export_is_reported_and_not_read(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    block = {"version": 1, "step": 7, "assignment": {"group_id": "9"}, "traces": []}
+    old = write_lines(tmp_path / "old.jsonl", [line | {"stagecoach": block} for line in lines(TOKENS)])
+    assert cli.main(["import", str(old), "--name", "old", "--store", str(root)]) == 0
+    told = capsys.readouterr().out
+    assert "10 with a block `stagecoach`, which is not read" in told and "export RUN --format store" in told
+    bring(root, TOKENS)
+    for table in ("assignments", "messages"):
+        assert rows(root, "old", table).equals(rows(root, "theirs", table)), "as if the block were not there"
+    export(ExportRequest("verifiers", tmp_path / "out.jsonl", RolloutChoice("old"), store=str(root)))
+    assert lines(tmp_path / "out.jsonl") == lines(old), "what nobody here knows comes back"

@@ -5,15 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
-import pyarrow as pa
 import pytest
 
 from flows import cli
-from flows.exchange.drafts import ExportRefused, write_whole
-from flows.exchange.export_rows import Choice
-from flows.exchange.exporting import Request, copy_weights, export
-from flows.exchange.import_config import Request as ImportRequest
-from flows.exchange.importing import import_files
+from flows.exchange.export import ExportRequest, copy_weights, export, write_whole
+from flows.exchange.export_rows import ExportRefused, RolloutChoice
+from flows.exchange.imports import ImportRequest, import_files
 from flows.recorded import Recorded
 from storage.read.sql import QuestionError
 from storage.store import open_store
@@ -22,8 +19,7 @@ from tasks.filtering import stage as filtering
 from tasks.runtime.execute import perform
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import ref_of
-
-TOKENS = Path(__file__).parents[1] / "tasks/exchange/files/tokens.jsonl"
+from tests.flows.exchange.files import TOKENS, lines, rows
 
 
 @pytest.fixture(scope="module")
@@ -42,18 +38,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def out(root: str, form: Any, target: Path, run: str = "theirs", force: bool = False, **choice: Any) -> int:
     """Export a run."""
-    return export(Request(form, target, Choice(run, **choice), store=root, force=force)).number
-
-
-def lines(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of a JSONL file."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-
-
-def rows(root: str, run: str, table: str) -> pa.Table:
-    """Return what the first step of a run sampled."""
-    store = open_store(root)
-    return store.read(Recorded(store, run).steps[0].work["rollout"].slices(table))
+    return export(ExportRequest(form, target, RolloutChoice(run, **choice), store=root, force=force)).number
 
 
 def test_a_verifiers_file_is_exported_as_it_was(root: str, tmp_path: Path) -> None:
@@ -75,9 +60,9 @@ def test_a_trace_by_itself_comes_back_as_it_was(tmp_path: Path) -> None:
     nodes[1] |= {"token_ids": [2, 3], "mask": [True, True], "logprobs": [-0.1, -0.25]}
     file.write_text(json.dumps({"id": "t", "task": {"data": {"x": 1}}, "nodes": nodes, "rewards": {}}) + "\n")
     import_files(ImportRequest([file], name="run", store=first))
-    export(Request("verifiers", tmp_path / "0.jsonl", Choice("run"), store=first))
+    export(ExportRequest("verifiers", tmp_path / "0.jsonl", RolloutChoice("run"), store=first))
     import_files(ImportRequest([tmp_path / "0.jsonl"], name="run", store=second))
-    export(Request("verifiers", tmp_path / "1.jsonl", Choice("run"), store=second))
+    export(ExportRequest("verifiers", tmp_path / "1.jsonl", RolloutChoice("run"), store=second))
     assert lines(tmp_path / "1.jsonl") == lines(tmp_path / "0.jsonl") == lines(file)
     assert rows(first, "run", "messages").equals(rows(second, "run", "messages"))
 

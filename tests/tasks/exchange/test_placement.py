@@ -1,4 +1,4 @@
-"""Placing: steps, groups and members of episodes that know little of these."""
+"""Steps, groups and members of episodes that know little of these, and ids of traces that no other rollout has."""
 
 from collections import Counter
 from pathlib import Path
@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from storage.schemas.stage_tables import BATCHES, CREDITS
 from tasks.exchange.episodes import Episode
-from tasks.exchange.placing import doubled, place
+from tasks.exchange.placement import ID_LENGTH, arrange, split_repeated, with_unique_ids
+from tasks.exchange.traces import source_of
 from tasks.metrics.accounting import AccountBreach, account
 from tests.builders import table, trace, verdict
 from tests.tasks.exchange.lines import ORIGIN, read, verifiers_lines
@@ -40,7 +41,7 @@ EPISODES = st.lists(
 @settings(max_examples=20)
 @given(EPISODES, st.integers(0, 3))
 def test_every_episode_is_one_member_of_one_group(drawn: list[dict[str, Any]], groups_per_step: int) -> None:
-    found = place([episode(f"t{number}", **values) for number, values in enumerate(drawn)], groups_per_step)
+    found = arrange([episode(f"t{number}", **values) for number, values in enumerate(drawn)], groups_per_step)
     seen = Counter(row["trace_id"] for step in found.steps for row in found.traces(step).to_pylist())
     assert seen == Counter(f"t{number}" for number in range(len(drawn)))
     examples_of: dict[str, set[str]] = {}
@@ -57,7 +58,7 @@ def test_every_episode_is_one_member_of_one_group(drawn: list[dict[str, Any]], g
 
 
 def test_groups_and_steps_of_the_file_stand() -> None:
-    found = place(
+    found = arrange(
         [episode("t0", step=5), episode("t1", step=2, group="g"), episode("t2", step=2), episode("t3", step=2)]
     )
     assert list(found.steps) == [2, 5]
@@ -66,7 +67,7 @@ def test_groups_and_steps_of_the_file_stand() -> None:
 
 
 def test_another_task_under_a_known_id_is_another_example() -> None:
-    found = place([episode("t0"), episode("t1", task="other"), episode("t2", task="other")])
+    found = arrange([episode("t0"), episode("t1", task="other"), episode("t2", task="other")])
     assert found.examples()["example_id"].to_pylist() == ["e", "e#2"]
     assert found.traces(0)["example_id"].to_pylist() == ["e", "e#2", "e#2"]
 
@@ -74,12 +75,52 @@ def test_another_task_under_a_known_id_is_another_example() -> None:
 def test_a_trace_that_is_there_twice_is_a_problem(tmp_path: Path) -> None:
     line = verifiers_lines("tokens")[0]
     episodes, _ = read(tmp_path / "t.jsonl", [line, line])
-    kept, problems = doubled(episodes)
+    kept, problems = split_repeated(episodes)
     assert len(kept) == 1
     assert [(problem.line, problem.reason) for problem in problems] == [(2, "a trace is there twice")]
     with pytest.raises(AccountBreach):  # what would come of it
-        found = place(episodes)
+        found = arrange(episodes)
         verdicts = table("verdicts", [verdict(line["traces"][0]["id"], reason="x")] * 2)
         account(
             found.assignments(0), found.traces(0), verdicts, CREDITS.arrow.empty_table(), BATCHES.arrow.empty_table()
         )
+
+
+NODES = [
+    {"message": {"role": "user", "content": "q"}, "token_ids": [1], "mask": [False]},
+    {
+        "message": {"role": "assistant", "content": "a"},
+        "sampled": True,
+        "parent": 0,
+        "token_ids": [2],
+        "mask": [True],
+        "logprobs": [-0.5],
+    },
+]
+
+
+def good(path: Path, *lines: Any) -> list[Episode]:
+    """Return the episodes of a file of these lines, all of them good."""
+    found, problems = read(path, lines)
+    assert len(found) == len(lines) and not problems
+    return found
+
+
+@pytest.mark.parametrize("given", ["0", "run/7", "deadbeef"])
+def test_an_id_of_a_file_is_told_apart_from_the_same_of_another_rollout(given: str, tmp_path: Path) -> None:
+    line = {"id": given, "task": {"data": {"x": 1}}, "nodes": NODES, "rewards": {}}
+    (one,) = with_unique_ids(good(tmp_path / "a.jsonl", line))
+    (other,) = with_unique_ids(good(tmp_path / "b.jsonl", line | {"task": {"data": {"x": 2}}}))
+    (again,) = with_unique_ids(good(tmp_path / "c.jsonl", dict(reversed(line.items()))))
+    name = one.traces[0]["trace_id"]
+    assert name.endswith(f"-{given}") and len(name) == ID_LENGTH + 1 + len(given)
+    assert other.traces[0]["trace_id"] not in (name, given)
+    assert again.traces[0]["trace_id"] == name, "the same rollout has the same id"
+    assert {row["trace_id"] for row in one.messages} == {one.episode_id} == {name}
+    assert source_of(one.traces[0], one.messages) == line
+
+
+def test_ids_by_chance_stand(tmp_path: Path) -> None:
+    spelt = {"id": "c7f9e2a0-52b4-4a07-9b3e-11d6f7f0a1b2", "nodes": NODES, "task": {}}
+    found = good(tmp_path / "t.jsonl", *verifiers_lines("tokens"), spelt)
+    assert with_unique_ids(found) == found

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.exchange.patches import difference, patched, shortest
+from tasks.exchange.traces import apply_patch, difference, shortest
 
 SCALARS = st.none() | st.booleans() | st.integers(-3, 3) | st.floats(allow_nan=False, width=32) | st.text(max_size=3)
 VALUES = st.recursive(
@@ -27,7 +27,7 @@ def exactly(value: Any) -> str:
 def test_a_patch_makes_the_one_of_the_other(old: Any, new: Any) -> None:
     before = exactly(old)
     patch = difference(old, new)
-    assert exactly(patched(old, patch)) == exactly(new)
+    assert exactly(apply_patch(old, patch)) == exactly(new)
     assert exactly(old) == before
     assert json.loads(json.dumps(patch)) == patch, "a patch is JSON itself"
 

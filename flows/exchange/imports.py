@@ -1,0 +1,318 @@
+"""Imports files of rollouts that others made as a run of the store, which can be replayed from filtering on.
+
+A step of an imported run has the ledger rows of a step up to its rollouts: `examples` once, `assignment`, `import`.
+The files' content and how they are read are in the keys, so that the same files again compute nothing.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from configs.environments import EnvironmentConfig
+from configs.load import load
+from configs.resolve import resolve
+from configs.run import RunConfig
+from flows.runtime.prepare import assignments
+from flows.runtime.versions import config_versions, versions
+from storage.errors import border
+from storage.keys import content_key
+from storage.refs import Entry
+from storage.roots import open_root
+from storage.store import FORMAT, Store, open_store
+from tasks.exchange import trace_import
+from tasks.exchange.episodes import SAMPLED, TRAIN, Episode, ImportContext, ImportRefused, Unfit, count_reasons, refusal
+from tasks.exchange.files import STEP, Format, read_files
+from tasks.exchange.placement import ImportedRollouts, arrange, split_repeated, with_unique_ids
+from tasks.exchange.traces import MARK
+from tasks.inference.engine.model_files import TOKENIZER_FILES, file_digest, files_of, model_directory
+from tasks.metrics import stage as metrics
+from tasks.runtime.execute import perform
+from tasks.runtime.run_context import RunContext, key_of
+
+OLD_EXPORT = "stagecoach"
+"""A block in lines of older exports; a run is copied from store to store instead."""
+OLD_BLOCK = f"with a block `{OLD_EXPORT}`, which is not read"
+OLD_BLOCK_NOTE = (
+    f"The block `{OLD_EXPORT}` is an older export's: what it says of policies, assignments and held-out examples was "
+    "not taken over. To have a run in another store as it is: stagecoach export RUN --format store --to STORE"
+)
+HELD_OUT = "an attempt at a held-out example (import them with --held-out, to train on them)"
+
+
+UNKNOWN = "imported"
+"""The environment that is named while that of the rollouts is not known."""
+
+
+@dataclass(frozen=True)
+class ImportRequest:
+    """What somebody wants imported, as given; empty leaves the choice to us."""
+
+    files: Sequence[Path]
+    overrides: Sequence[str] = ()
+    name: str = ""
+    store: str = ""
+    form: Format = "auto"
+    model: str = ""
+    """Directory or hub id of the model whose tokenizer makes tokens of text; of its weights nothing is read."""
+    environment: str = ""
+    groups_per_step: int = 0
+    skip_bad: bool = False
+    held_out: bool = False
+    """Whether attempts at held-out examples come in as well, to be trained on."""
+
+
+@dataclass(frozen=True)
+class ImportOutcome:
+    """What an import brought in."""
+
+    run: str
+    store: str
+    num_computed: int
+    """Stage results that were not there before."""
+    num_steps: int
+    figures: dict[str, int] = field(default_factory=dict)
+    """Rollouts by where their tokens come from, and what else is worth knowing; of what was computed."""
+    groups: dict[str, int] = field(default_factory=dict)
+    """How many groups there are, and of how many a baseline can be made; of what was computed."""
+    left_out: dict[str, int] = field(default_factory=dict)
+    """Lines left out, by reason."""
+
+
+def import_files(request: ImportRequest) -> ImportOutcome:
+    """Bring the rollouts of the files into the store as a run; nothing is written unless all lines are good.
+
+    With `skip_bad`, lines that are not are left out and count_reasons; so are attempts at held-out examples, which only
+    `held_out` brings in. A store is made only once there is something to write. Raises ImportRefused for files that
+    cannot be imported, and for a name that another run has.
+    """
+    config = imported_config(request)
+    inputs = inputs_of_import(request, config)
+    key = key_of(config, trace_import.EXAMPLES_STAGE, 0, inputs)
+    config = config.model_copy(update={"name": config.name or f"import-{key[:8]}"})
+    if _is_store(config.store):
+        store = open_store(config.store)
+        _require_free(store, config.name, key)
+        earlier = _finished_import(store, config.name, key)
+        if earlier is not None:
+            return _adopt(store, config, earlier)
+    found, figures, left_out = _read(request, config)
+    config = with_contents(config, found)
+    store = open_store(config.store)
+    _record(store, config, "started", f"import of {', '.join(str(file) for file in request.files)}")
+    computed = _write(RunContext(store, config.name, config, versions(config)), found, inputs)
+    _record(
+        store, config, "finished", json.dumps({"rollouts": figures, "groups": found.groups(), "left out": left_out})
+    )
+    return ImportOutcome(config.name, config.store, computed, len(found.steps), figures, found.groups(), left_out)
+
+
+def _is_store(address: str) -> bool:
+    """Tell whether there is a store already; none is made for asking."""
+    root = open_root(address)
+    with border("looking for a store", root.address):
+        return root.exists(FORMAT)
+
+
+def _require_free(store: Store, name: str, key: str) -> None:
+    """Refuse the name of a run that is anything else than this import."""
+    if name in store.runs.names() and {e.key for e in store.ledger.entries(run=name, stage="examples")} - {key}:
+        raise ImportRefused(
+            f"run {name!r} is in {store.root.address} with other rollouts, or was read from these files in another "
+            f"way. Nothing was written. Give this import a name of its own (--name)."
+        )
+
+
+def _finished_import(store: Store, name: str, key: str) -> list[Entry] | None:
+    """Return the ledger rows of an import of the same files in the same way that finished, this run's own first."""
+    runs = [entry.run for entry in store.ledger.entries(stage="examples") if entry.key == key]
+    for run in sorted(runs, key=lambda run: run != name):
+        if any(event.event == "finished" for event in store.runs.events(run)):
+            return [
+                entry
+                for entry in store.ledger.entries(run=run)
+                if entry.key == key or entry.inputs.get("examples") == key
+            ]
+    return None
+
+
+def _adopt(store: Store, config: RunConfig, entries: Sequence[Entry]) -> ImportOutcome:
+    """Make the finished work of another import part of this run; nothing is computed."""
+    run = entries[0].run
+    if run != config.name:
+        same = RunConfig.model_validate({**store.runs.config(run), "name": config.name})
+        _record(store, same, "started", f"the import {run}")
+        for entry in entries:
+            RunContext(store, same.name, same, {}).adopt(entry, entry.step)
+        _record(store, same, "finished", f"the import {run}")
+    return ImportOutcome(config.name, config.store, 0, sum(entry.stage == trace_import.STAGE.name for entry in entries))
+
+
+def _read(request: ImportRequest, config: RunConfig) -> tuple[ImportedRollouts, dict[str, int], dict[str, int]]:
+    """Return what the files hold, figures about it, and how many lines were left out by reason."""
+    reading = ImportContext(request.environment, config.model.vocab_size, renderer_of(config))
+    episodes, problems = read_files(request.files, request.form, reading)
+    episodes, again = split_repeated(episodes)
+    names = [str(file) for file in request.files]
+    problems = sorted([*problems, *again], key=lambda problem: (names.index(problem.file), problem.line))
+    if problems and not request.skip_bad:
+        raise refusal(problems)
+    left_out = count_reasons(problems)
+    if not request.held_out:
+        training = [episode for episode in episodes if episode.split == TRAIN]
+        left_out |= {HELD_OUT: len(episodes) - len(training)} if len(training) < len(episodes) else {}
+        episodes = training
+    if not episodes:
+        raise ImportRefused(f"the files hold no rollouts{_reasons(left_out)}. Nothing was written.")
+    return arrange(with_unique_ids(episodes), request.groups_per_step), _figures(episodes), left_out
+
+
+def _reasons(left_out: Mapping[str, int]) -> str:
+    return "".join(f"; {number} x {reason}" for reason, number in left_out.items())
+
+
+def _figures(episodes: Sequence[Episode]) -> dict[str, int]:
+    """Return the number of traces, and how many of them have tokens of which origin, an error, no reward."""
+    counts: Counter[str] = Counter()
+    for row in (row for episode in episodes for row in episode.traces):
+        mark = json.loads(row["record"]).get(MARK, {})
+        counts["traces"] += 1
+        counts[f"with {mark.get('tokens') or ('sampled' if row['policy_key'] else 'rendered')} tokens"] += 1
+        counts["errored"] += row["error_class"] is not None
+        counts["without a reward"] += row["reward"] is None
+        counts[OLD_BLOCK] += OLD_EXPORT in mark.get("episode", ())
+        counts["of unknown temperature"] += "temperature" in mark and mark["tokens"] == SAMPLED
+    return {name: number for name, number in counts.items() if number}
+
+
+def _write(context: RunContext, found: ImportedRollouts, inputs: Mapping[str, str]) -> int:
+    """Write every step as its stages; return how many stage results were computed."""
+    source = {"source": found}
+    examples = perform(trace_import.EXAMPLES_STAGE, context, 0, parameters=source, extra_inputs=inputs)
+    done = [examples]
+    for step in found.steps:
+        assigned = perform(trace_import.ASSIGNMENT_STAGE, context, step, (examples,), parameters=source)
+        traces = perform(trace_import.STAGE, context, step, (assigned, examples), parameters=source)
+        measured = perform(metrics.STAGE, context, step, (assigned, traces), parameters={"num_batches": 1})
+        done += [assigned, traces, measured]
+    return sum(ref.computed for ref in done)
+
+
+def _record(store: Store, config: RunConfig, event: str, message: str) -> None:
+    store.runs.record(
+        run=config.name, event=event, kind="train", config=config.model_dump(mode="json"), message=message
+    )
+
+
+def imported_config(request: ImportRequest) -> RunConfig:
+    """Return the config of the imported run, its environments and steps still to be filled in."""
+    named = {"name": request.environment or UNKNOWN, "taskset": {"id": request.environment or UNKNOWN}}
+    given = {"name": request.name, "store": request.store, "model.tokenizer": request.model}
+    later = [*request.overrides, *assignments({name: value for name, value in given.items() if value})]
+    config = load((), later, base={"kind": "train", "environments": [named], "seed": 0})
+    # A replay says by model.path which weights it starts from; an imported run has none.
+    tokenizer = config.model.tokenizer or config.model.path
+    model = config.model.model_copy(update={"path": "", "tokenizer": tokenizer})
+    found = config_versions(config.model_copy(update={"model": model, "environments": ()}))
+    resolved = resolve(config.model_copy(update={"model": model}), found | {"model": _model(model)})
+    return resolved.model_copy(update={"name": config.name})
+
+
+def with_contents(config: RunConfig, found: ImportedRollouts) -> RunConfig:
+    """Return the config with the environments and the number of steps that the files turned out to hold."""
+    names = sorted({row["environment"] for row in found.example_rows})
+    environments = tuple(EnvironmentConfig(name=name, taskset={"id": name.rpartition("+")[2]}) for name in names)
+    return config.model_copy(update={"environments": environments, "steps": max(found.steps) + 1})
+
+
+def _model(model: Any) -> dict[str, Any]:
+    """Return what makes tokens of text: the renderer and the tokenizer's digest; nothing where no model was named."""
+    if not model.tokenizer:
+        return {}
+    from tasks.inference.engine import model_info
+
+    directory = model_directory(model.tokenizer)
+    sized = (directory / "config.json").is_file()
+    files = files_of(directory, TOKENIZER_FILES)
+    return {
+        "vocab_size": model_info.read(directory).vocab_size if sized else 0,
+        "renderer": model_info.renderer_name(model.renderer, model.tokenizer),
+        "tokenizer_digest": content_key({file.name: file_digest(file) for file in files}),
+    }
+
+
+def inputs_of_import(request: ImportRequest, config: RunConfig) -> dict[str, str]:
+    """Return everything that may change the rows, as inputs of their keys: the files and how they are read."""
+    with border("reading the files to import", ", ".join(map(str, request.files)), "nothing was written"):
+        digests = [file_digest(file) for file in request.files]
+    reading: dict[str, Any] = {
+        "form": request.form,
+        "environment": request.environment,
+        "groups_per_step": request.groups_per_step,
+        "skip_bad": request.skip_bad,
+        "steps": [found and found[1] for found in (STEP.search(str(file)) for file in request.files)],
+        "model": config.model.model_dump(mode="json", include={"renderer", "tokenizer_digest", "vocab_size"}),
+    }
+    if request.held_out:
+        reading["held_out"] = True
+    if config.model.renderer_settings:
+        reading["model"]["renderer_settings"] = config.model.renderer_settings
+    return {"files": content_key(digests), "reading": content_key(reading)}
+
+
+def renderer_of(config: RunConfig) -> Any:
+    """Return what makes tokens of text, loaded when the first text comes; None where no model was named."""
+    if not config.model.tokenizer:
+        return None
+    made: list[Any] = []
+
+    def render(*arguments: Any) -> Any:
+        from tasks.inference.trace_rows.demonstrations import DemonstrationUnusable, renderer
+
+        if not made:
+            model = config.model
+            made.append(renderer(model_directory(model.tokenizer), model.renderer, model.renderer_settings))
+        try:
+            return made[0](*arguments)
+        except DemonstrationUnusable as error:
+            raise Unfit("the renderer cannot render it", str(error)) from error
+
+    return render
+
+
+def outcome_lines(outcome: ImportOutcome) -> list[str]:
+    """Return the lines that tell what came in, what was left out, and how to train on it."""
+    steps = "1 step" if outcome.num_steps == 1 else f"{outcome.num_steps} steps"
+    figures = ", ".join(f"{number} {name}" for name, number in outcome.figures.items())
+    found = figures if outcome.num_computed else "these files were imported before, nothing was computed"
+    text = outcome.figures.keys() & {"with rendered tokens", "with given tokens"}
+    supervised = " algorithm.type=supervised" if text else ""
+    again = f"stagecoach replay {outcome.run} --from filtering --set model.path=DIR{supervised}"
+    return [
+        f"run {outcome.run}: {steps}; {found}",
+        *_of_groups(outcome.groups),
+        *([OLD_BLOCK_NOTE] if OLD_BLOCK in outcome.figures else []),
+        *(f"left out: {number} x {reason}" for reason, number in outcome.left_out.items()),
+        f"train on it with: {again} --store {outcome.store}",
+    ]
+
+
+def _of_groups(groups: Mapping[str, int]) -> list[str]:
+    """Return what to say of the groups, with a warning where no baseline could tell their members apart."""
+    if not groups:
+        return []
+    total, several, differ = groups.values()
+    noun = "group" if total == 1 else "groups"
+    lines = [f"{total} {noun}: {several} of more than one rollout, {differ} with differing rewards"]
+    if not differ:
+        lines.append("No group has differing rewards: a baseline of the group (grpo, rloo) leaves nothing to train on.")
+    return lines
+
+
+def main(request: ImportRequest) -> int:
+    """Import files as asked and say what came of it; return the exit status."""
+    for line in outcome_lines(import_files(request)):
+        print(line)
+    return 0

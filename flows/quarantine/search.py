@@ -1,0 +1,172 @@
+"""Finds the rollouts that a condition in SQL describes, and every batch, step and policy that used them."""
+
+import re
+from collections.abc import Iterable, Set
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import duckdb
+import polars as pl
+
+from storage.errors import SliceExpired
+from storage.refs import Entry
+from storage.schemas.stage_tables import TRACES
+from storage.store import Store
+
+COLUMNS = tuple(TRACES.stored.names)
+"""What a condition may speak of: the columns of traces, with run, step, key, attempt and seq."""
+
+
+class NoSuchRollouts(ValueError):
+    """A condition describes no rollout, or is none."""
+
+
+@dataclass(frozen=True)
+class FoundRollouts:
+    """The rollouts that a condition describes."""
+
+    trace_ids: tuple[str, ...]
+    """Sorted."""
+    looked_at: int
+    """Rollouts that the condition was asked about."""
+
+
+def search(store: Store, where: str, run: str = "") -> FoundRollouts:
+    """Return the rollouts with a row in traces for which `where` holds; of one run, if it is named.
+
+    A rollout that was graded again has a row for each grading; one is enough. Only the columns that the condition
+    mentions are read. Raises RunUnknown, and NoSuchRollouts where the condition is none or holds for nothing.
+    """
+    rows = store.scan("traces")
+    if run:
+        store.runs.events(run)
+        rows = rows.filter(pl.col("attempt").is_in(_attempts(store, run)))
+    read = rows.select({"trace_id", *_columns_in(where)}).collect()
+    found = _holds(read, where)
+    looked_at = read["trace_id"].n_unique()
+    if not found:
+        place = f"run {run!r}" if run else "any run"
+        raise _refusal(f"no rollout of {place} fits: {where!r} holds for none of {looked_at}.")
+    return FoundRollouts(tuple(sorted(found)), looked_at)
+
+
+def _attempts(store: Store, run: str) -> list[str]:
+    """Return what names the rows that a run uses: those that others computed and it shares are among them."""
+    return sorted({piece.attempt for entry in store.ledger.entries(run=run) for piece in entry.slices("traces")})
+
+
+def _columns_in(where: str) -> Iterable[str]:
+    words = {word.lower() for word in re.findall(r"\w+", where)}
+    return (name for name in COLUMNS if name.lower() in words)
+
+
+def _holds(traces: pl.DataFrame, where: str) -> set[str]:
+    """Return the ids for which the condition holds; the border at which SQL's errors become ours."""
+    query = f"SELECT DISTINCT trace_id FROM traces WHERE (\n{where}\n)"  # a comment in it ends with its line
+    with duckdb.connect(config={"enable_external_access": "false"}) as connection:
+        connection.register("traces", traces.to_arrow())
+        try:
+            if len(connection.extract_statements(query)) != 1:
+                raise _refusal(f"--where takes one condition, not {where!r}")
+            return {row[0] for row in connection.execute(query).fetchall()}
+        except duckdb.Error as error:
+            said = str(error).splitlines()[0]
+            raise _refusal(f"--where {where!r} is no condition on traces: {said}") from error
+
+
+def _refusal(what: str) -> NoSuchRollouts:
+    return NoSuchRollouts(
+        f"{what}\nNothing was recorded. The columns of traces are: {', '.join(COLUMNS)}.\n"
+        "Say for example --where \"environment = 'x' and reward > 0.9\", or of what is in JSON "
+        "--where \"json_extract(metrics, '$.exact') = 1\"."
+    )
+
+
+@dataclass(frozen=True)
+class BatchUse:
+    """One batch of one run that holds samples of the rollouts."""
+
+    run: str
+    step: int
+    batch: str
+    """Key of the packing that made the batch."""
+    num_rows: int | None
+    """Packed rows with such a sample; None where the batch's rows are kept no longer, and nobody knows."""
+    num_samples: int | None
+    num_tokens: int | None
+    """Tokens of these samples, prompts included."""
+    policy: str | None
+    """Key of the policy that was trained on the batch; None where none was."""
+    version: int | None
+    """Its version; every later policy of the run comes from it."""
+    num_later: int
+    """Policies of the run that were trained from it, directly or not."""
+
+
+class BatchCounts(NamedTuple):
+    """How much of a batch is of certain rollouts; all None where its rows are kept no longer."""
+
+    num_rows: int | None
+    num_samples: int | None
+    num_tokens: int | None
+
+
+def uses(store: Store, trace_ids: Iterable[str]) -> list[BatchUse]:
+    """Return where rollouts were used, by run and step; a batch that a run shares with another counts for both."""
+    wanted = frozenset(trace_ids)
+    touched = _makers(store, wanted)
+    found = []
+    for entry in store.ledger.entries(stage="packing"):
+        if touched.isdisjoint(entry.inputs.values()):
+            continue
+        counts = _count(store, entry, wanted)
+        if counts.num_samples != 0:
+            trained = store.ledger.entries(run=entry.run, stage="training")
+            found += _uses_of_batch(entry, counts, trained)
+    return sorted(found, key=lambda use: (use.run, use.step, use.batch))
+
+
+def _makers(store: Store, trace_ids: Set[str]) -> set[str]:
+    """Return the keys of all work that made a row of these traces: rollouts, and what graded them again."""
+    rows = store.scan("traces").select("trace_id", "key").filter(pl.col("trace_id").is_in(sorted(trace_ids)))
+    return set(rows.collect()["key"].to_list())
+
+
+def _count(store: Store, entry: Entry, trace_ids: Set[str]) -> BatchCounts:
+    """Return how many rows, samples and tokens of a batch are of these traces."""
+    try:
+        batches = store.read(entry.slices("batches"), ["sample_ids", "cu_seqlens"])
+    except SliceExpired:
+        return BatchCounts(None, None, None)
+    rows, lengths = 0, []
+    for row in batches.to_pylist():
+        borders = row["cu_seqlens"]
+        own = [
+            end - start
+            for sample, start, end in zip(row["sample_ids"], borders, borders[1:], strict=False)  # then comes padding
+            if sample.rpartition("/")[0] in trace_ids
+        ]
+        rows += bool(own)
+        lengths += own
+    return BatchCounts(rows, len(lengths), sum(lengths))
+
+
+def _uses_of_batch(batch: Entry, counts: BatchCounts, trained: list[Entry]) -> list[BatchUse]:
+    made = [entry for entry in trained if entry.inputs.get("packing") == batch.key]
+    if not made:
+        return [BatchUse(batch.run, batch.step, batch.key, *counts, None, None, 0)]
+    return [
+        BatchUse(batch.run, batch.step, batch.key, *counts, each.key, each.step + 1, _num_from(each.key, trained))
+        for each in made
+    ]
+
+
+def _num_from(policy: str, trained: list[Entry]) -> int:
+    """Return how many policies were trained from one, directly or not."""
+    of_parent: dict[str, list[str]] = {}
+    for entry in trained:
+        of_parent.setdefault(entry.inputs["policy"], []).append(entry.key)
+    line = list(of_parent.get(policy, ()))
+    for key in line:  # grows while it is walked
+        line += of_parent.get(key, ())
+    return len(line)

@@ -1,0 +1,1 @@
+"""Keeping a store in order: compaction, removal of what nobody keeps, repair of damage."""

@@ -1,0 +1,170 @@
+"""Copies finished work from one store into another: same keys, attempts and digests, so that it reads there as here.
+
+Weights and slices come first and are seen by nobody; then what is known of the runs; the rows of the ledger come last,
+those of a run in one commit. Whoever dies in between leaves nothing of the work visible, and doing it again goes on.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+
+from storage.errors import CopyConflict
+from storage.policies.adapters import bases
+from storage.refs import Entry, Slice
+from storage.runs import REMOVED
+from storage.slices import WrittenSlice
+from storage.store import Store
+
+FILES_AT_ONCE = 64
+"""Files of one table and run that are held in one commit."""
+LEFT_BEHIND = "a copy of the run without its weights"
+"""What the other store says to whoever asks for weights that were not copied."""
+
+
+@dataclass
+class Copied:
+    """What was not in the other store before."""
+
+    rows: int = 0
+    """Rows of the ledger."""
+    slices: int = 0
+    policies: int = 0
+    records: int = field(default=0, compare=False)
+    """Events of the runs, and quarantines."""
+
+    @property
+    def nothing(self) -> bool:
+        """Whether all of it was there before."""
+        return not (self.rows or self.slices or self.policies or self.records)
+
+
+def copy_work(
+    source: Store, target: Store, entries: Sequence[Entry], runs: Sequence[str], with_policies: bool = False
+) -> Copied:
+    """Copy rows of the ledger with their slices, and the events of `runs`; return what was new.
+
+    Quarantines come along, all of them: replays of the copy leave out what those of the original do. Weights come
+    `with_policies` only; without, their place says so. Raises CopyConflict, with nothing written, where the other
+    store has other rows under one of the keys or another run of one of the names; DamagedSlice where rows here are not
+    those that were written, PolicyConflict, NoSpace, StoreUnavailable.
+    """
+    for run in runs:
+        _require_same_run(source, target, run)
+    new = _new_rows(target, entries)
+    known = {_name(piece): piece for entry in target.ledger.entries() for piece in entry.outputs}
+    done = Copied(rows=len(new))
+    done.policies = _copy_policies(source, target, entries, with_policies)
+    pieces = {piece: known.get(_name(piece)) for entry in new for piece in entry.outputs}
+    copied = _copy_slices(source, target, [piece for piece, there in pieces.items() if there is None])
+    done.slices = len(copied)
+    done.records = _copy_records(source, target, runs)
+    names = {piece: there or copied[piece] for piece, there in pieces.items()}
+    # What went into a run comes before the run itself: whoever dies in between leaves rows whose inputs are there.
+    for run in sorted({entry.run for entry in new}, key=lambda run: (run in runs, run)):
+        rows = [_with_slices(entry, names) for entry in new if entry.run == run]
+        target.ledger.commit_all(rows, copied=frozenset(copied.values()))
+    return done
+
+
+def _require_same_run(source: Store, target: Store, run: str) -> None:
+    if run not in target.runs.names():
+        return
+    begun, here = target.runs.events(run)[0], source.runs.events(run)[0]
+    if begun != here:
+        raise _conflict(
+            f"there is another run {run!r}: it began at {begun.at:%Y-%m-%d %H:%M:%S}, this one at "
+            f"{here.at:%Y-%m-%d %H:%M:%S}",
+            target,
+        )
+
+
+def _new_rows(target: Store, entries: Sequence[Entry]) -> list[Entry]:
+    """Return the rows that the other store lacks; raise CopyConflict where it has other ones under one of the keys."""
+    standing = target.ledger.entries()
+    by_key = {(row.key, row.part): row for row in standing}
+    for entry in entries:
+        row = by_key.get((entry.key, entry.part))
+        if row is not None and _content(row) != _content(entry):
+            raise _conflict(
+                f"run {row.run!r} has other rows under the key of stage {entry.stage!r} at step {entry.step} of run "
+                f"{entry.run!r}: {entry.key}",
+                target,
+            )
+    there = {row.row_id for row in standing}
+    return [entry for entry in entries if entry.row_id not in there]
+
+
+def _content(entry: Entry) -> list[tuple[str, int, str]]:
+    return sorted((piece.table, piece.rows, piece.digest) for piece in entry.outputs)
+
+
+def _name(piece: Slice) -> tuple[str, str, str, str]:
+    return piece.table, piece.run, piece.attempt, piece.digest
+
+
+def _with_slices(entry: Entry, names: Mapping[Slice, Slice]) -> Entry:
+    return replace(entry, outputs=tuple(names[piece] for piece in entry.outputs))
+
+
+def _copy_slices(source: Store, target: Store, pieces: Sequence[Slice]) -> dict[Slice, Slice]:
+    """Copy slices; return what the other store calls each. Of those whose rows expired it is noted that they did."""
+    kept = source.slices.retirements.without(pieces)
+    names = {piece: piece for piece in pieces}
+    full = [piece for piece in kept if piece.files]
+    for table, run in sorted({(piece.table, piece.run) for piece in full}):
+        mine = [piece for piece in full if (piece.table, piece.run) == (table, run)]
+        for start in range(0, len(mine), FILES_AT_ONCE):
+            written: dict[Slice, WrittenSlice] = {}
+            for piece in mine[start : start + FILES_AT_ONCE]:
+                written[piece] = target.slices.copy(piece, source.slices)
+            target.slices.hold(table, list(written.values()))
+            names |= {piece: each.piece for piece, each in written.items()}
+    expired = target.slices.retirements.without(piece for piece in pieces if piece not in kept)
+    target.slices.retirements.write_down(source.slices.retirements.of(expired))
+    return names
+
+
+def _copy_records(source: Store, target: Store, runs: Sequence[str]) -> int:
+    """Copy events of runs and quarantines that the other store has not; return how many."""
+    num_events = 0
+    for run in runs:
+        events = source.runs.events(run)
+        there = target.runs.events(run) if run in target.runs.names() else []
+        new = [event for event in events if event not in there]
+        target.runs.write_down(new)
+        num_events += len(new)
+        last = target.runs.last(run)
+        if last is not None and last.event == REMOVED != events[-1].event:  # it was removed there, and is back
+            target.runs.write_down([replace(events[-1], at=datetime.now(UTC))])
+    known = set(target.quarantines.ids())
+    findings = [each for each in source.quarantines.all() if each.quarantine not in known]
+    target.quarantines.write_down(findings)
+    return num_events + len(findings)
+
+
+def _copy_policies(source: Store, target: Store, entries: Iterable[Entry], with_weights: bool) -> int:
+    """Publish the weights of the rows' policies, or note that they stayed behind; return how many were copied."""
+    keys = dict.fromkeys(entry.key for entry in entries if entry.slices("policies"))
+    num_copied = 0
+    for key in [*sorted(bases(source, keys) - {*keys}), *keys]:
+        policy, there = source.policies.find(key), target.policies.find(key)
+        removed = source.policies.removed(key)
+        if policy is not None and with_weights:
+            if there is None or not {*policy.files} <= {*there.files}:
+                directory = source.policies.directory(key, verify=True)
+                target.policies.publish(directory, key, policy.weights_sha256)
+                num_copied += 1
+        elif there is None and policy is not None:
+            target.policies.note_removed(key, policy.weights_sha256, LEFT_BEHIND)
+        elif there is None and removed is not None:
+            target.policies.note_removed(key, **removed)
+    return num_copied
+
+
+def _conflict(what: str, target: Store) -> CopyConflict:
+    return CopyConflict(
+        what,
+        target.root.address,
+        "both stores are as they were: nothing was written",
+        "copy into a new store, or into one without that run",
+    )

@@ -1,0 +1,31 @@
+"""Files that verifiers wrote, and what tests of exchange read of files and stores."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from flows.recorded import Recorded
+from storage.store import open_store
+
+FILES = Path(__file__).parents[2] / "tasks/exchange/files"
+TOKENS, RELAYED = FILES / "tokens.jsonl", FILES / "relayed.jsonl"
+OF_STAGE = {"examples": "examples", "assignments": "assignment"}
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    """Return the lines of a JSONL file."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def write_lines(path: Path, rows: list[Any]) -> Path:
+    """Write values as JSONL."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def rows(root: str | Path, run: str, table: str) -> pa.Table:
+    """Return a table of the first step of a run, up to its rollouts."""
+    store = open_store(root)
+    return store.read(Recorded(store, run).steps[0].work[OF_STAGE.get(table, "rollout")].slices(table))
