@@ -85,7 +85,7 @@ _ACTING = re.compile(
     "[\0-\x08\x0b-\x1f\x7f-\x9f\xad\u034f\u061c\u180e\u200b\u200c\u200e\u200f\u2028-\u202e\u2060-\u206f\u3164"
     "\ud800-\udfff\ufdd0-\ufdef\ufeff\ufffe\uffff\U000e0000-\U000e0fff\U0010ffff]"
 )
-"""Characters that act on a terminal, turn what is read or hide; flows.viewer.texts says what is done with them."""
+"""Characters that act on a terminal, turn what is read or hide; flows.reporting.texts says what is done with them."""
 
 
 def acting(text: str) -> set[str]:

@@ -15,7 +15,7 @@ from cyclopts import CycloptsError
 
 from flows.cli import diff, export, run, show, store, traces
 from flows.cli.arguments import UsageError, app
-from flows.viewer.texts import visible
+from flows.reporting.texts import visible
 
 UNREAD = 141
 """The exit status where who read the output closed it, as a shell tells of a program that SIGPIPE ended."""

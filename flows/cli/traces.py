@@ -39,8 +39,8 @@ def view(
         from flows.viewer.serving import main
 
         return main(store=store, run=run, host=host, port=port, browse=browse)
-    from flows.viewer.page import BadQuestion
-    from flows.viewer.web.pages_to_files import main as save_page
+    from flows.queries.request import BadQuestion
+    from flows.viewer.rendering import save as save_page
 
     if run or browse or port is not None:
         raise BadQuestion("--save writes one page and starts nothing: it goes without --run, --port and --open")
@@ -79,9 +79,9 @@ def traces(
     as_json: Json = False,
 ) -> int | None:
     """The rollouts of a step on the terminal: filter, sort and search."""
+    from flows.queries.request import BadQuestion
     from flows.viewer.data.step_choice import Choice
     from flows.viewer.data.step_columns import read_names
-    from flows.viewer.page import BadQuestion
     from flows.viewer.terminal.traces import main
 
     if of_set is not None and evaluation is None:
@@ -124,7 +124,8 @@ def trace(
     store: Store = "",
 ) -> int | None:
     """A rollout on the terminal: its fate, its messages, its tokens."""
-    from flows.viewer.terminal.trace import Wanted, main
+    from flows.viewer.terminal.style import Wanted
+    from flows.viewer.terminal.trace import main
 
     wanted = Wanted(color, branch, messages, tokens, text, whole)
     return main(id, wanted, store=store, run=run, width=width, as_json=as_json, save=save)

@@ -10,8 +10,9 @@ from functools import partial
 from typing import Any
 
 from flows.orchestration.states import RunCancelled
-from flows.reporting.artifacts import artifact_key, escaped, number
-from flows.viewer.texts import cut, visible
+from flows.reporting.artifacts import artifact_key, escaped
+from flows.reporting.formats import compact_number
+from flows.reporting.texts import cut, visible
 from tasks.gate.stage import Answer, Approve, Question, Shown
 from tasks.metrics.figures import MEANINGS, Figures
 
@@ -169,12 +170,14 @@ def summary(run: str, question: Question) -> str:
 
 def figures_table(figures: Figures) -> list[str]:
     """Return figures as the lines of a markdown table, each with its meaning."""
-    rows = [f"| {escaped(name)} | {number(value)} | {escaped(MEANINGS[name])} |" for name, value in figures.items()]
+    rows = [
+        f"| {escaped(name)} | {compact_number(value)} | {escaped(MEANINGS[name])} |" for name, value in figures.items()
+    ]
     return ["| figure | value | what it is |", "|---|---:|---|", *rows]
 
 
 def _rollout(shown: Shown) -> list[str]:
-    lines = ["", f"## {shown.label}: reward {number(shown.reward)} ({escaped(shown.trace_id)})"]
+    lines = ["", f"## {shown.label}: reward {compact_number(shown.reward)} ({escaped(shown.trace_id)})"]
     for role, text in shown.messages:
         head, more = cut(text, LONGEST_TEXT)
         begun = visible(head) + (f" ... ({more} more)" if more else "")
@@ -194,4 +197,6 @@ def decision_lines(rows: list[Mapping[str, Any]]) -> list[str]:
 
 def _brief(figures: str) -> str:
     found = json.loads(figures)
-    return ", ".join(f"{name} {number(found.get(name))}" for name in ("num_traces", "trainable_ratio", "reward_mean"))
+    return ", ".join(
+        f"{name} {compact_number(found.get(name))}" for name in ("num_traces", "trainable_ratio", "reward_mean")
+    )

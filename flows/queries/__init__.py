@@ -1,1 +1,1 @@
-"""What can be asked of a store, as plain values: the one place that reads what runs recorded, for all that show it."""
+"""The read model: what a store holds, as plain frames and values; nothing is printed and no page is laid out here."""

@@ -1,1 +1,1 @@
-"""What is reported while a run goes on: panel, artifacts, W&B."""
+"""How a run shows itself while it goes on, and how numbers, texts and curves are written everywhere."""

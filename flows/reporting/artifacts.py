@@ -7,16 +7,15 @@ shown as a dash: it is not zero.
 
 import base64
 import logging
-import math
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from flows.viewer.texts import visible
-from flows.views.curve import Point, curve_svg
-from flows.views.evaluations import HEADINGS, cells
+from flows.reporting.curve import Point, curve_svg
+from flows.reporting.formats import EVALUATION_HEADINGS, compact_number, evaluation_cells
+from flows.reporting.texts import visible
 
 Steps = Sequence[Mapping[str, Any]]
 SHOWN_STEPS = 10
@@ -62,9 +61,9 @@ def report(run_name: str, store: str, steps: Steps) -> str:
     ]
     for step in list(steps)[-SHOWN_STEPS:]:
         measured = {**(step.get("update") or {}), **step}
-        cells = [number(measured.get(name)) for name in _COLUMNS]
-        totals = [number(_total(step.get(name))) for name in ("seconds", "tokens")]
-        lines.append(f"| {step['step']} | " + " | ".join([*cells, *totals]) + " |")
+        evaluation_cells = [compact_number(measured.get(name)) for name in _COLUMNS]
+        totals = [compact_number(_total(step.get(name))) for name in ("seconds", "tokens")]
+        lines.append(f"| {step['step']} | " + " | ".join([*evaluation_cells, *totals]) + " |")
     lines += ["", f"Tables: {link(store)}", "", f"At a glance: stagecoach show {escaped(run_name)}"]
     lines += ["", f"In a browser: stagecoach view --run {escaped(run_name)}"]
     return "\n".join(lines)
@@ -106,15 +105,6 @@ def link(place: str) -> str:
     return escaped(place)
 
 
-def number(value: Any) -> str:
-    """Return a number in few characters; a dash for None."""
-    if value is None:
-        return "-"
-    if isinstance(value, int) or (math.isfinite(value) and value == int(value) and abs(value) >= 1000):
-        return f"{int(value):,}"
-    return f"{value:.3g}"
-
-
 class RunArtifacts:
     """Keeps a run's artifacts up to date; call it in the flow, where Prefect knows the run."""
 
@@ -153,7 +143,7 @@ class RunArtifacts:
     def _publish_comparison(self, rows: Sequence[Mapping[str, Any]]) -> None:
         from prefect.artifacts import create_table_artifact
 
-        shown = [dict(zip(HEADINGS, map(visible, cells(row)), strict=True)) for row in rows]
+        shown = [dict(zip(EVALUATION_HEADINGS, map(visible, evaluation_cells(row)), strict=True)) for row in rows]
         key = artifact_key("evaluations", self.run_name)
         create_table_artifact(shown, key=key, description="Held-out examples before and after training")
 

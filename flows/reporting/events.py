@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from flows.reporting.artifacts import RunArtifacts
+from flows.reporting.formats import environment_title, with_interval
 from flows.reporting.panel import Panel
 from flows.reporting.tracking import Monitor
-from flows.views.evaluations import named, with_interval
 
 PUBLISHED_TIMES = 20
 """Artifacts are renewed about this often in a run: each renewal is kept in Prefect's database for ever."""
@@ -49,7 +49,7 @@ class PanelWatcher:
 
     def _evaluation(self, version: int, scores: list[dict[str, Any]], **facts: Any) -> None:
         for each in scores:
-            where = named(facts.get("set", ""), each["environment"])
+            where = environment_title(facts.get("set", ""), each["environment"])
             self._panel.note(f"evaluation of policy {version} on {where}: {describe_scores(each)}")
 
 

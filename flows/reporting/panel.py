@@ -21,7 +21,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from flows.viewer.texts import visible
+from flows.reporting.formats import fixed
+from flows.reporting.texts import visible
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 PLOT_ROWS = 5
@@ -91,7 +92,7 @@ class Panel:
             self._tokens_per_second = tokens / seconds if seconds > 0 else None
             if self._live is None:
                 self._line(
-                    f"step {step + 1:>{len(str(self.num_steps))}}/{self.num_steps}  {self.measure} {shown(value)}"
+                    f"step {step + 1:>{len(str(self.num_steps))}}/{self.num_steps}  {self.measure} {fixed(value)}"
                     f"  {self._speed()}  {seconds:.1f} s  left {duration(self._left())}"
                 )
 
@@ -152,7 +153,7 @@ class Panel:
     def _curve(self) -> Text:
         last = next((value for value in reversed(self._values) if value is not None), None)
         lines = plot(self._values, 60, PLOT_ROWS)
-        return Text("\n".join([f"{self.measure} {shown(last)}", *lines]), no_wrap=True)
+        return Text("\n".join([f"{self.measure} {fixed(last)}", *lines]), no_wrap=True)
 
     def _line(self, text: str) -> None:
         with suppress(BrokenPipeError):  # nobody reads any more; the run goes on
@@ -167,11 +168,6 @@ def is_terminal(stream: TextIO) -> bool:
 def printable(text: str) -> str:
     """Return text on one line without control sequences; nothing in it can act on a terminal."""
     return " ".join(visible(_CONTROL.sub("", text)).split())
-
-
-def shown(value: float | None) -> str:
-    """Return a reward in three digits; a dash where there is none."""
-    return "-" if value is None else f"{value:.3f}"
 
 
 def duration(seconds: float | None) -> str:
@@ -199,4 +195,4 @@ def plot(values: Sequence[float | None], width: int, rows: int) -> list[str]:
 
 def summary(rewards: Mapping[str, float | None]) -> str:
     """Return named rewards on one line, for a note."""
-    return ", ".join(f"{printable(name)} {shown(value)}" for name, value in rewards.items())
+    return ", ".join(f"{printable(name)} {fixed(value)}" for name, value in rewards.items())

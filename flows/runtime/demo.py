@@ -13,6 +13,7 @@ from configs.load import load
 from configs.resolve import resolve
 from configs.run import RunConfig
 from flows.reporting.events import describe_scores
+from flows.reporting.formats import describe_difference
 from flows.runtime.demo_recipes import RECIPES, SEED, Recipe
 from flows.runtime.launch import watch
 from flows.runtime.prepare import prepare
@@ -20,7 +21,6 @@ from flows.runtime.session import log_directory
 from flows.runtime.versions import config_versions, versions
 from flows.services.base import Supervisor
 from flows.services.engine import InferenceService
-from flows.views.evaluations import describe_difference
 from storage.store import open_store
 from tasks.runtime.run_context import RunContext
 

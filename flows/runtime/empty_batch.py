@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from configs.run import RunConfig
+from flows.reporting.texts import one_line
 from flows.runtime.pipeline import StepBatch
-from flows.viewer.texts import one_line
 from tasks.filtering.filters.finding import QUARANTINED
 from tasks.metrics.accounting import ERRORED, FILTERED, NO_WEIGHT, STOPPED, fate_of
 from tasks.runtime.run_context import RunContext

@@ -14,14 +14,13 @@ from flows.replays.report import summary, trains_again
 from flows.replays.request import ReplayRequest
 from flows.replays.sources import finished_message, finished_without_source
 from flows.reporting.events import PanelWatcher
+from flows.reporting.formats import before_after, console
 from flows.reporting.panel import Panel
 from flows.runtime.loops import LOOPS
 from flows.runtime.preflight import preflight
 from flows.runtime.prepare import nothing_started, prepare
 from flows.runtime.session import Session, Watcher, log_directory, open_session, record_run
 from flows.services.engine import InferenceService
-from flows.views.evaluations import before_after
-from flows.views.printing import console
 from storage.store import open_store
 
 

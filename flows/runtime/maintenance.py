@@ -10,7 +10,7 @@ from typing import Any
 
 from configs.run import RunConfig
 from flows.recorded import recorded_by
-from flows.views.printing import bytes_text, console, grid
+from flows.reporting.formats import console, grid, size
 from flows.views.readers import readers
 from storage.errors import StoreError
 from storage.maintenance.activity import at_work
@@ -76,14 +76,13 @@ def _check(store: Store, retention: Retention, force: bool) -> None:
 def _print(expired: Sequence[Expired], done: Maintenance, dry_run: bool) -> None:
     out = console()
     for each in expired:
-        told = f"{each.slices} slices, {each.files} files, {bytes_text(each.bytes)}"
+        told = f"{each.slices} slices, {each.files} files, {size(each.bytes)}"
         out.print(f"{each.table}: rows older than {each.hours} h {'would go' if dry_run else 'went'}: {told}")
     rows = [
-        (each.table, each.merged, each.deleted, bytes_text(each.bytes_before), bytes_text(each.bytes_after))
-        for each in done.tables
+        (each.table, each.merged, each.deleted, size(each.bytes_before), size(each.bytes_after)) for each in done.tables
     ]
     before, after = (sum(getattr(each, name) for each in done.tables) for name in ("bytes_before", "bytes_after"))
-    rows.append(("together", done.merged, done.deleted, bytes_text(before), bytes_text(after)))
+    rows.append(("together", done.merged, done.deleted, size(before), size(after)))
     out.print(grid(("table", "files merged", "deleted", "before", "after"), rows))
     for path in done.only_copies:
         out.print(f"kept, although old: the only copy of its rows: {path}")
@@ -208,8 +207,8 @@ def _end(store: Store, going: Plan, swept: Swept, as_json: bool, told: str, stat
     if swept.rows or swept.slices or swept.policies:
         out.print(
             f"removed {swept.rows} ledger rows, {swept.slices} slices in {swept.files} files "
-            f"({bytes_text(swept.bytes)}) and the weights of {swept.policies} policies "
-            f"({bytes_text(swept.policy_bytes)})"
+            f"({size(swept.bytes)}) and the weights of {swept.policies} policies "
+            f"({size(swept.policy_bytes)})"
         )
     else:
         out.print(told)
@@ -226,10 +225,10 @@ def _print_removal(store: Store, going: Plan) -> None:
         what = "remove" if run in going.removed else f"keep: {reasons[run]}" if run in reasons else "keep"
         rows.append((run, what, len(entries), staying))
     out.print(grid(("run", "", "ledger rows to go", "stay for other runs"), rows))
-    out.print(f"slices that nobody names then: {len(going.slices)}, {bytes_text(going.slice_bytes)} as written")
+    out.print(f"slices that nobody names then: {len(going.slices)}, {size(going.slice_bytes)} as written")
     out.print(
         f"weights to go: {len(going.policies)} policies of removed runs, {len(going.thinned)} of kept runs, "
-        f"{bytes_text(going.policy_bytes)} together"
+        f"{size(going.policy_bytes)} together"
     )
     for run in (*going.kept, *reasons):
         if versions := _versions(store, run, going.thinned):

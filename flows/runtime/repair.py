@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from configs.run import RunConfig
+from flows.reporting.formats import console
 from flows.reporting.panel import printable
-from flows.views.printing import console
 from storage.errors import StoreError
 from storage.maintenance.activity import at_work
 from storage.maintenance.damage import Damage, LogDamage, inspect_policies, inspect_slices

@@ -2,12 +2,12 @@
 
 What is where, from the store to the eye:
 
-- library: one store, opened to be read, and what was derived from its keys (kept, as much as fits in memory: weights)
+- flows.queries: one store, opened to be read (store_reader), and what was derived of it, kept in memory (cache)
 - data: the frames behind every page; the first word of a file's name is the page or the noun that it serves
-- pages: one file per address, from the library and what was asked to plain values; these are the JSON of a page
-- drawing: SVG from plain values
-- web: the application, its guard, templates, static files, and a page as one file (saving)
+- pages: from the store and what was asked to plain values; these are the JSON of a page
+- svg: drawings from plain values; templates and static: how a page is laid out
+- addresses: where everything is, and what a page is; rendering: a page as HTML, JSON or one file to keep
+- app: the application; security: its guard; serving: the process that listens
 - terminal: `stagecoach traces` and `stagecoach trace`; notebook: the frames for a person who writes Python
-- addresses: where everything is; page: what a page is and is asked; texts: hostile text made visible; words: numbers
-  and times as a person reads them; serving: the process that listens
+- flows.reporting: numbers and times as a person reads them (formats), hostile text made visible (texts)
 """

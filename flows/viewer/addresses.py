@@ -1,5 +1,11 @@
-"""Addresses: where each thing is looked at. They stay: nothing but the store's own names is in them."""
+"""Addresses of pages, and what a page is before anybody lays it out.
 
+Addresses stay right: nothing but the store's own names is in them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 from urllib.parse import quote, urlencode
 
 PATTERNS = {
@@ -19,6 +25,29 @@ PATTERNS = {
     "compare_example": "/compare/{a}/{b}/example",
 }
 """The paths that are answered, by the name of the page."""
+
+
+@dataclass(frozen=True)
+class Crumb:
+    """One step of the way to a page: a name and its address."""
+
+    text: str
+    address: str
+
+
+@dataclass(frozen=True)
+class Page:
+    """What a page says. `values` are all of it, as plain JSON values: the template lays out nothing else."""
+
+    template: str
+    """The file in `templates`."""
+    title: str
+    values: Mapping[str, Any]
+    crumbs: tuple[Crumb, ...] = ()
+    live: bool = False
+    """Whether it may change while somebody looks: a run that is going on."""
+    quiet: bool = False
+    """Whether it follows without saying so, as nothing is going just now."""
 
 
 def runs() -> str:

@@ -1,13 +1,13 @@
 """The viewer's door for notebooks: the frames behind every page, from a store that is only read.
 
-    from flows.viewer.notebook import look
+    from flows.viewer.notebook import open_viewer
 
-    looks = look("stagecoach-store")
-    looks.runs()
-    looks.traces("demo", 3).group_by("fate").len()
+    viewer = open_viewer("stagecoach-store")
+    viewer.runs()
+    viewer.traces("demo", 3).group_by("fate").len()
 
 What is committed meanwhile is seen by the next call. Texts in the frames are as they were written: what a model or an
-environment wrote may act where it is printed raw; `flows.viewer.texts.visible` makes it harmless.
+environment wrote may act where it is printed raw; `flows.reporting.texts.visible` makes it harmless.
 """
 
 from functools import cached_property
@@ -16,13 +16,12 @@ from typing import Any
 
 import polars as pl
 
+from flows.queries import compare, compare_traces
+from flows.queries.request import plain
+from flows.queries.store_reader import Library
 from flows.viewer.data import (
     batch,
     batch_row,
-    compare,
-    compare_attempts,
-    compare_step,
-    compare_tokens,
     groups,
     messages,
     run_scores,
@@ -37,17 +36,15 @@ from flows.viewer.data import example as examples
 from flows.viewer.data import trace as traces
 from flows.viewer.data.tokenizers import with_texts
 from flows.viewer.data.trace_use import trace_use
-from flows.viewer.library import Library
-from flows.viewer.page import plain
 from storage.read.frames import Frames
 
 
-def look(store: str | Path) -> "Looks":
+def open_viewer(store: str | Path) -> "Viewer":
     """Open the store at a root, a directory or a URL, to look at it. Raises LayoutError where there is none."""
-    return Looks(Library.at(store))
+    return Viewer(Library.at(store))
 
 
-class Looks:
+class Viewer:
     """Everything that pages show, as polars frames. A run is named, or `latest`; NotThere says what is not there."""
 
     def __init__(self, library: Library) -> None:
@@ -89,43 +86,43 @@ class Looks:
         """One row for each group of a step and each agent in it, with what its rollouts earned."""
         return groups.groups(self.library, self._named(run), step)
 
-    def trace(self, trace_id: str, run: str = "") -> "Trace":
+    def trace(self, trace_id: str, run: str = "") -> "TraceView":
         """A trace by its id, or the first eight characters of it or more.
 
         Without a run it is as the run has it that computed it.
         """
-        return Trace(self.library, trace_use(self.library, trace_id, self._named(run) if run else ""))
+        return TraceView(self.library, trace_use(self.library, trace_id, self._named(run) if run else ""))
 
     def attempts(self, run: str, environment: str, example_id: str) -> pl.DataFrame:
         """All attempts at an example over the history of a run, in training and in evaluations."""
         return examples.attempts(self.library, self._named(run), environment, example_id)
 
-    def batch(self, run: str, step: int) -> "Batch":
+    def batch(self, run: str, step: int) -> "BatchView":
         """The packed batch of a step: the one trained last."""
-        return Batch(self.library, batch.packed(self.library, self._named(run), step))
+        return BatchView(self.library, batch.packed(self.library, self._named(run), step))
 
-    def compare(self, a: str, b: str) -> "Comparison":
+    def compare(self, a: str, b: str) -> "ComparisonView":
         """Two runs side by side."""
-        return Comparison(self.library, self._named(a), self._named(b))
+        return ComparisonView(self.library, self._named(a), self._named(b))
 
     def tables(self, run: str = "") -> Frames:
         """The stored tables themselves, lazily: the rows that a run uses, or all; `fates` and `accounting` too."""
         return self.library.frames(self._named(run) if run else "")
 
     def page(self, address: str) -> dict[str, Any]:
-        """All that the page of an address says, as plain values: `looks.page("/runs/demo/steps/3")`."""
-        from flows.viewer.web.app import page_of
-        from flows.viewer.web.pages_to_files import taken_apart
+        """All that the page of an address says, as plain values: `viewer.page("/runs/demo/steps/3")`."""
+        from flows.viewer.pages import PAGES
+        from flows.viewer.rendering import parsed_address
 
-        name, asked = taken_apart(address)
-        found: dict[str, Any] = plain(page_of(name)(self.library.still(), asked).values)
+        name, asked = parsed_address(address)
+        found: dict[str, Any] = plain(PAGES[name](self.library.still(), asked).values)
         return found
 
     def _named(self, run: str) -> str:
         return self.library.latest() if run == "latest" else run
 
 
-class Trace:
+class TraceView:
     """One trace as a run uses it."""
 
     def __init__(self, library: Library, found: traces.Found) -> None:
@@ -160,7 +157,7 @@ class Trace:
         return found if "text" in found.columns else with_texts(self._library, self.found, found)
 
 
-class Batch:
+class BatchView:
     """The packed batch of a step."""
 
     def __init__(self, library: Library, of: batch.Packed) -> None:
@@ -188,7 +185,7 @@ class Batch:
         return batch_row.tokens(self._library, self.of, row)
 
 
-class Comparison:
+class ComparisonView:
     """Two runs, `a` and `b`, side by side; differences are b less a."""
 
     def __init__(self, library: Library, a: str, b: str) -> None:
@@ -206,21 +203,21 @@ class Comparison:
 
     def traces(self, step: int) -> pl.DataFrame:
         """One row for each rollout of either run at a step, those of both once."""
-        return compare_step.compared_traces(self._library, self.a, self.b, step)
+        return compare_traces.compared_traces(self._library, self.a, self.b, step)
 
     def groups(self, step: int) -> pl.DataFrame:
         """One row for each group of either run at a step; groups at the same example are paired."""
-        return compare_step.compared_groups(self._library, self.a, self.b, step)
+        return compare_traces.compared_groups(self._library, self.a, self.b, step)
 
     def samples(self, step: int) -> pl.DataFrame:
         """The advantages of the training samples that both runs have at a step."""
-        return compare_step.compared_samples(self._library, self.a, self.b, step)
+        return compare_traces.compared_samples(self._library, self.a, self.b, step)
 
     def attempts(self, environment: str, example_id: str) -> pl.DataFrame:
         """The attempts of both runs at an example."""
-        return compare_attempts.compared_attempts(self._library, self.a, self.b, environment, example_id)
+        return compare_traces.compared_attempts(self._library, self.a, self.b, environment, example_id)
 
     def tokens(self, trace_id: str) -> pl.DataFrame:
         """The tokens of a rollout that both runs use, with what each run made of them."""
         found = [traces.find_trace(self._library, run, trace_id) for run in (self.a, self.b)]
-        return compare_tokens.compared_tokens(self._library, *found)
+        return compare_traces.compared_tokens(self._library, *found)

@@ -1,4 +1,4 @@
-"""Serving: `stagecoach view` from its arguments to a page in a browser, on the loopback unless told."""
+"""`stagecoach view`, from its arguments to a page in a browser: on the loopback unless told."""
 
 import ipaddress
 import os
@@ -6,7 +6,8 @@ import secrets
 import signal
 import socket
 import webbrowser
-from threading import Timer
+from contextlib import suppress
+from threading import Thread, Timer
 from typing import Any
 from urllib.parse import quote
 
@@ -14,8 +15,10 @@ from starlette.types import ASGIApp
 
 from configs.errors import ConfigError
 from configs.run import RunConfig
+from flows.queries.store_reader import Library
 from flows.viewer import addresses
-from flows.viewer.library import Library
+from flows.viewer.rendering import templates
+from storage.errors import StoreError
 
 PORT = 8265
 PORTS_TRIED = 20
@@ -32,8 +35,7 @@ def main(store: str = "", run: str = "", host: str = "127.0.0.1", port: int | No
 
     Raises LayoutError where there is no store, NotThere for an unknown run, ConfigError where the port is taken.
     """
-    from flows.viewer.web import warming
-    from flows.viewer.web.app import application
+    from flows.viewer.app import application
 
     library = Library.at(store or RunConfig().store)
     if run:
@@ -51,7 +53,7 @@ def main(store: str = "", run: str = "", host: str = "127.0.0.1", port: int | No
         opening.daemon = True
         opening.start()
     os.nice(NICENESS)
-    warming.in_background(library)
+    warm_in_background(library)
     return _serve(application(library, names(host), token), listening)
 
 
@@ -130,3 +132,23 @@ def address(host: str, port: int, run: str, token: str) -> str:
     path = addresses.run(run) if run else addresses.runs()
     shown_token = "?token=" + quote(token, safe="", errors="replace") if token else ""
     return f"http://{shown}:{port}{path}{shown_token}"
+
+
+FIRST_TEMPLATES = ("runs.html", "run.html", "step.html", "trace.html")
+"""The templates of the pages that are opened first, in their order; the others follow."""
+
+
+def warm_in_background(library: Library) -> Thread:
+    """Begin to warm in a thread that ends with the process, and return it."""
+    thread = Thread(target=warm, args=(library,), name="warming", daemon=True)
+    thread.start()
+    return thread
+
+
+def warm(library: Library) -> None:
+    """Read the ledger and compile every template. What is wrong with a store is left for the first page to say."""
+    with suppress(StoreError, ConfigError):
+        library.moment()  # under its lock: a page that comes meanwhile waits for this reading and does none of its own
+    known = templates()
+    for name in dict.fromkeys((*FIRST_TEMPLATES, *known.list_templates(extensions=["html"]))):
+        known.get_template(name)

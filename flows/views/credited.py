@@ -1,7 +1,7 @@
 """The page that lays a run's rollouts, as several algorithms credit them, side by side."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,7 @@ import polars as pl
 
 from flows.replays.algorithms import Credited, credit_all, figures, samples
 from flows.reporting.artifacts import escaped
-from flows.views.printing import console, grid
+from flows.reporting.formats import compact_number, console, grid, markdown_table
 from storage.errors import border
 from storage.read.frames import Frames
 
@@ -78,7 +78,7 @@ def page(found: dict[str, Any], options: str = "") -> str:
         f"stagecoach algorithms {found['run']} {asked}{options}",
         "```",
         "",
-        *markdown(HEADINGS, (_cells(row) for row in found["algorithms"])),
+        *markdown_table(HEADINGS, (_cells(row) for row in found["algorithms"])),
         "",
         *_group_lines(found["group"], names),
     ]
@@ -103,7 +103,7 @@ def _group_lines(group: dict[str, Any] | None, names: Sequence[str]) -> list[str
     return [
         f"## One group: step {group['step']}, group {group['group_id']}",
         "",
-        *markdown(("reward", "tokens", *shown), cells),
+        *markdown_table(("reward", "tokens", *shown), cells),
     ]
 
 
@@ -139,20 +139,12 @@ def _cells(row: dict[str, Any]) -> list[str]:
     return [row["name"], *(_number(row[name]) for name in COLUMNS)]
 
 
-def _number(value: Any) -> str:
-    if value is None:
-        return "-"
-    return str(value) if isinstance(value, int) else f"{value:.3g}" if abs(value) >= 5e-7 else "0"
+def _number(value: float | None) -> str:
+    return compact_number(0 if value is not None and abs(value) < 5e-7 else value)  # what is left of a sum that is zero
 
 
 def _one_line(text: str) -> str:
     return " ".join(text.split())
-
-
-def markdown(headings: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
-    """Return rows as the lines of a table in markdown; the first column stands at the left."""
-    lines = [f"| {' | '.join(headings)} |", "|---" + "|---:" * (len(headings) - 1) + "|"]
-    return lines + [f"| {' | '.join(str(cell) for cell in row)} |" for row in rows]
 
 
 def _print(found: dict[str, Any]) -> None:

@@ -6,10 +6,9 @@ from typing import Any
 
 from configs.run import RunConfig
 from flows.reporting.artifacts import escaped
+from flows.reporting.curve import Point, curves_svg
+from flows.reporting.formats import console, fixed, grid, markdown_table
 from flows.runtime.prepare import recorded_run
-from flows.views.credited import markdown
-from flows.views.curve import Point, curves_svg
-from flows.views.printing import console, grid
 from flows.views.show import describe
 from storage.errors import border
 from storage.read.frames import existing_store
@@ -32,14 +31,14 @@ def main(runs: Sequence[str], store: str = "", output: str = "") -> int:
     series = {each["run"]: [Point(s["step"], s["reward"]) for s in _scored(each)] for each in found}
     with border("writing a page", output):
         picture.write_text(curves_svg(series, "mean reward by step"), encoding="utf-8")
-        Path(output).write_text(_page(runs, picture.name, found, markdown(headings, rows)), encoding="utf-8")
+        Path(output).write_text(_page(runs, picture.name, found, markdown_table(headings, rows)), encoding="utf-8")
     print(f"written to {output} and {picture}")
     return 0
 
 
 def _page(runs: Sequence[str], picture: str, found: Sequence[dict[str, Any]], table: Sequence[str]) -> str:
     scores = [
-        f"| {each['run']} | {score['version']} | {escaped(one['environment'])} | {_number(one['average'])} |"
+        f"| {each['run']} | {score['version']} | {escaped(one['environment'])} | {fixed(one['average'])} |"
         for each in found
         for score in each["evaluations"]
         for one in score["scores"]
@@ -71,11 +70,7 @@ def _page(runs: Sequence[str], picture: str, found: Sequence[dict[str, Any]], ta
 def _rows(found: Sequence[dict[str, Any]]) -> list[list[str]]:
     rewards = [{step["step"]: step["reward"] for step in _scored(each)} for each in found]
     steps = sorted({step for each in rewards for step in each})
-    return [[str(step), *(f"{each[step]:.3f}" if step in each else "-" for each in rewards)] for step in steps]
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
+    return [[str(step), *(fixed(each.get(step)) for each in rewards)] for step in steps]
 
 
 def _scored(run: dict[str, Any]) -> list[dict[str, Any]]:

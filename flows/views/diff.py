@@ -2,17 +2,17 @@
 
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from configs.run import RunConfig
+from flows.queries.compare import compare
+from flows.queries.compare_summary import sentences, sheets
+from flows.queries.store_reader import Library
 from flows.reporting.artifacts import artifact_key, escaped
+from flows.reporting.formats import console, grid, markdown_table
 from flows.reporting.panel import printable
-from flows.viewer.texts import visible
-from flows.views.diff_sheets import Sheet, sentences, sheets
-from flows.views.differences import compare
-from flows.views.printing import console, grid
-from storage.read.frames import existing_store
+from flows.reporting.texts import visible
 from storage.store import Store
 
 _log = logging.getLogger("stagecoach")
@@ -23,7 +23,7 @@ def main(a: str, b: str, step: int | None = None, as_json: bool = False, store: 
 
     Raises ConfigError for an unknown run or step, LayoutError where there is no store.
     """
-    found = compare(existing_store(store or RunConfig().store), a, b, step)
+    found = compare(Library.at(store or RunConfig().store), a, b, step)
     if as_json:
         print(json.dumps(found, sort_keys=True))
     else:
@@ -39,7 +39,7 @@ def publish_diff(store: Store, a: str, b: str) -> dict[str, Any]:
     import httpx
     from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
-    found = compare(store, a, b)
+    found = compare(Library(store), a, b)
     names = f"{a}-{b}"
     about = f"Run {escaped(b)} against {escaped(a)}"
     try:
@@ -57,7 +57,9 @@ def markdown(found: Mapping[str, Any]) -> str:
     for sentence in sentences(found):
         lines += ["", escaped(sentence)]
     for sheet in sheets(found):
-        lines += ["", f"## {escaped(sheet.title)}", "", *_markdown_table(sheet)]
+        cells = [map(escaped, row) for row in sheet.rows]
+        table = markdown_table(map(escaped, sheet.headings), cells, numbers=False)
+        lines += ["", f"## {escaped(sheet.title)}", "", *table]
     return "\n".join(lines)
 
 
@@ -65,13 +67,6 @@ def table_rows(found: Mapping[str, Any]) -> list[dict[str, str]]:
     """Return the differences by step as rows of a table artifact."""
     (by_step,) = (sheet for sheet in sheets(found) if sheet.name == "steps")
     return [dict(zip(by_step.headings, map(visible, row), strict=True)) for row in by_step.rows]
-
-
-def _markdown_table(sheet: Sheet) -> Iterator[str]:
-    yield "| " + " | ".join(map(escaped, sheet.headings)) + " |"
-    yield "|---" * len(sheet.headings) + "|"
-    for row in sheet.rows:
-        yield "| " + " | ".join(map(escaped, row)) + " |"
 
 
 def _print(found: Mapping[str, Any]) -> None:

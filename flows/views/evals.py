@@ -15,10 +15,9 @@ import pyarrow.parquet as pq
 
 from configs.errors import ConfigError
 from configs.run import RunConfig
+from flows.reporting.formats import console, environment_title, grid, interval_text, with_interval
 from flows.runtime.prepare import recorded_run
 from flows.runtime.scores import EvaluationScores, RecordedEvaluation, recorded_evaluations
-from flows.views.evaluations import interval_text, named, with_interval
-from flows.views.printing import console, grid
 from storage.errors import border
 from storage.read.frames import existing_store
 from storage.store import Store
@@ -176,7 +175,7 @@ def _cells(row: Row, buckets: bool) -> list[str]:
     cells = [
         row["run"],
         str(row["version"]) if row["policy_key"] else "external",
-        named(row["set"], row["environment"]),
+        environment_title(row["set"], row["environment"]),
     ]
     cells += [row["bucket"]] if buckets else []
     cells += [row["figure"], with_interval(row["value"], {"interval": interval}), str(row["num_examples"])]

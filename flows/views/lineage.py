@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from configs.run import KEY_NAMES, RunConfig
+from flows.queries.sentences import KEY, flat, row_line, title_of, work_line
+from flows.reporting.formats import say
 from flows.views.identify import WORK, identify, policy_names, policy_version
-from flows.views.printing import say
-from flows.views.telling import KEY, flat, tell, tell_work, title_of
 from storage.errors import border
 from storage.read.frames import Frames, existing_store
 from storage.read.lineage import Graph, Work
@@ -142,7 +142,7 @@ def _shown(tree: Tree) -> Tree:
 
 def _branches(tree: Tree, node: Node, graph: Graph, first: str, rest: str, seen: set[Node]) -> Iterator[str]:
     again = node in seen and bool(tree.next.get(node))
-    yield first + tell(node, tree.facts[node], graph) + (" (as above)" if again else "")
+    yield first + row_line(node, tree.facts[node], graph) + (" (as above)" if again else "")
     if again:
         return
     seen.add(node)
@@ -171,7 +171,7 @@ def _policies(found: Lineage, direction: str) -> Iterator[str]:
 def _works(works: list[Work]) -> Iterator[str]:
     yield "Made by"
     for work in works:
-        yield f"  {tell_work(work)}; version {work.entry.stage_version} of the stage"
+        yield f"  {work_line(work)}; version {work.entry.stage_version} of the stage"
     sections = _sections(works)
     if sections:
         yield "With these settings in their keys"

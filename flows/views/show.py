@@ -12,6 +12,7 @@ from configs.load import load
 from configs.run import RunConfig
 from flows.outcome import rows_of
 from flows.queries.step_metrics import read_metrics
+from flows.reporting.formats import before_after, compact_number, console, environment_title, grid, with_interval
 from flows.reporting.panel import printable
 from flows.runtime.dry_run import plan_work
 from flows.runtime.prepare import recorded_run
@@ -19,8 +20,6 @@ from flows.runtime.scores import comparisons, recorded_evaluations
 from flows.runtime.session import source_of
 from flows.runtime.versions import versions
 from flows.services.ownership import was_alive
-from flows.views.evaluations import before_after, named, with_interval
-from flows.views.printing import console, grid
 from storage.read.frames import Frames, existing_store
 from storage.read.lineage import Graph
 from storage.refs import Entry
@@ -193,7 +192,7 @@ def _table(steps: Sequence[dict[str, Any]]) -> Table:
     headings = ("step", "reward", "kept", "loss", "grad norm", "KL", "tokens", *(f"{stage} s" for stage in stages))
     rows = []
     for step in steps:
-        figures = [_number(step[name]) for name in ("reward", "kept", "loss", "grad_norm", "mismatch_kl")]
+        figures = [compact_number(step[name]) for name in ("reward", "kept", "loss", "grad_norm", "mismatch_kl")]
         seconds = [_seconds(step, stage) for stage in stages]
         rows.append((step["step"], *figures, max(step["tokens"].values(), default=0), *seconds))
     return grid(headings, rows, left=())
@@ -206,14 +205,10 @@ def _scores(evaluations: Sequence[dict[str, Any]]) -> Iterator[str]:
         errors = "".join(f", {count} {kind}" for kind, count in score["errors"].items())
         attempts = f"{score['num_attempts']} attempts at {score['num_examples']} examples{errors}"
         average = with_interval(score["average"], score)
-        where = named(set_name, score["environment"])
+        where = environment_title(set_name, score["environment"])
         yield f"policy {version} on held-out {where}: average {average}{passes} ({attempts})"
 
 
 def _seconds(step: dict[str, Any], stage: str) -> str:
     shared = "*" if stage in step["shared"] else ""
     return f"{step['seconds'][stage]:.2f}{shared}" if stage in step["seconds"] else "-"
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3g}"

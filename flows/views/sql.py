@@ -12,8 +12,8 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
 from configs.run import RunConfig
-from flows.viewer.texts import visible
-from flows.views.printing import console, grid
+from flows.reporting.formats import console, grid
+from flows.reporting.texts import visible
 from storage.errors import border
 from storage.read.frames import Frames, existing_store
 from storage.read.sql import QuestionError, ask, columns_of

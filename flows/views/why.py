@@ -7,9 +7,9 @@ from typing import Any
 import polars as pl
 
 from configs.run import RunConfig
+from flows.queries.sentences import head, in_quarantine, sentence
+from flows.reporting.formats import say
 from flows.views.identify import identify, policy_names, policy_version
-from flows.views.printing import say
-from flows.views.sentences import head, in_quarantine, sentence
 from storage.errors import border
 from storage.read.frames import Frames, existing_store
 from storage.read.lineage import Work

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from flows.queries.store_reader import Library
 from flows.viewer import addresses
-from flows.viewer.library import Library
-from flows.viewer.web.rendering import STATIC
+from flows.viewer.rendering import STATIC
 from tests.browser.conftest import Opened
 from tests.browser.viewing import picture, viewer
 from tests.flows.viewer.looking import everything, one_of_each

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flows.reporting import artifacts
-from flows.views.curve import LEFT, MOST_POINTS, RIGHT, WIDTH, Point, curve_svg, thinned, ticks
+from flows.reporting.curve import LEFT, RIGHT, WIDTH, Point, curve_svg
+from flows.reporting.svg import MOST_POINTS, ticks
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -33,8 +34,8 @@ def step(number: int, **changes: Any) -> dict[str, Any]:
 
 def line(svg: str) -> list[tuple[float, float]]:
     """The points of the curve in a drawing."""
-    [found] = ElementTree.fromstring(svg).iter(f"{SVG}polyline")
-    return [(float(x), float(y)) for x, y in (pair.split(",") for pair in found.attrib["points"].split())]
+    [found] = (path for path in ElementTree.fromstring(svg).iter(f"{SVG}path") if path.get("class") == "line")
+    return [(float(x), float(y)) for x, y in re.findall(r"[ML]([-\d.]+) ([-\d.]+)", found.attrib["d"])]
 
 
 def test_the_curve_goes_from_axis_to_axis_and_up() -> None:
@@ -57,17 +58,6 @@ def test_the_curve_stays_small_and_well_formed() -> None:
     texts = [element.text for element in ElementTree.fromstring(svg).iter(f"{SVG}text")]
     assert "a <b> & c" in texts
     assert len(line(svg)) <= MOST_POINTS
-
-
-@given(st.integers(1, 2_000), st.integers(2, 50))
-def test_thinning_keeps_order_the_end_and_the_mean(count: int, most: int) -> None:
-    points = [Point(k, float(k)) for k in range(count)]
-    kept = thinned(points, most)
-    assert len(kept) <= most
-    assert kept[-1] == points[-1]
-    assert [p.step for p in kept] == sorted(p.step for p in kept)
-    assert all(p.step == pytest.approx(p.mean) for p in kept)
-    assert kept == points or count > most
 
 
 @given(st.floats(-1e6, 1e6), st.floats(1e-3, 1e6))

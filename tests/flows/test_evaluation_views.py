@@ -3,8 +3,8 @@
 from typing import Any
 
 from flows.reporting.events import MonitorWatcher, describe_scores
+from flows.reporting.formats import EVALUATION_HEADINGS, describe_difference, evaluation_cells, with_interval
 from flows.reporting.tracking import Monitor
-from flows.views.evaluations import HEADINGS, cells, describe_difference, with_interval
 
 ROW: dict[str, Any] = {
     **{"set": "hard", "versions": [0, 4], "environment": "sums", "figure": "avg", "num_examples": 6},
@@ -22,12 +22,12 @@ def test_a_difference_in_words() -> None:
 
 
 def test_a_difference_in_cells() -> None:
-    told = dict(zip(HEADINGS, cells(ROW), strict=True))
+    told = dict(zip(EVALUATION_HEADINGS, evaluation_cells(ROW), strict=True))
     assert told == {
         **{"held-out": "hard/sums", "policies": "0 to 4", "figure": "avg", "before": "0.250", "after": "0.500"},
         **{"difference": "+0.250", "95% interval": "[-0.125, +0.625]", "examples": "6"},
     }
-    assert cells(ROW | NONE)[3:7] == ("-", "-", "-", "-")
+    assert evaluation_cells(ROW | NONE)[3:7] == ("-", "-", "-", "-")
 
 
 def test_scores_with_their_intervals() -> None:

@@ -11,6 +11,7 @@ import pytest
 from configs.errors import ConfigError
 from configs.run import View
 from flows.outcome import finish_step
+from flows.queries.compare_rows import read_steps
 from flows.recorded import recorded_by
 from flows.replays import config as replay_config
 from flows.runtime import pipeline
@@ -18,7 +19,6 @@ from flows.runtime.dry_run import plan_work
 from flows.runtime.group_refill import short_of_groups
 from flows.runtime.pipeline import EmptyBatch
 from flows.runtime.session import record_run
-from flows.views.recorded_rows import made
 from flows.views.show import describe
 from storage.policies.store import Policies
 from storage.read.frames import Frames
@@ -277,7 +277,7 @@ def test_looking_at_a_step_counts_all_its_rollouts(origin: Path) -> None:
     mean = sum(row["reward"] for row in traces) / len(traces)
     (shown, _) = describe(store, "base", session_for(origin, "base", **REFILL).config)["steps"]
     assert shown["reward"] == pytest.approx(mean) and shown["rows"]["rollout"]["traces"] == 6 * SIZE
-    (figures,) = made(store, [recorded_by(store, "base").steps[0].work])
+    (figures,) = read_steps(store, [recorded_by(store, "base").steps[0].work])
     assert figures.figures()["reward_mean"] == pytest.approx(mean)
     fates = accounting(Frames(store, DERIVED)).collect().filter(run="base", step=0)
     found = {row["fate"]: row["num_traces"] for row in fates.to_dicts()}

@@ -8,9 +8,10 @@ import pytest
 
 from configs.errors import ConfigError
 from configs.replay import redone
+from flows.queries.compare import compare
+from flows.queries.store_reader import Library
 from flows.recorded import WAY, recorded_by
 from flows.runtime.prepare import require_same
-from flows.views.differences import compare
 from storage.store import open_store
 from tests.crash import fixed
 from tests.flows.rehearsal import SMALL, rehearse
@@ -165,7 +166,7 @@ def test_a_step_drawn_twice_is_replayed_from_the_batch_that_was_trained(
 def test_a_replay_of_some_steps_is_compared_over_those(tmp_path: Path) -> None:
     rehearse(tmp_path / "store", "base", steps=3)
     walk(ask(tmp_path / "store", overrides=[RLOO], steps="1:", name="late"))
-    found = compare(open_store(tmp_path / "store"), "base", "late")
+    found = compare(Library(open_store(tmp_path / "store")), "base", "late")
     assert found["parting"] == {"step": 1, "stage": "advantage", "state": "different key"}
     states = {(piece["step"], piece["stage"]): piece["state"] for piece in found["pieces"]}
     assert states[0, "rollout"] == "only in a" and states[1, "rollout"] == states[2, "filtering"] == "same key"

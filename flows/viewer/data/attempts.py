@@ -2,10 +2,10 @@
 
 import polars as pl
 
+from flows.queries.store_reader import Library
 from flows.viewer.data.step_traces import of_chains
 from flows.viewer.data.trace import Found
 from flows.viewer.data.trace_index import index
-from flows.viewer.library import Library
 
 MATE = (
     "trace_id",

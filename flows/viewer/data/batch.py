@@ -9,8 +9,8 @@ from typing import Any
 
 import polars as pl
 
-from flows.viewer.library import Library
-from flows.viewer.page import NotThere
+from flows.queries.request import NotThere
+from flows.queries.store_reader import Library
 from storage.read.lineage import Work, marks
 from tasks.fates import age
 

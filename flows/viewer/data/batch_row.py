@@ -3,9 +3,9 @@
 import numpy as np
 import polars as pl
 
+from flows.queries.request import NotThere
+from flows.queries.store_reader import Library
 from flows.viewer.data.batch import Packed, rows, samples
-from flows.viewer.library import Library
-from flows.viewer.page import NotThere
 
 WEIGHTS = ("rl_weights", "ce_weights", "ref_kl_weights")
 TOKENS = ("token_ids", "logprobs", "temperatures", "advantages", *WEIGHTS)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from flows.viewer.library import Library
+from flows.queries.store_reader import Library
 from tasks.inference.trace_rows.token_texts import TokenizerUnreadable, tokenizer_of
 
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import polars as pl
 
+from flows.queries.request import NotThere
+from flows.queries.store_reader import Library
 from flows.viewer.data.step_evaluations import rounds_of
 from flows.viewer.data.step_traces import of_chains
 from flows.viewer.data.trace_index import index
-from flows.viewer.library import Library
-from flows.viewer.page import NotThere
 from flows.views.identify import nearest
 
 PASS_REWARD = 1.0

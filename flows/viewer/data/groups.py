@@ -4,8 +4,8 @@ import re
 
 import polars as pl
 
+from flows.queries.store_reader import Library
 from flows.viewer.data import step_traces
-from flows.viewer.library import Library
 from tasks.metrics.accounting import ERRORED, FILTERED, STOPPED
 
 SORTS = ("group", "example", "environment", "mean", "spread", "baseline", "size", "kept")

@@ -7,9 +7,9 @@ from typing import Any
 
 import polars as pl
 
+from flows.queries.store_reader import Library
 from flows.viewer.data.messages import message_works
 from flows.viewer.data.trace import Found
-from flows.viewer.library import Library
 from tasks.inference.trace_rows.images import REFERENCE
 
 MAGIC = {

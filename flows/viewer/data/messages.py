@@ -6,8 +6,8 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
+from flows.queries.store_reader import Library
 from flows.viewer.data.trace import Found
-from flows.viewer.library import Library
 from storage.read.lineage import Work
 from tasks.arrays.message_graph import find_branches, without_rejected
 

@@ -7,8 +7,8 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from flows.reporting.texts import cut
 from flows.viewer.data.images import Images
-from flows.viewer.texts import cut
 
 LONGEST = 20_000
 """Characters of one text that a page shows; all of them are in its JSON."""

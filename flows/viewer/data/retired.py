@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from flows.viewer.library import Library
+from flows.queries.store_reader import Library
 from storage.read.lineage import Work
 
 

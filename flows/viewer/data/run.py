@@ -3,11 +3,11 @@
 from typing import Any
 
 from configs.run import RunConfig
+from flows.queries.compare import compared_configs
+from flows.queries.store_reader import Library
 from flows.viewer.data.run_states import is_going, seconds_at_work, state_of
 from flows.viewer.data.run_steps import StepWork
 from flows.viewer.data.runs import chosen, parent_of, policy_of, steps_done
-from flows.viewer.library import Library
-from flows.views.differences import compared_configs
 
 
 def overview(library: Library, run: str, steps: list[StepWork]) -> dict[str, Any]:

@@ -7,10 +7,9 @@ import polars as pl
 import pyarrow as pa
 
 from configs.run import RunConfig
+from flows.queries.store_reader import Library, each_once
 from flows.runtime.scores import READ, RecordedEvaluation, recorded_evaluations, score_rollouts
 from flows.viewer.data.run_steps import evaluations_of
-from flows.viewer.data.shared_reads import each_once
-from flows.viewer.library import Library
 from storage.read.lineage import marks
 from storage.schemas.stage_tables import TRACES
 

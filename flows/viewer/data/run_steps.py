@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flows.queries.step_metrics import metrics_work
-from flows.viewer.library import Library
+from flows.queries.store_reader import Library
 from flows.views.show import STAGES
 from storage.read.lineage import Graph, Work
 from tasks.fates import Chain, age

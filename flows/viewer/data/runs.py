@@ -7,11 +7,11 @@ from typing import Any
 import polars as pl
 
 from configs.errors import ConfigError
+from flows.queries.store_reader import Library
 from flows.viewer.data.run_scores import held_out
 from flows.viewer.data.run_states import seconds_at_work, state_of
 from flows.viewer.data.run_steps import StepWork, steps_of
 from flows.viewer.data.series import written_metrics
-from flows.viewer.library import Library
 from flows.views.identify import policy_version
 from storage.runs import Event
 from tasks.metrics.figures import mean

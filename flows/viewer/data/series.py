@@ -6,9 +6,8 @@ from dataclasses import dataclass
 import polars as pl
 
 from flows.queries.step_metrics import Span, ledger_metrics, read_metrics
+from flows.queries.store_reader import Library, each_once
 from flows.viewer.data.run_steps import StepWork, steps_of
-from flows.viewer.data.shared_reads import each_once
-from flows.viewer.library import Library
 from storage.refs import Entry
 from tasks.metrics.names import Values, full_name
 

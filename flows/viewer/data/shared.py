@@ -5,9 +5,9 @@ from typing import Any
 
 import polars as pl
 
+from flows.queries.store_reader import Library
 from flows.viewer.data.run_steps import steps_of
 from flows.viewer.data.timeline import stage_of
-from flows.viewer.library import Library
 from flows.views.show import STAGES
 from storage.read.lineage import Work
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import polars as pl
 
+from flows.queries.request import BadQuestion, PageRequest
 from flows.viewer.data import groups, step_choice, step_columns, step_figures
 from flows.viewer.data.step_choice import Choice, Chosen
-from flows.viewer.page import Asked, BadQuestion
 
 GROUPS_PER_PAGE = 24
 MOST_CELLS = 64
@@ -22,7 +22,7 @@ ALWAYS = ("trace_id", "key", "group_id", "example_id", "environment", "agent", "
 CELL = ("trace_id", "key", "reward", "advantage", "fate", "detail")
 
 
-def choice_of(asked: Asked) -> Choice:
+def choice_of(asked: PageRequest) -> Choice:
     """Return what an address asks of the list of traces. Raises BadQuestion for numbers that are none."""
     texts = ("environment", "agent", "outcome", "filter", "reason", "error", "trained", "group", "example")
     given: Mapping[str, Any] = {name: asked.text(name) for name in (*texts, "search", "sort")}
@@ -72,7 +72,7 @@ def offered(frame: pl.DataFrame, shown: list[str]) -> list[dict[str, Any]]:
     return found
 
 
-def group_page(frame: pl.DataFrame, asked: Asked) -> dict[str, Any]:
+def group_page(frame: pl.DataFrame, asked: PageRequest) -> dict[str, Any]:
     """Return a page of the groups of a frame of traces, each with its rollouts side by side.
 
     The question: `group_sort` (one of `groups.SORTS`), `group_order` (asc, desc), `group_page`. Raises BadQuestion.

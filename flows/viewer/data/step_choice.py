@@ -5,9 +5,9 @@ from dataclasses import dataclass, fields
 
 import polars as pl
 
+from flows.queries.request import BadQuestion
 from flows.viewer.data import step_columns
 from flows.viewer.data.step_columns import Column, with_named
-from flows.viewer.page import BadQuestion
 from tasks.fates import EVALUATED, EXPIRED
 from tasks.filtering.filters.finding import QUARANTINED
 from tasks.metrics.accounting import ERRORED, FILTERED, NO_WEIGHT, PENDING, REFUSED, STOPPED, TRAINED

@@ -9,7 +9,7 @@ from urllib.parse import quote, unquote
 
 import polars as pl
 
-from flows.viewer.page import BadQuestion
+from flows.queries.request import BadQuestion
 
 REWARD, METRIC = "reward:", "metric:"
 """What the columns of named rewards and metrics begin with."""

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import polars as pl
 
 from configs.run import content
+from flows.queries.store_reader import Library
 from flows.runtime.scores import ASSIGNED
-from flows.viewer.library import Library
 from storage.keys import canonical
 from storage.read.lineage import Graph, Work
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import polars as pl
 
-from flows.viewer.library import Library
+from flows.queries.store_reader import Library
 from flows.views.identify import policy_names, policy_version
 from storage.read.lineage import Work, marks
 from tasks.fates import Chain

@@ -8,9 +8,9 @@ from collections.abc import Collection, Iterable, Sequence
 import numpy as np
 import polars as pl
 
+from flows.queries.store_reader import Library
 from flows.viewer.data.step_traces import works_of
 from flows.viewer.data.training import by_sample
-from flows.viewer.library import Library
 from storage.read.lineage import Work, marks
 from tasks.fates import Chain
 

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import polars as pl
 
+from flows.queries.store_reader import Library
 from flows.viewer.data.step_columns import parsed
-from flows.viewer.library import Library
 from storage.read.lineage import Work, marks
 
 ITSELF = ("trace_id", "group_id", "example_id", "assignment_id", "error_type", "error_message")

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 
 import polars as pl
 
+from flows.queries.request import NotThere
+from flows.queries.store_reader import Library
 from flows.viewer.data.step_evaluations import rounds_of
-from flows.viewer.library import Library
-from flows.viewer.page import NotThere
 from storage.read.lineage import Work, marks
 from tasks.fates import EXPIRED, Chain, fates_of
 from tasks.metrics.accounting import TRAINED

@@ -5,7 +5,7 @@ from typing import Any
 
 import polars as pl
 
-from flows.viewer.library import Library
+from flows.queries.store_reader import Library
 from storage.read.lineage import Work
 from tasks.fates import EVALUATION
 

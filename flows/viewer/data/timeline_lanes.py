@@ -6,7 +6,7 @@ from typing import Any
 
 import polars as pl
 
-from flows.views.curve import ticks
+from flows.reporting.svg import ticks
 from flows.views.show import STAGES
 
 LANES = ("policy_import", "examples", *STAGES, "evaluation_assignment", "evaluation")

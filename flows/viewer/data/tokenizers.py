@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import polars as pl
 
+from flows.queries.store_reader import Library
 from flows.viewer.data.trace import Found
-from flows.viewer.library import Library
 from tasks.inference.trace_rows.token_texts import TokenizerUnreadable, TokenTexts, tokenizer_of
 
 TEXTS = {"text": pl.String, "special": pl.Boolean}

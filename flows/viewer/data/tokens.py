@@ -8,12 +8,12 @@ from collections.abc import Collection
 import numpy as np
 import polars as pl
 
+from flows.queries.store_reader import Library
 from flows.viewer.data.messages import message_works
 from flows.viewer.data.retired import lost
 from flows.viewer.data.tokenizers import TEXTS, with_texts
 from flows.viewer.data.trace import Found
 from flows.viewer.data.training import packed_weights, samples, works
-from flows.viewer.library import Library
 from tasks.fates import expired
 
 WEIGHTS = {"rl_weights": "rl_weight", "ce_weights": "ce_weight", "ref_kl_weights": "ref_kl_weight"}

@@ -7,12 +7,12 @@ from typing import Any
 
 import polars as pl
 
+from flows.queries.store_reader import Library
 from flows.viewer.data.attempts import largest_advantage
 from flows.viewer.data.tokenizers import with_texts
 from flows.viewer.data.tokens import TRAINED_WEIGHTS, tokens
 from flows.viewer.data.tokens_colourings import COLOURINGS, largest
 from flows.viewer.data.trace import Found
-from flows.viewer.library import Library
 
 DRAWN = 4000
 """Tokens that a page draws; of more, only how many there are."""

@@ -6,10 +6,10 @@ from typing import Any
 
 import polars as pl
 
+from flows.queries.request import NotThere
+from flows.queries.store_reader import Library
 from flows.viewer.data.retired import lost
 from flows.viewer.data.trace_index import index
-from flows.viewer.library import Library
-from flows.viewer.page import NotThere
 from flows.views.identify import NEAREST, SHORTEST_PREFIX, nearest
 from flows.views.why import quarantines_of, use_of
 from storage.read.lineage import Work

@@ -6,15 +6,14 @@ from typing import Any
 
 import polars as pl
 
+from flows.queries.sentences import flat, sentence
+from flows.queries.store_reader import Library
 from flows.viewer import addresses
 from flows.viewer.data import batch
 from flows.viewer.data.retired import lost
 from flows.viewer.data.trace import Found, outcome_of
 from flows.viewer.data.training import WEIGHTS, packed_weights, samples
-from flows.viewer.library import Library
 from flows.views.identify import policy_version
-from flows.views.sentences import sentence
-from flows.views.telling import flat
 from tasks.fates import EXPIRED
 from tasks.filtering.filters.finding import QUARANTINED
 from tasks.metrics.accounting import ERRORED, FILTERED, NO_WEIGHT, PENDING, REFUSED, STOPPED, TRAINED

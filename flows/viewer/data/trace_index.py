@@ -4,8 +4,7 @@ from collections.abc import Iterable
 
 import polars as pl
 
-from flows.viewer.data.shared_reads import each_once
-from flows.viewer.library import Library
+from flows.queries.store_reader import Library, each_once
 from storage.read.lineage import Work
 
 INDEX = (

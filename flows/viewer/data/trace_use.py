@@ -1,9 +1,9 @@
 """The use of a trace that is meant where only its id is given: on a terminal, in a notebook."""
 
+from flows.queries.request import NotThere
+from flows.queries.store_reader import Library
 from flows.viewer.data.trace import Found, find_trace, uses
 from flows.viewer.data.trace_index import index
-from flows.viewer.library import Library
-from flows.viewer.page import NotThere
 from flows.views.identify import nearest
 
 

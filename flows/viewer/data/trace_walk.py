@@ -10,14 +10,14 @@ from urllib.parse import parse_qsl, urlencode
 
 import polars as pl
 
+from flows.queries.request import PageRequest
+from flows.queries.store_reader import Library
 from flows.viewer.data import step_search
 from flows.viewer.data.step import choice_of
 from flows.viewer.data.step_choice import CHOOSING, Choice, choose
 from flows.viewer.data.step_mismatch import with_mismatch
 from flows.viewer.data.step_traces import chains_of, evaluation_traces, of_chains
 from flows.viewer.data.trace import Found
-from flows.viewer.library import Library
-from flows.viewer.page import Asked
 
 SET = "set"
 """What an evaluation is asked for beside: one set of examples."""
@@ -36,7 +36,7 @@ class Walk:
     """What the list was asked for; empty where they are all traces of its batch of rollouts."""
 
 
-def written(asked: Asked) -> str:
+def written(asked: PageRequest) -> str:
     """Return what a list of traces is asked for as one value of an address; empty where it has all as they came."""
     return urlencode({name: asked.query[name] for name in (*CHOOSING, SET) if asked.query.get(name)})
 
@@ -49,13 +49,13 @@ def walk(library: Library, found: Found, list_asked: str = "") -> Walk:
     known = (*CHOOSING, SET)
     chosen = {name: value for name, value in parse_qsl(list_asked) if name in known}
     if chosen:
-        rows = _listed(library, found, Asked("", {}, chosen))
+        rows = _listed(library, found, PageRequest("", {}, chosen))
         if found.trace_id in rows["trace_id"]:
             return _around(rows, found, chosen)
     return _around(of_chains(library, found.run, [found.chain]), found, {})
 
 
-def _listed(library: Library, found: Found, asked: Asked) -> pl.DataFrame:
+def _listed(library: Library, found: Found, asked: PageRequest) -> pl.DataFrame:
     choice: Choice = choice_of(asked)
     if found.chain.for_training:
         chains = chains_of(library, found.run, found.step)

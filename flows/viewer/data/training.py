@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import polars as pl
 
+from flows.queries.store_reader import Library
 from flows.viewer.data.trace import Found
-from flows.viewer.library import Library
 from storage.read.lineage import Work
 
 SAMPLE = ("sample_id", "branch", "path", "reward", "baseline", "advantage", "num_tokens")

@@ -1,18 +1,28 @@
-"""The packed batch of a step: rows as bars of their samples, what the updates measured, what decided about it."""
+"""The packed batch of a step, and one of its rows.
+
+A batch is rows as bars of their samples, what the updates measured and what decided about it; a row its samples, what
+each weighs, and its tokens as the learner was given them.
+"""
 
 import json
+from itertools import accumulate
 from typing import Any
 
 import polars as pl
 
+from flows.queries.compare_rows import MEASURES
+from flows.queries.request import BadQuestion, NotThere, PageRequest
+from flows.queries.store_reader import Library
 from flows.viewer import addresses
+from flows.viewer.addresses import Crumb, Page
+from flows.viewer.data import batch, batch_row
 from flows.viewer.data import batch as data
-from flows.viewer.data.retired import retired
-from flows.viewer.data.run_states import is_going
-from flows.viewer.library import Library
-from flows.viewer.page import Asked, Crumb, Page
+from flows.viewer.data.batch_texts import texts
+from flows.viewer.data.retired import lost, retired
+from flows.viewer.pages.run import any_going
+from flows.viewer.pages.step import neighbours
+from flows.viewer.svg.colours import diverging, sequential
 from flows.views.identify import policy_names, policy_version
-from flows.views.recorded_rows import MEASURES
 
 COLOURS = ("advantage", "reward", "sample", "environment")
 """By what samples are coloured."""
@@ -23,7 +33,7 @@ DENOMINATORS = {"rl_tokens": "RL tokens", "ce_tokens": "CE tokens", "ref_kl_toke
 """Tokens of an update that each component weighs, and is divided by; with what they are called."""
 
 
-def page(library: Library, asked: Asked) -> Page:
+def batch_page(library: Library, asked: PageRequest) -> Page:
     """Return the batch of a step. Raises NotThere where it has none."""
     run, step = asked.path["run"], asked.place("step")
     of = data.packed(library, run, step)
@@ -58,18 +68,12 @@ def rows_per_page(rows: pl.DataFrame) -> int:
 
 def may_change(library: Library, of: data.Packed) -> bool:
     """Say whether the batch may still be trained: its run goes on."""
-    return of.updates is None and is_going(library.store.runs.events(of.run)[-1])
+    return of.updates is None and any_going(library, of.run)
 
 
 def crumbs(run: str, step: int) -> tuple[Crumb, ...]:
     """Return the way to the batch of a step."""
     return Crumb(run, addresses.run(run)), Crumb(f"step {step}", addresses.step(run, step))
-
-
-def neighbours(known: list[int], here: int) -> dict[str, int | None]:
-    """Return the numbers before and after one among those known; None at the ends."""
-    before, after = [each for each in known if each < here], [each for each in known if each > here]
-    return {"previous": max(before, default=None), "next": min(after, default=None)}
 
 
 def overview(library: Library, of: data.Packed) -> dict[str, Any]:
@@ -183,3 +187,101 @@ def _measured(update: dict[str, Any] | None) -> dict[str, Any] | None:
 
 def _decision(row: dict[str, Any]) -> dict[str, Any]:
     return {**row, "figures": json.loads(row["figures"])}
+
+
+TOKEN_COLOURS = ("advantage", "logprob", "component")
+"""By what tokens are coloured."""
+MOST_TOKENS = 2000
+"""Tokens that are drawn at once; of a sample that has more, the first. The page of its trace has all."""
+LEAST_LOGPROB = -4.0
+"""What is as improbable as this, or more, has the faintest colour: exp(-4) is 2 in 100."""
+COMPONENTS = {"rl_weights": "rl", "ce_weights": "ce", "ref_kl_weights": "ref_kl"}
+
+
+def row_page(library: Library, asked: PageRequest) -> Page:
+    """Return a row. Raises NotThere where the step has no batch or the batch no such row."""
+    run, step, number = asked.path["run"], asked.place("step"), asked.place("row")
+    of = batch.packed(library, run, step)
+    rows = batch.rows(library, of)
+    own = rows.filter(pl.col("row") == number)
+    if own.is_empty():
+        why = "its rows were dropped for their age" if lost(library, [of.batches], "batches") else f"no row {number}"
+        raise NotThere(f"the batch of step {step} of run {run!r} has {len(rows)} rows, numbered from 0; {why}")
+    whole = overview(library, of)
+    values = {
+        "run": run,
+        "step": step,
+        "row": drawn_rows(library, of, own)[0] | {name: own[name][0] for name in DENOMINATORS},
+        "samples": _samples(library, of, number),
+        "colour": asked.one_of("colour", TOKEN_COLOURS, "component" if whole["largest"] is None else "advantage"),
+        "colours": TOKEN_COLOURS,
+        **{name: whole[name] for name in ("state", "policy", "key", "capacity", "largest", "rewards", "environments")},
+        "retired": whole["retired"],
+        "drawn": _shown_samples(library, of, number, asked, whole["largest"]),
+        "command": f"stagecoach lineage {run}:{step}:{number}",
+        **neighbours(rows["row"].to_list(), number),
+    }
+    way = (*crumbs(run, step), Crumb("batch", addresses.batch(run, step)))
+    return Page("row.html", f"Row {number}", values, way, may_change(library, of))
+
+
+def _samples(library: Library, of: batch.Packed, number: int) -> list[dict[str, Any]]:
+    found = batch_row.row_samples(library, of, number).to_dicts()
+    return [each | {"address": trace_of(of.run, each)} for each in found]
+
+
+def _shown_samples(
+    library: Library, of: batch.Packed, number: int, asked: PageRequest, largest: float | None
+) -> dict[str, Any]:
+    """Return the tokens of the samples from `first` on, as many samples as MOST_TOKENS hold."""
+    samples = batch_row.row_samples(library, of, number)
+    if samples.is_empty():
+        return {"first": 0, "last": None, "before": None, "after": None, "samples": []}
+    first = asked.number("first", 0)
+    if first >= len(samples):
+        raise BadQuestion(f"first={first}: the row has the samples 0 to {len(samples) - 1}")
+    lengths = samples["num_tokens"].to_list()
+    shown = _fitting(lengths[first:])
+    chosen = samples.slice(first, shown)
+    tokens = batch_row.tokens(library, of, number)
+    pieces = []
+    for place in chosen["place"]:
+        own = tokens.filter(pl.col("place") == place)
+        drawn = _tokens(library, of, own.head(MOST_TOKENS), largest)
+        pieces.append({"place": place, "tokens": drawn, "left_out": len(own) - len(drawn)})
+    return {
+        "first": first,
+        "last": first + shown - 1,
+        "before": max(first - _fitting(lengths[:first][::-1]), 0) if first else None,
+        "after": first + shown if first + shown < len(samples) else None,
+        "samples": pieces,
+    }
+
+
+def _fitting(lengths: list[int]) -> int:
+    """Return how many of the samples, in order, have at most MOST_TOKENS together; at least the first."""
+    return max(1, sum(total <= MOST_TOKENS for total in accumulate(lengths)))
+
+
+def _tokens(library: Library, of: batch.Packed, tokens: pl.DataFrame, largest: float | None) -> list[dict[str, Any]]:
+    """Return the tokens of one sample with their texts and the steps of colour of each."""
+    told = texts(library, of.run, tokens["token_id"].to_list())
+    return [_token(row, text, largest) for row, text in zip(tokens.drop("place").to_dicts(), told, strict=True)]
+
+
+def _token(row: dict[str, Any], text: tuple[str, bool], largest: float | None) -> dict[str, Any]:
+    components = [name for column, name in COMPONENTS.items() if row[column]]
+    # Zero where it was not sampled; of a token that counts in rl, which was sampled, that it was certain.
+    sampled = row["logprob"] != 0 or row["rl_weights"] != 0
+    return {
+        **row,
+        "advantage": row["advantage"] if row["rl_weights"] else None,
+        "logprob": row["logprob"] if sampled else None,
+        "text": text[0],
+        "special": text[1],
+        "levels": {
+            "adv": diverging(row["advantage"] if row["rl_weights"] else None, largest),
+            "lp": sequential(row["logprob"], LEAST_LOGPROB, 0.0) if sampled else "none",
+            "com": components[0] if len(components) == 1 else "several" if components else "none",
+        },
+    }

@@ -1,25 +1,27 @@
-"""A run: its curves, its time, its ledger; live while it goes on."""
+"""A run: its curves, its time, its ledger, live while it goes on; and one of its metrics by step."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from flows.queries.request import NotThere, PageRequest
+from flows.queries.store_reader import Library
+from flows.reporting.svg import colour
 from flows.viewer import addresses
-from flows.viewer.data.metrics import matching, metrics
+from flows.viewer.addresses import Crumb, Page
+from flows.viewer.data.metrics import Metric, ends, matching, metrics
 from flows.viewer.data.retired import retired_of
 from flows.viewer.data.run import overview
 from flows.viewer.data.run_scores import held_out
-from flows.viewer.data.run_states import look_of
+from flows.viewer.data.run_states import is_going, look_of
 from flows.viewer.data.runs import tokens_of
 from flows.viewer.data.series import StepNumbers, numbers
 from flows.viewer.data.series_charts import charts
 from flows.viewer.data.shared import ledger
 from flows.viewer.data.timeline import events, stage_times
 from flows.viewer.data.timeline_lanes import lanes
-from flows.viewer.drawing.ledgers import cell_class
-from flows.viewer.drawing.stages import stage_class, stage_number
-from flows.viewer.drawing.svg import colour
-from flows.viewer.library import Library
-from flows.viewer.page import Asked, Crumb, Page
+from flows.viewer.svg.colours import stage_class, stage_number
+from flows.viewer.svg.runs import cell_class
+from flows.views.identify import nearest
 
 SPANS = ("all", "20", "5")
 """How many of the last steps the timeline shows."""
@@ -29,7 +31,7 @@ MANY = 40
 """Steps from which on the timeline shows the last ones alone, until asked for all."""
 
 
-def page(library: Library, asked: Asked) -> Page:
+def run_page(library: Library, asked: PageRequest) -> Page:
     """Return the page of a run. Raises NotThere for an unknown run.
 
     Asks: `timeline`, one of SPANS; `numbers=all`; `metric`, words that metrics must have.
@@ -54,6 +56,11 @@ def page(library: Library, asked: Asked) -> Page:
         "numbers_from": 0 if asked.one_of("numbers", ("all",)) else max(0, len(measured) - MOST_NUMBERS),
     }
     return Page("run.html", run, values, (Crumb("Runs", addresses.runs()),), live=told["going"])
+
+
+def any_going(library: Library, *runs: str) -> bool:
+    """Say whether any of some runs may still get further, as far as can be seen from here."""
+    return any(is_going(library.store.runs.events(run)[-1]) for run in runs)
 
 
 def _step(run: str, each: StepNumbers) -> dict[str, Any]:
@@ -136,3 +143,71 @@ def _totals(measured: Sequence[StepNumbers]) -> dict[str, float | None]:
 def _last(measured: Sequence[StepNumbers], measure: str, scope: str) -> float | None:
     known = (each.value(measure, scope) for each in reversed(measured))
     return next((value for value in known if value is not None), None)
+
+
+MOST_METRIC_NUMBERS = 200
+"""Steps in the table, the last ones, until asked for all."""
+FROM_ZERO = ("share", "tokens", "tokens/s", "rollouts", "s", "turns", "steps", "nats")
+"""Units whose scale begins at zero: twice as high is twice as much."""
+
+
+def metric_page(library: Library, asked: PageRequest) -> Page:
+    """Return the page of a metric, named by its measure or in full: `reward/mean`, `reward/all/mean`.
+
+    Asks: `numbers=all`. Raises NotThere, with the nearest names, where no step of the run has it.
+    """
+    run, name = asked.path["run"], asked.path["metric"]
+    measured = numbers(library, run)
+    known, gone = metrics(measured), retired_of(library, run)
+    place = _metric_place(known, run, name, bool(gone))
+    found = known[place]
+    steps = [_step(run, each) for each in measured]
+    series = [_metric_series(number, each, steps) for number, each in enumerate(found["series"])]
+    values = {
+        "run": run,
+        "retired": gone,
+        "metric": {**found, "series": series},
+        "drawn": {
+            "title": found["name"],
+            "unit": found["unit"],
+            "zero": found["unit"] in FROM_ZERO,
+            "wide": True,
+            "series": series,
+        },
+        "steps": steps,
+        "previous": _neighbour(known, run, place - 1),
+        "next": _neighbour(known, run, place + 1),
+        "numbers_from": 0 if asked.one_of("numbers", ("all",)) else max(0, len(steps) - MOST_METRIC_NUMBERS),
+    }
+    live = any_going(library, run)
+    return Page("metric.html", found["name"], values, (Crumb(run, addresses.run(run)),), live)
+
+
+def _metric_place(known: Sequence[Metric], run: str, name: str, gone: bool) -> int:
+    for number, each in enumerate(known):
+        if name == each["name"] or name in (one["name"] for one in each["series"]):
+            return number
+    near = nearest(name, [each["name"] for each in known])
+    told = f"; the nearest names are {', '.join(near)}" if near else ""
+    if gone:
+        told += "; rows that it may have been in were dropped for their age (`stagecoach maintain --retain`)"
+    raise NotThere(f"no step of the run {run!r} has the metric {name[:120]!r}{told}")
+
+
+def _metric_series(number: int, each: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return a series as charts take it, with its ends."""
+    told = ends(each["values"], [step["step"] for step in steps])
+    return {
+        "name": each["scope"] or each["name"],
+        "metric": each["name"],
+        "scope": each["scope"],
+        "values": each["values"],
+        "colour": colour(number),
+        **told,
+    }
+
+
+def _neighbour(known: Sequence[Metric], run: str, place: int) -> dict[str, str] | None:
+    if not 0 <= place < len(known):
+        return None
+    return {"name": known[place]["name"], "address": addresses.metric(run, known[place]["name"])}

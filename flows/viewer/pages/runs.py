@@ -3,9 +3,10 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from flows.queries.request import PageRequest
+from flows.queries.store_reader import Library
+from flows.viewer.addresses import Page
 from flows.viewer.data.runs import runs
-from flows.viewer.library import Library
-from flows.viewer.page import Asked, Page
 
 Row = dict[str, Any]
 SORTS: Mapping[str, Callable[[Row], Any]] = {
@@ -22,7 +23,7 @@ SORTS: Mapping[str, Callable[[Row], Any]] = {
 SEARCHED = ("run", "parent", "kind", "state", "message", "model")
 
 
-def page(library: Library, asked: Asked) -> Page:
+def runs_page(library: Library, asked: PageRequest) -> Page:
     """Return the list of runs. Asks: `q` (words that must all be there), `sort`, `down`, `state`."""
     every = runs(library).to_dicts()
     states = sorted({row["state"] for row in every})

@@ -1,27 +1,30 @@
-"""A step: its figures, its groups with rewards side by side, and its traces as a list to filter, sort and search."""
+"""A step or an evaluation: figures, groups side by side, and traces as a list to filter, sort and search."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import polars as pl
 
+from flows.queries.request import BadQuestion, NotThere, PageRequest
+from flows.queries.store_reader import Library
+from flows.runtime.scores import recorded_evaluations
 from flows.viewer import addresses
+from flows.viewer.addresses import Crumb, Page
 from flows.viewer.data import step as data
 from flows.viewer.data import step_choice, step_figures, step_search, step_traces
 from flows.viewer.data.retired import retired
 from flows.viewer.data.step_columns import read_names
 from flows.viewer.data.step_mismatch import with_mismatch
 from flows.viewer.data.trace_walk import written
-from flows.viewer.library import Library
-from flows.viewer.page import Asked, Crumb, NotThere, Page
-from flows.views.show import GOING, process_gone
+from flows.viewer.pages.run import any_going
+from storage.read.lineage import marks
 from tasks.fates import Chain
 
 CARRIED = ("sort", "order", "columns", "size", "group_sort", "group_order")
 """What stays in the address on the way to the step before or after."""
 
 
-def page(library: Library, asked: Asked) -> Page:
+def step_page(library: Library, asked: PageRequest) -> Page:
     """Return a step. Raises NotThere, and BadQuestion where the list of traces is asked for what is not known."""
     run, step = asked.path["run"], asked.place("step")
     chains = step_traces.chains_of(library, run, step)
@@ -33,16 +36,16 @@ def page(library: Library, asked: Asked) -> Page:
         "step": step,
         "evaluation": None,
         "retired": retired(library, [work for chain in chains for work in step_traces.works_of(chain)]),
-        **_of_step(library, run, chains, frame),
-        **told(library, run, frame, asked),
+        **_step_values(library, run, chains, frame),
+        **list_values(library, run, frame, asked),
         **neighbours(step_traces.steps_of(library, run), step),
         "compared": _parent(library, run, step),
         "carried": {name: asked.query[name] for name in CARRIED if asked.query.get(name)},
     }
-    return Page("step.html", f"Step {step}", values, crumbs(run), is_going(library, run))
+    return Page("step.html", f"Step {step}", values, crumbs(run), any_going(library, run))
 
 
-def told(library: Library, run: str, frame: pl.DataFrame, asked: Asked) -> dict[str, Any]:
+def list_values(library: Library, run: str, frame: pl.DataFrame, asked: PageRequest) -> dict[str, Any]:
     """Return what the traces of a step, or of an evaluation, come to: figures, rewards, groups and the list."""
     choice = data.choice_of(asked)
     chosen = step_choice.choose(frame, choice, step_search.found(library, run, frame, choice.search))
@@ -55,7 +58,7 @@ def told(library: Library, run: str, frame: pl.DataFrame, asked: Asked) -> dict[
     }
 
 
-def _of_step(library: Library, run: str, chains: Sequence[Chain], frame: pl.DataFrame) -> dict[str, Any]:
+def _step_values(library: Library, run: str, chains: Sequence[Chain], frame: pl.DataFrame) -> dict[str, Any]:
     judged = {chain.verdicts.key for chain in chains if chain.verdicts}
     return {
         "stages": sorted({chain.traces.stage for chain in chains}),
@@ -82,12 +85,6 @@ def crumbs(run: str) -> tuple[Crumb, ...]:
     return (Crumb(run, addresses.run(run)),)
 
 
-def is_going(library: Library, run: str) -> bool:
-    """Say whether a run may still change."""
-    last = library.store.runs.events(run)[-1]
-    return last.event in GOING and not process_gone(last)
-
-
 def _parent(library: Library, run: str, step: int) -> str | None:
     """Return the run that this one is a fork of, where that has the same step."""
     parent = library.store.runs.events(run)[-1].parent_run
@@ -97,3 +94,62 @@ def _parent(library: Library, run: str, step: int) -> str | None:
         return parent if step in step_traces.steps_of(library, parent) else None
     except NotThere:  # it was removed
         return None
+
+
+ALL = "all"
+"""The value of `set` that asks for every set at once."""
+
+
+def evaluation_page(library: Library, asked: PageRequest) -> Page:
+    """Return an evaluation of a policy; `set` chooses one set. Raises NotThere and BadQuestion."""
+    run, version = asked.path["run"], asked.place("step")
+    every = step_traces.evaluation_traces(library, run, version)
+    sets = sorted(every["set"].unique())
+    chosen = _chosen_set(asked, sets)
+    frame = every if chosen is None else step_traces.evaluation_traces(library, run, version, chosen)
+    values = {
+        "run": run,
+        "step": version,
+        "retired": retired(library, [c.traces for c in step_traces.evaluation_chains(library, run, version)]),
+        "evaluation": {
+            "set": chosen,
+            "sets": sets,
+            "scores": _scores(library, run, version, chosen),
+            "num_replaced": frame["replaced"].sum(),
+        },
+        "stages": ["rollout"],
+        "computed_by": [],
+        "finished": all(chain.traces.finished for chain in step_traces.evaluation_chains(library, run, version)),
+        "num_batches": 1,
+        "num_judged_apart": 0,
+        "packed": False,
+        "updates": [],
+        "policies": step_figures.policies(library, run, frame, ()),
+        **list_values(library, run, frame, asked),
+        **neighbours(step_traces.steps_of(library, run, for_training=False), version),
+        "compared": None,
+        "carried": {name: asked.query[name] for name in (*CARRIED, "set") if asked.query.get(name)},
+    }
+    return Page("step.html", f"Evaluation of policy {version}", values, crumbs(run), any_going(library, run))
+
+
+def _chosen_set(asked: PageRequest, sets: list[str]) -> str | None:
+    """Return the set that is asked for; None for all."""
+    given = asked.text("set")
+    if not given or given == ALL:
+        return None
+    if given not in sets:
+        raise BadQuestion(f"set={given!r} is not known; there are {', '.join(each for each in sets if each) or 'none'}")
+    return given
+
+
+def _scores(library: Library, run: str, version: int, set_name: str | None) -> list[dict[str, Any]]:
+    """Return the scores of the sets, as `stagecoach evals` has them; those that are still going on have none."""
+    config = library.config(run)
+    found = [each for each in recorded_evaluations(library.store, run, config) if each.version == version]
+    wanted = [each for each in found if set_name in (None, each.set_name)]
+    # The config, which may be another after a resume, says which seats are scored.
+    rounds = tuple((each.set_name, marks(each.rounds)) for each in wanted)
+    name = ("scores", run, len(library.store.runs.events(run)), rounds)
+    scored = library.kept(name, lambda: [each.scored(library.store, config).described for each in wanted])
+    return [{"set": each["set"], **score} for each in scored for score in each["scores"]]

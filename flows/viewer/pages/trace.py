@@ -5,7 +5,10 @@ from typing import Any
 
 import polars as pl
 
+from flows.queries.request import BadQuestion, NotThere, PageRequest
+from flows.queries.store_reader import Library
 from flows.viewer import addresses
+from flows.viewer.addresses import Crumb, Page
 from flows.viewer.data import trace_facts as facts
 from flows.viewer.data.attempts import episode, history, mates
 from flows.viewer.data.images import images
@@ -13,17 +16,17 @@ from flows.viewer.data.messages import message_works, messages, rejected
 from flows.viewer.data.messages_read import linked, long_text, read_message
 from flows.viewer.data.messages_window import MOST_HITS, WINDOW, Reading, hits, reading
 from flows.viewer.data.retired import retired
-from flows.viewer.data.run_states import is_going
 from flows.viewer.data.step_traces import works_of
 from flows.viewer.data.tokenizers import tokenizer
 from flows.viewer.data.tokens import tokens
 from flows.viewer.data.tokens_colourings import NAMES, chosen
 from flows.viewer.data.tokens_shown import colourings, describe, scaled, shown_tokens
-from flows.viewer.data.trace import Found, find_trace, other_runs
+from flows.viewer.data.trace import Found, find_trace, other_runs, outcome_of, uses
+from flows.viewer.data.trace_index import index
 from flows.viewer.data.trace_walk import Walk, walk
-from flows.viewer.drawing.message_graph import classes, drawable
-from flows.viewer.library import Library
-from flows.viewer.page import Asked, BadQuestion, Crumb, Page
+from flows.viewer.pages.run import any_going
+from flows.viewer.svg.rollouts import classes, drawable
+from flows.views.identify import nearest
 from tasks.metrics.accounting import PENDING
 
 VIEWS = ("both", "text", "tokens")
@@ -35,7 +38,7 @@ ERROR = ("error_class", "error_type", "error_message", "error_traceback")
 Values = dict[str, Any]
 
 
-def page(library: Library, asked: Asked) -> Page:
+def trace_page(library: Library, asked: PageRequest) -> Page:
     """Return a trace as a run uses it.
 
     The question may have: `key` (the work that made it), `branch`, `from` (the first message of the window), `to`
@@ -68,7 +71,7 @@ def page(library: Library, asked: Asked) -> Page:
         **_conversation(library, found, asked),
     }
     # What is pending may be decided while somebody looks; nothing else of a trace ever changes.
-    live = values["outcome"]["fate"] == PENDING and is_going(library.store.runs.events(found.run)[-1])
+    live = values["outcome"]["fate"] == PENDING and any_going(library, found.run)
     return Page("trace.html", f"Trace {found.trace_id[:8]}", values, _crumbs(found, beside), live)
 
 
@@ -96,7 +99,7 @@ def _error(row: Mapping[str, Any]) -> Values | None:
     return told | {name: long_text(text) if text else None for name, text in texts.items()}
 
 
-def _around(library: Library, found: Found, asked: Asked) -> Values:
+def _around(library: Library, found: Found, asked: PageRequest) -> Values:
     """Return the traces around it: of its group, its episode and its example.
 
     `history` is None where nobody asked for it and it costs more than the rest: every batch of a large run is read.
@@ -135,7 +138,7 @@ def _linked(found: Found, rows: pl.DataFrame) -> list[Values]:
     ]
 
 
-def _conversation(library: Library, found: Found, asked: Asked) -> Values:
+def _conversation(library: Library, found: Found, asked: PageRequest) -> Values:
     rows = messages(library, found)
     whole = reading(rows)
     branch = _branch(asked, whole)
@@ -167,7 +170,7 @@ def _conversation(library: Library, found: Found, asked: Asked) -> Values:
     }
 
 
-def _graph(rows: pl.DataFrame, whole: Reading, asked: Asked) -> Values:
+def _graph(rows: pl.DataFrame, whole: Reading, asked: PageRequest) -> Values:
     """Return the graph as it is drawn, where it has forks and can be seen as a whole."""
     drawn = drawable(whole.paths)
     roles = classes(rows.select("message", "role").to_dicts()) if drawn else {}
@@ -176,13 +179,13 @@ def _graph(rows: pl.DataFrame, whole: Reading, asked: Asked) -> Values:
     return {"paths": paths, "roles": roles, "addresses": ways, "broken": whole.broken}
 
 
-def _branch(asked: Asked, whole: Reading) -> int | None:
+def _branch(asked: PageRequest, whole: Reading) -> int | None:
     if not asked.text("branch"):
         return None
     return asked.number("branch", 0, most=max(len(whole.paths) - 1, 0))
 
 
-def _window(library: Library, found: Found, asked: Asked, told: Reading) -> tuple[int, Sequence[Any]]:
+def _window(library: Library, found: Found, asked: PageRequest, told: Reading) -> tuple[int, Sequence[Any]]:
     """Return where the window begins in the order of reading, and its lines."""
     if asked.text("message"):
         wanted = asked.number("message", 0)
@@ -231,3 +234,44 @@ def _hits(rows: pl.DataFrame, told: Reading, wanted: str) -> list[Values]:
     places = {line.message: place for place, line in enumerate(told.lines)}
     found = [each for each in hits(rows, wanted) if each["message"] in places]
     return [each | {"from": places[each["message"]] // WINDOW * WINDOW} for each in found]
+
+
+def any_trace_page(library: Library, asked: PageRequest) -> Page:
+    """Return the runs that use a trace, each with the trace's fate and the address of its page there.
+
+    Of a trace that one run uses it is the page in that run. Raises NotThere, with the nearest ids, where none does.
+    """
+    given = asked.path["trace"]
+    found = uses(library, given)
+    if not found:
+        known = index(library, library.graph.making("traces"))["trace_id"]
+        near = nearest(given, known)
+        told = f"; the nearest ids are {', '.join(near)}" if near else ""
+        raise NotThere(f"no run of {library.store.root.address} has a trace {given!r}{told}")
+    trace_id = found[0].trace_id
+    if len(found) == 1:
+        (only,) = found
+        path = {"run": only.run, "trace": trace_id}
+        return trace_page(
+            library, PageRequest(addresses.trace(only.run, trace_id), path, {**asked.query, "key": only.key})
+        )
+    values = {"trace_id": trace_id, "uses": [_use(library, each) for each in found]}
+    return Page("any_trace.html", f"Trace {trace_id[:8]}", values)
+
+
+def _use(library: Library, found: Found) -> dict[str, object]:
+    made = outcome_of(library, found)
+    samples = [sample for sample in made["samples"] if sample["advantage"] is not None]
+    return {
+        "run": found.run,
+        "step": found.step,
+        "for_training": found.chain.for_training,
+        "key": found.key,
+        "reward": found.row["reward"],
+        "advantage": samples[0]["advantage"] if samples else None,
+        "fate": made["fate"],
+        "detail": made["detail"],
+        "policy": made["policy"],
+        "computed_by": found.chain.traces.computed_by,
+        "address": addresses.trace(found.run, found.trace_id, found.key),
+    }

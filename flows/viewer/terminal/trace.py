@@ -1,54 +1,39 @@
-"""One trace on a terminal: what became of it, its rewards, its messages, and its tokens in colour.
+"""`stagecoach trace`: what became of a rollout, its rewards, its messages, and its tokens in colour.
 
-Texts that a model or an environment wrote are made visible (flows.viewer.texts) and put into rich texts, which are
+Texts that a model or an environment wrote are made visible (flows.reporting.texts) and put into rich texts, which are
 never read as markup. Into a pipe, or with NO_COLOR, goes plain text without any escape.
 """
 
 import json
 import os
 import sys
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 from rich.console import Console, RenderableType
+from rich.text import Text
 
 from configs.run import RunConfig
+from flows.queries.request import BadQuestion, plain
+from flows.queries.sentences import sentence
+from flows.queries.store_reader import Library
+from flows.reporting.formats import number, seconds
+from flows.reporting.texts import cut, one_line, visible
 from flows.viewer import addresses
 from flows.viewer.data.messages import branches, messages
 from flows.viewer.data.tokens import tokens
-from flows.viewer.data.trace import Found, outcome_of
+from flows.viewer.data.trace import Found, other_runs, outcome_of
 from flows.viewer.data.trace_use import trace_use
-from flows.viewer.library import Library
-from flows.viewer.page import BadQuestion, plain
-from flows.viewer.terminal.colours import MEASURES
-from flows.viewer.terminal.trace_head import head
-from flows.viewer.terminal.trace_messages import conversation
-from flows.viewer.terminal.trace_tokens import listed
+from flows.viewer.terminal.style import MEASURES, Indented, Wanted
+from flows.viewer.terminal.trace_body import conversation, token_list
 from storage.errors import border
 
 WIDTH = 120
 """Columns of output that goes into a pipe or a file."""
 NARROWEST = 20
 """Columns that can be asked for at least."""
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """What of a trace is printed."""
-
-    colour: str = ""
-    """Of `colours.MEASURES`; empty for the one that says most, as on the page of a trace."""
-    branch: int | None = None
-    span: str = ""
-    """Numbers of messages, both included: 4, 3:7, 3:, :7; all of them where it is empty."""
-    tokens: bool = False
-    """One line for each token, with everything that was measured of it."""
-    text: bool = False
-    """Messages as texts, not as tokens."""
-    whole: bool = False
-    """Nothing is cut."""
 
 
 def main(
@@ -72,7 +57,7 @@ def main(
     with border("reading the tables", library.store.root.address):
         found = trace_use(library, text, library.latest() if run == "latest" else run)
         if save:
-            from flows.viewer.web.pages_to_files import save_page
+            from flows.viewer.rendering import save_page
 
             parts: list[RenderableType] = [
                 save_page(library, addresses.trace(found.run, found.trace_id, found.key), Path(save))
@@ -80,7 +65,7 @@ def main(
         elif as_json:
             parts = [json.dumps(as_values(library, found, wanted), allow_nan=False)]
         else:
-            parts = told(library, found, wanted, out)
+            parts = trace_parts(library, found, wanted, out)
     for part in parts:
         print(part) if isinstance(part, str) else out.print(part)
     return 0
@@ -93,11 +78,11 @@ def terminal(width: int | None = None) -> Console:
     return Console(width=wide, color_system=None if plainly else "auto", markup=False, emoji=False, highlight=False)
 
 
-def told(library: Library, found: Found, wanted: Wanted, out: Console) -> list[RenderableType]:
+def trace_parts(library: Library, found: Found, wanted: Wanted, out: Console) -> list[RenderableType]:
     """Return all that is printed of a trace; `out` is where, for there may be no colours, and little room."""
     rows = messages(library, found)
     own = within(rows, wanted)
-    draw = listed if wanted.tokens else conversation
+    draw = token_list if wanted.tokens else conversation
     return [*head(library, found, rows, wanted.whole), *draw(library, found, rows, own, wanted, out)]
 
 
@@ -144,3 +129,98 @@ def as_values(library: Library, found: Found, wanted: Wanted) -> dict[str, Any]:
     }
     shown: dict[str, Any] = json.loads(json.dumps(plain(values), default=str))
     return shown
+
+
+TRACEBACK = 4000
+"""Characters of a traceback that are shown, from its end, where the error is."""
+LINE = 200
+SPANS = ("setup", "generation", "model", "scoring")
+
+
+def head(library: Library, found: Found, rows: pl.DataFrame, whole: bool) -> Iterator[RenderableType]:
+    """Yield the head of a trace; `rows` are its messages, and with `whole` nothing is cut."""
+    row, outcome = found.row, outcome_of(library, found)
+    yield Text.assemble((f"trace {one_line(found.trace_id, LINE)}", "bold"), "  ", _fate(outcome))
+    yield _line(
+        ("run", found.run), ("step", found.step), ("environment", row["environment"]), ("example", row["example_id"]),
+        ("agent", row["agent"]), ("policy", row["policy_version"]), ("temperature", number(row["temperature"])),
+    )  # fmt: skip
+    yield _line(
+        ("messages", len(rows)), ("branches", row["num_branches"]), ("turns", row["num_turns"]),
+        ("tokens in", row["num_input_tokens"]), ("sampled", row["num_output_tokens"]),
+        ("ended by", row["stop_condition"]), ("truncated", "yes" if row["is_truncated"] else "no"),
+    )  # fmt: skip
+    yield _line(*((f"{name}", seconds(row[f"{name}_seconds"])) for name in SPANS))
+    yield _rewards(row)
+    yield Text(visible(sentence({"trace": row}, outcome)))
+    for each in outcome["quarantines"]:
+        yield Text(visible(f"It is in quarantine {each['quarantine']}: {each['reason']} (where {each['where']})."))
+    if others := other_runs(found):
+        yield Text(visible(f"Also used by {', '.join(others)}: --run shows it as they have it."), "dim")
+    yield Text(f"Page: {visible(addresses.trace(found.run, found.trace_id, found.key))}", "dim")
+    yield from _error(row, whole)
+
+
+def _fate(outcome: Mapping[str, Any]) -> Text:
+    style = {"trained": "green", "evaluated": "cyan", "pending": "cyan", "errored": "red"}.get(
+        outcome["fate"], "yellow"
+    )
+    detail = f": {one_line(outcome['detail'], LINE)}" if outcome["detail"] else ""
+    return Text(f"{outcome['fate']}{detail}", style)
+
+
+def _line(*pairs: tuple[str, Any]) -> Text:
+    """Return names with their values on a line; a value that is not there is a dash."""
+    text = Text()
+    for place, (name, value) in enumerate(pairs):
+        text.append("   " if place else "").append(f"{name} ", "dim")
+        text.append("\u2013" if value is None else one_line(str(value), LINE))
+    return text
+
+
+def _rewards(row: Mapping[str, Any]) -> Text:
+    """Return the reward with the parts that it is the sum of; not scored is not zero."""
+    text = Text.assemble(("reward ", "dim"), (number(row["reward"], 4), "bold"))
+    for place, (name, part) in enumerate(_object(row["rewards"]).items()):
+        text.append(" = " if not place else " + ", "dim").append(one_line(name, 60)).append(" ")
+        if isinstance(part, dict):
+            text.append(f"{_figure(part.get('score'))} x {_figure(part.get('weight'))}")
+        else:
+            text.append("not scored")
+    for name, value in _object(row["metrics"]).items():
+        text.append("   ").append(f"{one_line(name, 60)} ", "dim").append(_figure(value))
+    return text
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _figure(value: Any) -> str:
+    if value is None or (isinstance(value, (int, float)) and not isinstance(value, bool)):
+        return number(value, 4)
+    return one_line(str(value), 60)
+
+
+def _error(row: Mapping[str, Any], whole: bool) -> Iterator[RenderableType]:
+    if not row["error_class"]:
+        return
+    kind = f"{row['error_class']} error{': ' + row['error_type'] if row['error_type'] else ''}"
+    yield Text(f"\n{one_line(kind, LINE)}", "bold red")
+    if row["error_message"]:
+        yield Indented(Text(visible(_head(row["error_message"], whole))), 2)
+    if row["error_traceback"]:
+        text = row["error_traceback"]
+        shown = text if whole else text[-TRACEBACK:]
+        left_out = len(text) - len(shown)
+        note = f"... {left_out} characters before this (--whole shows all)\n" if left_out else ""
+        yield Indented(Text.assemble((note, "dim"), visible(shown)), 2)
+
+
+def _head(text: str, whole: bool) -> str:
+    shown, left_out = (text, 0) if whole else cut(text, TRACEBACK)
+    return f"{shown}\n... {left_out} more characters (--whole shows all)" if left_out else shown

@@ -14,15 +14,15 @@ from rich.table import Table
 from rich.text import Text
 
 from configs.run import RunConfig
-from flows.viewer import words
+from flows.queries.request import NotThere, plain
+from flows.queries.store_reader import Library
+from flows.reporting import formats
+from flows.reporting.texts import one_line
 from flows.viewer.data import step as data
 from flows.viewer.data import step_choice, step_figures, step_search, step_traces
 from flows.viewer.data.step_choice import Choice
 from flows.viewer.data.step_columns import LEFT
 from flows.viewer.data.step_mismatch import with_mismatch
-from flows.viewer.library import Library
-from flows.viewer.page import NotThere, plain
-from flows.viewer.texts import one_line
 from storage.errors import border
 
 WIDEST, WIDEST_PIPED = 28, 400
@@ -80,12 +80,12 @@ def _frame(
 
 def _headline(run: str, title: str, figures: Mapping[str, Any]) -> str:
     reward = figures["reward"]
-    spread = f" ± {words.number(reward['spread'])}" if reward["spread"] is not None else ""
+    spread = f" ± {formats.number(reward['spread'])}" if reward["spread"] is not None else ""
     fates = ", ".join(
         f"{each['num_traces']} {' '.join(filter(None, (each['fate'], one_line(each['detail'], 40))))}"
         for each in figures["fates"]
     )
-    return f"{one_line(run, 60)}, {title}: reward {words.number(reward['mean'])}{spread}; {fates}"
+    return f"{one_line(run, 60)}, {title}: reward {formats.number(reward['mean'])}{spread}; {fates}"
 
 
 def _print_rows(out: Console, found: Mapping[str, Any], chosen_by_user: bool, piped: bool) -> None:
@@ -129,13 +129,13 @@ def told(row: Mapping[str, Any], column: Mapping[str, Any], id_length: int, pipe
     """Return a value of a trace as a piece of one line; what is none is a dash, and no text acts on the terminal."""
     value, kind = row[column["name"]], column["kind"]
     if value is None:
-        return words.DASH
+        return formats.DASH
     if kind == "names":
         return one_line(", ".join(value), WIDEST_PIPED if piped else WIDEST)
     if kind == "flag":
         return "yes" if value else "no"
     if kind == "moment":
-        return words.moment(value if isinstance(value, (str, datetime)) else None)
+        return formats.moment(value if isinstance(value, (str, datetime)) else None)
     if kind in _NUMBERS:
         return f"{value:.6g}" if piped else str(_NUMBERS[kind](value))
     if column["name"] == "trace_id" and not piped:
@@ -143,7 +143,7 @@ def told(row: Mapping[str, Any], column: Mapping[str, Any], id_length: int, pipe
     return one_line(str(value), WIDEST_PIPED if piped else WIDEST)
 
 
-_NUMBERS: Mapping[str, Any] = {"number": words.number, "signed": words.signed, "seconds": words.seconds}
+_NUMBERS: Mapping[str, Any] = {"number": formats.number, "signed": formats.signed, "seconds": formats.seconds}
 """How a person reads the kinds of numbers; a pipe gets digits."""
 
 

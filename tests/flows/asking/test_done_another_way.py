@@ -6,20 +6,21 @@ from typing import Any
 
 import pytest
 
+from flows.queries.request import PageRequest
+from flows.queries.sentences import sentence
+from flows.queries.store_reader import Library
 from flows.recorded import recorded_by
 from flows.runtime.pipeline import GateRefused
 from flows.runtime.prepare import recorded_run
 from flows.viewer import addresses
+from flows.viewer.app import respond
 from flows.viewer.data import batch
 from flows.viewer.data.run_steps import steps_of
 from flows.viewer.data.tokens import tokens
 from flows.viewer.data.trace import find_trace
 from flows.viewer.data.trace_facts import trained_in
-from flows.viewer.library import Library
-from flows.viewer.page import Asked
-from flows.viewer.web.app import page_of, respond
+from flows.viewer.pages import PAGES
 from flows.views.identify import identify
-from flows.views.sentences import sentence
 from flows.views.show import describe
 from flows.views.why import explain
 from storage.read.frames import Frames
@@ -161,8 +162,8 @@ def test_a_rollout_of_a_batch_that_was_done_again_leads_to_no_row_of_the_other(t
     old, new = (trained_in(library, find_trace(library, "run", trace_id, each.traces.key)) for each in (first, second))
     assert old[0]["trained"] and old[0]["row"] is not None and old[0]["address"] is None
     assert new[0]["trained"] and new[0]["address"] == addresses.row("run", 0, new[0]["row"])
-    asked = Asked("/", {"run": "run", "trace": trace_id}, {"key": first.traces.key})
-    text = bytes(respond(page_of("trace"), library, asked).body).decode()
+    asked = PageRequest("/", {"run": "run", "trace": trace_id}, {"key": first.traces.key})
+    text = bytes(respond(PAGES["trace"], library, asked).body).decode()
     assert "of a batch before the step was done again" in text and "in no batch" not in text
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from flows.queries.request import NotThere
+from flows.queries.store_reader import Library
 from flows.viewer.data import groups, step_figures, step_traces
-from flows.viewer.library import Library
-from flows.viewer.page import NotThere
 from flows.views.why import explain
 from storage.read.frames import Frames
 from tasks.fates import EVALUATED

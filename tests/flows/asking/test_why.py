@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 
 from flows import cli
-from flows.views.sentences import SENTENCES, head, sentence
+from flows.queries.sentences import SENTENCES, head, sentence
 from flows.views.why import explain
 from storage.read.frames import Frames
 from tasks.fates import fates

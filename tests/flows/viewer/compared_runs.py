@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from configs.run import View
-from flows.viewer.library import Library
+from flows.queries.store_reader import Library
 from storage.store import Store, open_store
 from tasks.runtime.stage import Policy, Tables
 from tests.flows import rehearsal, replays

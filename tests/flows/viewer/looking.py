@@ -1,24 +1,21 @@
 """A person who looks at everything: all addresses of a store, and a client that asks for them."""
 
-import re
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl, unquote, urlsplit
 
 import polars as pl
 import pytest
 from starlette.testclient import TestClient
 
+from flows.queries.store_reader import Library
 from flows.viewer import addresses
-from flows.viewer.addresses import PATTERNS
+from flows.viewer.app import application
 from flows.viewer.data.metrics import metrics
 from flows.viewer.data.series import numbers
-from flows.viewer.library import Library
-from flows.viewer.page import Asked
-from flows.viewer.web.app import application
+from flows.viewer.rendering import parsed_address
 from storage.read.frames import Frames
 
 MOST_EACH = 2
@@ -54,18 +51,7 @@ def formed(address: str, form: str) -> str:
 
 def one_of_each(library: Library, *only: str) -> dict[str, str]:
     """Return an address of each kind of page."""
-    return {asked(address)[0]: address for address in reversed(everything(library, *only))}
-
-
-def asked(address: str) -> tuple[str, Asked]:
-    """Return which page answers an address, and what it is asked."""
-    parts = urlsplit(address)
-    for name, pattern in PATTERNS.items():
-        fits = re.sub(r"\{(\w+)(?::path)?\}", r"(?P<\1>[^/]+)", pattern)
-        if match := re.fullmatch(fits, parts.path):
-            path = {key: unquote(value) for key, value in match.groupdict().items()}
-            return name, Asked(parts.path, path, dict(parse_qsl(parts.query)))
-    raise AssertionError(f"nothing answers {address}")
+    return {parsed_address(address)[0]: address for address in reversed(everything(library, *only))}
 
 
 def _of_run(library: Library, run: str) -> Iterator[str]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from flows.viewer.library import Library
+from flows.queries.store_reader import Library
 from storage.refs import Entry
 from tests.builders import message, table, trace
 from tests.flows.viewer.hand_made import NOW, RUN, HandMade

@@ -6,10 +6,10 @@ from typing import Any
 import polars as pl
 import pytest
 
+from flows.queries.request import NotThere
+from flows.queries.store_reader import Library
 from flows.runtime.pipeline import GateRefused
 from flows.viewer.data import batch, batch_row
-from flows.viewer.library import Library
-from flows.viewer.page import NotThere
 from storage.read.frames import Frames
 from tests.builders import trace
 from tests.flows.rehearsal import rehearse

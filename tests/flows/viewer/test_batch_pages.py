@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 
+from flows.queries.request import PageRequest
+from flows.queries.store_reader import Library
 from flows.viewer import addresses
-from flows.viewer.drawing.levels import diverging, sequential
-from flows.viewer.drawing.packed import packed_row
-from flows.viewer.library import Library
-from flows.viewer.page import Asked
-from flows.viewer.pages import row as row_page
+from flows.viewer.app import respond
+from flows.viewer.pages import PAGES
+from flows.viewer.pages import batch as row_page
 from flows.viewer.pages.batch import trace_of
-from flows.viewer.web.app import page_of, respond
+from flows.viewer.svg.colours import diverging, sequential
+from flows.viewer.svg.rollouts import packed_row
 from tests.flows.rehearsal import rehearse
 
 
@@ -28,7 +29,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
 
 def answer(library: Library, of: str, path: Mapping[str, str], **query: str) -> tuple[int, str]:
     where = getattr(addresses, of)(*(int(v) if v.isdecimal() else v for v in path.values()))
-    found = respond(page_of(of), library, Asked(where, path, query))
+    found = respond(PAGES[of], library, PageRequest(where, path, query))
     return found.status_code, bytes(found.body).decode()
 
 
@@ -91,7 +92,7 @@ def test_a_token_that_was_certain_is_not_one_that_was_not_sampled(rl_weight: flo
 
 
 def test_long_rows_are_drawn_in_parts_that_join(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flows.viewer.pages.row.MOST_TOKENS", 20)
+    monkeypatch.setattr("flows.viewer.pages.batch.MOST_TOKENS", 20)
     narrow = Library.at(library.store.root.address)
     row = next(row["row"] for row in values(narrow, "batch", STEP)["rows"] if len(row["samples"]) > 1)
     seen, first = [], 0
@@ -106,7 +107,7 @@ def test_long_rows_are_drawn_in_parts_that_join(library: Library, monkeypatch: p
 def test_of_a_sample_without_end_the_beginning_is_drawn_and_the_rest_counted(
     library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flows.viewer.pages.row.MOST_TOKENS", 4)
+    monkeypatch.setattr("flows.viewer.pages.batch.MOST_TOKENS", 4)
     said = values(library, "row", {**STEP, "row": "0"})
     (piece,) = said["drawn"]["samples"]
     assert len(piece["tokens"]) == 4 and piece["left_out"] == said["samples"][0]["num_tokens"] - 4 > 0

@@ -1,4 +1,4 @@
-"""Two runs in the viewer: the same figures as `stagecoach diff`, what is told of them, and the frames beneath."""
+"""Two runs side by side: the same values as the command's, and the pages that show them; evaluations in pairs."""
 
 import json
 import re
@@ -9,14 +9,16 @@ from typing import Any
 import polars as pl
 import pytest
 
-from flows.viewer.data.compare import FIGURES, compared, compared_steps
-from flows.viewer.data.compare_told import picture, replays, told
-from flows.viewer.library import Library
-from flows.viewer.page import Asked, NotThere
-from flows.viewer.pages.compare import is_going
-from flows.viewer.web.app import page_of, respond
-from flows.views.differences import compare
+from flows.queries.compare import FIGURES, compare, compared, compared_evaluations, compared_steps
+from flows.queries.compare_summary import ledger_cells, replayed_settings, summary_sentences
+from flows.queries.compare_traces import compared_attempts
+from flows.queries.request import NotThere, PageRequest
+from flows.queries.store_reader import Library
+from flows.viewer.app import respond
+from flows.viewer.pages import PAGES
+from flows.viewer.pages.run import any_going
 from storage.read.frames import existing_store
+from tests.flows.evaluations import HELD_OUT, Sampler, train
 from tests.flows.rehearsal import rehearse
 from tests.flows.viewer import compared_runs
 
@@ -40,13 +42,13 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
 
 
 def answer(library: Library, a: str, b: str, **query: str) -> tuple[int, str]:
-    found = respond(page_of("compare"), library, Asked(f"/compare/{a}/{b}", {"a": a, "b": b}, query))
+    found = respond(PAGES["compare"], library, PageRequest(f"/compare/{a}/{b}", {"a": a, "b": b}, query))
     return found.status_code, bytes(found.body).decode()
 
 
 @pytest.mark.parametrize(("a", "b"), PAIRS)
 def test_what_the_page_says_is_what_the_command_says_to_the_last_bit(library: Library, a: str, b: str) -> None:
-    expected = json.loads(json.dumps(compare(existing_store(library.store.root.address), a, b)))
+    expected = json.loads(json.dumps(compare(Library(existing_store(library.store.root.address)), a, b)))
     assert json.loads(json.dumps(compared(library, a, b))) == expected
     status, text = answer(library, a, b, format="json")
     said = json.loads(text)
@@ -75,11 +77,11 @@ SAID = {
 
 @pytest.mark.parametrize(("pair", "sentence"), SAID.items(), ids=str)
 def test_where_two_runs_part_is_said_in_a_sentence(library: Library, pair: tuple[str, str], sentence: str) -> None:
-    assert told(compared(library, *pair))[0] == sentence
+    assert summary_sentences(compared(library, *pair))[0] == sentence
 
 
 def test_runs_of_unlike_lengths_say_which_steps_one_has_alone(library: Library) -> None:
-    assert told(compared(library, "base", "longer"))[1] == "Only in b: step 2."
+    assert summary_sentences(compared(library, "base", "longer"))[1] == "Only in b: step 2."
     rows = compared_steps(library, "base", "longer").select("step", "only", "first_difference", "loss_a", "loss_b")
     assert rows.rows() == [
         (0, None, None, 0.0, 0.0),
@@ -90,16 +92,16 @@ def test_runs_of_unlike_lengths_say_which_steps_one_has_alone(library: Library) 
 
 def test_a_replay_beside_its_source_is_told_first_with_what_it_changed(library: Library) -> None:
     changed = [each for each in compared(library, "base", "credited")["config"] if each["in_keys"]]
-    (told_of,) = replays(library, "base", "credited", changed)
+    (told_of,) = replayed_settings(library, "base", "credited", changed)
     assert told_of == {
         **{"side": "b", "run": "credited", "of": "base", "beside_source": True},
         **{"from_stage": "advantage", "until": "packing", "stages": ["advantage", "packing"]},
         **{"first_step": 0, "last_step": 1, "policies": None, "regraded": False, "changed": changed},
     }
     assert ("algorithm.type", "grpo", "rloo") in [(each["key"], each["a"], each["b"]) for each in changed]
-    (turned,) = replays(library, "credited", "base", changed)
+    (turned,) = replayed_settings(library, "credited", "base", changed)
     assert turned["side"] == "a"
-    both = replays(library, "first", "later", changed)
+    both = replayed_settings(library, "first", "later", changed)
     assert [(each["side"], each["beside_source"], each["changed"]) for each in both] == [
         ("a", False, []),
         ("b", False, []),
@@ -109,7 +111,7 @@ def test_a_replay_beside_its_source_is_told_first_with_what_it_changed(library: 
 
 
 def test_the_ledger_of_both_is_one_picture_of_states(library: Library) -> None:
-    drawn = picture(compared(library, "base", "credited")["pieces"])
+    drawn = ledger_cells(compared(library, "base", "credited")["pieces"])
     assert drawn["steps"] == [0, 1]
     assert {row["stage"]: row["states"] for row in drawn["rows"]} == {
         "policy_import": ["only in a", None],
@@ -135,7 +137,7 @@ def test_a_run_that_failed_in_the_middle_has_no_figures_of_what_it_did_not_do(li
     rows = compared_steps(library, "base", "broken")
     assert rows["loss_b"].to_list() == [0.0, None] and rows["loss_difference"].to_list() == [0.0, None]
     assert rows["weights_equal"].to_list() == [False, None]
-    assert not is_going(library, "base", "broken")
+    assert not any_going(library, "base", "broken")
     assert "failed" in answer(library, "base", "broken")[1]
 
 
@@ -177,7 +179,7 @@ def test_a_run_that_has_only_begun_is_compared_live_and_has_nothing_yet(tmp_path
     config = store.runs.config("base")
     store.runs.record(run="begun", event="started", kind="train", config=config)
     library = Library.at(tmp_path / "store")
-    assert is_going(library, "base", "begun") and not is_going(library, "base")
+    assert any_going(library, "base", "begun") and not any_going(library, "base")
     status, html = answer(library, "base", "begun")
     assert status == 200 and "They have nothing in common" in html and "data-live-state" in html
     assert compared_steps(library, "base", "begun")["only"].to_list() == ["only in a"]
@@ -189,7 +191,7 @@ def test_a_run_that_has_only_begun_is_compared_live_and_has_nothing_yet(tmp_path
 
 def test_a_step_that_is_there_for_its_examples_alone_is_not_in_both(library: Library) -> None:
     """A replay of later steps has the examples of step 0, and no step 0."""
-    assert told(compared(library, "base", "later")) == [
+    assert summary_sentences(compared(library, "base", "later")) == [
         "They part at step 1, stage advantage: the key is another one. 4 pieces are shared.",
         "Only in a: step 0.",
     ]
@@ -206,5 +208,56 @@ def test_what_a_run_had_before_it_did_more_is_let_go(tmp_path: Path) -> None:
     rehearse(tmp_path / "store", "base", steps=2)
     second = compared(library, "base", "base")
     assert len(first["steps"]) == 1 and len(second["steps"]) == 2
-    assert library.held(("latest", "compared", "base", "base"))[1] is second
+    assert library.held(("compared", "base", "base"))[1] is second
     assert [entry.step for entry in store.ledger.entries(run="base", stage="training")] == [0, 1]
+
+
+# whole runs: about a second each
+SETTINGS = {"num_examples": HELD_OUT, "attempts": 2, "every": 1}
+
+
+@pytest.fixture(scope="module")
+def evaluated(tmp_path_factory: pytest.TempPathFactory) -> Library:
+    """Two runs: the second has a step and a policy more, and one rollout of its evaluations failed."""
+    root = tmp_path_factory.mktemp("evaluated") / "store"
+    failing = frozenset({"eval-reverse_text-0/0"})
+    train(root, "one", Sampler(), steps=1, evaluation=SETTINGS)
+    train(root, "two", Sampler(failing), seed=8, evaluation=SETTINGS)
+    return Library.at(root)
+
+
+def test_policies_of_a_version_are_paired_and_the_last_ones_too(evaluated: Library) -> None:
+    rows = compared_evaluations(evaluated, "one", "two").filter(figure="avg")
+    assert [(row["version_a"], row["version_b"]) for row in rows.to_dicts()] == [(0, 0), (1, 1), (1, 2)]
+    # Each later policy earns a tenth more on every example; where a rollout failed, the other one is left.
+    assert rows["difference"].to_list() == pytest.approx([0.0, 0.0, 0.1], abs=0.005)
+    last = rows.row(2, named=True)
+    assert last["low"] < 0.1 < last["high"] and last["high"] - last["low"] < 0.02
+    assert last["num_examples"] == HELD_OUT and last["a"] == pytest.approx(0.23, abs=0.005)
+    assert not rows["same_work"].any()
+
+
+def test_averages_are_those_of_the_command_and_a_run_beside_itself_is_the_same_work(evaluated: Library) -> None:
+    averages = compared(evaluated, "one", "two")["evaluations"]
+    assert [(row["version"], row["a"] is None, row["b"] is None) for row in averages] == [
+        (0, False, False),
+        (1, False, False),
+        (2, True, False),
+    ]
+    itself = compared_evaluations(evaluated, "one", "one")
+    assert itself["same_work"].all() and set(itself["difference"]) == {0.0} and set(itself["low"]) == {None}
+
+
+def test_the_page_shows_differences_with_their_intervals(evaluated: Library) -> None:
+    asked = PageRequest("/compare/one/two", {"a": "one", "b": "two"})
+    html = bytes(respond(PAGES["compare"], evaluated, asked).body).decode()
+    assert 'href="/runs/one/evaluations/1">1</a> and <a href="/runs/two/evaluations/2">2</a>' in html
+
+
+def test_held_out_attempts_of_two_versions_stand_beside_each_other(evaluated: Library) -> None:
+    rows = compared_attempts(evaluated, "two", "two", "reverse_text", "held-1")
+    assert set(rows["for_training"]) == {False} and rows.filter(side="a")["step"].to_list() == [0, 0, 1, 1, 2, 2]
+    query = {"environment": "reverse_text", "id": "held-1", "version_a": "0", "version_b": "2"}
+    asked = PageRequest("/compare/two/two/example", {"a": "two", "b": "two"}, query)
+    html = bytes(respond(PAGES["compare_example"], evaluated, asked).body).decode()
+    assert "held out, policy 0" in html and "held out, policy 2" in html and "version_a=0" in html

@@ -6,14 +6,21 @@ from typing import Any
 import polars as pl
 import pytest
 
-from flows.viewer.data.compare_attempts import compared_attempts, moments, typical
-from flows.viewer.data.compare_texts import side_by_side
-from flows.viewer.data.compare_tokens import changed_measures, compared_tokens
+from flows.queries.compare_traces import (
+    changed_measures,
+    compared_attempts,
+    compared_tokens,
+    moments,
+    side_by_side,
+    typical,
+)
+from flows.queries.request import NotThere, PageRequest
+from flows.queries.store_reader import Library
+from flows.viewer.addresses import Page
+from flows.viewer.app import respond
 from flows.viewer.data.trace import find_trace
-from flows.viewer.library import Library
-from flows.viewer.page import Asked, NotThere, Page
-from flows.viewer.web.app import page_of, respond
-from flows.viewer.web.rendering import as_html
+from flows.viewer.pages import PAGES
+from flows.viewer.rendering import as_html
 from tests.flows.viewer import compared_runs
 
 pytestmark = pytest.mark.engine  # see test_compare
@@ -36,7 +43,9 @@ def example(library: Library) -> tuple[str, str]:
 
 def answer(library: Library, a: str, b: str, example: tuple[str, str], **query: str) -> tuple[int, str]:
     asked = {"environment": example[0], "id": example[1], **query}
-    found = respond(page_of("compare_example"), library, Asked(f"/compare/{a}/{b}/example", {"a": a, "b": b}, asked))
+    found = respond(
+        PAGES["compare_example"], library, PageRequest(f"/compare/{a}/{b}/example", {"a": a, "b": b}, asked)
+    )
     return found.status_code, bytes(found.body).decode()
 
 
@@ -164,7 +173,7 @@ def test_hostile_texts_stand_on_the_page_as_texts() -> None:
         "chosen_b": one,
     }
     page = Page("compare_example.html", "t", said | {"tokens": None, "texts": found})
-    html = as_html(page, Asked("/compare/x/y/example")).decode()
+    html = as_html(page, PageRequest("/compare/x/y/example")).decode()
     said_of_a = html.partition('class="halves spoken"')[2]
     assert "<script" not in said_of_a.partition("</main>")[0] and "\x1b" not in html and "\u202e" not in html
     assert "&lt;script&gt;" in said_of_a and '<mark class="own_a">a</mark>' in said_of_a

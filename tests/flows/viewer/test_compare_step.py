@@ -8,12 +8,13 @@ import polars as pl
 import pytest
 
 from configs.run import View
-from flows.viewer.data.compare_step import compared_groups, compared_samples, compared_traces, step_pair
-from flows.viewer.library import Library
-from flows.viewer.page import Asked, NotThere
-from flows.viewer.web.app import page_of, respond
-from flows.views.differences import compare
-from flows.views.step_differences import changed_advantages, changed_verdicts
+from flows.queries.compare import compare, step_pair
+from flows.queries.compare_rows import changed_advantages, changed_verdicts
+from flows.queries.compare_traces import compared_groups, compared_samples, compared_traces
+from flows.queries.request import NotThere, PageRequest
+from flows.queries.store_reader import Library
+from flows.viewer.app import respond
+from flows.viewer.pages import PAGES
 from tasks.runtime.stage import Policy, Tables
 from tests.flows.rehearsal import rehearse
 from tests.flows.viewer import compared_runs
@@ -29,7 +30,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
 
 def answer(library: Library, a: str, b: str, step: int, **query: str) -> tuple[int, str]:
     path = {"a": a, "b": b, "step": str(step)}
-    found = respond(page_of("compare_step"), library, Asked(f"/compare/{a}/{b}/steps/{step}", path, query))
+    found = respond(PAGES["compare_step"], library, PageRequest(f"/compare/{a}/{b}/steps/{step}", path, query))
     return found.status_code, bytes(found.body).decode()
 
 
@@ -42,7 +43,7 @@ def values(library: Library, a: str, b: str, step: int, **query: str) -> dict[st
 
 @pytest.mark.parametrize(("a", "b"), [("base", "credited"), ("base", "strict"), ("base", "twin"), ("strict", "seeded")])
 def test_groups_samples_and_verdicts_are_those_of_the_command(library: Library, a: str, b: str) -> None:
-    found = compare(library.store, a, b, step=0)
+    found = compare(library, a, b, step=0)
     groups = {row["group_a"]: row for row in compared_groups(library, a, b, 0).to_dicts() if row["num_shared"]}
     for row in found["detail"]["groups"]:
         own = groups.get(row["group_id"])

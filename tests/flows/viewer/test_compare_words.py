@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flows.viewer.data.compare_words import LONGEST, MOST_WORDS, compared_words
+from flows.queries.compare_traces import LONGEST, MOST_WORDS, compared_words
 
 WORDS = st.lists(st.sampled_from(["a", "b", "the", " ", "\n", "<rev>", "é", "💥", "\u202e", "1_000"]), max_size=40)
 

@@ -8,16 +8,17 @@ from typing import Any
 import polars as pl
 import pytest
 
-from flows.viewer.library import Library
-from flows.viewer.page import plain
-from flows.viewer.web.app import page_of
+from flows.queries.request import plain
+from flows.queries.store_reader import Library
+from flows.viewer.pages import PAGES
+from flows.viewer.rendering import parsed_address
 from storage.maintenance.plan import plan
 from storage.maintenance.sweep import sweep_plan
 from storage.store import open_store
 from tasks.runtime.stage import Policy, Tables
 from tests.flows import rehearsal
 from tests.flows.evaluations import HELD_OUT, Sampler, train
-from tests.flows.viewer.looking import asked, everything
+from tests.flows.viewer.looking import everything
 
 pytestmark = pytest.mark.engine  # whole runs, and every page three times
 EVALUATED = {"num_examples": HELD_OUT, "attempts": 2, "every": 1}
@@ -43,8 +44,8 @@ def looked_at(library: Library) -> dict[str, str]:
     """Return what every page of a store says, as JSON."""
     found = {}
     for address in everything(library):
-        name, question = asked(address)
-        found[address] = json.dumps(plain(page_of(name)(library.still(), question).values), default=str)
+        name, question = parsed_address(address)
+        found[address] = json.dumps(plain(PAGES[name](library.still(), question).values), default=str)
     return found
 
 

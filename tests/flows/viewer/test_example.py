@@ -1,20 +1,19 @@
 """An example over a run's history: which attempts are found, how they are counted, and what the page makes of them."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
 
+from flows.queries.request import NotThere, PageRequest
+from flows.queries.store_reader import Library
 from flows.viewer import addresses
+from flows.viewer.app import respond
 from flows.viewer.data.example import attempts, by_step, example
-from flows.viewer.library import Library
-from flows.viewer.page import Asked, NotThere
-from flows.viewer.web.app import page_of, respond
+from flows.viewer.pages import PAGES
 from tests import builders
 from tests.flows.viewer.hand_made import RUN, HandMade, batch, credit, update
-from tests.hostile import ALL
 
 ENVIRONMENT = "reverse"
 TASK = json.dumps({"prompt": "Turn it round", "answer": 7})
@@ -80,8 +79,8 @@ def test_an_example_that_was_listed_and_never_tried_has_no_attempts(library: Lib
 
 
 def answer(library: Library, **query: str) -> tuple[int, str]:
-    asked = Asked(f"/runs/{RUN}/example", {"run": RUN}, {"environment": ENVIRONMENT} | query)
-    found = respond(page_of("example"), library, asked)
+    asked = PageRequest(f"/runs/{RUN}/example", {"run": RUN}, {"environment": ENVIRONMENT} | query)
+    found = respond(PAGES["example"], library, asked)
     return found.status_code, bytes(found.body).decode()
 
 
@@ -113,12 +112,3 @@ def test_the_page_shows_one_agent_where_it_is_asked_for(library: Library) -> Non
     assert answer(library, id="")[0] == 400
     assert answer(library, id="wanted", page="9")[0] == 400
     assert answer(library, id="not there")[0] == 404
-
-
-def test_hostile_tasks_are_text(tmp_path: Path) -> None:
-    hand = HandMade(tmp_path / "store")
-    hand.work("examples", {"examples": [builders.example("bad", ENVIRONMENT) | {"task": json.dumps({"prompt": ALL})}]})
-    hand.step([builders.trace(example_id="bad", agent=ALL, stop_condition=ALL)], [])
-    status, text = answer(Library.at(tmp_path / "store"), id="bad")
-    assert status == 200 and "&lt;script&gt;alert(1)" in text
-    assert "<script>alert" not in text and "\u202e" not in text and "\x1b" not in text

@@ -7,8 +7,8 @@ import polars as pl
 import pytest
 
 from flows.cli import parse
-from flows.viewer.notebook import Looks, look
-from flows.viewer.page import NotThere
+from flows.queries.request import NotThere
+from flows.viewer.notebook import Viewer, open_viewer
 from storage.errors import LayoutError
 from storage.read.frames import Frames
 from tests.flows import replays
@@ -27,8 +27,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def looks(root: Path) -> Looks:
-    return look(root)
+def viewer(root: Path) -> Viewer:
+    return open_viewer(root)
 
 
 def test_what_the_page_on_viewing_writes_works(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,65 +45,61 @@ def test_every_command_of_the_page_is_one() -> None:
         assert parse([word.strip('"') for word in command])
 
 
-def test_frames_are_those_of_the_tables(root: Path, looks: Looks) -> None:
-    stored = Frames(looks.library.store).run("demo")
+def test_frames_are_those_of_the_tables(root: Path, viewer: Viewer) -> None:
+    stored = Frames(viewer.library.store).run("demo")
     at_step = pl.col("step") == 1
     traces = stored.traces.filter(at_step).collect()
-    assert looks.runs()["run"].to_list() == ["demo", "other"]
-    assert sorted(looks.traces("demo", 1)["trace_id"]) == sorted(traces["trace_id"]) and len(traces) == 12
-    assert looks.groups("demo", 1)["num_traces"].to_list() == [4, 4, 4]
-    assert len(looks.steps("demo")) == 2 and set(looks.series("demo")["step"]) == {0, 1}
-    samples = looks.batch("demo", 1).samples
+    assert viewer.runs()["run"].to_list() == ["demo", "other"]
+    assert sorted(viewer.traces("demo", 1)["trace_id"]) == sorted(traces["trace_id"]) and len(traces) == 12
+    assert viewer.groups("demo", 1)["num_traces"].to_list() == [4, 4, 4]
+    assert len(viewer.steps("demo")) == 2 and set(viewer.series("demo")["step"]) == {0, 1}
+    samples = viewer.batch("demo", 1).samples
     credits = stored.credits.filter(at_step).select("sample_id", "advantage").collect()
     both = samples.join(credits, on="sample_id", suffix="_stored")
     assert len(both) == len(credits) > 0 and (both["advantage"] == both["advantage_stored"]).all()
-    assert set(looks.slices("demo")["table"]) >= {"traces", "credits", "batches"}
-    assert len(looks.stage_times("demo")) > 10 and looks.scores("demo").is_empty()
-    assert looks.tables("demo").traces.select(pl.len()).collect().item() == 24
+    assert set(viewer.slices("demo")["table"]) >= {"traces", "credits", "batches"}
+    assert len(viewer.stage_times("demo")) > 10 and viewer.scores("demo").is_empty()
+    assert viewer.tables("demo").traces.select(pl.len()).collect().item() == 24
 
 
-def test_a_trace_comes_with_its_messages_tokens_and_fate(looks: Looks) -> None:
-    sample = looks.batch("demo", 0).samples.row(0, named=True)
-    trace = looks.trace(sample["trace_id"], run="demo")
+def test_a_trace_comes_with_its_messages_tokens_and_fate(viewer: Viewer) -> None:
+    sample = viewer.batch("demo", 0).samples.row(0, named=True)
+    trace = viewer.trace(sample["trace_id"], run="demo")
     assert (trace.facts["run"], trace.facts["reward"], trace.outcome["fate"]) == ("demo", sample["reward"], "trained")
     assert trace.branches == [[0, 1]] and len(trace.messages) == 2
     weighted = trace.tokens.filter(pl.col("rl_weight") != 0)
     assert len(weighted) == trace.messages["num_sampled"].sum() > 0
     assert weighted["advantage"].to_list() == pytest.approx([sample["advantage"]] * len(weighted))
     assert "text" in trace.tokens.columns
-    found = looks.attempts("demo", sample["environment"], sample["example_id"])
+    found = viewer.attempts("demo", sample["environment"], sample["example_id"])
     assert sample["trace_id"] in found["trace_id"].to_list()
-    assert len(looks.batch("demo", 0).tokens(0)) == looks.batch("demo", 0).rows["num_tokens"][0]
+    assert len(viewer.batch("demo", 0).tokens(0)) == viewer.batch("demo", 0).rows["num_tokens"][0]
 
 
-def test_comparisons_are_of_the_two_runs(looks: Looks) -> None:
-    pair = looks.compare("demo", "other")
+def test_comparisons_are_of_the_two_runs(viewer: Viewer) -> None:
+    pair = viewer.compare("demo", "other")
     assert pair.steps["step"].to_list() == [0, 1]
     assert set(pair.traces(0)["side"]) == {"both"}, "a replay has the same rollouts"
     changed = pair.samples(0)
     assert len(changed) == 12 and changed.filter(pl.col("difference") != 0).height > 0
     trace = changed["trace_id"][0]
-    assert len(pair.tokens(trace)) == looks.trace(trace, "demo").messages["num_sampled"].sum()
+    assert len(pair.tokens(trace)) == viewer.trace(trace, "demo").messages["num_sampled"].sum()
     assert pair.evaluations.is_empty() and len(pair.groups(0)) == 3
-    first = looks.traces("demo", 0).row(0, named=True)
+    first = viewer.traces("demo", 0).row(0, named=True)
     assert set(pair.attempts(first["environment"], first["example_id"])["side"]) == {"a", "b"}
 
 
-def test_the_values_of_a_page_are_there_too_and_latest_is_the_newest_run(looks: Looks) -> None:
-    said = looks.page("http://127.0.0.1:8265/runs/demo/steps/0/batch?colour=reward&token=x")
+def test_the_values_of_a_page_are_there_too_and_latest_is_the_newest_run(viewer: Viewer) -> None:
+    said = viewer.page("http://127.0.0.1:8265/runs/demo/steps/0/batch?colour=reward&token=x")
     assert (said["run"], said["colour"], said["num_samples"]) == ("demo", "reward", 12)
-    assert looks.steps()["run"].to_list() == ["other", "other"]
+    assert viewer.steps()["run"].to_list() == ["other", "other"]
     with pytest.raises(NotThere, match="there is no page"):
-        looks.page("/nowhere")
+        viewer.page("/nowhere")
     with pytest.raises(NotThere, match="has a trace 'nothing"):
-        looks.trace("nothing-like-it")
+        viewer.trace("nothing-like-it")
 
 
-def test_looking_writes_nothing_and_makes_no_store(root: Path, tmp_path: Path) -> None:
-    before = {path: path.stat().st_mtime_ns for path in root.rglob("*")}
-    again = look(root)
-    again.runs(), again.steps("demo"), again.batch("demo", 0).samples, again.compare("demo", "other").steps
-    assert {path: path.stat().st_mtime_ns for path in root.rglob("*")} == before
+def test_what_is_no_store_is_refused_and_none_is_made(tmp_path: Path) -> None:
     with pytest.raises(LayoutError):
-        look(tmp_path / "nowhere")
+        open_viewer(tmp_path / "nowhere")
     assert not (tmp_path / "nowhere").exists()

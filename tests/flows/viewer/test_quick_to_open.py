@@ -6,14 +6,14 @@ from typing import Any
 import polars as pl
 import pytest
 
-from flows.viewer import addresses
-from flows.viewer.drawing.charts import chart
-from flows.viewer.library import Library
-from flows.viewer.page import Asked
+from flows.queries.request import PageRequest
+from flows.queries.store_reader import Library
+from flows.viewer import addresses, rendering, serving
+from flows.viewer.app import respond
+from flows.viewer.pages import PAGES
 from flows.viewer.pages import batch as batches
 from flows.viewer.pages import trace as traces
-from flows.viewer.web import rendering, warming
-from flows.viewer.web.app import page_of, respond
+from flows.viewer.svg.charts import chart
 from storage.errors import StoreError
 from tests.flows.rehearsal import rehearse
 
@@ -25,27 +25,27 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
     return Library.at(root)
 
 
-def about(library: Library, **query: str) -> Asked:
+def about(library: Library, **query: str) -> PageRequest:
     row = library.frames("run").of([library.chains("run")[0].traces], "traces").first().collect().row(0, named=True)
     path = {"run": "run", "trace": row["trace_id"]}
-    return Asked(addresses.trace("run", row["trace_id"]), path, {"key": row["key"], **query})
+    return PageRequest(addresses.trace("run", row["trace_id"]), path, {"key": row["key"], **query})
 
 
 def test_a_trace_of_a_large_run_reads_its_history_only_when_asked(
     library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = traces.page(library, about(library)).values["history"]
+    whole = traces.trace_page(library, about(library)).values["history"]
     assert whole, "a small run has it at once"
     monkeypatch.setattr(traces, "SMALL_RUN", len(library.chains("run")))
-    assert traces.page(library, about(library)).values["history"] == whole
+    assert traces.trace_page(library, about(library)).values["history"] == whole
     monkeypatch.setattr(traces, "SMALL_RUN", len(library.chains("run")) - 1)
-    assert traces.page(library, about(library)).values["history"] is None
+    assert traces.trace_page(library, about(library)).values["history"] is None
     for how in ({"history": "1"}, {"format": "json"}, {"format": "file"}):
-        assert traces.page(library, about(library, **how)).values["history"] == whole
-    text = respond(page_of("trace"), library, about(library)).body
+        assert traces.trace_page(library, about(library, **how)).values["history"] == whole
+    text = respond(PAGES["trace"], library, about(library)).body
     assert b"history=1#history" in text and b'id="history"' in text
     assert b'class="attempts"' not in text
-    assert b'class="attempts"' in respond(page_of("trace"), library, about(library, history="1")).body
+    assert b'class="attempts"' in respond(PAGES["trace"], library, about(library, history="1")).body
 
 
 def test_a_page_of_a_batch_holds_so_many_samples(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,12 +55,12 @@ def test_a_page_of_a_batch_holds_so_many_samples(library: Library, monkeypatch: 
     assert per_page(0, 0) == per_page(*[20] * 500) == 100
     assert per_page(*[40] * 136) == 50 and per_page(*[5000] * 3) == 1
 
-    asked = Asked(addresses.batch("run", 0), {"run": "run", "step": "0"}, {})
-    whole = batches.page(library, asked).values["rows"]
+    asked = PageRequest(addresses.batch("run", 0), {"run": "run", "step": "0"}, {})
+    whole = batches.batch_page(library, asked).values["rows"]
     monkeypatch.setattr(batches, "MOST_SAMPLES", 6)
-    first = batches.page(library, asked).values
+    first = batches.batch_page(library, asked).values
     pages = [
-        batches.page(library, Asked(asked.address, asked.path, {"page": str(n)})).values
+        batches.batch_page(library, PageRequest(asked.address, asked.path, {"page": str(n)})).values
         for n in range(first["num_pages"])
     ]
     assert len(pages) > 1 and [row for each in pages for row in each["rows"]] == whole
@@ -83,7 +83,7 @@ def test_a_chart_is_drawn_again_only_where_it_says_something_else() -> None:
 def test_warming_reads_the_ledger_and_compiles_every_template(library: Library) -> None:
     rendering.templates.cache_clear()
     fresh = Library(library.store)
-    thread = warming.in_background(fresh)
+    thread = serving.warm_in_background(fresh)
     thread.join()
     assert thread.daemon and fresh._moment is not None
     found = rendering.templates()
@@ -96,6 +96,6 @@ def test_warming_leaves_what_is_wrong_to_the_first_page(library: Library, monkey
         raise StoreError("the ledger is torn")
 
     monkeypatch.setattr(Library, "moment", torn)
-    warming.warm(library)
-    found = respond(page_of("runs"), library, Asked("/"))
+    serving.warm(library)
+    found = respond(PAGES["runs"], library, PageRequest("/"))
     assert found.status_code == 503 and b"the ledger is torn" in found.body

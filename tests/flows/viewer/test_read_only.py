@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from flows.cli import main
-from flows.viewer.library import Library
+from flows.queries.store_reader import Library
 from storage.errors import StoreUnavailable
 from storage.read.frames import existing_store
 from storage.store import Store, open_store
@@ -25,7 +25,7 @@ CHECKOUT = Path(__file__).parents[3]
 OPENING = """
 import os, sys
 from tests.flows.viewer.looking import everything, visitor
-from flows.viewer.library import Library
+from flows.queries.store_reader import Library
 
 def look():
     library = Library.at(sys.argv[1])

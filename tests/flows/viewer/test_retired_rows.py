@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from flows.queries.request import NotThere
+from flows.queries.sentences import sentence
+from flows.queries.store_reader import Library
+from flows.viewer.app import respond
 from flows.viewer.data import runs, step_traces, tokens, trace
-from flows.viewer.library import Library
-from flows.viewer.page import NotThere
-from flows.viewer.web.app import page_of, respond
-from flows.views.sentences import sentence
+from flows.viewer.pages import PAGES
+from flows.viewer.rendering import parsed_address
 from flows.views.why import explain
 from storage.maintenance.sweep import Retention, expire
 from storage.store import open_store
@@ -18,7 +20,7 @@ from tasks.fates import EXPIRED
 from tests import builders
 from tests.flows.rehearsal import rehearse
 from tests.flows.viewer.hand_made import FORKED, PATHS, RUN, HandMade, batch, credit, forked, update
-from tests.flows.viewer.looking import asked, everything
+from tests.flows.viewer.looking import everything
 
 TABLES = ("assignments", "traces", "messages", "verdicts", "credits", "batches", "updates")
 Without = Callable[[str], Library]
@@ -46,8 +48,8 @@ def without(tmp_path_factory: pytest.TempPathFactory) -> Without:
 def test_every_page_opens_and_says_which_rows_went(without: Without, table: str) -> None:
     library, told = without(table), {}
     for address in everything(without("")):
-        name, question = asked(address)
-        answer = respond(page_of(name), library, question)
+        name, question = parsed_address(address)
+        answer = respond(PAGES[name], library, question)
         assert answer.status_code in (200, 404), address
         if answer.status_code == 404:
             assert b"dropped for their age" in answer.body or name.startswith(("any_trace", "compare")), address
@@ -55,7 +57,9 @@ def test_every_page_opens_and_says_which_rows_went(without: Without, table: str)
             told[name] = b"rows dropped" in answer.body
     assert told["run"] and told["compare"]
     assert told["step"] == (table != "assignments")
-    assert not any(b"rows dropped" in respond(page_of(n), without(""), q).body for n, q in map(asked, ["/runs/run"]))
+    assert not any(
+        b"rows dropped" in respond(PAGES[n], without(""), q).body for n, q in map(parsed_address, ["/runs/run"])
+    )
 
 
 @pytest.mark.parametrize("table", ["verdicts", "credits", "batches"])

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
+from flows.queries.request import NotThere, PageRequest
+from flows.queries.store_reader import Library
 from flows.viewer import addresses
 from flows.viewer.data.metric_words import ABOUT, About, about
 from flows.viewer.data.metrics import ends, matching, metrics, said
 from flows.viewer.data.series import numbers, steps
-from flows.viewer.library import Library
-from flows.viewer.page import Asked, NotThere
-from flows.viewer.pages import metric as metric_page
+from flows.viewer.pages import run as metric_page
 from flows.viewer.pages import run as run_page
 from tests.builders import trace
 from tests.flows.rehearsal import rehearse
@@ -44,17 +44,21 @@ def two(tmp_path: Path) -> Library:
 
 
 def listed(library: Library, words: str = "") -> dict[str, Any]:
-    values = run_page.page(library, Asked(addresses.run(RUN), {"run": RUN}, {"metric": words})).values["metrics"]
+    values = run_page.run_page(library, PageRequest(addresses.run(RUN), {"run": RUN}, {"metric": words})).values[
+        "metrics"
+    ]
     return {each["name"]: each for group in values["groups"] for each in group["metrics"]}
 
 
 def charts(library: Library) -> dict[str, Any]:
-    values = run_page.page(library, Asked(addresses.run(RUN), {"run": RUN})).values
+    values = run_page.run_page(library, PageRequest(addresses.run(RUN), {"run": RUN})).values
     return {each["title"]: each for section in values["sections"] for each in section["charts"]}
 
 
 def opened(library: Library, name: str) -> Any:
-    return metric_page.page(library, Asked(addresses.metric(RUN, name), {"run": RUN, "metric": name})).values
+    return metric_page.metric_page(
+        library, PageRequest(addresses.metric(RUN, name), {"run": RUN, "metric": name})
+    ).values
 
 
 def test_every_number_of_every_step_is_there(two: Library) -> None:

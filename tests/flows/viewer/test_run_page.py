@@ -7,16 +7,17 @@ from typing import Any
 import polars as pl
 import pytest
 
+from flows.queries.request import BadQuestion, NotThere, PageRequest
+from flows.queries.store_reader import Library
+from flows.reporting.formats import DASH
 from flows.viewer import addresses
+from flows.viewer.addresses import Page
 from flows.viewer.data.run_scores import scores
 from flows.viewer.data.runs import runs
 from flows.viewer.data.shared import ledger, slices
 from flows.viewer.data.timeline import STAGE_TIMES, stage_times
 from flows.viewer.data.timeline_lanes import lanes
-from flows.viewer.library import Library
-from flows.viewer.page import Asked, BadQuestion, NotThere, Page
-from flows.viewer.pages.run import page
-from flows.viewer.words import DASH
+from flows.viewer.pages.run import run_page
 from flows.views import show
 from storage.store import open_store
 from tests.builders import trace
@@ -41,7 +42,7 @@ def forked(tmp_path_factory: pytest.TempPathFactory) -> Library:
 
 
 def told(library: Library, run: str, **query: str) -> Page:
-    return page(library, Asked(addresses.run(run), {"run": run}, query))
+    return run_page(library, PageRequest(addresses.run(run), {"run": run}, query))
 
 
 def charts(values: Any) -> dict[str, Any]:

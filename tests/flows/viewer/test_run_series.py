@@ -11,11 +11,11 @@ import polars as pl
 import pytest
 
 from flows.outcome import finish_step
+from flows.queries.store_reader import Library
 from flows.reporting.events import MonitorWatcher
 from flows.runtime import pipeline
 from flows.runtime.session import record_run
 from flows.viewer.data.series import numbers, series, steps
-from flows.viewer.library import Library
 from flows.views import show
 from storage.read.frames import Frames
 from storage.refs import Entry

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
+from flows.queries.request import BadQuestion, PageRequest
+from flows.queries.store_reader import Library
 from flows.viewer import addresses
+from flows.viewer.app import respond
 from flows.viewer.data.run_states import GONE, is_going, seconds_at_work, state_of
 from flows.viewer.data.run_steps import steps_of
 from flows.viewer.data.runs import RUNS, parent_of, runs
-from flows.viewer.library import Library
-from flows.viewer.page import Asked, BadQuestion
-from flows.viewer.pages.runs import page, tree
-from flows.viewer.web.app import respond
+from flows.viewer.pages.runs import runs_page, tree
 from flows.views import show
 from storage.read.frames import Frames
 from storage.runs import Event
@@ -42,7 +42,9 @@ def forked(tmp_path_factory: pytest.TempPathFactory) -> Library:
 
 def test_a_saved_list_says_what_was_chosen_and_asks_for_nothing(forked: Library) -> None:
     def text(**query: str) -> str:
-        return bytes(respond(page, forked, Asked("/", {}, {"q": "base", "sort": "run"} | query)).body).decode()
+        return bytes(
+            respond(runs_page, forked, PageRequest("/", {}, {"q": "base", "sort": "run"} | query)).body
+        ).decode()
 
     live, saved = text(), text(format="file")
     assert ("input", "value", "base") in set(Elements(live).values) & set(Elements(saved).values)
@@ -52,7 +54,7 @@ def test_a_saved_list_says_what_was_chosen_and_asks_for_nothing(forked: Library)
 
 
 def listed(library: Library, **query: str) -> list[dict[str, Any]]:
-    return [dict(row) for row in page(library, Asked("/", {}, query)).values["runs"]]
+    return [dict(row) for row in runs_page(library, PageRequest("/", {}, query)).values["runs"]]
 
 
 def test_what_each_run_came_to(forked: Library) -> None:
@@ -185,7 +187,9 @@ def test_a_state_in_a_word(last: Event, state: str, look: str) -> None:
 
 
 def test_the_list_says_that_it_is_live_only_while_a_run_is_going(forked: Library, tmp_path: Path) -> None:
-    assert page(forked, Asked("/")).live and page(forked, Asked("/")).quiet, "followed: something may begin"
+    assert runs_page(forked, PageRequest("/")).live and runs_page(forked, PageRequest("/")).quiet, (
+        "followed: something may begin"
+    )
     store = open_store(tmp_path)
     store.runs.record(run="a", event="started", kind="train", config={"name": "a", "steps": 3})
     seen = []

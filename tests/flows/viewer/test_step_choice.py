@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flows.queries.request import BadQuestion, PageRequest
 from flows.viewer.data import step, step_columns
 from flows.viewer.data.step_choice import LARGEST_PAGE, OUTCOMES, Choice, choose, known_values, ordered
-from flows.viewer.page import Asked, BadQuestion
 
 ROWS: list[dict[str, Any]] = [
     {"environment": "a", "agent": "x", "fate": "trained", "reward": 0.5, "detected": [], "group_id": "0"},
@@ -230,14 +230,14 @@ def test_an_address_says_a_choice() -> None:
         "size": "10",
         "columns": "fate,metric:x",
     }
-    found = step.choice_of(Asked("/runs/r/steps/0", {}, query | {"search": "50%"}))
+    found = step.choice_of(PageRequest("/runs/r/steps/0", {}, query | {"search": "50%"}))
     assert found == Choice(
         "a", search="50%", sort="reward", order="desc", page=2, size=10, columns=("fate", "metric:x")
     )
-    assert step.choice_of(Asked("/")) == Choice()
+    assert step.choice_of(PageRequest("/")) == Choice()
     for wrong in ({"page": "0"}, {"size": "501"}, {"page": "x"}, {"size": "-1"}):
         with pytest.raises(BadQuestion):
-            step.choice_of(Asked("/", {}, wrong))
+            step.choice_of(PageRequest("/", {}, wrong))
 
 
 def test_colours_of_rewards() -> None:

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
+from flows.queries.request import PageRequest
+from flows.queries.store_reader import Library
 from flows.viewer import addresses
+from flows.viewer.app import respond
 from flows.viewer.data.step_mismatch import NAME, TITLE, with_mismatch
 from flows.viewer.data.step_traces import chains_of, traces
-from flows.viewer.library import Library
-from flows.viewer.page import Asked
-from flows.viewer.pages.step import page
-from flows.viewer.web.app import page_of, respond
+from flows.viewer.pages import PAGES
+from flows.viewer.pages.step import step_page
 from tests.builders import message, trace
 from tests.flows.viewer.hand_made import FORKED, PATHS, RUN, HandMade, batch, credit, forked, update
 
@@ -95,14 +96,14 @@ def test_it_is_read_only_where_it_is_asked_for(library: Library) -> None:
 
 def test_the_page_of_a_step_sorts_by_it_and_leads_to_that(library: Library) -> None:
     where, path = addresses.step(RUN, 0), {"run": RUN, "step": "0"}
-    found = page(library, Asked(where, path, {"sort": NAME, "order": "desc"})).values["traces"]
+    found = step_page(library, PageRequest(where, path, {"sort": NAME, "order": "desc"})).values["traces"]
     assert [row["trace_id"] for row in found["rows"]] == [FORKED, "near", "outside", "unused"]
     assert [each["name"] for each in found["columns"]][:2] == ["trace_id", NAME], "what it is sorted by is seen"
-    narrow = page(library, Asked(where, path, {"sort": NAME, "columns": "reward"})).values["traces"]
+    narrow = step_page(library, PageRequest(where, path, {"sort": NAME, "columns": "reward"})).values["traces"]
     assert [each["name"] for each in narrow["columns"]] == ["trace_id", "reward"], "columns that were chosen stay"
-    plain = page(library, Asked(where, path)).values["traces"]
+    plain = step_page(library, PageRequest(where, path)).values["traces"]
     assert NAME not in [each["name"] for each in plain["columns"]]
     assert NAME in [each["name"] for each in plain["offered"]]
-    text = bytes(respond(page_of("step"), library, Asked(where, path)).body).decode()
+    text = bytes(respond(PAGES["step"], library, PageRequest(where, path)).body).decode()
     assert f'href="{where}?sort={NAME}&amp;order=desc#traces"' in text
     assert f'href="{where}?sort=reward&amp;order=asc#traces"' in text

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from flows.queries.request import NotThere, PageRequest
+from flows.queries.store_reader import Library
 from flows.viewer import addresses
+from flows.viewer.app import respond
 from flows.viewer.data import step_traces
-from flows.viewer.library import Library
-from flows.viewer.page import Asked, NotThere
-from flows.viewer.pages import evaluation as evaluation_page
+from flows.viewer.pages import step as evaluation_page
 from flows.viewer.pages import step as step_page
-from flows.viewer.web.app import respond
 from storage.store import open_store
 from tests.flows import evaluations
 from tests.flows.rehearsal import rehearse
@@ -42,19 +42,19 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
     return Library.at(root)
 
 
-def asked(run: str, number: int | str, **query: str) -> Asked:
-    return Asked(f"/runs/{run}/steps/{number}", {"run": run, "step": str(number)}, query)
+def asked(run: str, number: int | str, **query: str) -> PageRequest:
+    return PageRequest(f"/runs/{run}/steps/{number}", {"run": run, "step": str(number)}, query)
 
 
 def values(library: Library, run: str, number: int | str, **query: str) -> dict[str, Any]:
     """The page as JSON."""
-    found = respond(step_page.page, library, asked(run, number, **query | {"format": "json"}))
+    found = respond(step_page.step_page, library, asked(run, number, **query | {"format": "json"}))
     read: dict[str, Any] = json.loads(bytes(found.body))
     return read | {"status": found.status_code}
 
 
 def html(library: Library, run: str, number: int | str, **query: str) -> Elements:
-    found = respond(step_page.page, library, asked(run, number, **query))
+    found = respond(step_page.step_page, library, asked(run, number, **query))
     assert found.status_code == 200, bytes(found.body).decode()
     return Elements(bytes(found.body).decode())
 
@@ -142,7 +142,7 @@ def test_what_is_not_there(library: Library) -> None:
         404
     ] * 3
     with pytest.raises(NotThere):
-        evaluation_page.page(library, asked("base", 0))
+        evaluation_page.evaluation_page(library, asked("base", 0))
 
 
 def test_a_forks_rows_are_told_as_computed_by_the_other(library: Library) -> None:
@@ -181,8 +181,8 @@ def test_a_step_of_which_parts_are_done(tmp_path: Path) -> None:
 
 
 def test_the_page_is_live_while_the_run_goes(library: Library, tmp_path: Path) -> None:
-    assert step_page.page(begun(tmp_path / "store", 1), asked(RUN, 0)).live
-    assert not step_page.page(library, asked("base", 0)).live
+    assert step_page.step_page(begun(tmp_path / "store", 1), asked(RUN, 0)).live
+    assert not step_page.step_page(library, asked("base", 0)).live
 
 
 @pytest.fixture(scope="module")
@@ -197,10 +197,10 @@ def scored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Library]:
 
 
 def evaluated(library: Library, version: int, **query: str) -> dict[str, Any]:
-    given = Asked(
+    given = PageRequest(
         f"/runs/base/evaluations/{version}", {"run": "base", "step": str(version)}, query | {"format": "json"}
     )
-    found = respond(evaluation_page.page, library, given)
+    found = respond(evaluation_page.evaluation_page, library, given)
     read: dict[str, Any] = json.loads(bytes(found.body))
     return read | {"status": found.status_code}
 
@@ -237,7 +237,7 @@ def test_evaluations_lead_to_each_other(scored: Library) -> None:
 
 
 def test_an_evaluation_as_a_page(scored: Library) -> None:
-    given = Asked("/runs/base/evaluations/1", {"run": "base", "step": "1"}, {"set": "hard", "sort": "reward"})
-    page = Elements(bytes(respond(evaluation_page.page, scored, given).body).decode())
+    given = PageRequest("/runs/base/evaluations/1", {"run": "base", "step": "1"}, {"set": "hard", "sort": "reward"})
+    page = Elements(bytes(respond(evaluation_page.evaluation_page, scored, given).body).decode())
     assert page.odd == [] and "Evaluation of policy 1" in "".join(page.texts)
     assert addresses.evaluation("base", 2, sort="reward", set="hard") in links(page)

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from flows.queries.store_reader import Library
 from flows.viewer.data.messages import branches, messages
 from flows.viewer.data.tokens import tokens
 from flows.viewer.data.trace import find_trace
-from flows.viewer.library import Library
 from tests import builders
 from tests.flows.viewer.hand_made import RUN, HandMade, batch, credit, update
 

@@ -7,11 +7,11 @@ from typing import Any
 import polars as pl
 import pytest
 
+from flows.queries.store_reader import Library
 from flows.viewer.data.messages import branches, messages, rejected
 from flows.viewer.data.tokens import TOKENS, tokens
 from flows.viewer.data.trace import find_trace
 from flows.viewer.data.training import samples
-from flows.viewer.library import Library
 from tests import builders
 from tests.flows.viewer.hand_made import FORKED, PATHS, RUN, HandMade, batch, credit, forked, update
 

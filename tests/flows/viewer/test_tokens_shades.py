@@ -9,7 +9,7 @@ from flows.viewer.data.tokens import TOKENS
 from flows.viewer.data.tokens_colourings import COLOURINGS, chosen, largest
 from flows.viewer.data.tokens_shades import NONE
 from flows.viewer.data.tokens_shown import drawn_text, plain_number
-from flows.viewer.terminal.colours import MEASURES
+from flows.viewer.terminal.style import MEASURES
 
 BY_NAME = {each.name: each for each in COLOURINGS}
 

@@ -16,11 +16,10 @@ from tokenizers.models import WordLevel
 
 from configs.run import RunConfig
 from flows import cli
+from flows.queries.store_reader import Library
 from flows.viewer.data.trace_use import trace_use
-from flows.viewer.library import Library
-from flows.viewer.terminal.colours import MEASURES, Colours
-from flows.viewer.terminal.indented import LONG, Indented
-from flows.viewer.terminal.trace import Wanted, terminal, told
+from flows.viewer.terminal.style import LONG, MEASURES, Colours, Indented, Wanted
+from flows.viewer.terminal.trace import terminal, trace_parts
 from tests import builders
 from tests.flows.viewer.hand_made import FORKED, PATHS, RUN, HandMade, batch, credit, forked, update
 from tests.hostile import ALL, acting
@@ -66,7 +65,7 @@ def printed(root: Path, *arguments: str, capsys: pytest.CaptureFixture[str]) -> 
 def coloured(root: Path, trace_id: str, **wanted: Any) -> str:
     library = Library.at(root)
     out = Console(file=io.StringIO(), force_terminal=True, color_system="truecolor", width=100, markup=False)
-    for part in told(library, trace_use(library, trace_id), Wanted(**wanted), out):
+    for part in trace_parts(library, trace_use(library, trace_id), Wanted(**wanted), out):
         out.print(part)
     text = out.file.getvalue()  # type: ignore[attr-defined]
     assert "\x1b" not in ESCAPE.sub("", text), "colours alone are escapes"
@@ -178,7 +177,7 @@ def test_long_texts_are_cut_with_a_count_unless_all_is_wanted(
     left_out = int(re.findall(r"\.\.\. (\d+) more characters \(--whole shows all\)", cut)[0])
     assert 0 < len(ALL) - 2000 - left_out + 64 <= 128, "2000, or a few less where a letter has marks"
     assert "--whole" not in printed(made, "h" * 32, "--whole", capsys=capsys)
-    monkeypatch.setattr("flows.viewer.terminal.trace_messages.MOST_MESSAGES", 2)
+    monkeypatch.setattr("flows.viewer.terminal.trace_body.MOST_MESSAGES", 2)
     few = printed(made, FORKED, capsys=capsys)
     assert "... 3 messages between these" in few and few.index("0 user") < few.index("... 3") < few.index("4 assistant")
 

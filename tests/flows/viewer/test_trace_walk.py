@@ -6,12 +6,12 @@ from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 
+from flows.queries.request import PageRequest
+from flows.queries.store_reader import Library
 from flows.viewer import addresses
-from flows.viewer.library import Library
-from flows.viewer.page import Asked
+from flows.viewer.app import respond
 from flows.viewer.pages import step as step_page
 from flows.viewer.pages import trace as trace_page
-from flows.viewer.web.app import respond
 from tests.flows.viewer.hand_made import RUN
 from tests.flows.viewer.looking import Elements
 from tests.flows.viewer.stepped import HOSTILE, SAID, stepped
@@ -25,19 +25,19 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
     return stepped(tmp_path_factory.mktemp("walk") / "store")
 
 
-def asked_trace(trace_id: str, **query: str) -> Asked:
-    return Asked(f"/runs/{RUN}/traces/{trace_id}", {"run": RUN, "trace": trace_id}, query)
+def asked_trace(trace_id: str, **query: str) -> PageRequest:
+    return PageRequest(f"/runs/{RUN}/traces/{trace_id}", {"run": RUN, "trace": trace_id}, query)
 
 
 def values(library: Library, trace_id: str, status: int = 200, **query: str) -> dict[str, Any]:
-    found = respond(trace_page.page, library, asked_trace(trace_id, **query | {"format": "json"}))
+    found = respond(trace_page.trace_page, library, asked_trace(trace_id, **query | {"format": "json"}))
     assert found.status_code == status, bytes(found.body).decode()
     read: dict[str, Any] = json.loads(bytes(found.body))
     return read
 
 
 def links(library: Library, trace_id: str, **query: str) -> list[str]:
-    return aims(bytes(respond(trace_page.page, library, asked_trace(trace_id, **query)).body).decode())
+    return aims(bytes(respond(trace_page.trace_page, library, asked_trace(trace_id, **query)).body).decode())
 
 
 def aims(text: str) -> list[str]:
@@ -74,12 +74,12 @@ def test_the_list_goes_along_and_is_the_way_up(library: Library) -> None:
 
 def test_the_list_of_a_step_says_what_it_was_asked_for(library: Library) -> None:
     query = {"sort": "reward", "order": "desc", "page": "1", "size": "3", "columns": "reward", "group_sort": "mean"}
-    asked = Asked(f"/runs/{RUN}/steps/0", {"run": RUN, "step": "0"}, query)
-    text = bytes(respond(step_page.page, library, asked).body).decode()
+    asked = PageRequest(f"/runs/{RUN}/steps/0", {"run": RUN, "step": "0"}, query)
+    text = bytes(respond(step_page.step_page, library, asked).body).decode()
     of_list = [each for each in aims(text) if "/traces/" in each and "list=" in each]
     assert len(of_list) == 3
     assert {dict(parse_qsl(urlsplit(each).query))["list"] for each in of_list} == {LISTED}
-    plain = bytes(respond(step_page.page, library, Asked(asked.address, asked.path)).body).decode()
+    plain = bytes(respond(step_page.step_page, library, PageRequest(asked.address, asked.path)).body).decode()
     assert "list=" not in plain, "an address says no more than was asked"
 
 
@@ -96,14 +96,14 @@ def test_a_list_of_what_is_not_known_is_refused(library: Library) -> None:
 
 def test_a_saved_list_says_what_was_chosen_and_asks_for_nothing(library: Library) -> None:
     query = {"search": "quick", "format": "file"}
-    asked = Asked(f"/runs/{RUN}/steps/0", {"run": RUN, "step": "0"}, query)
-    found = Elements(bytes(respond(step_page.page, library, asked).body).decode())
+    asked = PageRequest(f"/runs/{RUN}/steps/0", {"run": RUN, "step": "0"}, query)
+    found = Elements(bytes(respond(step_page.step_page, library, asked).body).decode())
     assert ("fieldset", "disabled", "") in found.values and ("input", "value", "quick") in found.values
     assert not [tag for tag, name, value in found.values if (name, value) == ("type", "submit")]
 
 
 def test_filters_keep_the_page_of_groups(library: Library) -> None:
-    asked = Asked(f"/runs/{RUN}/steps/0", {"run": RUN, "step": "0"}, {"group_page": "1", "group_sort": "mean"})
-    text = bytes(respond(step_page.page, library, asked).body).decode()
+    asked = PageRequest(f"/runs/{RUN}/steps/0", {"run": RUN, "step": "0"}, {"group_page": "1", "group_sort": "mean"})
+    text = bytes(respond(step_page.step_page, library, asked).body).decode()
     named = {value for tag, name, value in Elements(text).values if tag == "input" and name == "name"}
     assert {"group_page", "group_sort", "search"} == named

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from flows import cli
+from flows.queries.request import PageRequest
+from flows.queries.store_reader import Library
+from flows.reporting.formats import DASH
+from flows.viewer.app import respond
 from flows.viewer.data.step_choice import OUTCOMES
-from flows.viewer.library import Library
-from flows.viewer.page import Asked
 from flows.viewer.pages import step as step_page
 from flows.viewer.terminal import traces as listing
-from flows.viewer.terminal.colours import MEASURES
+from flows.viewer.terminal.style import MEASURES
 from flows.viewer.terminal.traces import _ending, _that_fit
-from flows.viewer.web.app import respond
-from flows.viewer.words import DASH
 from tests.flows.viewer.hand_made import RUN
 from tests.flows.viewer.stepped import HOSTILE, SAID, begun, stepped
 
@@ -95,8 +95,8 @@ def test_counts_are_told(capsys: pytest.CaptureFixture[str], root: Path) -> None
 
 def test_json_is_that_of_the_page(capsys: pytest.CaptureFixture[str], root: Path) -> None:
     found = json.loads("".join(lines(capsys, root, "--step", "0", "--sort", "reward", "--limit", "50", "--json")))
-    asked = Asked(f"/runs/{RUN}/steps/0", {"run": RUN, "step": "0"}, {"sort": "reward", "format": "json"})
-    page: dict[str, Any] = json.loads(bytes(respond(step_page.page, Library.at(root), asked).body))
+    asked = PageRequest(f"/runs/{RUN}/steps/0", {"run": RUN, "step": "0"}, {"sort": "reward", "format": "json"})
+    page: dict[str, Any] = json.loads(bytes(respond(step_page.step_page, Library.at(root), asked).body))
     assert found["traces"] == page["traces"] and found["figures"] == page["figures"]
 
 

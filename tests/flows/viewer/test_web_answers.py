@@ -2,21 +2,23 @@
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
-from flows.viewer.addresses import PATTERNS
-from flows.viewer.library import Library
-from flows.viewer.page import Asked, Page
-from flows.viewer.web import app as web
-from flows.viewer.web.security import HEADERS
+from flows.queries.request import PageRequest
+from flows.queries.store_reader import Library
+from flows.viewer import app as web
+from flows.viewer.addresses import PATTERNS, Page
+from flows.viewer.pages import PAGES
+from flows.viewer.rendering import parsed_address
+from flows.viewer.security import HEADERS
 from storage.errors import StoreUnavailable
 from tests.flows.rehearsal import rehearse
-from tests.flows.viewer.looking import asked, everything, formed, visitor
+from tests.flows.viewer.looking import everything, formed, visitor
 from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.engine
@@ -44,9 +46,8 @@ def client(library: Library) -> TestClient:
 def made(library: Library, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A way to let an address of traces be answered by a function of the test."""
 
-    def make(read: web.PageOf) -> TestClient:
-        own = web.page_of
-        monkeypatch.setattr(web, "page_of", lambda name: read if name == "any_trace" else own(name))
+    def make(read: Callable[[Library, PageRequest], Page]) -> TestClient:
+        monkeypatch.setattr(web, "PAGES", {**PAGES, "any_trace": read})
         return visitor(library)
 
     return make
@@ -60,7 +61,7 @@ def test_every_address_answers_in_every_form(library: Library, client: TestClien
     found = everything(library)
     kinds = {name: 0 for name in PATTERNS if name != "evaluation"}
     for address in found:
-        kinds[asked(address)[0]] += 1
+        kinds[parsed_address(address)[0]] += 1
         page, values, file = (client.get(formed(address, form)) for form in ("html", "json", "file"))
         assert [each.status_code for each in (page, values, file)] == [200] * 3, (address, values.text[:300])
         assert all(protected(each) for each in (page, values, file))
@@ -128,9 +129,9 @@ def test_a_slash_at_the_end_leads_to_the_page(client: TestClient) -> None:
 def test_an_id_of_any_text_reaches_the_page(made: Any, written: str) -> None:
     from flows.viewer.addresses import any_trace
 
-    seen: list[Asked] = []
+    seen: list[PageRequest] = []
 
-    def read(library: Library, asked: Asked) -> Page:
+    def read(library: Library, asked: PageRequest) -> Page:
         seen.append(asked)
         return Page("mistake.html", "seen", {"message": asked.path["trace"]})
 
@@ -145,7 +146,7 @@ def test_an_id_of_any_text_reaches_the_page(made: Any, written: str) -> None:
 
 
 def test_a_fault_of_the_viewer_is_no_traceback_on_the_page(made: Any) -> None:
-    def fails(library: Library, asked: Asked) -> Page:
+    def fails(library: Library, asked: PageRequest) -> Page:
         raise KeyError("a secret of the store")
 
     client = made(fails)
@@ -164,7 +165,7 @@ def test_a_template_that_lacks_a_value_is_a_fault_and_not_half_a_page(made: Any)
 
 
 def test_a_store_that_cannot_be_read_is_told_so(made: Any) -> None:
-    def gone(library: Library, asked: Asked) -> Page:
+    def gone(library: Library, asked: PageRequest) -> Page:
         raise StoreUnavailable("the disk is gone", "/data<b>", "all", "mount it")
 
     answer = made(gone).get("/traces/x")

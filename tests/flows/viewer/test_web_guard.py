@@ -7,8 +7,8 @@ import pytest
 from starlette.responses import PlainTextResponse
 from starlette.testclient import TestClient
 
+from flows.viewer.security import HEADERS, Guard, host_name
 from flows.viewer.serving import address, is_loopback, names
-from flows.viewer.web.security import HEADERS, Guard, host_name
 
 TOKEN = "a secret token"
 INSIDE = PlainTextResponse("inside")

@@ -7,14 +7,17 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 
-from flows.viewer.library import Library
-from flows.viewer.page import Page, plain
-from flows.viewer.web import rendering, saving
-from flows.viewer.web.app import page_of
-from tests.flows.viewer.looking import Elements, asked, everything, visitor
+from flows.queries.request import plain
+from flows.queries.store_reader import Library
+from flows.viewer import rendering
+from flows.viewer.addresses import Page
+from flows.viewer.pages import PAGES
+from flows.viewer.rendering import parsed_address
+from tests.flows.viewer.looking import Elements, everything, visitor
 from tests.hostile import ALL, Hostile, acting, hostile_store
 
 pytestmark = pytest.mark.engine
@@ -35,11 +38,13 @@ def library(hostile: Hostile) -> Library:
 
 @pytest.fixture(scope="module")
 def pages(library: Library) -> dict[str, Page]:
-    """Every kind of page twice at least, by address."""
+    """Every kind of page twice at least, by address; traces in colours and searched as well."""
     found = {}
-    for address in everything(library):
-        name, question = asked(address)
-        found[address] = page_of(name)(library, question)
+    known = everything(library)
+    searched = [f"{each}?{urlencode({'color': 'mask', 'q': ALL})}" for each in known if "/traces/" in each]
+    for address in (*known, *searched):
+        name, question = parsed_address(address)
+        found[address] = PAGES[name](library, question)
     return found
 
 
@@ -54,7 +59,7 @@ def harmless(value: Any) -> Any:
 
 def test_no_element_and_no_attribute_comes_from_data(pages: dict[str, Page]) -> None:
     for address, page in pages.items():
-        question = asked(address)[1]
+        question = parsed_address(address)[1]
         twin = replace(page, title=harmless(page.title), values=harmless(dict(page.values)))
         shown, other = (Elements(rendering.as_html(each, question).decode()) for each in (page, twin))
         assert shown.tags == other.tags, address
@@ -63,7 +68,7 @@ def test_no_element_and_no_attribute_comes_from_data(pages: dict[str, Page]) -> 
 
 def test_nothing_on_a_page_runs_or_leads_elsewhere(pages: dict[str, Page]) -> None:
     for address, page in pages.items():
-        shown = Elements(rendering.as_html(page, asked(address)[1]).decode())
+        shown = Elements(rendering.as_html(page, parsed_address(address)[1]).decode())
         assert not {tag for tag, _ in shown.tags} & {"iframe", "object", "embed", "img", "base", "style", "textarea"}
         for tag, name, value in shown.values:
             assert not name.startswith("on") and name not in ("style", "srcdoc", "xlink:href"), (address, tag, name)
@@ -73,7 +78,10 @@ def test_nothing_on_a_page_runs_or_leads_elsewhere(pages: dict[str, Page]) -> No
 
 def test_no_character_acts_or_hides(pages: dict[str, Page]) -> None:
     for address, page in pages.items():
-        for made in (rendering.as_html(page, asked(address)[1]), saving.saved(page, asked(address)[1])):
+        for made in (
+            rendering.as_html(page, parsed_address(address)[1]),
+            rendering.as_file(page, parsed_address(address)[1]),
+        ):
             assert acting(made.decode("utf-8")) == set(), address
 
 
@@ -97,7 +105,7 @@ def texts(value: Any) -> Iterator[str]:
 
 def test_a_saved_page_loads_nothing_leads_nowhere_and_runs_only_what_is_ours(pages: dict[str, Page]) -> None:
     for address, page in pages.items():
-        text = saving.saved(page, asked(address)[1]).decode()
+        text = rendering.as_file(page, parsed_address(address)[1]).decode()
         shown = Elements(text)
         policy = next(
             value for tag, name, value in shown.values if (tag, name) == ("meta", "content") and "src" in value

@@ -10,18 +10,19 @@ import polars as pl
 import pytest
 
 from flows import cli
+from flows.queries.compare_traces import changed_measures, compared_tokens
+from flows.queries.request import PageRequest
+from flows.queries.store_reader import Library
 from flows.runtime.pipeline import GateRefused
 from flows.viewer import addresses
+from flows.viewer.app import respond
 from flows.viewer.data import batch, batch_row
-from flows.viewer.data.compare_tokens import changed_measures, compared_tokens
 from flows.viewer.data.tokens import TRAINED_WEIGHTS, WEIGHTS, tokens
 from flows.viewer.data.trace import Found, find_trace
 from flows.viewer.data.training import samples
-from flows.viewer.library import Library
-from flows.viewer.notebook import look
-from flows.viewer.page import Asked
-from flows.viewer.web.app import page_of, respond
-from flows.viewer.web.pages_to_files import save_page
+from flows.viewer.notebook import open_viewer
+from flows.viewer.pages import PAGES
+from flows.viewer.rendering import save_page
 from storage.schemas.stage_tables import BATCHES
 from tests.flows.rehearsal import rehearse
 
@@ -82,8 +83,8 @@ def values_of(library: Library, found: Found, **query: str) -> Values:
 
 
 def asked_for(library: Library, found: Found, **query: str) -> Any:
-    asked = Asked(addresses.trace(found.run, found.trace_id), {"run": found.run, "trace": found.trace_id}, query)
-    return respond(page_of("trace"), library, asked)
+    asked = PageRequest(addresses.trace(found.run, found.trace_id), {"run": found.run, "trace": found.trace_id}, query)
+    return respond(PAGES["trace"], library, asked)
 
 
 @pytest.mark.parametrize("run", list(ALGORITHMS))
@@ -148,7 +149,7 @@ def test_every_way_to_a_trace_has_both(library: Library, root: Path, capsys: pyt
     assert cli.main([*command, "--tokens", "--width", "200"]) == 0
     out = capsys.readouterr().out
     assert re.search(r"advantage +rl +rl-train ", out) and re.search(rf" 1 +{weight:.3g} ", out)
-    assert weight in look(root).trace(found.trace_id, "dr_grpo").tokens["trained_rl_weight"]
+    assert weight in open_viewer(root).trace(found.trace_id, "dr_grpo").tokens["trained_rl_weight"]
     address = addresses.trace("dr_grpo", found.trace_id, found.key)
     save_page(library, address, root.parent / "saved.html")
     for text in (bytes(asked_for(library, found).body).decode(), (root.parent / "saved.html").read_text()):

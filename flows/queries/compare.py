@@ -1,0 +1,388 @@
+"""Compares two runs of a store: their configs, their keys, and what came of both, as plain values and as frames.
+
+The keys are compared piece by piece along the ledger. A key that two runs share is the same work, bit by bit; a
+decision at a gate changes no weights and is no difference in work.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import polars as pl
+import pyarrow.compute as pc
+
+from configs.errors import ConfigError
+from configs.run import RunConfig, content
+from flows.queries.compare_rows import (
+    MEASURES,
+    ComparedRows,
+    StepRows,
+    differences_between,
+    join_steps,
+    step_detail,
+)
+from flows.queries.request import NotThere
+from flows.queries.store_reader import Library
+from flows.recorded import recorded_by
+from flows.runtime.prepare import flat, recorded_run
+from flows.runtime.scores import compare_scores as compared_figures
+from flows.runtime.scores import recorded_evaluations
+from storage.keys import canonical
+from storage.refs import Entry
+from storage.store import Store
+from tasks.metrics.figures import MEANINGS
+
+STAGES = (
+    "policy_import",
+    "examples",
+    "assignment",
+    "rollout",
+    "regrade",
+    "filtering",
+    "reference",
+    "advantage",
+    "packing",
+    "gate",
+    "training",
+    "evaluation",
+)
+"""The order within a step; `rollout` is whatever made the traces. An evaluation has its policy's version for a step."""
+SAME, DIFFERENT, ONLY_A, ONLY_B = "same key", "different key", "only in a", "only in b"
+Work = dict[int, dict[str, Entry]]
+"""A run's finished work by step and stage."""
+
+
+def compare(library: Library, a: str, b: str, step: int | None = None) -> dict[str, Any]:
+    """Return how run `b` differs from run `a`; with `step`, that step's groups and samples too.
+
+    Raises ConfigError for an unknown run, or a step that neither has.
+    """
+    (a, first), (b, second) = (recorded_run(library.store, run) for run in (a, b))
+    runs, configs, works = (a, b), (first, second), [works_of(library, run) for run in (a, b)]
+    pieces = compared_keys(*works)
+    pairs = dict(_pairs(library, works))
+    parted = by_step(pieces)
+    steps = [{"step": each, **_parted(parted, each), **_both(pair)} for each, pair in pairs.items()]
+    found = {
+        "runs": [_described(library.store, *each) for each in zip(runs, configs, works, strict=True)],
+        "config": compared_configs(*configs),
+        "pieces": pieces,
+        "same_work": not pieces or {piece["state"] for piece in counting(pieces)} == {SAME},
+        "parting": parting(pieces),
+        "steps": steps,
+        "together": _together(works, pairs),
+        "weights_part_at": next((each["step"] for each in steps if each["between"]["weights_equal"] is False), None),
+        "evaluations": _paired_averages(*(_averages(library, *each) for each in zip(runs, configs, strict=True))),
+    }
+    return found if step is None else found | {"detail": step_detail(*_pair_of(step, pairs))}
+
+
+def _pairs(library: Library, works: Sequence[Work]) -> Iterator[tuple[int, tuple[StepRows, StepRows]]]:
+    """Yield each step that either run has, with the rows that both made of it."""
+    steps = _steps_of(works)
+    rows = ComparedRows(library).steps([work.get(each, {}) for work in works for each in steps])
+    yield from zip(steps, zip(rows[: len(steps)], rows[len(steps) :], strict=True), strict=True)
+
+
+def step_pair(library: Library, a: str, b: str, step: int) -> tuple[StepRows, StepRows]:
+    """Return the rows that both runs made of a step: those of its last batch.
+
+    Raises NotThere for an unknown run, or a step that neither has.
+    """
+    known = steps_of_both(library, a, b)
+    if step not in known:
+        near = ", ".join(str(each) for each in sorted(known, key=lambda each: (abs(each - step), each))[:5])
+        nearest = f"the nearest are {near}" if near else "neither has made one yet"
+        raise NotThere(f"neither {a!r} nor {b!r} has step {step}; {nearest}")
+    one, other = ComparedRows(library).steps([works_of(library, run).get(step, {}) for run in (a, b)])
+    return one, other
+
+
+def steps_of_both(library: Library, a: str, b: str) -> list[int]:
+    """Return the steps that either run has, in order. Raises NotThere for an unknown run."""
+    return _steps_of([works_of(library, run) for run in (a, b)])
+
+
+def _steps_of(works: Sequence[Work]) -> list[int]:
+    return sorted({step for work in works for step, stages in work.items() if is_step(stages)})
+
+
+def works_of(library: Library, run: str) -> Work:
+    """Return a run's finished work by step and stage. Raises NotThere for an unknown run."""
+    state = state_of(library, run)
+    make = partial(work_of, library.store, run, library.config(run))
+    return library.kept_while(("finished work", run), state, make)
+
+
+def work_of(store: Store, run: str, config: RunConfig) -> Work:
+    """Return a run's finished work by step and stage, as its last batch of each step was made."""
+    recorded = recorded_by(store, run)
+    found: Work = {step: dict(each.work) for step, each in recorded.steps.items()}
+    for work in list(found.values()):
+        if "examples" in work:  # are of the run, not of each step
+            found[0] = {"examples": work.pop("examples")} | found.get(0, {})
+    if recorded.first_policy is not None:
+        found.setdefault(0, {})["policy_import"] = recorded.first_policy
+    for entry in store.ledger.entries(run=run):
+        if entry.stage == "gate":
+            found.setdefault(entry.step, {})["gate"] = entry
+    for each in reversed(recorded_evaluations(store, run, config)):  # the first set stands for all
+        found.setdefault(each.version, {})["evaluation"] = each.rounds[0]
+    return found
+
+
+def compared_keys(a: Work, b: Work) -> list[dict[str, Any]]:
+    """Return every piece of work of either run, in order, with both keys and what they say."""
+    cells = [(step, stage) for step in sorted({*a, *b}) for stage in STAGES]
+    keys = ((step, stage, _key(a, step, stage), _key(b, step, stage)) for step, stage in cells)
+    return [
+        {"step": step, "stage": stage, "state": _state(one, other), "a": one, "b": other}
+        for step, stage, one, other in keys
+        if one or other
+    ]
+
+
+def counting(pieces: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the pieces of work that can tell two runs apart.
+
+    A decision at a gate is no work, and weights that only one of them brought in part nothing: a replay goes on from
+    those of the run that it goes through again.
+    """
+    return [piece for piece in pieces if piece["stage"] != "gate" and not _lone_import(piece)]
+
+
+def parting(pieces: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """Return the first piece of work, in a step that both runs have, that is not the same; None where there is none."""
+    both = {piece["step"] for piece in pieces if piece["a"] and piece["b"] and piece["stage"] != "examples"}
+    for piece in counting(pieces):
+        if piece["state"] != SAME and piece["step"] in both:
+            return {name: piece[name] for name in ("step", "stage", "state")}
+    return None
+
+
+def by_step(pieces: Iterable[Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
+    """Return by step its `pieces`, `only` (the side that alone has it) and the stage where it parts first.
+
+    Evaluations are of no step. Examples are of the run: a step that is there for their sake alone is none.
+    """
+    own: dict[int, list[Mapping[str, Any]]] = {}
+    for each in pieces:
+        if each["stage"] != "evaluation" and not _lone_import(each):
+            own.setdefault(each["step"], []).append(each)
+    steps = {step: found for step, found in own.items() if any(each["stage"] != "examples" for each in found)}
+    return {step: {"pieces": found, **_where_apart(found)} for step, found in steps.items()}
+
+
+def _lone_import(piece: Mapping[str, Any]) -> bool:
+    return piece["stage"] == "policy_import" and piece["state"] in (ONLY_A, ONLY_B)
+
+
+def _where_apart(own: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    counted = counting(own)
+    states = {each["state"] for each in counted if each["stage"] != "examples"}
+    first = next((each["stage"] for each in counted if each["state"] != SAME), None)
+    return {"only": next((state for state in (ONLY_A, ONLY_B) if states == {state}), None), "first_difference": first}
+
+
+def compared_configs(a: RunConfig, b: RunConfig) -> list[dict[str, Any]]:
+    """Return the settings that differ, by dotted key; `in_keys` tells those that can change rows. Names always do."""
+    old, new = (dict(flat(config.model_dump(mode="json"))) for config in (a, b))
+    counting = {key for config in (a, b) for key, _ in flat(content(config, in_place=True))}
+    return [
+        {"key": key, "a": old.get(key), "b": new.get(key), "in_keys": key in counting}
+        for key in dict.fromkeys((*old, *new))
+        if key != "name" and (key in old, old.get(key)) != (key in new, new.get(key))
+    ]
+
+
+def _described(store: Store, run: str, config: RunConfig, work: Work) -> dict[str, Any]:
+    num_steps = sum(is_step(stages) for stages in work.values())
+    return {"run": run, "kind": config.kind, "state": store.runs.events(run)[-1].event, "num_steps": num_steps}
+
+
+def is_step(stages: Mapping[str, Entry]) -> bool:
+    """Say whether a step's work is more than what came in before the first one, and evaluations."""
+    return not stages.keys() <= {"policy_import", "examples", "evaluation"}
+
+
+def _key(work: Work, step: int, stage: str) -> str | None:
+    entry = work.get(step, {}).get(stage)
+    return None if entry is None else entry.key
+
+
+def _state(one: str | None, other: str | None) -> str:
+    if one is None or other is None:
+        return ONLY_B if one is None else ONLY_A
+    return SAME if one == other else DIFFERENT
+
+
+def _parted(parted: Mapping[int, Mapping[str, Any]], step: int) -> dict[str, Any]:
+    own = parted.get(step, {})
+    return {name: own.get(name) for name in ("first_difference", "only")}
+
+
+def _both(pair: tuple[StepRows, StepRows]) -> dict[str, Any]:
+    a, b = pair
+    return {"a": a.figures(), "b": b.figures(), "between": differences_between(a, b)}
+
+
+def _together(works: Sequence[Work], pairs: Mapping[int, tuple[StepRows, StepRows]]) -> dict[str, Any]:
+    """Return the figures over all steps that both runs have, so that they can be set side by side."""
+    both = [step for step in pairs if all(is_step(work.get(step, {})) for work in works)]
+    a, b = (join_steps(pairs[step][run] for step in both) for run in (0, 1))
+    return {"steps": both, **_both((a, b))}
+
+
+def _averages(library: Library, run: str, config: RunConfig) -> dict[int, float | None]:
+    """Return by policy version the mean reward of what an evaluation counts: no opponents, and no errors made again."""
+    found: dict[int, float | None] = {}
+    for each in reversed(recorded_evaluations(library.store, run, config)):  # the first set stands for all
+        traces = ComparedRows(library).scored(each, config).traces
+        found[each.version] = pc.mean(traces.filter(pc.is_null(traces["error_class"]))["reward"]).as_py()
+    return found
+
+
+def _paired_averages(a: Mapping[int, float | None], b: Mapping[int, float | None]) -> list[dict[str, Any]]:
+    return [{"version": version, "a": a.get(version), "b": b.get(version)} for version in sorted({*a, *b})]
+
+
+def _pair_of(step: int, pairs: Mapping[int, tuple[StepRows, StepRows]]) -> tuple[StepRows, StepRows]:
+    if step not in pairs:
+        raise ConfigError(
+            [f"step {step}: neither run has it; there are the steps {', '.join(map(str, pairs)) or 'none'}"]
+        )
+    return pairs[step]
+
+
+FIGURES = (*MEANINGS, *MEASURES)
+"""What a step comes to in numbers, by the names that `stagecoach diff` has them by."""
+BETWEEN = {
+    "num_shared_traces": pl.Int64,
+    "num_rewards_changed": pl.Int64,
+    "num_shared_samples": pl.Int64,
+    "num_advantages_changed": pl.Int64,
+    "max_advantage_difference": pl.Float64,
+    "mean_advantage_difference": pl.Float64,
+    "weights_equal": pl.Boolean,
+}
+EVALUATIONS = {
+    "set": pl.String,
+    "version_a": pl.Int64,
+    "version_b": pl.Int64,
+    "environment": pl.String,
+    "figure": pl.String,
+    "a": pl.Float64,
+    "b": pl.Float64,
+    "difference": pl.Float64,
+    "low": pl.Float64,
+    "high": pl.Float64,
+    "num_examples": pl.Int64,
+    "same_work": pl.Boolean,
+}
+"""One figure of two policies; a and b are means over the examples that both were tried on, low and high bound the
+difference with 95 % confidence, over those examples. Null where nothing can be paired."""
+
+
+def compared(library: Library, a: str, b: str) -> Mapping[str, Any]:
+    """Return how run `b` differs from run `a`, as `compare` does; made anew when one of them has done more.
+
+    Raises NotThere for an unknown run.
+    """
+    state = state_of(library, a), state_of(library, b)
+    return library.kept_while(("compared", a, b), state, partial(compare, library, a, b))
+
+
+def compared_steps(library: Library, a: str, b: str) -> pl.DataFrame:
+    """Return one row for each step of either run.
+
+    Columns: `step`, `first_difference` (the first stage whose key is another; null where there is none), `only` (the
+    side that alone has the step), for each figure of `FIGURES` `NAME_a`, `NAME_b` and `NAME_difference` (b - a), and
+    those of `BETWEEN`. Null is what was not measured. Raises NotThere.
+    """
+    rows = [_step_row(each) for each in compared(library, a, b)["steps"]]
+    schema: dict[str, Any] = {"step": pl.Int64, "first_difference": pl.String, "only": pl.String}
+    schema |= {f"{name}_{side}": pl.Float64 for name in FIGURES for side in ("a", "b", "difference")}
+    return pl.DataFrame(rows, schema=schema | BETWEEN, orient="row", strict=False)
+
+
+def compared_evaluations(library: Library, a: str, b: str) -> pl.DataFrame:
+    """Return how the policies of two runs differ on held-out examples; columns as in `EVALUATIONS`.
+
+    Policies of the same version are paired, and those that were evaluated last where their versions differ.
+    Raises NotThere.
+    """
+    reading = ComparedRows(library)
+    configs = {run: library.config(run) for run in (a, b)}
+    one, other = (
+        {(each.set_name, each.version): each for each in recorded_evaluations(library.store, run, configs[run])}
+        for run in (a, b)
+    )
+    rows: list[dict[str, Any]] = []
+    for here, there in _paired_evaluations(list(one), list(other)):
+        before, after = one[here], other[there]
+        pair = compared_figures(reading.scored(before, configs[a]), reading.scored(after, configs[b]))
+        same = [each.key for each in before.rounds] == [each.key for each in after.rounds]
+        rows += [_evaluation_row(here, there, figure, same) for figure in pair]
+    return pl.DataFrame(rows, schema=EVALUATIONS, orient="row")
+
+
+def state_of(library: Library, run: str) -> tuple[Any, ...]:
+    """Return what a comparison of a run depends on: its finished work, its config and its last event."""
+    works = library.frames(run).graph.works.values()
+    last = library.store.runs.events(run)[-1]
+    return run, last.event, canonical(last.config), frozenset(work.identity for work in works if work.finished)
+
+
+def _step_row(found: Mapping[str, Any]) -> dict[str, Any]:
+    row = {name: found[name] for name in ("step", "first_difference", "only")}
+    for name in FIGURES:
+        one, other = found["a"].get(name), found["b"].get(name)
+        row |= {f"{name}_a": one, f"{name}_b": other, f"{name}_difference": difference(one, other)}
+    return row | {name: found["between"][name] for name in BETWEEN}
+
+
+def difference(a: float | None, b: float | None) -> float | None:
+    """Return b - a; None where either was not measured."""
+    return None if a is None or b is None else b - a
+
+
+def _paired_evaluations(
+    one: Sequence[tuple[str, int]], other: Sequence[tuple[str, int]]
+) -> list[tuple[tuple[str, int], tuple[str, int]]]:
+    """Return the evaluations, by set and version, that are set side by side."""
+    pairs = [(each, each) for each in one if each in other]
+    for name in dict.fromkeys(name for name, _ in one):
+        lasts = [max((each for each in known if each[0] == name), default=None) for known in (one, other)]
+        if lasts[0] is not None and lasts[1] is not None and lasts[0] != lasts[1]:
+            pairs.append((lasts[0], lasts[1]))
+    return pairs
+
+
+def _evaluation_row(
+    one: tuple[str, int], other: tuple[str, int], figure: Mapping[str, Any], same: bool
+) -> dict[str, Any]:
+    interval = figure["interval"] or {}
+    return {
+        "set": one[0],
+        "version_a": one[1],
+        "version_b": other[1],
+        "environment": figure["environment"],
+        "figure": figure["figure"],
+        "a": figure["before"],
+        "b": figure["after"],
+        "difference": figure["difference"],
+        "low": interval.get("low"),
+        "high": interval.get("high"),
+        "num_examples": figure["num_examples"],
+        "same_work": same,
+    }
+
+
+def figures_of(both: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the figures that `a` or `b` has, of a step or of several together, with b - a."""
+    rows = []
+    for name in FIGURES:
+        if name in both["a"] or name in both["b"]:
+            one, other = both["a"].get(name), both["b"].get(name)
+            rows.append({"figure": name, "a": one, "b": other, "difference": difference(one, other)})
+    return rows

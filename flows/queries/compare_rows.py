@@ -1,0 +1,346 @@
+"""Rows of two runs, read once to be compared, and what differs between those that both made of a step."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+
+from configs.run import RunConfig
+from flows.queries.store_reader import Library, each_once
+from flows.runtime.scores import READ, EvaluationScores, RecordedEvaluation, score_rollouts
+from storage.read.frames import holding
+from storage.read.lineage import marks
+from storage.refs import Entry
+from storage.schemas.stage_tables import TABLES, TRACES
+from storage.store import Store
+from tasks.metrics.figures import (
+    BATCH_COLUMNS,
+    CREDIT_COLUMNS,
+    TRACE_COLUMNS,
+    VERDICT_COLUMNS,
+    credit_figures,
+    packing_figures,
+    trace_figures,
+    verdict_figures,
+)
+
+MEASURES = (
+    "loss",
+    "rl_loss",
+    "ce_loss",
+    "ref_kl_loss",
+    "grad_norm",
+    "entropy",
+    "mismatch_kl",
+    "masked_fraction",
+    "learning_rate",
+)
+"""What the learner measures of an update; of several updates their mean counts."""
+READ_COLUMNS = {
+    "traces": [*TRACE_COLUMNS, "environment", "example_id", "agent"],
+    "verdicts": VERDICT_COLUMNS,
+    "credits": CREDIT_COLUMNS,
+    "batches": BATCH_COLUMNS,
+    "updates": ["version", "update", "weights_sha256", *MEASURES],
+}
+MAKERS = {
+    "traces": ("regrade", "rollout"),
+    "verdicts": ("filtering",),
+    "credits": ("advantage",),
+    "batches": ("packing",),
+    "updates": ("training",),
+}
+"""The stages that make a table; of those that a step has, the first counts."""
+
+
+@dataclass(frozen=True)
+class StepRows:
+    """The rows that a step made, or several steps: a table is None where no step came that far.
+
+    Each row has the `key` of the work that made it.
+    """
+
+    traces: pl.DataFrame | None = None
+    verdicts: pl.DataFrame | None = None
+    credits: pl.DataFrame | None = None
+    batches: pl.DataFrame | None = None
+    updates: pl.DataFrame | None = None
+    capacity: int = 0
+    """Tokens that the packed rows have room for."""
+
+    @property
+    def weights(self) -> str | None:
+        """The digest of the weights that the last update made."""
+        digests = () if self.updates is None else self.updates.sort("version", "update")["weights_sha256"]
+        return str(digests[-1]) if len(digests) else None
+
+    def figures(self) -> dict[str, Any]:
+        """Return the figures of `tasks.metrics.figures`, counts by reason, means of measures, and the digest of the weights."""
+        return dict(self._figures)
+
+    @cached_property
+    def _figures(self) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        if self.traces is not None:
+            found |= trace_figures(as_arrow(self.traces))
+        if self.traces is not None and self.verdicts is not None:
+            found |= verdict_figures(as_arrow(self.traces), as_arrow(self.verdicts))
+            found["reasons"] = _reasons(self.verdicts)
+        if self.credits is not None:
+            found |= credit_figures(as_arrow(self.credits))
+        if self.batches is not None:
+            found |= packing_figures(as_arrow(self.batches), self.capacity)
+        if self.updates is not None:
+            found |= {name: self.updates[name].mean() for name in MEASURES}
+            found["weights"] = self.weights
+        return found
+
+
+def read_steps(store: Store, works: Iterable[Mapping[str, Entry]]) -> list[StepRows]:
+    """Return what each of the given works, entries by stage, has made; the tables are read together."""
+    works = list(works)
+    found = [_entries(work) for work in works]
+    rows = {
+        name: _read(store, name, [entry for each in found for entry in each.get(name, ())]) for name in READ_COLUMNS
+    }
+    return [_step_rows(work, entries, rows) for work, entries in zip(works, found, strict=True)]
+
+
+def join_steps(parts: Iterable[StepRows]) -> StepRows:
+    """Return the rows of several steps as one."""
+    steps = list(parts)
+    tables = {name: _joined([getattr(step, name) for step in steps]) for name in READ_COLUMNS}
+    return StepRows(**tables, capacity=sum(step.capacity for step in steps))
+
+
+def as_arrow(frame: pl.DataFrame) -> pa.Table:
+    """Return a frame as an Arrow table of types that all of Arrow's functions know."""
+    return frame.to_arrow(compat_level=pl.CompatLevel.oldest())
+
+
+def _entries(work: Mapping[str, Entry]) -> dict[str, list[Entry]]:
+    """Return, by table, the work that made it: several pieces of a stage where groups of the step were replaced."""
+    makers = {name: next((stage for stage in stages if stage in work), None) for name, stages in MAKERS.items()}
+    return {
+        name: [entry for other, entry in work.items() if other.partition(".")[0] == stage]
+        for name, stage in makers.items()
+        if stage is not None
+    }
+
+
+def _read(store: Store, table: str, entries: Iterable[Entry]) -> dict[str, pl.DataFrame]:
+    """Return the rows of finished works by attempt; attempts without rows are not there."""
+    columns = ["attempt", "seq", *READ_COLUMNS[table]]
+    empty = pl.DataFrame(TABLES[table].stored.empty_table().select(columns))
+    wanted: dict[str, set[str]] = {}
+    for piece in (each for entry in entries for each in entry.slices(table) if each.rows):
+        wanted.setdefault(piece.run, set()).add(piece.attempt)
+    # A table that nothing was written to is not made by looking for its rows.
+    rows = _scanned(store, table, wanted).select(columns).collect() if wanted else empty
+    parts = rows.sort("seq").drop("seq").partition_by("attempt", as_dict=True, include_key=False)
+    return {str(name): part for (name,), part in parts.items()} | {"": empty.drop("attempt", "seq")}
+
+
+def _scanned(store: Store, table: str, wanted: Mapping[str, set[str]]) -> pl.LazyFrame:
+    """Return the rows of attempts, given by run, out of the files that hold them: columns are pushed down."""
+    stored = store.table(table)
+    places = [store.root.child(f"{stored.place}/{each.path}") for each in holding(stored, wanted)]
+    if not places:
+        return pl.DataFrame(stored.data_schema.empty_table()).lazy()
+    options = dict(store.root.options) or None
+    rows = pl.scan_parquet(places, glob=False, hive_partitioning=False, storage_options=options)
+    return rows.filter(pl.col("attempt").is_in(sorted(set[str]().union(*wanted.values()))))
+
+
+def _step_rows(
+    work: Mapping[str, Entry], entries: Mapping[str, Sequence[Entry]], rows: Mapping[str, Mapping[str, pl.DataFrame]]
+) -> StepRows:
+    tables = {name: _of(name, own, rows[name]) for name, own in entries.items()}
+    budget = work["packing"].section["packing"]["tokens_per_row"] if "packing" in work else 0
+    return StepRows(**tables, capacity=budget * len(tables.get("batches", ())))
+
+
+def _of(table: str, entries: Sequence[Entry], rows: Mapping[str, pl.DataFrame]) -> pl.DataFrame:
+    """Return the rows that works made of a table, in the order in which they were handed over, with the works' keys."""
+    pieces = [(piece.attempt, entry.key) for entry in entries for piece in entry.slices(table)]
+    parts = [(rows[""], ""), *((rows[attempt], key) for attempt, key in pieces if attempt in rows)]
+    return pl.concat([part.with_columns(key=pl.lit(key)) for part, key in parts])
+
+
+def _joined(tables: Iterable[pl.DataFrame | None]) -> pl.DataFrame | None:
+    frames = [frame for frame in tables if frame is not None]
+    return pl.concat(frames, rechunk=True) if frames else None
+
+
+def _reasons(verdicts: pl.DataFrame) -> dict[str, int]:
+    if verdicts["keep"].all():
+        return {}
+    left_out = verdicts.filter(~pl.col("keep")).group_by("reason").len().sort("reason")
+    return {str(reason): count for reason, count in left_out.iter_rows()}
+
+
+Name = tuple[tuple[str, ...], ...]
+"""The work of a step: its stages, each with what names its rows."""
+
+
+class ComparedRows:
+    """Reads what runs recorded, to compare them, and keeps what it read by what names the rows."""
+
+    def __init__(self, library: Library) -> None:
+        self._library = library
+
+    def steps(self, works: Sequence[Mapping[str, Entry]]) -> list[StepRows]:
+        """Return the rows that works, entries by stage, have made; those that share all their work share the rows."""
+        named = {_name(work): work for work in works}
+
+        def read(names: list[Name]) -> dict[Name, StepRows]:
+            return dict(zip(names, read_steps(self._library.store, [named[name] for name in names]), strict=True))
+
+        found = each_once(self._library, ("compared rows",), list(named), read)
+        return [found[_name(work)] for work in works]
+
+    def scored(self, recorded: RecordedEvaluation, config: RunConfig) -> EvaluationScores:
+        """Return what the rollouts of an evaluation say; of its traces only the columns that scores need are read."""
+        rounds = marks(recorded.rounds)
+        environments = tuple(each.model_dump_json() for each in config.environments)
+        name = ("scored", recorded.set_name, recorded.version, recorded.pass_at, rounds, environments)
+        return self._library.kept(name, lambda: self._scored(recorded, config))
+
+    def _scored(self, recorded: RecordedEvaluation, config: RunConfig) -> EvaluationScores:
+        rounds = [self._traces(entry) for entry in recorded.rounds]
+        return score_rollouts(recorded.set_name, recorded.version, rounds, config.environments, recorded.pass_at)
+
+    def _traces(self, entry: Entry) -> pa.Table:
+        """Return the rollouts of one round, slice after slice in the order in which they were handed over.
+
+        The slices stay chunks of their own, as stages read them: sums are then the same to the last bit.
+        """
+        schema = pa.schema([TRACES.arrow.field(name) for name in READ])
+        rows = self._library.frames().of([self._library.graph.works[entry.key]], TRACES.name)
+        read = rows.select("attempt", "seq", *READ).collect().sort("seq")
+        parts = read.drop("seq").partition_by("attempt", as_dict=True, include_key=False)
+        own = [parts[piece.attempt,] for piece in entry.slices(TRACES.name) if (piece.attempt,) in parts]
+        return pa.concat_tables([schema.empty_table(), *(as_arrow(part).cast(schema) for part in own)])
+
+
+def _name(work: Mapping[str, Entry]) -> Name:
+    stages = sorted(stage for stage in work if stage not in ("gate", "evaluation"))
+    return tuple((stage, *work[stage].identity) for stage in stages)
+
+
+SHOWN = 10
+KEPT = "kept"
+
+
+def differences_between(a: StepRows, b: StepRows) -> dict[str, Any]:
+    """Return what differs over the traces and samples that both made; None where there is nothing to compare.
+
+    Traces are the same where their ids are: those that were sampled anew have ids of their own.
+    """
+    return {**_trace_differences(a, b), **_sample_differences(a, b), "weights_equal": _weights_equal(a, b)}
+
+
+def step_detail(a: StepRows, b: StepRows, most: int = SHOWN) -> dict[str, Any]:
+    """Return the traces with another verdict, and the samples and groups that differ most; at most so many of each."""
+    return {
+        "verdicts": changed_verdicts(a, b).head(most).to_dicts(),
+        "samples": changed_advantages(a, b).head(most).to_dicts(),
+        "groups": changed_groups(a, b).head(most).to_dicts(),
+    }
+
+
+def changed_verdicts(a: StepRows, b: StepRows) -> pl.DataFrame:
+    """Return the shared traces whose verdict is another: trace_id, and each run's `kept` or reason; in order of ids."""
+    found = [trace_verdicts(rows) for rows in (a, b)]
+    joined = found[0].join(found[1], on="trace_id", suffix="_b").rename({"fate": "a", "fate_b": "b"})
+    return joined.filter(pl.col("a") != pl.col("b")).sort("trace_id")
+
+
+def changed_advantages(a: StepRows, b: StepRows) -> pl.DataFrame:
+    """Return the shared samples whose advantage is another, the greatest difference first: both, and b minus a."""
+    joined = shared_advantages(a, b)
+    return joined.filter(pl.col("difference") != 0).sort(
+        pl.col("difference").abs(), "sample_id", descending=[True, False]
+    )
+
+
+def changed_groups(a: StepRows, b: StepRows) -> pl.DataFrame:
+    """Return the shared groups that differ: each run's mean reward and traces kept, the greatest difference first."""
+    one, other = _groups(a), _groups(b)
+    joined = one.join(other, on="group_id", suffix="_b")
+    apart = (pl.col("reward_mean_b") - pl.col("reward_mean")).abs().fill_null(0)
+    kept = (pl.col("num_kept_b") - pl.col("num_kept")).abs().fill_null(0)
+    advantage = _group_advantages(a, b)
+    joined = joined.join(advantage, on="group_id", how="left")
+    moved = pl.col("max_advantage_difference").fill_null(0)
+    differing = joined.filter((apart > 0) | (kept > 0) | (moved > 0))
+    ordered = differing.sort(moved, apart, kept, "group_id", descending=[True, True, True, False])
+    return ordered.rename({"reward_mean": "reward_mean_a", "num_kept": "num_kept_a"})
+
+
+def _trace_differences(a: StepRows, b: StepRows) -> dict[str, Any]:
+    if a.traces is None or b.traces is None:
+        return dict.fromkeys(("num_shared_traces", "num_rewards_changed", "kept_only_a", "kept_only_b"))
+    joined = a.traces.join(b.traces, on="trace_id", suffix="_b")
+    changed = joined.filter(~pl.col("reward").eq_missing(pl.col("reward_b")))
+    judged = changed_verdicts(a, b) if a.verdicts is not None and b.verdicts is not None else None
+    only = [None if judged is None else judged.filter(pl.col(run) == KEPT)["trace_id"].to_list() for run in "ab"]
+    return {
+        "num_shared_traces": joined.height,
+        "num_rewards_changed": changed.height,
+        "kept_only_a": only[0],
+        "kept_only_b": only[1],
+    }
+
+
+def _sample_differences(a: StepRows, b: StepRows) -> dict[str, Any]:
+    names = ("num_shared_samples", "num_advantages_changed", "max_advantage_difference", "mean_advantage_difference")
+    if a.credits is None or b.credits is None:
+        return dict.fromkeys(names)
+    joined = shared_advantages(a, b)
+    size = joined["difference"].abs()
+    changed = joined.filter(pl.col("difference") != 0).height
+    return dict(zip(names, (joined.height, changed, size.max(), size.mean()), strict=True))
+
+
+def shared_advantages(a: StepRows, b: StepRows) -> pl.DataFrame:
+    """Return one row for each sample of both: sample_id, group_id, advantages `a` and `b`, and difference, b - a."""
+    frames = [table_columns(rows.credits, "sample_id", "group_id", "advantage") for rows in (a, b)]
+    joined = frames[0].join(frames[1].drop("group_id"), on="sample_id", suffix="_b")
+    both = joined.rename({"advantage": "a", "advantage_b": "b"})
+    return both.with_columns((pl.col("b") - pl.col("a")).alias("difference"))
+
+
+def _group_advantages(a: StepRows, b: StepRows) -> pl.DataFrame:
+    size = pl.col("difference").abs().max().alias("max_advantage_difference")
+    return shared_advantages(a, b).group_by("group_id").agg(size)
+
+
+def _groups(rows: StepRows) -> pl.DataFrame:
+    traces = table_columns(rows.traces, "group_id", "trace_id", "reward")
+    fates = trace_verdicts(rows)
+    kept = pl.when(pl.col("fate").count() > 0).then((pl.col("fate") == KEPT).sum().cast(pl.Int64)).alias("num_kept")
+    joined = traces.join(fates, on="trace_id", how="left")
+    return joined.group_by("group_id").agg(pl.col("reward").mean().alias("reward_mean"), kept)
+
+
+def trace_verdicts(rows: StepRows) -> pl.DataFrame:
+    """Return what the filters decided: trace_id, and `fate`, `kept` or the filter's reason."""
+    verdicts = table_columns(rows.verdicts, "trace_id", "keep", "reason")
+    fate = pl.when("keep").then(pl.lit(KEPT)).otherwise(pl.col("reason").cast(pl.String)).alias("fate")
+    return verdicts.select("trace_id", fate)
+
+
+def table_columns(frame: pl.DataFrame | None, *columns: str) -> pl.DataFrame:
+    """Return columns of a table; without rows where it was not made."""
+    types = {"advantage": pl.Float64, "reward": pl.Float64, "keep": pl.Boolean, "num_output_tokens": pl.Int64}
+    if frame is None:
+        return pl.DataFrame(schema={name: types.get(name, pl.String) for name in columns})
+    return frame.select(columns)
+
+
+def _weights_equal(a: StepRows, b: StepRows) -> bool | None:
+    return None if None in (a.weights, b.weights) else a.weights == b.weights

@@ -1,0 +1,80 @@
+"""What a page or a program asks of a store, and the mistakes in it that a person is told of."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+from urllib.parse import urlencode
+
+MOST = 80
+"""Characters of a wrong value that an error repeats."""
+
+
+class NotThere(ValueError):
+    """What an address names is not in the store."""
+
+
+class BadQuestion(ValueError):
+    """An address asks in a way that cannot be answered."""
+
+
+@dataclass(frozen=True)
+class PageRequest:
+    """An address, taken apart: what its path names, and what comes after the question mark."""
+
+    address: str
+    """The path without the question."""
+    path: Mapping[str, str] = field(default_factory=dict)
+    query: Mapping[str, str] = field(default_factory=dict)
+
+    def text(self, name: str, default: str = "") -> str:
+        """A value of the question as it was written."""
+        return self.query.get(name, default)
+
+    def flag(self, name: str) -> bool:
+        """Whether a yes is given: `name=1`; an empty value or 0 is no."""
+        return self.query.get(name, "") not in ("", "0")
+
+    def number(self, name: str, default: int, least: int = 0, most: int = 2**31) -> int:
+        """A whole number of the question, within its bounds. Raises BadQuestion where it is none."""
+        return _whole(self.query.get(name, ""), name, default, least, most)
+
+    def place(self, name: str) -> int:
+        """A whole number of the path: a step, a row. Raises NotThere where it is none."""
+        given = self.path[name]
+        if not (given.isascii() and given.isdecimal() and len(given) < 10):
+            raise NotThere(f"{name} {given[:MOST]!r} is no number: write it in digits")
+        return int(given)
+
+    def one_of(self, name: str, known: Sequence[str], default: str = "") -> str:
+        """A value out of those known. Raises BadQuestion, which names them, where it is another."""
+        given = self.query.get(name, "") or default
+        if given not in known and given != default:
+            raise BadQuestion(f"{name}={given[:MOST]!r} is not known; there are {', '.join(known)}")
+        return given
+
+    def but(self, **changes: str | int | None) -> str:
+        """The same address with some values of its question changed; None takes one out."""
+        values = {**self.query, **{name: value for name, value in changes.items()}}
+        kept = {name: value for name, value in values.items() if value not in (None, "") and name != "format"}
+        return self.address + (f"?{urlencode(kept)}" if kept else "")
+
+
+def _whole(given: str, name: str, default: int, least: int, most: int) -> int:
+    if not given:
+        return default
+    if not (given.isascii() and given.isdecimal() and len(given) < 12) or not least <= int(given) <= most:
+        raise BadQuestion(f"{name}={given[:MOST]!r} is no whole number from {least} to {most}")
+    return int(given)
+
+
+def plain(value: Any) -> Any:
+    """Return a value as JSON has it: moments as ISO text, numbers that are not finite by their names."""
+    if isinstance(value, Mapping):
+        return {str(name): plain(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value.isoformat() if isinstance(value, datetime) else value

@@ -1,0 +1,308 @@
+"""Rows and rollouts in words: one line for a row of a lineage, sentences for what became of a rollout and why."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from flows.reporting.formats import compact_number
+from flows.reporting.texts import one_line
+from flows.views.identify import WORK, policy_names
+from storage.read.lineage import Graph, Work
+from tasks.fates import EVALUATED, EXPIRED
+from tasks.filtering.filters.finding import QUARANTINED
+from tasks.hops import Node
+from tasks.inference.sampling.failures import STRAGGLER
+from tasks.metrics.accounting import ERRORED, FILTERED, NO_WEIGHT, PENDING, REFUSED, STOPPED, TRAINED
+
+KEY = 8
+"""Characters of a key that are shown; as many name it in a command."""
+Facts = Mapping[str, Any]
+
+
+def row_line(node: Node, facts: Facts, graph: Graph) -> str:
+    """Return a row in one line: what it is, its numbers, and which work of which runs made it."""
+    work = graph.works[node.key]
+    if node.kind == WORK:
+        return work_line(work)
+    return f"{title_of(node, graph)}: {_ROW_LINES[node.kind](node, facts, graph)}  [{work_line(work)}]"
+
+
+def title_of(node: Node, graph: Graph) -> str:
+    """Return what a row is and how it is called."""
+    if node.kind == WORK:
+        return f"{node.id} {node.key[:KEY]}"
+    return node.kind if node.kind == "verdict" else f"{node.kind} {name_of(node, graph)}"
+
+
+def work_line(work: Work) -> str:
+    """Return a piece of work in a few words."""
+    unfinished = "" if work.finished else ", not finished"
+    return f"{work.stage} {work.key[:KEY]}, step {work.step} of {', '.join(work.runs)}{_computed_by(work)}{unfinished}"
+
+
+def _computed_by(work: Work) -> str:
+    """Say who computed a work that several runs use."""
+    return f"; computed by {work.computed_by}" if set(work.runs) != {work.computed_by} else ""
+
+
+def name_of(node: Node, graph: Graph) -> str:
+    """Return how a row is called in commands."""
+    work = graph.works[node.key]
+    if node.kind == "row":
+        return f"{node.key[:KEY]}/{node.id}"
+    return " = ".join((*policy_names(work), node.key[:KEY])) if node.kind == "policy" else node.id
+
+
+def policy(key: str, graph: Graph) -> str:
+    """Return how a policy is called, by its key."""
+    return f"policy {policy_names(graph.works[key])[0]}" if key in graph.works else f"policy {key[:KEY]}"
+
+
+def number(value: float | None) -> str:
+    """Return a number in few digits; a missing one is not zero."""
+    return compact_number(value, ".4g", "none")
+
+
+def flat(value: Any, path: str = "") -> Iterable[tuple[str, Any]]:
+    """Yield the leaves of a config section with their dotted names."""
+    if isinstance(value, Mapping) and value:
+        for name, item in value.items():
+            yield from flat(item, f"{path}.{name}" if path else name)
+    elif isinstance(value, Sequence) and value and not isinstance(value, str):
+        for index, item in enumerate(value):
+            yield from flat(item, f"{path}.{index}")
+    else:
+        yield path, value
+
+
+def _assignment(node: Node, facts: Facts, graph: Graph) -> str:
+    return f"seed {facts['seed']}"
+
+
+def _example(node: Node, facts: Facts, graph: Graph) -> str:
+    return f"split {facts['split']}"
+
+
+def _trace(node: Node, facts: Facts, graph: Graph) -> str:
+    failed = "stopped" if facts["error_class"] == STRAGGLER else f"failed, {facts['error_class']}"
+    ended = failed if facts["error_class"] else f"reward {number(facts['reward'])}"
+    sampled = f", by {policy(facts['policy_key'], graph)}" if facts["policy_key"] else ""  # else it was demonstrated
+    stale = f", {facts['staleness']} steps stale" if facts["staleness"] else ""
+    return f"{ended}{sampled}{stale}"
+
+
+def _verdict(node: Node, facts: Facts, graph: Graph) -> str:
+    noted = [name for name in facts["detected"] if name != facts["reason"]]
+    noted_too = f" (noted: {', '.join(noted)})" if noted else ""
+    return ("kept" if facts["keep"] else f"left out by {facts['reason']}") + noted_too
+
+
+def _sample(node: Node, facts: Facts, graph: Graph) -> str:
+    names = ("advantage", "reward", "baseline")
+    return ", ".join(f"{name} {number(facts[name])}" for name in names) + f", {facts['num_tokens']} tokens"
+
+
+def _row(node: Node, facts: Facts, graph: Graph) -> str:
+    return f"{len(facts['sample_ids'])} samples, for update {facts['update']}"
+
+
+def _update(node: Node, facts: Facts, graph: Graph) -> str:
+    numbers = ", ".join(f"{name.replace('_', ' ')} {number(facts[name])}" for name in ("loss", "grad_norm"))
+    return f"{numbers}, from {policy(facts['policy_key_in'], graph)}"
+
+
+def _policy(node: Node, facts: Facts, graph: Graph) -> str:
+    return f"weights {facts['weights_sha256'][:16]}"
+
+
+_ROW_LINES: dict[str, Callable[[Node, Facts, Graph], str]] = {
+    "example": _example,
+    "assignment": _assignment,
+    "trace": _trace,
+    "verdict": _verdict,
+    "sample": _sample,
+    "row": _row,
+    "update": _update,
+    "policy": _policy,
+}
+
+
+Found = Mapping[str, Any]
+LONGEST_VALUE = 1000
+"""Characters of a value that a sentence has room for, of its name a tenth: of an error, a reason, of evidence."""
+PENDING_STAGES = ("rollout", "demonstration", "regrade", "filtering", "reference", "advantage", "packing", "gate")
+
+
+def head(found: Found) -> str:
+    """Return what the rollout is."""
+    trace = found["trace"]
+    tokens = trace["num_input_tokens"] + trace["num_output_tokens"]
+    runs = ", ".join(dict.fromkeys(use["run"] for use in found["runs"])) or "no run"
+    earned = "it has no reward" if trace["reward"] is None else f"its reward is {number(trace['reward'])}"
+    return (
+        f"Trace {trace['trace_id']}: agent {trace['agent']} on example {trace['environment']}/{trace['example_id']}, "
+        f"assignment {trace['assignment_id']}, step {trace['step']}; {earned}; {tokens} tokens, "
+        f"{trace['num_output_tokens']} of them sampled. Used by: {runs}."
+    )
+
+
+def sentence(found: Found, use: Found) -> str:
+    """Return what one run made of the rollout."""
+    told = [SENTENCES[use["fate"]](found, use), *_before(use), *_again(use), *_noted(use)]
+    if use["fate"] != EVALUATED:
+        told.append(_group(use))
+    return " ".join(told)
+
+
+def in_quarantine(each: Found) -> str:
+    """Return which quarantine a rollout is in, and why."""
+    return f"It is in quarantine {each['quarantine']}: {_brief(each['reason'])} (where {_brief(each['where'])})."
+
+
+def _trained(found: Found, use: Found) -> str:
+    samples = "; ".join(
+        f"sample {each['sample_id']} ({_worth(each)}) in row {each['row']} of batch "
+        f"{use['keys']['packing'][:KEY]}, update {each['update']}"
+        for each in use["samples"]
+        if each["row"] is not None
+    )
+    return f"Run {use['run']} trained on it at step {use['step']}: {samples}. That made policy {use['policy']}."
+
+
+ENDED = {"errored": "failed", "stopped": "stopped"}
+"""Words for rollouts of a group that earned nothing, by what they are counted under."""
+SEATS = {
+    "untrainable": "its seat is not trained: another model plays it, or the environment or its config says so",
+    "judge": "the judge's seat is not trained (drop_judge), for its reward is zero by construction",
+    "other_seat": "another seat learned in its episode (learner_seat)",
+}
+"""Why a rollout is left out for the seat that it was made in."""
+
+
+def _filtered(found: Found, use: Found) -> str:
+    if said := SEATS.get(use["detail"]):
+        return f"{_not(use)}: {said}."
+    return f"{_not(use)}: filter {use['detail']} left it out{_evidence(use, use['detail'])}."
+
+
+def _errored(found: Found, use: Found) -> str:
+    trace = found["trace"]
+    what = _brief(": ".join(filter(None, (trace["error_type"], trace["error_message"]))))
+    return (
+        f"{_not(use)}: the rollout failed with an error of class {use['detail']}{f' ({what})' if what else ''}. "
+        f"Failed rollouts are in no baseline and in no batch."
+    )
+
+
+def _stopped(found: Found, use: Found) -> str:
+    return f"{_not(use)}: it was {_brief(found['trace']['error_message'] or 'stopped')}."
+
+
+def _quarantined(found: Found, use: Found) -> str:
+    return f"{_not(use)}: it is in quarantine: {_brief(use['verdict']['evidence'][QUARANTINED]['reason'])}."
+
+
+def _refused(found: Found, use: Found) -> str:
+    decision = use["decision"]
+    figures = ", ".join(f"{name} {_value(value)}" for name, value in decision["figures"].items())
+    return (
+        f"{_not(use)}: the {decision['gate']} gate held back the whole batch. "
+        f"Decided by {_brief(decision['decided_by'])}: {_brief(decision['reason'])}. The figures were: {figures}."
+    )
+
+
+def _no_weight(found: Found, use: Found) -> str:
+    worth = "; ".join(f"{each['sample_id']}: {_worth(each)}" for each in use["samples"])
+    return f"{_not(use)}: it was kept, but none of its tokens has a weight in the loss ({worth or 'no samples'})."
+
+
+def _pending(found: Found, use: Found) -> str:
+    last = next((stage for stage in reversed(PENDING_STAGES) if stage in use["keys"]), "the rollouts")
+    return (
+        f"Run {use['run']} has not trained on it: of step {use['step']} nothing is done after {last}. "
+        f"The run's last event is: {use['state']}."
+    )
+
+
+def _evaluated(found: Found, use: Found) -> str:
+    failed = f" It failed with an error of class {use['detail']}." if use["detail"] else ""
+    return f"Run {use['run']} sampled it to score policy {use['scored']}, not to train on.{failed}"
+
+
+def _expired(found: Found, use: Found) -> str:
+    did = f"that step made policy {use['policy']}" if use["policy"] else "that step made no policy"
+    return (
+        f"Whether run {use['run']} trained on it at step {use['step']} is not known any more: rows that say it were "
+        f"dropped for their age (`stagecoach maintain --retain`); {did}."
+    )
+
+
+SENTENCES: dict[str, Callable[[Found, Found], str]] = {
+    TRAINED: _trained,
+    FILTERED: _filtered,
+    ERRORED: _errored,
+    STOPPED: _stopped,
+    QUARANTINED: _quarantined,
+    REFUSED: _refused,
+    NO_WEIGHT: _no_weight,
+    PENDING: _pending,
+    EVALUATED: _evaluated,
+    EXPIRED: _expired,
+}
+
+
+def _not(use: Found) -> str:
+    return f"Run {use['run']} did not train on it at step {use['step']}"
+
+
+def _worth(sample: Found) -> str:
+    numbers = ", ".join(f"{name} {number(sample[name])}" for name in ("advantage", "reward", "baseline"))
+    return f"{numbers}, {sample['num_tokens']} tokens"
+
+
+def _evidence(use: Found, name: str) -> str:
+    found = (use["verdict"] or {}).get("evidence", {}).get(name) or {}
+    told = ", ".join(
+        f"{_brief(path.replace('_', ' '), LONGEST_VALUE // 10)} {_value(value)}" for path, value in flat(found)
+    )
+    return f" ({told})" if told else ""
+
+
+def _before(use: Found) -> list[str]:
+    return [
+        f"Before that step was done again, the run trained on it in {places} of batch {each['keys']['packing'][:KEY]}: "
+        f"training {each['keys']['training'][:KEY]}."
+        for each in use["earlier"]
+        if (places := ", ".join(f"row {sample['row']}" for sample in each["samples"]))
+    ]
+
+
+def _again(use: Found) -> list[str]:
+    if use["regrade"] is None:
+        return []
+    before, now = (number(use["regrade"][name]) for name in ("reward_before", "reward"))
+    return [f"It was scored again: its reward was {before} and is {now}."]
+
+
+def _noted(use: Found) -> list[str]:
+    detected = (use["verdict"] or {}).get("detected", [])
+    noted = [f"{name}{_evidence(use, name)}" for name in detected if name not in (use["detail"], QUARANTINED)]
+    return [f"Noted, without keeping it out: {'; '.join(noted)}."] if noted else []
+
+
+def _group(use: Found) -> str:
+    group = use["group"]
+    scored = (
+        f"rewards from {number(group['lowest'])} to {number(group['highest'])}, mean {number(group['mean'])}"
+        if group["num_rewarded"]
+        else "no rewards"
+    )
+    ended = "".join(f", {group[f'num_{name}']} {word}" for name, word in ENDED.items() if group[f"num_{name}"])
+    return f"Its group {group['group_id']} has {group['num_rollouts']} rollouts{ended}: {scored}."
+
+
+def _value(value: Any) -> str:
+    return number(value) if isinstance(value, float) else "none" if value is None else _brief(str(value))
+
+
+def _brief(text: str, most: int = LONGEST_VALUE) -> str:
+    return one_line(text, most)

@@ -1,0 +1,237 @@
+"""Numbers, times, lengths and sizes as a person reads them, and tables for a terminal.
+
+None is a dash everywhere, never a zero. Texts of models, environments and people that go through here are made
+visible: what would act on the terminal is shown, not done.
+"""
+
+import json
+import math
+import sys
+from collections.abc import Container, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from flows.reporting.texts import one_line, visible
+
+DASH = "\u2013"
+
+
+def number(value: float | int | None, digits: int = 3) -> str:
+    """A number in few digits: thousands apart, small ones by their power of ten."""
+    if value is None or isinstance(value, str):
+        return value or DASH
+    if isinstance(value, bool) or not math.isfinite(value):
+        return str(value)
+    if isinstance(value, int) or (value == int(value) and abs(value) >= 1000):
+        return f"{int(value):,}".replace(",", "\u202f")  # a narrow space: neither a point nor a comma everywhere
+    if abs(value) >= 1000 or round(abs(value)) >= 10**digits:  # else Python would write a power of ten
+        return f"{value:,.0f}".replace(",", "\u202f")
+    return f"{value:.{digits}g}"
+
+
+def compact_number(value: float | int | None, spec: str = ".3g", none: str = "-") -> str:
+    """A number in plain letters, for terminals and markdown: whole ones with commas between thousands."""
+    if value is None:
+        return none
+    if isinstance(value, int) or (math.isfinite(value) and value == int(value) and abs(value) >= 1000):
+        return f"{int(value):,}"
+    return f"{value:{spec}}"
+
+
+def fixed(value: float | None, sign: str = "") -> str:
+    """A reward or a score with three digits after the point; `sign` is + to show that of a positive one too."""
+    return "-" if value is None else f"{value:{sign}.3f}"
+
+
+def signed(value: float | None, digits: int = 3) -> str:
+    """A number with its sign, also a positive one's."""
+    if value is None or isinstance(value, str):
+        return value or DASH
+    return ("+" if value > 0 else "") + number(value, digits)
+
+
+def share(value: float | None) -> str:
+    """A share of one in per cent."""
+    if value is None:
+        return DASH
+    if value in (0, 1) or 0.1 <= abs(value) <= 0.99 or abs(value) >= 10 or not math.isfinite(value):
+        return f"{100 * value:.0f} %"
+    # Few digits, but almost all is not all.
+    if abs(value) < 0.1:
+        return f"{100 * value:.2g} %"
+    return f"{100 * value:.1f}".removesuffix(".0") + " %" if round(100 * value, 1) != 100 else f"{100 * value:.5g} %"
+
+
+def seconds(value: float | None) -> str:
+    """A time span in the unit that fits it."""
+    if value is None:
+        return DASH
+    if value < 0.9995:
+        return f"{1000 * value:.0f} ms"
+    if value < 59.95:
+        return f"{value:.1f} s"
+    minutes, rest = divmod(round(value), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
+
+
+def moment(value: str | datetime | None) -> str:
+    """A moment to the second, in UTC."""
+    if not value:
+        return DASH
+    when = datetime.fromisoformat(value) if isinstance(value, str) else value
+    return when.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def short(value: str | None, most: int = 8) -> str:
+    """The first characters of a key or an id, by which commands know it too."""
+    return DASH if value is None else value[:most]
+
+
+def line(value: str | None, most: int = 120) -> str:
+    """A text on one line, cut."""
+    return DASH if value is None else one_line(value, most)
+
+
+def pretty(value: Any) -> str:
+    """JSON, or what was read of it, laid out over lines; text that is no JSON stays as it is."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            return str(value)
+    try:
+        return json.dumps(value, indent=2, ensure_ascii=False)
+    except RecursionError:
+        return str(value)
+
+
+def count(value: float | None) -> str:
+    """How many there are, large numbers in thousands, millions or billions."""
+    return DASH if value is None else _scaled(value, 1000.0, ("", " k", " M", " G"))
+
+
+def size(value: float | None) -> str:
+    """Bytes in the unit that fits them."""
+    return DASH if value is None else _scaled(value, 1024.0, (" B", " KiB", " MiB", " GiB", " TiB"))
+
+
+def _scaled(value: float, base: float, units: tuple[str, ...]) -> str:
+    unit, rest = 0, float(value)
+    while rest >= (base if unit else 10 * base) and unit < len(units) - 1:
+        rest, unit = rest / base, unit + 1
+    return f"{rest:.0f}{units[unit]}" if unit == 0 or rest >= 100 else f"{rest:.3g}{units[unit]}"
+
+
+def written(value: Any) -> str:
+    """A setting as a config file has it: text in quotes, nothing as null."""
+    return json.dumps(value, ensure_ascii=False, default=str)
+
+
+FILTERS = {
+    each.__name__: each for each in (number, signed, share, seconds, moment, short, line, pretty, count, size, written)
+}
+"""By the names that templates know them by."""
+
+
+PRINTED_WIDTH = 160
+"""Columns of output that goes to a file or a pipe."""
+LONGEST_LINE = 20_000
+"""Characters of a line that are printed."""
+LONGEST_ROW = 4000
+"""Characters of a table's row that are printed, shared by its cells: laying out long ones takes minutes."""
+
+
+class PlainConsole(Console):
+    """A console on which no text acts: neither its control characters nor its brackets mean anything."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Take a text as it is printed by itself or in a table; what acts or hides in it is shown."""
+        return super().render_str(visible(text), **options)
+
+
+def console() -> Console:
+    """Return a console that marks nothing up: names of runs may hold brackets."""
+    width = None if sys.stdout.isatty() else PRINTED_WIDTH
+    return PlainConsole(width=width, markup=False, emoji=False, highlight=False, soft_wrap=True)
+
+
+def say(line: str) -> None:
+    """Print a line: one, whatever is in it."""
+    print(one_line(line, LONGEST_LINE))
+
+
+def grid(headings: Iterable[str], rows: Iterable[Iterable[Any]], left: Container[int] = (0,)) -> Table:
+    """Return rows as a table; the columns at the places `left` stand at the left, numbers at the right.
+
+    Long cells are cut: a row of them would fill the screen.
+    """
+    named = [_cell(heading, LONGEST_ROW) for heading in headings]
+    most = LONGEST_ROW // max(len(named), 1)
+    table = Table(box=None, padding=(0, 1))
+    for place, heading in enumerate(named):
+        table.add_column(heading, justify="left" if place in left else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*(_cell(str(cell), most) for cell in row))
+    return table
+
+
+def _cell(text: str, most: int) -> Text:
+    return Text(one_line(text, most))
+
+
+def markdown_table(headings: Iterable[str], rows: Iterable[Iterable[Any]], numbers: bool = True) -> list[str]:
+    """Return rows as the lines of a table in markdown; with `numbers` all columns but the first stand at the right."""
+    names = list(headings)
+    rule = "|---" + ("|---:" if numbers else "|---") * (len(names) - 1) + "|"
+    return [f"| {' | '.join(map(str, cells))} |" if cells is not None else rule for cells in (names, None, *rows)]
+
+
+EVALUATION_HEADINGS = ("held-out", "policies", "figure", "before", "after", "difference", "95% interval", "examples")
+
+
+def environment_title(set_name: str, environment: str) -> str:
+    """Return how the environment of a set is called."""
+    return f"{set_name}/{environment}" if set_name else environment
+
+
+def with_interval(value: float | None, of: Mapping[str, Any]) -> str:
+    """Return a figure with the confidence interval that is beside it, if there is one; a dash for none."""
+    if value is None:
+        return "-"
+    return f"{value:.3f} {interval_text(of['interval'])}" if of.get("interval") else f"{value:.3f}"
+
+
+def interval_text(interval: Mapping[str, float] | None, sign: str = "") -> str:
+    """Return a confidence interval in brackets, a dash where there is none; `sign` is + to show the sign."""
+    return "-" if interval is None else f"[{interval['low']:{sign}.3f}, {interval['high']:{sign}.3f}]"
+
+
+def describe_difference(row: Mapping[str, Any]) -> str:
+    """Return in a line how a figure of two policies differs."""
+    first, last = row["versions"]
+    begin = f"Held-out {environment_title(row['set'], row['environment'])}, policy {first} to {last}: {row['figure']}"
+    if row["difference"] is None:
+        return f"{begin} of no example in common"
+    interval = f" {interval_text(row['interval'], '+')}" if row["interval"] else ""
+    figures = f"{row['before']:.3f} to {row['after']:.3f}, {row['difference']:+.3f}{interval}"
+    return f"{begin} {figures} over the same {row['num_examples']} examples"
+
+
+def before_after(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Return how the figures of first and last policies differ as a table."""
+    return grid(EVALUATION_HEADINGS, [evaluation_cells(row) for row in rows], left=(0, 2))
+
+
+def evaluation_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return one difference as the cells of a table with HEADINGS."""
+    where = environment_title(row["set"], row["environment"])
+    figures = [fixed(row[name]) for name in ("before", "after")]
+    change = fixed(row["difference"], "+")
+    policies = "{} to {}".format(*row["versions"])
+    interval = interval_text(row["interval"], "+")
+    return (where, policies, row["figure"], *figures, change, interval, str(row["num_examples"]))

@@ -1,0 +1,151 @@
+"""SVG text from plain values: elements, made visible and escaped here and nowhere else, and scales for axes."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup, escape
+
+from flows.reporting.texts import visible
+
+NUM_COLOURS = 8
+"""Classes `s0` to `s7` of the style sheet."""
+
+
+def colour(number: int) -> str:
+    """Return the class that colours the series of a number."""
+    return f"s{number % NUM_COLOURS}"
+
+
+def attributes(**values: object) -> str:
+    """Return attributes; None leaves one out, `_` at the end is taken off and any other becomes a dash."""
+    shown = ((name.rstrip("_").replace("_", "-"), value) for name, value in values.items() if value is not None)
+    return "".join(f' {name}="{quoted(value)}"' for name, value in shown)
+
+
+def quoted(value: object) -> str:
+    """Return a value as it may stand in an attribute or between tags."""
+    if isinstance(value, float):
+        return short(value)
+    return str(escape(visible(value) if isinstance(value, str) else str(value)))
+
+
+def short(value: float) -> str:
+    """Return a place on the page in as few digits as the eye can tell apart."""
+    text = f"{value:.1f}"
+    return text[:-2] if text.endswith(".0") else text
+
+
+def tag(name: str, *inside: str, **values: object) -> str:
+    """Return an element with what is inside, which is SVG already."""
+    body = "".join(inside)
+    return f"<{name}{attributes(**values)}>{body}</{name}>" if body else f"<{name}{attributes(**values)}/>"
+
+
+def text(x: float, y: float, words: str, **values: object) -> str:
+    """Return words at a place."""
+    return tag("text", quoted(words), x=float(x), y=float(y), **values)
+
+
+def title(words: str) -> str:
+    """Return words that are shown where the pointer rests on what they are in."""
+    return tag("title", quoted(words))
+
+
+def link(address: str | None, *inside: str, **values: object) -> str:
+    """Return a link around what is inside; without an address what is inside alone."""
+    return tag("a", *inside, href=address, **values) if address else "".join(inside)
+
+
+def drawing(across: float, down: float, parts: Iterable[str], **values: object) -> Markup:
+    """Return the whole drawing, in units of its own; the style sheet, or `width` and `height`, say how large."""
+    return Markup(tag("svg", *parts, viewBox=f"0 0 {short(across)} {short(down)}", **values))
+
+
+MOST_POINTS = 400
+"""Points of a line that are drawn; of more, the least and the most of each stretch are kept."""
+_UNITS = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A straight scale from values to places; `begin` may be below `end` or above it."""
+
+    low: float
+    high: float
+    begin: float
+    end: float
+
+    def at(self, value: float) -> float:
+        """Return the place of a value."""
+        return self.begin + (value - self.low) / (self.high - self.low) * (self.end - self.begin)
+
+    def ticks(self, most: int = 5) -> list[float]:
+        """Return round numbers along the scale, as many as there may be."""
+        closer = ticks(self.low, self.high, most + 1)  # steps that are a little too small by the rule may fit
+        return closer if len(closer) <= most else ticks(self.low, self.high, most)
+
+
+def ticks(low: float, high: float, most: int = 6) -> list[float]:
+    """Return at most `most` round numbers within [low, high], steps of 1, 2 or 5 times a power of ten."""
+    if not high > low:
+        return [low]
+    rough = (high - low) / (most - 1)
+    exponent = math.floor(math.log10(rough))
+    power = 10.0**exponent
+    width = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * (1 - 1e-9))
+    first, last = math.ceil(low / width - 1e-9), math.floor(high / width + 1e-9)
+    # To a digit of the width, however small it is: 3 * 0.2 is 0.6, and 1e-14 is not zero.
+    return [round(number * width, 1 - exponent) for number in range(first, last + 1)]
+
+
+def around(values: Iterable[float], zero: bool = False) -> tuple[float, float]:
+    """Return the ends of a scale for values: a little room around them; with `zero` it begins at zero.
+
+    Values that are not finite are left out; without any, the scale is that from 0 to 1.
+    """
+    finite = [value for value in values if math.isfinite(value)] + ([0.0] if zero else [])
+    if not finite:
+        return 0.0, 1.0
+    low, high = min(finite), max(finite)
+    if low == high:
+        room = abs(low) / 2 or 0.5
+        return (low, high + 2 * room) if zero and low == 0 else (low - room, high + room)
+    room = (high - low) * 0.06
+    return (low if zero and low == 0 else low - room), (high if zero and high == 0 else high + room)
+
+
+def label(value: float) -> str:
+    """Return a tick as text, short enough to stand beside an axis."""
+    if value == 0:
+        return "0"
+    if abs(value) >= 1000:
+        size, unit = next((size, unit) for size, unit in _UNITS if abs(value) >= size)
+        return f"{value / size:g}{unit}"
+    if abs(value) < 0.001:
+        digits, _, power = f"{value:.1e}".partition("e")
+        return f"{float(digits):g}e{int(power)}"
+    return f"{value:g}"
+
+
+def thinned(series: Sequence[Sequence[float | None]], most: int = MOST_POINTS) -> list[int]:
+    """Return which places of series of equal length are drawn: all, or the first, the last and what stands out.
+
+    Of each stretch the least and the most of every series are kept, so that no peak is lost, and what is not finite.
+    """
+    length = len(series[0]) if series else 0
+    if length <= most:
+        return list(range(length))
+    stretches = max(10, most // (2 * len(series)))
+    width = math.ceil(length / stretches)
+    kept = {0, length - 1}
+    for values in series:
+        kept |= {place for place, value in enumerate(values) if value is not None and not math.isfinite(value)}
+        for start in range(0, length, width):
+            known = [(values[at], at) for at in range(start, min(start + width, length)) if _finite(values[at])]
+            kept |= {min(known)[1], max(known)[1]} if known else set()
+    return sorted(kept)
+
+
+def _finite(value: float | None) -> bool:
+    return value is not None and math.isfinite(value)

@@ -1,0 +1,159 @@
+"""The cache: what is held within its bound, and about how many bytes a value takes."""
+
+import gc
+import sys
+import tracemalloc
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pytest
+
+from flows.queries.cache import MOST_ITEMS, SMALL, Cache, size_in_bytes
+
+
+def frame(rows: int) -> pl.DataFrame:
+    return pl.DataFrame({"n": pl.Series(range(rows), dtype=pl.Int64)})
+
+
+def test_a_thing_is_made_once() -> None:
+    kept, made = Cache(), []
+    for _ in range(3):
+        assert kept.once("a", lambda: made.append(1) or "value") == "value"
+    assert made == [1] and kept.held("a") == "value" and kept.held("b") is None
+
+
+def test_a_thing_that_cannot_be_made_is_asked_for_again() -> None:
+    kept = Cache()
+    with pytest.raises(ValueError):
+        kept.once("a", lambda: int("no number"))
+    assert kept.once("a", lambda: 1) == 1
+
+
+def test_what_was_not_asked_for_longest_goes_first() -> None:
+    kept = Cache(most_bytes=3 * (SMALL + 800))
+    for name in "abc":
+        kept.once(name, lambda: frame(100))
+    kept.once("a", lambda: pytest.fail("it is held"))
+    kept.once("d", lambda: frame(100))
+    assert [kept.held(name) is None for name in "abcd"] == [False, True, False, False]
+    assert kept.num_bytes == 3 * size_in_bytes(frame(100)) == 3 * (SMALL + 800)
+
+
+def test_what_is_only_looked_for_counts_as_asked_for() -> None:
+    kept = Cache(most_bytes=2 * (SMALL + 800))
+    for name in "ab":
+        kept.once(name, lambda: frame(100))
+    assert kept.held("a") is not None
+    kept.once("c", lambda: frame(100))
+    assert [kept.held(name) is None for name in "abc"] == [False, True, False]
+
+
+def test_what_is_larger_than_the_room_is_held_alone() -> None:
+    kept = Cache(most_bytes=SMALL)
+    kept.once("small", lambda: 1)
+    kept.once("large", lambda: frame(1000))
+    assert kept.held("small") is None and kept.held("large") is not None
+    assert kept.num_bytes == SMALL + 8000
+
+
+def test_what_is_put_again_is_in_the_place_of_what_was_there() -> None:
+    kept = Cache()
+    for rows in (1000, 100):
+        assert kept.put("a", frame(rows)).height == rows
+    assert kept.held("a").height == 100 and kept.num_bytes == SMALL + 800
+
+
+def test_what_was_changed_meanwhile_leaves_no_weight_behind() -> None:
+    kept, grown = Cache(most_bytes=3 * SMALL), list[int]()
+    kept.once("grown", lambda: grown)
+    grown += range(10_000)
+    kept.once("large", lambda: frame(1000))
+    assert kept.held("grown") is None and kept.num_bytes == size_in_bytes(frame(1000))
+
+
+def test_many_threads_leave_the_weight_right() -> None:
+    kept = Cache(most_bytes=20 * (SMALL + 800))
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda n: kept.once(n % 40, lambda: frame(100)), range(800)))
+    held = [kept.held(n) for n in range(40) if kept.held(n) is not None]
+    assert kept.num_bytes == sum(map(size_in_bytes, held)) == 20 * (SMALL + 800)
+
+
+@dataclass(frozen=True)
+class Step:
+    """A kept thing as pages have them: names, numbers, another one inside."""
+
+    name: str
+    values: dict[tuple[str, str], float]
+    before: "Step | None" = None
+
+
+@dataclass(frozen=True, slots=True)
+class Slim:
+    """One without a dictionary of its own."""
+
+    text: str
+
+
+def step(number: int) -> Step:
+    values = {(f"scope {number}", f"measure {each}"): number + each / 7 for each in range(100)}
+    return Step(f"step {number}" * 50, values, Step("before", {("a" * 999, "b"): 0.5}))
+
+
+MADE: dict[str, Callable[[], Any]] = {
+    "a dataclass": lambda: step(1),
+    "many of them": lambda: [step(number) for number in range(30)],
+    "with slots": lambda: [Slim(f"{number}" * 5000) for number in range(20)],
+    "rows": lambda: [{"step": n + 1000, "name": f"{n}" * 9, "value": n / 3} for n in range(1500)],
+    "more than are looked at": lambda: [f"{number:09}" * 20 for number in range(5 * MOST_ITEMS + 1)],
+    "a long dictionary": lambda: {f"{number:09}": [number / 3] for number in range(3 * MOST_ITEMS + 7)},
+    "nested": lambda: {"a": [({"b": ["c" * 9000 + str(n)]},) for n in range(9)]},
+}
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_it_is_what_python_really_took(name: str) -> None:
+    gc.collect()
+    tracemalloc.start()
+    try:
+        made = MADE[name]()
+        took = tracemalloc.get_traced_memory()[0]
+        assert size_in_bytes(made) - SMALL == pytest.approx(took, rel=0.1)
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("table", "size"),
+    [
+        (pl.DataFrame({"n": pl.Series(range(1000), dtype=pl.Int64)}), 8000),
+        (pl.Series(range(1000), dtype=pl.Int32), 4000),
+        (pa.table({"n": pa.array(range(1000), pa.int64())}), 8000),
+        (np.zeros(1000), 8000),
+    ],
+)
+def test_tables_say_what_they_take_wherever_they_are(table: Any, size: int) -> None:
+    assert size_in_bytes(table) == SMALL + size
+    assert size_in_bytes([table, table]) == SMALL + size + sys.getsizeof([table, table]), (
+        "the same one twice is there once"
+    )
+    assert size_in_bytes(Step("", {("", ""): table})) >= SMALL + size
+
+
+def test_nothing_weighs_nothing() -> None:
+    assert size_in_bytes(None) == size_in_bytes(True) == SMALL
+
+
+def test_what_holds_itself_or_goes_deep_has_an_end() -> None:
+    ring: list[Any] = ["a" * 1000]
+    ring.append(ring)
+    assert SMALL + 1000 < size_in_bytes(ring) < SMALL + 1300
+    deep: list[Any] = []
+    for _ in range(5000):
+        deep = [deep]
+    assert size_in_bytes(deep) > 5000 * sys.getsizeof([None]) * 0.9

@@ -1,0 +1,131 @@
+"""What pages write, and where it leads: every value is documented, the way to every page."""
+
+import re
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.queries.store_reader import Library
+from flows.viewer import addresses
+from flows.viewer.addresses import PATTERNS
+from flows.viewer.app import respond
+from flows.viewer.data.series import StepNumbers
+from flows.viewer.data.series_charts import charts
+from flows.viewer.pages import PAGES
+from flows.viewer.rendering import parsed_address
+from tasks.metrics.names import ALL
+from tests.builders import message, trace
+from tests.flows.rehearsal import rehearse
+from tests.flows.replays import RLOO, ask, walk
+from tests.flows.viewer.hand_made import RUN, HandMade
+from tests.flows.viewer.looking import one_of_each
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The text of a page of each kind, of a run of two steps and its fork."""
+    root = tmp_path_factory.mktemp("words") / "store"
+    rehearse(root, "base", steps=2)
+    walk(ask(root, name="fork", overrides=[RLOO]))
+    library = Library.at(root)
+    found = {}
+    for name, address in one_of_each(library).items():
+        kind, question = parsed_address(address)
+        answer = respond(PAGES[kind], library, question)
+        assert answer.status_code == 200, address
+        found[name] = bytes(answer.body).decode()
+    return found
+
+
+def crumbs(text: str) -> list[str]:
+    """The names on the way to a page, itself last."""
+    way = text.partition('<nav class="crumbs"')[2].partition("</nav>")[0]
+    return [each.strip() for each in re.findall(r">([^<>]+)</(?:a|h1)>", way)]
+
+
+def test_the_way_to_every_page_begins_at_the_runs(pages: dict[str, str]) -> None:
+    assert {"run", "step", "batch", "row", "trace", "example", "compare", "compare_step"} <= set(pages)
+    for name, text in pages.items():
+        way = crumbs(text)
+        assert way[0] == "Runs" and way.count("Runs") == 1, name
+        assert name in ("runs", "any_trace") or len(way) > 1, name
+
+
+def test_a_batch_and_its_step_call_what_was_measured_the_same(pages: dict[str, str]) -> None:
+    for title in ("Loss", "RL component", "Gradient norm", "Mismatch KL", "Masked share", "Learning rate"):
+        assert f"<dt>{title}</dt>" in pages["step"] and f"<dt>{title}</dt>" in pages["batch"], title
+    for raw in ("grad norm", "rl loss", "mismatch kl", "masked fraction"):
+        assert raw not in pages["batch"], raw
+
+
+def test_a_setting_is_written_as_a_config_file_has_it(pages: dict[str, str]) -> None:
+    (row,) = re.findall(r'<tr><td class="mono">algorithm\.type</td>.*', pages["compare"])
+    assert "&#34;grpo&#34;" in row and "&#34;rloo&#34;" in row
+    assert ">False<" not in pages["compare"] and ">false<" in pages["compare"]
+
+
+def test_an_example_that_two_policies_tried_leads_to_both_side_by_side(tmp_path: Path) -> None:
+    made = HandMade(tmp_path / "store")
+    for step, name in enumerate(("before", "after")):
+        made.step([trace(name, example_id="again", policy_version=step)], [message(name, 0)], step=step)
+    made.step([trace("once", example_id="once")], [message("once", 0)], step=2)
+    library = Library.at(tmp_path / "store")
+
+    def beside(example_id: str) -> list[str]:
+        kind, question = parsed_address(addresses.example(RUN, trace("x")["environment"], example_id))
+        text = bytes(respond(PAGES[kind], library, question).body).decode()
+        return [unescape(each) for each in re.findall(r'href="([^"]*/compare/[^"]*)"', text)]
+
+    (way,) = beside("again")
+    assert "step_a=0" in way and "step_b=1" in way
+    kind, question = parsed_address(way)
+    sides = PAGES[kind](library, question).values
+    assert [[each["trace_id"] for each in sides[f"of_{side}"]["attempts"]] for side in "ab"] == [["before"], ["after"]]
+    assert beside("once") == []
+
+
+def test_what_filters_took_is_named_beside_each_filter() -> None:
+    values = {(ALL, f"filters/{name}"): 0.5 for name in ("is_filtered", "zero_advantage")}
+    work: Any = None  # charts look at the numbers alone
+    (found,) = (chart for section in charts([StepNumbers(work, values)], []) for chart in section["charts"])
+    assert [each["name"] for each in found["series"]] == ["left out", "zero advantage"]
+
+
+DOCUMENT = Path(__file__).parents[3] / "docs/viewing-json.md"
+SAME = {"evaluation": "step"}
+"""Pages whose names are those of another."""
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
+    root = tmp_path_factory.mktemp("json") / "store"
+    rehearse(root, "base")
+    walk(ask(root, name="fork", overrides=(RLOO,)))
+    return Library.at(root)
+
+
+def sections() -> dict[str, set[str]]:
+    """Return the names that each page's section has in code type, and of what is everywhere under ''."""
+    head, *parts = re.split(r"^## `(.+)`$", DOCUMENT.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    texts = {"": head, **dict(zip(parts[::2], parts[1::2], strict=True))}
+    return {title: set(re.findall(r"`(\w+)`", text)) for title, text in texts.items()}
+
+
+@pytest.mark.engine  # it opens a page of each kind: seconds
+def test_every_value_of_every_page_is_written_down(library: Library) -> None:
+    written = sections()
+    everywhere = written.pop("")
+    patterns = {name: pattern.replace(":path", "") for name, pattern in PATTERNS.items() if name != "compare_choice"}
+    assert set(written) == set(patterns.values()), "a section for each page"
+    missing = []
+    for kind, address in one_of_each(library, "base", "fork").items():
+        if kind == "compare_choice":
+            continue
+        name, question = parsed_address(address)
+        values = set(PAGES[name](library, question).values)
+        said = written[patterns[kind]] | everywhere | written[patterns[SAME.get(kind, kind)]]
+        missing += [(kind, each) for each in sorted(values - said)]
+        assert kind == name and len(values) > 1
+    assert missing == []
