@@ -28,10 +28,10 @@ from benchmarks.viewed.questions import Question, questions
 from benchmarks.viewed.serving import Cost, middle, processor, served
 from benchmarks.viewed.watching import BLOCK, watch
 from benchmarks.viewing_store import RUN, make
+from flows.queries.step_history import StepHistory
 from storage.maintenance.compact import maintain
 from storage.read.frames import Frames, existing_store
 from storage.read.lineage import Work
-from tasks.fates import chains
 
 STEPS, ROLLOUTS, GROUP_SIZE = 200, 512, 16
 FORK = 180
@@ -108,7 +108,11 @@ def _alternatives(directory: Path, cold: dict[tuple[str, str], Cost]) -> None:
     print("|---|---|---|---|---|---|---|")
     for store, steps in (("large", range(STEPS - DUMPED, STEPS)), ("wide", range(1))):
         frames = Frames(existing_store(directory / store))
-        chosen = [chain for chain in chains(frames.graph, RUN) if chain.for_training and chain.traces.step in steps]
+        chosen = [
+            lineage
+            for lineage in StepHistory(frames.graph, RUN).lineages
+            if lineage.for_training and lineage.traces.step in steps
+        ]
         last = chosen[-1]
         works = [work for work in (last.traces, last.verdicts, last.credits, last.batches) if work]
         checked = processor(partial(_read_all, frames, works))

@@ -102,7 +102,7 @@ def quarantine_warning(session: Session, drawn: StepBatch) -> str:
 
 def low_signal(described: Mapping[str, Any]) -> str:
     """Return a warning where hardly anything of a step could be trained on; empty where that is not so."""
-    trained = sum(share["num_traces"] for share in described["fates"] if share["fate"] == TRAINED)
+    trained = sum(share["num_traces"] for share in described["outcomes"] if share["outcome"] == TRAINED)
     if trained > LOW_SIGNAL * described["num_traces"]:
         return ""
     return (
@@ -112,7 +112,7 @@ def low_signal(described: Mapping[str, Any]) -> str:
 
 
 def describe(place: RunContext, step: int, refs: Sequence[Ref]) -> dict[str, Any]:
-    """Return what is done of a step as plain values: reward, tokens, seconds and rows by stage, fates, the update.
+    """Return what is done of a step as plain values: reward, tokens, seconds and rows by stage, outcomes, the update.
 
     The numbers are those of the step's table `metrics`, with `ledger_metrics` beside them; a number that was not
     measured is None, and the update is None where nothing was trained.
@@ -122,7 +122,7 @@ def describe(place: RunContext, step: int, refs: Sequence[Ref]) -> dict[str, Any
     spans = [Span(ref.stage, ref.seconds, ref.tokens) for ref in refs]
     seconds = {stage: own.seconds for stage, own in by_stage(spans).items()}
     stage_tokens = {stage: own.tokens for stage, own in by_stage(spans).items()}
-    fates = fates_of(values)
+    outcomes = outcomes_of(values)
     groups = {name.partition("/")[2]: int(n) for (_, name), n in values.items() if name.startswith("groups/")}
     measured = {full_name(*name): value for name, value in (values | ledger_metrics(spans)).items()}
     return {
@@ -131,8 +131,8 @@ def describe(place: RunContext, step: int, refs: Sequence[Ref]) -> dict[str, Any
         "reward": values.get((ALL, "reward/mean")),
         "reward_std": values.get((ALL, "reward/std")),
         "num_traces": int(values.get(("", "batch/num_traces"), 0)),
-        "num_errored": sum(share["num_traces"] for share in fates if share["fate"] == ERRORED),
-        "fates": fates,
+        "num_errored": sum(share["num_traces"] for share in outcomes if share["outcome"] == ERRORED),
+        "outcomes": outcomes,
         "tokens": int(sum(values.get((ALL, f"rollout/{kind}_tokens"), 0) for kind in ("input", "output"))),
         "seconds": seconds,
         "rows": rows_of(refs),
@@ -143,11 +143,12 @@ def describe(place: RunContext, step: int, refs: Sequence[Ref]) -> dict[str, Any
     }
 
 
-def fates_of(values: Values) -> list[dict[str, Any]]:
-    """Return what became of a step's rollouts, out of its metrics: fate, detail and num_traces."""
+def outcomes_of(values: Values) -> list[dict[str, Any]]:
+    """Return what became of a step's rollouts, out of its metrics: outcome, detail and num_traces."""
     accounts = [(name.split("/", 2), count) for (_, name), count in values.items() if name.startswith("accounting/")]
     return [
-        {"fate": fate, "detail": "".join(detail), "num_traces": int(count)} for (_, fate, *detail), count in accounts
+        {"outcome": outcome, "detail": "".join(detail), "num_traces": int(count)}
+        for (_, outcome, *detail), count in accounts
     ]
 
 

@@ -12,7 +12,7 @@ from benchmarks.rehearsed.learning import imported, trained
 from benchmarks.rehearsed.rollouts import Sampling, rollouts
 from benchmarks.rehearsed.shapes import TEXT_ENVIRONMENT, TOOL_ENVIRONMENT, Shape
 from configs.run import RunConfig, View
-from flows.recorded import recorded_by
+from flows.queries.step_history import step_history
 from flows.replays.steps import replay_steps
 from flows.runtime import pipeline
 from flows.runtime.evaluation_sets import evaluation_contexts
@@ -79,7 +79,7 @@ def replay(config: RunConfig) -> Iterator[int]:
     """Go through recorded steps again as the config's section `replay` says, and yield each when it is finished."""
     session = _session(config)
     with record_run(session):
-        found = recorded_by(session.place.store, config.replay.run)
+        found = step_history(session.place.store, config.replay.run)
         for done in replay_steps(Player(session), SOURCE, config, found):
             yield done.step
 

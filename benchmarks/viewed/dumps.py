@@ -9,8 +9,8 @@ from pathlib import Path
 
 import polars as pl
 
+from flows.queries.step_history import StepHistory
 from storage.read.frames import Frames
-from tasks.fates import chains
 
 OWN = ("record", "run", "key", "attempt", "seq", "step")
 """Columns of traces that such a file would not have: they are the store's own, or said by messages already."""
@@ -19,7 +19,11 @@ OWN = ("record", "run", "key", "attempt", "seq", "step")
 def dump(frames: Frames, run: str, directory: Path, steps: range) -> dict[int, Path]:
     """Write the rollouts of some steps of a run; return the file of each step."""
     directory.mkdir(parents=True)
-    works = {chain.traces.step: chain.traces for chain in chains(frames.graph, run) if chain.for_training}
+    works = {
+        lineage.traces.step: lineage.traces
+        for lineage in StepHistory(frames.graph, run).lineages
+        if lineage.for_training
+    }
     files = {}
     for step in steps:
         traces = frames.of([works[step]], "traces").drop(OWN).collect().to_dicts()

@@ -6,9 +6,9 @@ from pathlib import Path
 import polars as pl
 
 from benchmarks.viewing_store import CREDITED, FORK, RUN
+from flows.queries.step_history import StepHistory
 from flows.viewer import addresses
 from storage.read.frames import Frames, existing_store
-from tasks.fates import chains
 
 _CHOSEN = {"sort": "reward", "order": "desc", "page": "2", "outcome": "trained"}
 
@@ -24,12 +24,12 @@ class Question:
 def questions(root: Path, store: str) -> list[Question]:
     """Return what is asked of a store: of the large one everything, of others what differs there."""
     frames = Frames(existing_store(root))
-    chain = [each for each in chains(frames.graph, RUN) if each.for_training][-1]
-    step, key = chain.traces.step, chain.traces.key
+    lineage = [each for each in StepHistory(frames.graph, RUN).lineages if each.for_training][-1]
+    step, key = lineage.traces.step, lineage.traces.key
     columns = ("trace_id", "environment", "example_id", "num_turns")
-    traces = frames.of([chain.traces], "traces").select(columns).collect().sort("num_turns", "trace_id")
+    traces = frames.of([lineage.traces], "traces").select(columns).collect().sort("num_turns", "trace_id")
     name, environment, example = traces.row(-1)[:3]
-    searched = frames.of([chain.traces], "messages").filter(pl.col("trace_id") == name).select("content").collect()
+    searched = frames.of([lineage.traces], "messages").filter(pl.col("trace_id") == name).select("content").collect()
     word = next(text for text in searched["content"] if text).split()[0]
     of_step = [
         Question("step", addresses.step(RUN, step)),

@@ -25,7 +25,7 @@ Traces and keys may be cut to eight characters. An id that several runs use show
 QUERY = """\
 Tables go by name, each row once: select avg(reward) from traces where run = 'demo'
 RUN.table are the rows that a run uses, also those that another run computed: select avg(reward) from "my-replay".traces
-fates and accounting say what became of every rollout; uses says which run uses which slice, whoever computed it.
+outcomes and accounting say what became of every rollout; uses says which run uses which slice, whoever computed it.
 Without a query, the tables and their columns are listed.
 """
 

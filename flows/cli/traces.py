@@ -10,7 +10,7 @@ asked for: the address that is printed holds it, or STAGECOACH_VIEW_TOKEN names 
 --save /runs/demo/steps/3 step3.html writes what an address shows as one static file, and starts nothing.
 """
 TRACES = """\
-The same list as on the page of a step, with the same names of columns: fate, reward, advantage, num_turns, ...; an
+The same list as on the page of a step, with the same names of columns: outcome, reward, advantage, num_turns, ...; an
 unknown one lists them all. What has no value comes last. Into a pipe goes one line for each trace, with whole ids.
 """
 TRACE = """\
@@ -123,7 +123,7 @@ def trace(
     save: Annotated[str, option("write its page as one static HTML file instead", "FILE", group=FORM)] = "",
     store: Store = "",
 ) -> int | None:
-    """A rollout on the terminal: its fate, its messages, its tokens."""
+    """A rollout on the terminal: its outcome, its messages, its tokens."""
     from flows.viewer.terminal.style import Wanted
     from flows.viewer.terminal.trace import main
 

@@ -8,14 +8,15 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from flows.recorded import SAMPLING
+from flows.queries.outcomes import DERIVED
+from flows.queries.step_history import StepHistory
 from storage.read.frames import Frames
+from storage.read.lineage import Graph, Work
 from storage.read.sql import ask
 from storage.refs import Entry
 from storage.store import Store
 from tasks.arrays.columns import texts
 from tasks.exchange.episodes import TRAIN, Row
-from tasks.fates import DERIVED
 from tasks.inference.trace_rows.images import put_back
 
 
@@ -46,9 +47,11 @@ def rollouts_by_run(store: Store, run: str = "", held_out: bool = False) -> list
     Attempts at held-out examples are among it only if asked for.
     """
     found: dict[str, list[RunRollouts]] = {}
-    for entry in store.ledger.entries(run=run or None):
-        if entry.stage in SAMPLING and not entry.part and (held_out or "evaluation_assignment" not in entry.inputs):
-            found.setdefault(entry.key, []).append(_work(store, entry))
+    graph = Graph(store.ledger.entries())
+    for name in [run] if run else sorted({name for work in graph.works.values() for name in work.runs}):
+        own = _of_run(StepHistory(graph, name), held_out)
+        for each in sorted(own, key=lambda each: (each.sampled.step, each.sampled.finished_at)):
+            found.setdefault(each.sampled.key, []).append(each)
     return list(found.values())
 
 
@@ -69,12 +72,20 @@ def common_rollouts(ways: Sequence[RunRollouts], kept: bool) -> RunRollouts:
     return next((way for way in filtered if any(piece.run == way.run for piece in way.sampled.outputs)), filtered[0])
 
 
-def _work(store: Store, entry: Entry) -> RunRollouts:
-    again = [e for e in store.ledger.entries(run=entry.run, stage="regrade") if entry.key in e.inputs.values()]
-    scored = again[-1] if again else entry
-    keys = {entry.key, scored.key}
-    verdicts = [e for e in store.ledger.entries(run=entry.run, stage="filtering") if keys & set(e.inputs.values())]
-    return RunRollouts(entry, scored, verdicts[-1] if verdicts else None)
+def _of_run(history: StepHistory, held_out: bool) -> list[RunRollouts]:
+    """Return the finished rollouts of a run; scored again more than once, they are as they were trained, or last."""
+
+    def own(work: Work) -> Entry:
+        return replace(work.entry, run=history.run)
+
+    found: dict[str, RunRollouts] = {}
+    for lineage in sorted(history.lineages, key=lambda each: (each.updates is not None, each.traces.age)):
+        if held_out or lineage.for_training:
+            verdicts = own(lineage.verdicts) if lineage.verdicts else None
+            for sampled in history.own.sources(lineage.traces, "traces") or [lineage.traces]:
+                if sampled.finished:
+                    found[sampled.key] = RunRollouts(own(sampled), own(lineage.traces), verdicts)
+    return list(found.values())
 
 
 @dataclass(frozen=True)

@@ -23,33 +23,18 @@ from flows.queries.compare_rows import (
 )
 from flows.queries.request import NotThere
 from flows.queries.store_reader import Library
-from flows.recorded import recorded_by
 from flows.runtime.prepare import flat, recorded_run
 from flows.runtime.scores import compare_scores as compared_figures
 from flows.runtime.scores import recorded_evaluations
 from storage.keys import canonical
-from storage.refs import Entry
+from storage.read.lineage import Work
 from storage.store import Store
 from tasks.metrics.figures import MEANINGS
+from tasks.stages import COMPARED, EVALUATION
 
-STAGES = (
-    "policy_import",
-    "examples",
-    "assignment",
-    "rollout",
-    "regrade",
-    "filtering",
-    "reference",
-    "advantage",
-    "packing",
-    "gate",
-    "training",
-    "evaluation",
-)
-"""The order within a step; `rollout` is whatever made the traces. An evaluation has its policy's version for a step."""
 SAME, DIFFERENT, ONLY_A, ONLY_B = "same key", "different key", "only in a", "only in b"
-Work = dict[int, dict[str, Entry]]
-"""A run's finished work by step and stage."""
+Works = dict[int, dict[str, Work]]
+"""A run's finished work by step and stage; an evaluation has its policy's version for a step."""
 
 
 def compare(library: Library, a: str, b: str, step: int | None = None) -> dict[str, Any]:
@@ -77,7 +62,7 @@ def compare(library: Library, a: str, b: str, step: int | None = None) -> dict[s
     return found if step is None else found | {"detail": step_detail(*_pair_of(step, pairs))}
 
 
-def _pairs(library: Library, works: Sequence[Work]) -> Iterator[tuple[int, tuple[StepRows, StepRows]]]:
+def _pairs(library: Library, works: Sequence[Works]) -> Iterator[tuple[int, tuple[StepRows, StepRows]]]:
     """Yield each step that either run has, with the rows that both made of it."""
     steps = _steps_of(works)
     rows = ComparedRows(library).steps([work.get(each, {}) for work in works for each in steps])
@@ -103,37 +88,38 @@ def steps_of_both(library: Library, a: str, b: str) -> list[int]:
     return _steps_of([works_of(library, run) for run in (a, b)])
 
 
-def _steps_of(works: Sequence[Work]) -> list[int]:
+def _steps_of(works: Sequence[Works]) -> list[int]:
     return sorted({step for work in works for step, stages in work.items() if is_step(stages)})
 
 
-def works_of(library: Library, run: str) -> Work:
+def works_of(library: Library, run: str) -> Works:
     """Return a run's finished work by step and stage. Raises NotThere for an unknown run."""
     state = state_of(library, run)
-    make = partial(work_of, library.store, run, library.config(run))
-    return library.kept_while(("finished work", run), state, make)
+    return library.kept_while(("finished work", run), state, partial(work_of, library, run))
 
 
-def work_of(store: Store, run: str, config: RunConfig) -> Work:
+def work_of(library: Library, run: str) -> Works:
     """Return a run's finished work by step and stage, as its last batch of each step was made."""
-    recorded = recorded_by(store, run)
-    found: Work = {step: dict(each.work) for step, each in recorded.steps.items()}
+    history = library.history(run)
+    found: Works = {}
+    for step, each in history.steps.items():
+        found[step] = {**each.work, **({"gate": each.decision} if each.decision else {})}
+        if each.metrics:
+            found[step]["metrics"] = each.metrics
     for work in list(found.values()):
         if "examples" in work:  # are of the run, not of each step
             found[0] = {"examples": work.pop("examples")} | found.get(0, {})
-    if recorded.first_policy is not None:
-        found.setdefault(0, {})["policy_import"] = recorded.first_policy
-    for entry in store.ledger.entries(run=run):
-        if entry.stage == "gate":
-            found.setdefault(entry.step, {})["gate"] = entry
-    for each in reversed(recorded_evaluations(store, run, config)):  # the first set stands for all
-        found.setdefault(each.version, {})["evaluation"] = each.rounds[0]
+    if history.first_policy is not None:
+        found.setdefault(0, {})["policy_import"] = history.first_policy
+    for recorded in reversed(recorded_evaluations(library.store, run, library.config(run))):
+        if (tried := history.find(recorded.rounds[0].key)) is not None:  # the first set stands for all
+            found.setdefault(recorded.version, {})[EVALUATION] = tried
     return found
 
 
-def compared_keys(a: Work, b: Work) -> list[dict[str, Any]]:
+def compared_keys(a: Works, b: Works) -> list[dict[str, Any]]:
     """Return every piece of work of either run, in order, with both keys and what they say."""
-    cells = [(step, stage) for step in sorted({*a, *b}) for stage in STAGES]
+    cells = [(step, stage) for step in sorted({*a, *b}) for stage in COMPARED]
     keys = ((step, stage, _key(a, step, stage), _key(b, step, stage)) for step, stage in cells)
     return [
         {"step": step, "stage": stage, "state": _state(one, other), "a": one, "b": other}
@@ -167,7 +153,7 @@ def by_step(pieces: Iterable[Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
     """
     own: dict[int, list[Mapping[str, Any]]] = {}
     for each in pieces:
-        if each["stage"] != "evaluation" and not _lone_import(each):
+        if each["stage"] != EVALUATION and not _lone_import(each):
             own.setdefault(each["step"], []).append(each)
     steps = {step: found for step, found in own.items() if any(each["stage"] != "examples" for each in found)}
     return {step: {"pieces": found, **_where_apart(found)} for step, found in steps.items()}
@@ -195,19 +181,19 @@ def compared_configs(a: RunConfig, b: RunConfig) -> list[dict[str, Any]]:
     ]
 
 
-def _described(store: Store, run: str, config: RunConfig, work: Work) -> dict[str, Any]:
+def _described(store: Store, run: str, config: RunConfig, work: Works) -> dict[str, Any]:
     num_steps = sum(is_step(stages) for stages in work.values())
     return {"run": run, "kind": config.kind, "state": store.runs.events(run)[-1].event, "num_steps": num_steps}
 
 
-def is_step(stages: Mapping[str, Entry]) -> bool:
+def is_step(stages: Mapping[str, Work]) -> bool:
     """Say whether a step's work is more than what came in before the first one, and evaluations."""
-    return not stages.keys() <= {"policy_import", "examples", "evaluation"}
+    return not stages.keys() <= {"policy_import", "examples", EVALUATION}
 
 
-def _key(work: Work, step: int, stage: str) -> str | None:
-    entry = work.get(step, {}).get(stage)
-    return None if entry is None else entry.key
+def _key(works: Works, step: int, stage: str) -> str | None:
+    work = works.get(step, {}).get(stage)
+    return None if work is None else work.key
 
 
 def _state(one: str | None, other: str | None) -> str:
@@ -226,7 +212,7 @@ def _both(pair: tuple[StepRows, StepRows]) -> dict[str, Any]:
     return {"a": a.figures(), "b": b.figures(), "between": differences_between(a, b)}
 
 
-def _together(works: Sequence[Work], pairs: Mapping[int, tuple[StepRows, StepRows]]) -> dict[str, Any]:
+def _together(works: Sequence[Works], pairs: Mapping[int, tuple[StepRows, StepRows]]) -> dict[str, Any]:
     """Return the figures over all steps that both runs have, so that they can be set side by side."""
     both = [step for step in pairs if all(is_step(work.get(step, {})) for work in works)]
     a, b = (join_steps(pairs[step][run] for step in both) for run in (0, 1))

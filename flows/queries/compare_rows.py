@@ -12,7 +12,7 @@ from configs.run import RunConfig
 from flows.queries.store_reader import Library, each_once
 from flows.runtime.scores import READ, EvaluationScores, RecordedEvaluation, score_rollouts
 from storage.read.frames import holding
-from storage.read.lineage import marks
+from storage.read.lineage import Work, marks
 from storage.refs import Entry
 from storage.schemas.stage_tables import TABLES, TRACES
 from storage.store import Store
@@ -26,6 +26,7 @@ from tasks.metrics.figures import (
     trace_figures,
     verdict_figures,
 )
+from tasks.stages import EVALUATION, makers
 
 MEASURES = (
     "loss",
@@ -46,14 +47,6 @@ READ_COLUMNS = {
     "batches": BATCH_COLUMNS,
     "updates": ["version", "update", "weights_sha256", *MEASURES],
 }
-MAKERS = {
-    "traces": ("regrade", "rollout"),
-    "verdicts": ("filtering",),
-    "credits": ("advantage",),
-    "batches": ("packing",),
-    "updates": ("training",),
-}
-"""The stages that make a table; of those that a step has, the first counts."""
 
 
 @dataclass(frozen=True)
@@ -99,14 +92,12 @@ class StepRows:
         return found
 
 
-def read_steps(store: Store, works: Iterable[Mapping[str, Entry]]) -> list[StepRows]:
-    """Return what each of the given works, entries by stage, has made; the tables are read together."""
-    works = list(works)
-    found = [_entries(work) for work in works]
-    rows = {
-        name: _read(store, name, [entry for each in found for entry in each.get(name, ())]) for name in READ_COLUMNS
-    }
-    return [_step_rows(work, entries, rows) for work, entries in zip(works, found, strict=True)]
+def read_steps(store: Store, steps: Iterable[Mapping[str, Work]]) -> list[StepRows]:
+    """Return what the work of each of the given steps, by stage, has made; the tables are read together."""
+    steps = list(steps)
+    found = [_by_table(step) for step in steps]
+    rows = {name: _read(store, name, [work for each in found for work in each.get(name, ())]) for name in READ_COLUMNS}
+    return [_step_rows(step, works, rows) for step, works in zip(steps, found, strict=True)]
 
 
 def join_steps(parts: Iterable[StepRows]) -> StepRows:
@@ -121,22 +112,22 @@ def as_arrow(frame: pl.DataFrame) -> pa.Table:
     return frame.to_arrow(compat_level=pl.CompatLevel.oldest())
 
 
-def _entries(work: Mapping[str, Entry]) -> dict[str, list[Entry]]:
-    """Return, by table, the work that made it: several pieces of a stage where groups of the step were replaced."""
-    makers = {name: next((stage for stage in stages if stage in work), None) for name, stages in MAKERS.items()}
+def _by_table(step: Mapping[str, Work]) -> dict[str, list[Work]]:
+    """Return, by table, the work that made it: several pieces of a stage where groups of the step were refilled."""
+    made_by = {name: next((stage for stage in makers(name) if stage in step), None) for name in READ_COLUMNS}
     return {
-        name: [entry for other, entry in work.items() if other.partition(".")[0] == stage]
-        for name, stage in makers.items()
+        name: [work for other, work in step.items() if other.partition(".")[0] == stage]
+        for name, stage in made_by.items()
         if stage is not None
     }
 
 
-def _read(store: Store, table: str, entries: Iterable[Entry]) -> dict[str, pl.DataFrame]:
+def _read(store: Store, table: str, works: Iterable[Work]) -> dict[str, pl.DataFrame]:
     """Return the rows of finished works by attempt; attempts without rows are not there."""
     columns = ["attempt", "seq", *READ_COLUMNS[table]]
     empty = pl.DataFrame(TABLES[table].stored.empty_table().select(columns))
     wanted: dict[str, set[str]] = {}
-    for piece in (each for entry in entries for each in entry.slices(table) if each.rows):
+    for piece in (each for work in works for each in work.slices_of(table) if each.rows):
         wanted.setdefault(piece.run, set()).add(piece.attempt)
     # A table that nothing was written to is not made by looking for its rows.
     rows = _scanned(store, table, wanted).select(columns).collect() if wanted else empty
@@ -156,16 +147,16 @@ def _scanned(store: Store, table: str, wanted: Mapping[str, set[str]]) -> pl.Laz
 
 
 def _step_rows(
-    work: Mapping[str, Entry], entries: Mapping[str, Sequence[Entry]], rows: Mapping[str, Mapping[str, pl.DataFrame]]
+    step: Mapping[str, Work], works: Mapping[str, Sequence[Work]], rows: Mapping[str, Mapping[str, pl.DataFrame]]
 ) -> StepRows:
-    tables = {name: _of(name, own, rows[name]) for name, own in entries.items()}
-    budget = work["packing"].section["packing"]["tokens_per_row"] if "packing" in work else 0
+    tables = {name: _of(name, own, rows[name]) for name, own in works.items()}
+    budget = step["packing"].entry.section["packing"]["tokens_per_row"] if "packing" in step else 0
     return StepRows(**tables, capacity=budget * len(tables.get("batches", ())))
 
 
-def _of(table: str, entries: Sequence[Entry], rows: Mapping[str, pl.DataFrame]) -> pl.DataFrame:
+def _of(table: str, works: Sequence[Work], rows: Mapping[str, pl.DataFrame]) -> pl.DataFrame:
     """Return the rows that works made of a table, in the order in which they were handed over, with the works' keys."""
-    pieces = [(piece.attempt, entry.key) for entry in entries for piece in entry.slices(table)]
+    pieces = [(piece.attempt, work.key) for work in works for piece in work.slices_of(table)]
     parts = [(rows[""], ""), *((rows[attempt], key) for attempt, key in pieces if attempt in rows)]
     return pl.concat([part.with_columns(key=pl.lit(key)) for part, key in parts])
 
@@ -192,8 +183,8 @@ class ComparedRows:
     def __init__(self, library: Library) -> None:
         self._library = library
 
-    def steps(self, works: Sequence[Mapping[str, Entry]]) -> list[StepRows]:
-        """Return the rows that works, entries by stage, have made; those that share all their work share the rows."""
+    def steps(self, works: Sequence[Mapping[str, Work]]) -> list[StepRows]:
+        """Return the rows that the work of steps, by stage, has made; steps that share all their work share them."""
         named = {_name(work): work for work in works}
 
         def read(names: list[Name]) -> dict[Name, StepRows]:
@@ -226,8 +217,8 @@ class ComparedRows:
         return pa.concat_tables([schema.empty_table(), *(as_arrow(part).cast(schema) for part in own)])
 
 
-def _name(work: Mapping[str, Entry]) -> Name:
-    stages = sorted(stage for stage in work if stage not in ("gate", "evaluation"))
+def _name(work: Mapping[str, Work]) -> Name:
+    stages = sorted(stage for stage in work if stage not in ("gate", EVALUATION))
     return tuple((stage, *work[stage].identity) for stage in stages)
 
 
@@ -255,7 +246,7 @@ def step_detail(a: StepRows, b: StepRows, most: int = SHOWN) -> dict[str, Any]:
 def changed_verdicts(a: StepRows, b: StepRows) -> pl.DataFrame:
     """Return the shared traces whose verdict is another: trace_id, and each run's `kept` or reason; in order of ids."""
     found = [trace_verdicts(rows) for rows in (a, b)]
-    joined = found[0].join(found[1], on="trace_id", suffix="_b").rename({"fate": "a", "fate_b": "b"})
+    joined = found[0].join(found[1], on="trace_id", suffix="_b").rename({"outcome": "a", "outcome_b": "b"})
     return joined.filter(pl.col("a") != pl.col("b")).sort("trace_id")
 
 
@@ -321,17 +312,19 @@ def _group_advantages(a: StepRows, b: StepRows) -> pl.DataFrame:
 
 def _groups(rows: StepRows) -> pl.DataFrame:
     traces = table_columns(rows.traces, "group_id", "trace_id", "reward")
-    fates = trace_verdicts(rows)
-    kept = pl.when(pl.col("fate").count() > 0).then((pl.col("fate") == KEPT).sum().cast(pl.Int64)).alias("num_kept")
-    joined = traces.join(fates, on="trace_id", how="left")
+    outcomes = trace_verdicts(rows)
+    kept = (
+        pl.when(pl.col("outcome").count() > 0).then((pl.col("outcome") == KEPT).sum().cast(pl.Int64)).alias("num_kept")
+    )
+    joined = traces.join(outcomes, on="trace_id", how="left")
     return joined.group_by("group_id").agg(pl.col("reward").mean().alias("reward_mean"), kept)
 
 
 def trace_verdicts(rows: StepRows) -> pl.DataFrame:
-    """Return what the filters decided: trace_id, and `fate`, `kept` or the filter's reason."""
+    """Return what the filters decided: trace_id, and `outcome`, `kept` or the filter's reason."""
     verdicts = table_columns(rows.verdicts, "trace_id", "keep", "reason")
-    fate = pl.when("keep").then(pl.lit(KEPT)).otherwise(pl.col("reason").cast(pl.String)).alias("fate")
-    return verdicts.select("trace_id", fate)
+    outcome = pl.when("keep").then(pl.lit(KEPT)).otherwise(pl.col("reason").cast(pl.String)).alias("outcome")
+    return verdicts.select("trace_id", outcome)
 
 
 def table_columns(frame: pl.DataFrame | None, *columns: str) -> pl.DataFrame:

@@ -8,11 +8,12 @@ from typing import Any
 
 from configs.replay import redone
 from configs.run import RunConfig
-from flows.queries.compare import DIFFERENT, ONLY_A, ONLY_B, SAME, STAGES, by_step
+from flows.queries.compare import DIFFERENT, ONLY_A, ONLY_B, SAME, by_step
 from flows.queries.compare_rows import MEASURES
 from flows.queries.store_reader import Library
 from flows.reporting.formats import compact_number
 from tasks.metrics.figures import MEANINGS
+from tasks.stages import COMPARED
 
 LONGEST_VALUE = 60
 SHOWN_IDS = 5
@@ -93,7 +94,7 @@ def _config(found: Found) -> Sheet:
 
 
 def _stages(found: Found) -> Sheet:
-    counts = {stage: Counter(p["state"] for p in found["pieces"] if p["stage"] == stage) for stage in STAGES}
+    counts = {stage: Counter(p["state"] for p in found["pieces"] if p["stage"] == stage) for stage in COMPARED}
     states = (SAME, DIFFERENT, ONLY_A, ONLY_B)
     rows = tuple((stage, *(str(count[state]) for state in states)) for stage, count in counts.items() if count)
     return Sheet("stages", "pieces of work", ("stage", *states), rows)
@@ -243,4 +244,4 @@ def ledger_cells(pieces: Sequence[Piece]) -> dict[str, Any]:
 
 
 def _stage_order(piece: Piece) -> int:
-    return STAGES.index(piece["stage"])
+    return COMPARED.index(piece["stage"])

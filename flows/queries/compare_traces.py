@@ -24,7 +24,7 @@ from flows.viewer.data.trace_index import index
 from flows.views.identify import nearest
 
 OF_TRACE = ("trace_id", "key", "group_id", "environment", "example_id", "agent")
-OF_SIDE = ("reward", "fate", "advantage", "num_output_tokens", "error_class")
+OF_SIDE = ("reward", "outcome", "advantage", "num_output_tokens", "error_class")
 BOTH, A_ALONE, B_ALONE = "both", "a", "b"
 
 
@@ -33,7 +33,7 @@ def compared_traces(library: Library, a: str, b: str, step: int) -> pl.DataFrame
 
     Columns: trace_id; `side` (both, a or b); environment, example_id, agent; `group`, a number for the rollouts that
     are compared with each other, those of paired groups by the same agent; key_a and key_b, the work that made the
-    trace, as each run uses it; group_a and group_b; and for each run, ending in _a and _b: reward, fate (`kept`, or
+    trace, as each run uses it; group_a and group_b; and for each run, ending in _a and _b: reward, outcome (`kept`, or
     the filter's reason; null where nothing was judged), advantage, num_output_tokens, error_class.
     Traces are the same where their ids are. Raises NotThere.
     """
@@ -125,8 +125,8 @@ def _numbered(rows: pl.DataFrame) -> pl.Series:
 
 def _of_side(side: str) -> dict[str, pl.Expr]:
     mine = pl.col("side").is_in([BOTH, side])
-    fate = pl.col(f"fate_{side}").filter(mine)
-    kept = pl.when(fate.count() > 0).then((fate == KEPT).sum().cast(pl.Int64))
+    outcome = pl.col(f"outcome_{side}").filter(mine)
+    kept = pl.when(outcome.count() > 0).then((outcome == KEPT).sum().cast(pl.Int64))
     return {
         f"num_{side}": mine.sum().cast(pl.Int64),
         f"reward_{side}": pl.col(f"reward_{side}").mean(),
@@ -180,10 +180,10 @@ def typical(attempts: pl.DataFrame) -> Mapping[str, Any] | None:
 
 
 def _attempts(library: Library, side: str, run: str, environment: str, example_id: str) -> pl.DataFrame:
-    chains = library.chains(run)
-    rows = index(library, [chain.traces for chain in chains])
+    lineages = library.history(run).lineages
+    rows = index(library, [lineage.traces for lineage in lineages])
     rows = rows.filter((pl.col("environment") == environment) & (pl.col("example_id") == example_id))
-    training = [chain.traces.key for chain in chains if chain.for_training]
+    training = [lineage.traces.key for lineage in lineages if lineage.for_training]
     rows = rows.with_columns(side=pl.lit(side), run=pl.lit(run), for_training=pl.col("key").is_in(training))
     kinds = {name: kind for name, kind in ATTEMPTS.items() if name != "in_both"}
     return rows.sort("step", "for_training", maintain_order=True).select(
@@ -192,7 +192,7 @@ def _attempts(library: Library, side: str, run: str, environment: str, example_i
 
 
 def _nowhere(library: Library, runs: tuple[str, str], environment: str, example_id: str) -> str:
-    rows = pl.concat([index(library, [chain.traces for chain in library.chains(run)]) for run in runs])
+    rows = pl.concat([index(library, [lineage.traces for lineage in library.history(run).lineages]) for run in runs])
     known = rows.select(pl.concat_str("environment", "example_id", separator="/").unique(maintain_order=True))
     near = nearest(f"{environment}/{example_id}", known.to_series())
     told = f"; the nearest examples are {', '.join(near)}" if near else ""

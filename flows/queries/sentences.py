@@ -3,13 +3,13 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from flows.queries.outcomes import EVALUATED, EXPIRED
+from flows.queries.row_lineage import RowNode
 from flows.reporting.formats import compact_number
 from flows.reporting.texts import one_line
 from flows.views.identify import WORK, policy_names
 from storage.read.lineage import Graph, Work
-from tasks.fates import EVALUATED, EXPIRED
 from tasks.filtering.filters.finding import QUARANTINED
-from tasks.hops import Node
 from tasks.inference.sampling.failures import STRAGGLER
 from tasks.metrics.accounting import ERRORED, FILTERED, NO_WEIGHT, PENDING, REFUSED, STOPPED, TRAINED
 
@@ -18,7 +18,7 @@ KEY = 8
 Facts = Mapping[str, Any]
 
 
-def row_line(node: Node, facts: Facts, graph: Graph) -> str:
+def row_line(node: RowNode, facts: Facts, graph: Graph) -> str:
     """Return a row in one line: what it is, its numbers, and which work of which runs made it."""
     work = graph.works[node.key]
     if node.kind == WORK:
@@ -26,7 +26,7 @@ def row_line(node: Node, facts: Facts, graph: Graph) -> str:
     return f"{title_of(node, graph)}: {_ROW_LINES[node.kind](node, facts, graph)}  [{work_line(work)}]"
 
 
-def title_of(node: Node, graph: Graph) -> str:
+def title_of(node: RowNode, graph: Graph) -> str:
     """Return what a row is and how it is called."""
     if node.kind == WORK:
         return f"{node.id} {node.key[:KEY]}"
@@ -44,7 +44,7 @@ def _computed_by(work: Work) -> str:
     return f"; computed by {work.computed_by}" if set(work.runs) != {work.computed_by} else ""
 
 
-def name_of(node: Node, graph: Graph) -> str:
+def name_of(node: RowNode, graph: Graph) -> str:
     """Return how a row is called in commands."""
     work = graph.works[node.key]
     if node.kind == "row":
@@ -74,15 +74,15 @@ def flat(value: Any, path: str = "") -> Iterable[tuple[str, Any]]:
         yield path, value
 
 
-def _assignment(node: Node, facts: Facts, graph: Graph) -> str:
+def _assignment(node: RowNode, facts: Facts, graph: Graph) -> str:
     return f"seed {facts['seed']}"
 
 
-def _example(node: Node, facts: Facts, graph: Graph) -> str:
+def _example(node: RowNode, facts: Facts, graph: Graph) -> str:
     return f"split {facts['split']}"
 
 
-def _trace(node: Node, facts: Facts, graph: Graph) -> str:
+def _trace(node: RowNode, facts: Facts, graph: Graph) -> str:
     failed = "stopped" if facts["error_class"] == STRAGGLER else f"failed, {facts['error_class']}"
     ended = failed if facts["error_class"] else f"reward {number(facts['reward'])}"
     sampled = f", by {policy(facts['policy_key'], graph)}" if facts["policy_key"] else ""  # else it was demonstrated
@@ -90,31 +90,31 @@ def _trace(node: Node, facts: Facts, graph: Graph) -> str:
     return f"{ended}{sampled}{stale}"
 
 
-def _verdict(node: Node, facts: Facts, graph: Graph) -> str:
+def _verdict(node: RowNode, facts: Facts, graph: Graph) -> str:
     noted = [name for name in facts["detected"] if name != facts["reason"]]
     noted_too = f" (noted: {', '.join(noted)})" if noted else ""
     return ("kept" if facts["keep"] else f"left out by {facts['reason']}") + noted_too
 
 
-def _sample(node: Node, facts: Facts, graph: Graph) -> str:
+def _sample(node: RowNode, facts: Facts, graph: Graph) -> str:
     names = ("advantage", "reward", "baseline")
     return ", ".join(f"{name} {number(facts[name])}" for name in names) + f", {facts['num_tokens']} tokens"
 
 
-def _row(node: Node, facts: Facts, graph: Graph) -> str:
+def _row(node: RowNode, facts: Facts, graph: Graph) -> str:
     return f"{len(facts['sample_ids'])} samples, for update {facts['update']}"
 
 
-def _update(node: Node, facts: Facts, graph: Graph) -> str:
+def _update(node: RowNode, facts: Facts, graph: Graph) -> str:
     numbers = ", ".join(f"{name.replace('_', ' ')} {number(facts[name])}" for name in ("loss", "grad_norm"))
     return f"{numbers}, from {policy(facts['policy_key_in'], graph)}"
 
 
-def _policy(node: Node, facts: Facts, graph: Graph) -> str:
+def _policy(node: RowNode, facts: Facts, graph: Graph) -> str:
     return f"weights {facts['weights_sha256'][:16]}"
 
 
-_ROW_LINES: dict[str, Callable[[Node, Facts, Graph], str]] = {
+_ROW_LINES: dict[str, Callable[[RowNode, Facts, Graph], str]] = {
     "example": _example,
     "assignment": _assignment,
     "trace": _trace,
@@ -147,8 +147,8 @@ def head(found: Found) -> str:
 
 def sentence(found: Found, use: Found) -> str:
     """Return what one run made of the rollout."""
-    told = [SENTENCES[use["fate"]](found, use), *_before(use), *_again(use), *_noted(use)]
-    if use["fate"] != EVALUATED:
+    told = [SENTENCES[use["outcome"]](found, use), *_before(use), *_again(use), *_noted(use)]
+    if use["outcome"] != EVALUATED:
         told.append(_group(use))
     return " ".join(told)
 

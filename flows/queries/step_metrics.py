@@ -8,8 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from storage.read.frames import Frames
-from storage.read.lineage import Graph, Work
-from tasks.fates import Chain, age
+from storage.read.lineage import Work
 from tasks.metrics.names import Values
 
 
@@ -29,14 +28,6 @@ def read_metrics(frames: Frames, works: Iterable[Work]) -> dict[str, Values]:
     for key, scope, name, value in rows.iter_rows():
         found.setdefault(key, {})[scope, name] = value
     return found
-
-
-def metrics_work(graph: Graph, chain: Chain) -> Work | None:
-    """Return the work that wrote the metrics of a step whose rollouts went a way; None where it is not finished."""
-    way = (chain.traces, chain.verdicts, chain.credits, chain.batches, chain.updates)
-    last = [work for work in way if work is not None][-1]
-    found = [work for work in graph.children(last.key) if work.finished and "metrics" in work.tables]
-    return max(found, key=age, default=None)
 
 
 def ledger_metrics(spans: Sequence[Span]) -> Values:

@@ -9,13 +9,14 @@ from typing import Any, TypeVar
 
 from configs.run import RunConfig
 from flows.queries.cache import Cache
+from flows.queries.outcomes import DERIVED
 from flows.queries.request import NotThere
+from flows.queries.step_history import StepHistory
 from flows.runtime.prepare import recorded_run
 from storage.errors import RunUnknown
 from storage.read.frames import Frames, existing_store
 from storage.read.lineage import Graph
 from storage.store import Store
-from tasks.fates import DERIVED, Chain, chains
 
 Value = TypeVar("Value")
 
@@ -28,7 +29,7 @@ class Moment:
     """Another after every commit to the ledger, the events of runs or the quarantines."""
     frames: Frames
     runs: dict[str, Frames]
-    chains: dict[str, list[Chain]]
+    histories: dict[str, StepHistory]
 
 
 class Library:
@@ -94,13 +95,14 @@ class Library:
                 moment.runs[run] = self._of_run(moment, run)
             return moment.runs[run]
 
-    def chains(self, run: str) -> list[Chain]:
-        """The work that each batch of a run's rollouts went through, by step; evaluations too. Raises NotThere."""
-        frames, moment = self.frames(run), self.moment()
+    def history(self, run: str) -> StepHistory:
+        """Which work belongs to which step of a run, and what its rollouts went through. Raises NotThere."""
+        self.frames(run)
+        moment = self.moment()
         with self._lock:
-            if run not in moment.chains:
-                moment.chains[run] = chains(frames.graph, run)
-            return moment.chains[run]
+            if run not in moment.histories:
+                moment.histories[run] = StepHistory(moment.frames.graph, run)
+            return moment.histories[run]
 
     def config(self, run: str) -> RunConfig:
         """The config that a run used last. Raises NotThere."""

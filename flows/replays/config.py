@@ -9,7 +9,7 @@ from configs.load import load
 from configs.replay import ORDER, ReplayConfig, needs_weights, redone
 from configs.resolve import reopened, resolve
 from configs.run import RunConfig, content
-from flows.recorded import Recorded, RecordedStep, recorded_by, trace_ids
+from flows.queries.step_history import RecordedStep, StepHistory, step_history, trace_ids
 from flows.replays.request import (
     ReplayRequest,
     as_begun,
@@ -28,13 +28,13 @@ from flows.services.graders import grader_digest
 from flows.services.teachers import reopened_teachers, teacher_facts
 from storage.keys import content_key
 from storage.read.frames import existing_store
-from storage.refs import Entry
+from storage.read.lineage import Work
 from storage.store import Store
 from tasks.advantage.stage import STAGE
 from tasks.inference.engine.model_files import directory_digest, model_directory
 
 
-def refuse_lost_state(config: RunConfig, recorded: Recorded) -> None:
+def refuse_lost_state(config: RunConfig, recorded: StepHistory) -> None:
     """Raise ConfigError where a replay would go on from state that was not recorded, or that other settings made.
 
     A cold start, or a baseline that two settings had a hand in, would look healthy and be wrong.
@@ -42,12 +42,12 @@ def refuse_lost_state(config: RunConfig, recorded: Recorded) -> None:
     replay = config.replay
     if not replay.first_step or STAGE.name not in redone(replay):
         return
-    entry = recorded.credits_before(replay.first_step)
-    if lines := list(_lost(config, entry)):
+    credits = recorded.credits_before(replay.first_step)
+    if lines := list(_lost(config, credits)):
         raise ConfigError(lines)
 
 
-def refuse_unfit_state(store: Store, config: RunConfig, recorded: Recorded) -> None:
+def refuse_unfit_state(store: Store, config: RunConfig, recorded: StepHistory) -> None:
     """Raise ConfigError where a replay would go on from state that rollouts in quarantine have gone into.
 
     Leaving them out of the steps that it goes through would not take them out of what these go on from.
@@ -57,7 +57,7 @@ def refuse_unfit_state(store: Store, config: RunConfig, recorded: Recorded) -> N
         return
     unfit = {name for each in store.quarantines.all() for name in each.trace_ids}
     for judged in recorded.judged_before(replay.first_step) if unfit else ():
-        verdicts = store.read(judged.slices("verdicts"), ["trace_id", "keep"])
+        verdicts = store.read(judged.slices_of("verdicts"), ["trace_id", "keep"])
         if found := unfit & {*verdicts.filter(verdicts["keep"])["trace_id"].to_pylist()}:
             raise ConfigError(
                 [
@@ -68,11 +68,11 @@ def refuse_unfit_state(store: Store, config: RunConfig, recorded: Recorded) -> N
             )
 
 
-def _lost(config: RunConfig, entry: Entry | None) -> Iterator[str]:
+def _lost(config: RunConfig, credits: Work | None) -> Iterator[str]:
     first, run = config.replay.first_step, config.replay.run
     for environment in [each.name for each in config.environments] or [""]:
         algorithm = config.algorithm_of(environment)
-        if not algorithm.stateful or (entry is not None and _credited_by(entry, environment) == content(algorithm)):
+        if not algorithm.stateful or (credits is not None and _credited_by(credits, environment) == content(algorithm)):
             continue
         yield (
             f"--steps: environment {environment!r} is credited by {algorithm.type}, which goes on from the state after "
@@ -81,9 +81,10 @@ def _lost(config: RunConfig, entry: Entry | None) -> Iterator[str]:
         )
 
 
-def _credited_by(entry: Entry, environment: str) -> object:
+def _credited_by(credits: Work, environment: str) -> object:
     """Return the section of the algorithm that credited an environment's rollouts in recorded work."""
-    return entry.section.get("algorithms", {}).get(environment, entry.section.get("advantage"))
+    section = credits.entry.section
+    return section.get("algorithms", {}).get(environment, section.get("advantage"))
 
 
 def prepare_replay(asked: ReplayRequest) -> RunConfig:
@@ -98,7 +99,7 @@ def prepare_replay(asked: ReplayRequest) -> RunConfig:
         begun = recorded_config(store, asked.name)
         asked = as_begun(asked, begun)
         source = source_config(store, asked.run, begun)
-        recorded = recorded_by(store, asked.run)
+        recorded = step_history(store, asked.run)
         requested = _requested(store, begun, source, recorded, asked)
         refuse_unread(requested, asked.overrides, bool(source.data.path))
         steps = chosen_steps(requested.replay, recorded)
@@ -129,7 +130,7 @@ def source_config(store: Store, run: str, begun: RunConfig | None = None) -> Run
 
 
 def _requested(
-    store: Store, begun: RunConfig | None, source: RunConfig, recorded: Recorded, asked: ReplayRequest
+    store: Store, begun: RunConfig | None, source: RunConfig, recorded: StepHistory, asked: ReplayRequest
 ) -> RunConfig:
     """Return the recorded config, of a replay that goes on its own, with what was asked for laid over it."""
     # What the source was called, and what it went through again, is its own.
@@ -179,7 +180,10 @@ def _quarantines(store: Store, steps: dict[int, RecordedStep]) -> tuple[tuple[st
         return (), False
     named = {trace_id for each in findings for trace_id in each.trace_ids}
     sampled = {
-        name for past in steps.values() for entry in past.of("rollout").values() for name in trace_ids(store, entry)
+        name
+        for past in steps.values()
+        for work in past.of("rollout").values()
+        for name in trace_ids(store, work.slices_of("traces"))
     }
     kept = {name for past in steps.values() for name in _kept(store, past)}
     touching = {each.quarantine for each in findings if not sampled.isdisjoint(each.trace_ids)}
@@ -189,14 +193,14 @@ def _quarantines(store: Store, steps: dict[int, RecordedStep]) -> tuple[tuple[st
 def _kept(store: Store, past: RecordedStep) -> list[str]:
     if "filtering" not in past.work:
         return []
-    verdicts = store.read(past.work["filtering"].slices("verdicts"), ["trace_id", "keep"])
+    verdicts = store.read(past.work["filtering"].slices_of("verdicts"), ["trace_id", "keep"])
     return [str(name) for name in verdicts.filter(verdicts["keep"])["trace_id"].to_pylist()]
 
 
 def _refuse_lost_scores(requested: RunConfig, steps: list[RecordedStep]) -> None:
     """Refuse to sample anew what was scored again: the old scores would be back without a word."""
     if "rollout" in redone(requested.replay) and any("regrade" in past.work for past in steps):
-        run, origin = requested.replay.run, next(past.work["rollout"] for past in steps).outputs[0].run
+        run, origin = requested.replay.run, next(past.work["rollout"] for past in steps).computed_by
         raise ConfigError(
             [
                 f"--from {requested.replay.from_stage}: the rollouts of {run!r} were scored anew, which it would lose; "
@@ -246,7 +250,7 @@ def _with_weights(store: Store, requested: RunConfig, first: RecordedStep) -> Ru
         imported = store.ledger.entries(run=requested.name, stage="policy_import")
         if not imported:
             return requested
-        policy = imported[0]  # the directory they came from may be gone
+        return _served_from(store, requested, imported[0].key)  # the directory they came from may be gone
     if policy is None:
         raise ConfigError(
             [
@@ -254,7 +258,11 @@ def _with_weights(store: Store, requested: RunConfig, first: RecordedStep) -> Ru
                 f"model.path=DIRECTORY), or stop before training (--until packing)"
             ]
         )
-    path = str(whole_weights(store, policy.key))
+    return _served_from(store, requested, policy.key)
+
+
+def _served_from(store: Store, requested: RunConfig, policy: str) -> RunConfig:
+    path = str(whole_weights(store, policy))
     return requested.model_copy(update={"model": requested.model.model_copy(update={"path": path})})
 
 

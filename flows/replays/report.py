@@ -8,7 +8,7 @@ from configs.run import RunConfig
 from flows.outcome import describe
 from flows.replays.steps import Replayed
 from flows.runtime.session import Session
-from storage.refs import Entry
+from storage.read.lineage import Work
 from storage.store import Store
 from tasks.runtime.run_context import LOOK_SECONDS
 
@@ -63,11 +63,11 @@ def finish_replayed(session: Session, done: Replayed, apart: PolicyDistance) -> 
     return described
 
 
-def _measured(store: Store, training: Entry | None) -> dict[str, Any] | None:
+def _measured(store: Store, training: Work | None) -> dict[str, Any] | None:
     """Return what the recorded training of a step measured last; None where there is none to compare with."""
     if training is None:
         return None
-    row = store.read(training.slices("updates"), list(MEASURES)).to_pylist()[-1]
+    row = store.read(training.slices_of("updates"), list(MEASURES)).to_pylist()[-1]
     return {"key": training.key, **row}
 
 

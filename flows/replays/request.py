@@ -11,25 +11,10 @@ from configs.environments import SeatRule
 from configs.errors import ConfigError
 from configs.replay import ORDER, StageName, needs_weights, redone
 from configs.run import RunConfig, View
-from tasks.advantage import reference
-from tasks.advantage import stage as advantage
-from tasks.assignment import stage as assignment
-from tasks.filtering import stage as filtering
-from tasks.packing import stage as packing
-from tasks.rollout import demonstration
-from tasks.rollout import stage as rollout
-from tasks.runtime.stage import Stage
-from tasks.training import stage as training
+from tasks.stages import BY_NAME, REPLAYABLE
 
-STAGES: dict[str, Stage] = {
-    "assignment": assignment.STAGE,
-    "rollout": rollout.STAGE,
-    "filtering": filtering.STAGE,
-    "advantage": advantage.STAGE,
-    "packing": packing.STAGE,
-    "training": training.STAGE,
-}
-SERVICES = {"learner": "training", "gate": "training", "engine": "rollout"}
+SERVICES = {name: next(each for each in REPLAYABLE if name in BY_NAME[each].services) for name in ("learner", "engine")}
+SERVICES |= {"gate": "training"}
 """Sections that no key of a stage holds, by the stage that has a use for them."""
 ANYWAY = ("prefect", "wandb")
 REGRADED = ("taskset", "harness", "runtime")
@@ -113,10 +98,8 @@ def first_stage(source: RunConfig, changed: RunConfig, asked: ReplayRequest, sta
 
 def content_of(config: RunConfig, stage: str) -> dict[str, Any]:
     """Return the settings in the key of a stage; of a supervised run, demonstrations stand where rollouts do."""
-    known = STAGES[stage]
-    if stage == "rollout" and config.data.path:
-        known = demonstration.STAGE
-    return View(config, known.sections, stage).content()
+    known = "demonstration" if stage == "rollout" and config.data.path else stage
+    return View(config, BY_NAME[known].stage.sections, stage).content()
 
 
 def request_phrase(overrides: Sequence[str]) -> list[str]:
@@ -181,10 +164,10 @@ def _unread(key: str, again: Sequence[StageName], regrade: bool, scored: bool) -
             if field in known
             else f"{key}: the examples are the recorded ones; use --from assignment, or start a new run"
         )
-    read = [*(STAGES[stage] for stage in again), *([reference.STAGE] if scored else [])]
-    if any(section in stage.sections for stage in read):
+    read = [*again, *(["reference"] if scored else [])]
+    if any(section in BY_NAME[stage].stage.sections for stage in read):
         return ""
-    own = next((stage for stage in ORDER if section in STAGES[stage].sections), "")
+    own = next((stage for stage in ORDER if section in BY_NAME[stage].stage.sections), "")
     if own:
         return f"{key}: belongs to stage {own}, which this replay takes as it was recorded; use --from {own}"
     return f"{key}: no stage of a replay reads it"

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from configs.errors import ConfigError
 from configs.run import RunConfig
-from flows.recorded import recorded_by
+from flows.queries.step_history import step_history
 from flows.replays.request import ReplayRequest, as_begun
 from flows.replays.steps import chosen_steps
 from flows.runtime.prepare import recorded_config
@@ -45,7 +45,7 @@ def _is_gone(store: Store, config: RunConfig) -> bool:
     if was_removed(store, config.replay.run):
         return True
     try:
-        chosen_steps(config.replay, recorded_by(store, config.replay.run))
+        chosen_steps(config.replay, step_history(store, config.replay.run))
     except ConfigError:
         return True
     return False

@@ -8,7 +8,7 @@ from typing import Protocol
 from configs.errors import ConfigError
 from configs.replay import ORDER, ReplayConfig, StageName, needs_weights, redone
 from configs.run import RunConfig, View
-from flows.recorded import Recorded, RecordedStep, policy_of, trace_ids
+from flows.queries.step_history import RecordedStep, StepHistory, policy_of, trace_ids
 from flows.runtime import pipeline
 from flows.runtime import pipeline as drawing
 from flows.runtime.pipeline import Check, Source, StageExecutor, StepBatch
@@ -24,20 +24,20 @@ from tasks.runtime.prefect_task import StageTask
 from tasks.runtime.stage import Policy, Ref, ref_of
 
 
-def chosen_steps(replay: ReplayConfig, recorded: Recorded) -> list[RecordedStep]:
+def chosen_steps(replay: ReplayConfig, recorded: StepHistory) -> list[RecordedStep]:
     """Return the recorded steps that a replay goes through.
 
     Raises ConfigError where a step that was asked for was not recorded as far as the replay needs it.
     """
     last = replay.last_step
-    whole = {step: past for step, past in recorded.steps.items() if not _lacking(replay, past, recorded.fills)}
+    whole = {step: past for step, past in recorded.steps.items() if not _lacking(replay, past, recorded.refills)}
     wanted = [step for step in whole if step >= replay.first_step and (last is None or step < last)]
     absent = sorted(set(range(replay.first_step, last or 0)) - whole.keys())
     if absent or not wanted:
         raise ConfigError(
             [
                 f"replay: run {replay.run!r} has not recorded step {', '.join(map(str, absent)) or replay.first_step} "
-                f"up to stage {_before(replay, recorded.fills)}; it has the steps {_ranges(list(whole)) or 'none'}. "
+                f"up to stage {_before(replay, recorded.refills)}; it has the steps {_ranges(list(whole)) or 'none'}. "
                 "Nothing was started; choose among these (--steps), or let the run go on first: "
                 f"stagecoach resume {replay.run}"
             ]
@@ -45,19 +45,19 @@ def chosen_steps(replay: ReplayConfig, recorded: Recorded) -> list[RecordedStep]
     return [whole[step] for step in wanted]
 
 
-def _lacking(replay: ReplayConfig, past: RecordedStep, fills: bool) -> list[str]:
+def _lacking(replay: ReplayConfig, past: RecordedStep, refills: bool) -> list[str]:
     """Return the stages before the first one to be done again that a step did not record.
 
     Where groups are replaced, a step that was not packed may still lack rollouts; those recorded would be some of them.
     """
     needed = ["examples", *ORDER[: ORDER.index(replay.from_stage)]]
-    if fills and replay.from_stage != "assignment":
+    if refills and replay.from_stage != "assignment":
         needed.append("packing")
     return [stage for stage in needed if stage not in past.work]
 
 
-def _before(replay: ReplayConfig, fills: bool) -> str:
-    if fills and replay.from_stage not in ("assignment", "training"):
+def _before(replay: ReplayConfig, refills: bool) -> str:
+    if refills and replay.from_stage not in ("assignment", "training"):
         return "packing, which tells that all its groups were drawn"
     place = ORDER.index(replay.from_stage)
     return ORDER[place - 1] if place else "examples"
@@ -104,7 +104,7 @@ def replay_steps(
     do: Shares,
     source: Source,
     config: RunConfig,
-    recorded: Recorded,
+    recorded: StepHistory,
     quarantined: Quarantined = lambda ref: {},
     check: Check = lambda drawn: None,
 ) -> Iterator[Replayed]:
@@ -141,16 +141,18 @@ def _begin(do: Shares, source: Source, config: RunConfig, past: RecordedStep) ->
     return policy_of(past.policy, past.step) if past.policy else None
 
 
-def _credits_before(config: RunConfig, recorded: Recorded, past: RecordedStep) -> Ref | None:
+def _credits_before(config: RunConfig, recorded: StepHistory, past: RecordedStep) -> Ref | None:
     """Return the recorded credits that the first step of a replay goes on from, where an estimator has state.
 
     Like what samplers go on from they are of a step that the replay does not go through: no part of it.
     """
-    entry = recorded.credits_before(past.step) if config.stateful else None
-    return ref_of(entry, computed=False) if entry else None
+    credits = recorded.credits_before(past.step) if config.stateful else None
+    return ref_of(credits.entry, computed=False) if credits else None
 
 
-def _drawn_before(config: RunConfig, recorded: Recorded, past: RecordedStep, drawn: tuple[Ref, ...]) -> tuple[Ref, ...]:
+def _drawn_before(
+    config: RunConfig, recorded: StepHistory, past: RecordedStep, drawn: tuple[Ref, ...]
+) -> tuple[Ref, ...]:
     """Return what a sampler with state goes on from: what the replay drew for the step before, or else what was
     recorded of it; of a step that was drawn again, the batch that was left for it."""
     if not config.assignment.sampler.stateful or "assignment" not in redone(config.replay):
@@ -159,10 +161,10 @@ def _drawn_before(config: RunConfig, recorded: Recorded, past: RecordedStep, dra
     again = assigned is not None and assigned.inputs.get("batch", "0") != "0"
     if drawn and not again:
         return drawn
-    entries = recorded.state_of(assigned) if assigned is not None else []
-    if before is not None and not entries:
-        entries = [entry for stage in ("assignment", "regrade", "rollout") for entry in before.of(stage).values()]
-    return tuple(ref_of(entry, computed=False) for entry in entries)
+    state = recorded.state_of(assigned) if assigned is not None else []
+    if before is not None and not state:
+        state = [work for stage in ("assignment", "regrade", "rollout") for work in before.of(stage).values()]
+    return tuple(ref_of(work.entry, computed=False) for work in state)
 
 
 @dataclass
@@ -230,7 +232,7 @@ class _Step:
             self.work |= {name: self._share(name) for name in self.past.of(stage)}
 
     def _share(self, name: str) -> Ref:
-        return self.do.share(self.past.work[name], self.past.work[name].step)
+        return self.do.share(self.past.work[name].entry, self.past.work[name].step)
 
     def _do(self, task: StageTask, *refs: Ref, policy: Policy | None = None) -> Ref:
         return self.do(task, self.past.step, refs, policy)
@@ -238,7 +240,7 @@ class _Step:
     def _assign(self) -> dict[str, Ref]:
         """Assign again what was recorded: a later batch than the first where that was trained on, or several."""
         made: list[Ref] = []
-        for inputs in [entry.inputs for entry in self.past.of("assignment").values()] or [{}]:
+        for inputs in [work.inputs for work in self.past.of("assignment").values()] or [{}]:
             groups = json.loads(inputs["groups"]) if "groups" in inputs else None
             arguments = self.past.step, self.work["examples"], self.config, int(inputs.get("batch", "0"))
             made.append(drawing.assign(self.do, *arguments, made or self.earlier, groups))
@@ -251,7 +253,7 @@ class _Step:
     def _listed_otherwise(self) -> bool:
         """Tell whether examples are to be listed again: the recorded ones are of other environments' settings."""
         view = View(self.config, examples.task.stage.sections, "examples").content()
-        return "assignment" in redone(self.config.replay) and view != dict(self.past.work["examples"].section)
+        return "assignment" in redone(self.config.replay) and view != dict(self.past.work["examples"].entry.section)
 
     def _sample(self) -> dict[str, Ref]:
         """Sample every assignment again."""
@@ -318,7 +320,11 @@ def quarantined_in(store: Store, replay: ReplayConfig) -> Quarantined:
 
     def quarantined(ref: Ref) -> dict[str, str]:
         entry = store.ledger.find(ref.key)
-        return {name: reasons[name] for name in trace_ids(store, entry) if name in reasons} if entry else {}
+        return (
+            {name: reasons[name] for name in trace_ids(store, entry.slices("traces")) if name in reasons}
+            if entry
+            else {}
+        )
 
     return quarantined
 

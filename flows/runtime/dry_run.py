@@ -5,7 +5,7 @@ from contextlib import suppress
 from typing import Any
 
 from configs.run import RunConfig
-from flows.recorded import recorded_by
+from flows.queries.step_history import step_history
 from flows.replays.steps import quarantined_in, replay_steps
 from flows.runtime import pipeline
 from flows.runtime.evaluation_sets import evaluation_contexts
@@ -124,7 +124,7 @@ def plan_work(place: RunContext, source: Source, policy: Policy | None = None) -
 
 def _walk_replay(place: RunContext, source: Source, tell: DryRun) -> None:
     replay = place.config.replay
-    recorded, quarantined = recorded_by(place.store, replay.run), quarantined_in(place.store, replay)
+    recorded, quarantined = step_history(place.store, replay.run), quarantined_in(place.store, replay)
     for _ in replay_steps(tell, source, place.config, recorded, quarantined):
         pass
 

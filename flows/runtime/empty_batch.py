@@ -9,7 +9,7 @@ from configs.run import RunConfig
 from flows.reporting.texts import one_line
 from flows.runtime.pipeline import StepBatch
 from tasks.filtering.filters.finding import QUARANTINED
-from tasks.metrics.accounting import ERRORED, FILTERED, NO_WEIGHT, STOPPED, fate_of
+from tasks.metrics.accounting import ERRORED, FILTERED, NO_WEIGHT, STOPPED, outcome_of
 from tasks.runtime.run_context import RunContext
 
 TRACES = ["trace_id", "error_class", "error_type", "error_message"]
@@ -32,22 +32,22 @@ def explain_empty_batches(place: RunContext, batches: Sequence[StepBatch]) -> st
 
 
 def _lines(rows: Sequence[Row], config: RunConfig, step: int) -> Iterator[str]:
-    fates = Counter(_fate(row) for row in rows)
+    outcomes = Counter(_outcome(row) for row in rows)
     yield f"Of {len(rows)} rollouts:" if rows else "No rollout was made"
-    errored = [row for row in rows if _fate(row)[0] == ERRORED]
+    errored = [row for row in rows if _outcome(row)[0] == ERRORED]
     if errored:
         yield _errors(errored)
-    yield from (_counted(*fate, count) for fate, count in sorted(fates.items()) if fate[0] != ERRORED)
+    yield from (_counted(*outcome, count) for outcome, count in sorted(outcomes.items()) if outcome[0] != ERRORED)
     yield "Safe: everything sampled is in the store, and so are the policies made before"
-    yield from (f"To do: {line}" for line in _advice(fates, config, step))
+    yield from (f"To do: {line}" for line in _advice(outcomes, config, step))
 
 
-def _fate(row: Row) -> tuple[str, str]:
-    """Return fate and detail of a rollout, with what its group had to do with it told apart."""
-    fate, detail = fate_of(row["error_class"], row["reason"], NO_WEIGHT)
-    if (fate, detail) == (FILTERED, ZERO_ADVANTAGE):
+def _outcome(row: Row) -> tuple[str, str]:
+    """Return outcome and detail of a rollout, with what its group had to do with it told apart."""
+    outcome, detail = outcome_of(row["error_class"], row["reason"], NO_WEIGHT)
+    if (outcome, detail) == (FILTERED, ZERO_ADVANTAGE):
         return (EQUAL if json.loads(row["evidence"])[ZERO_ADVANTAGE]["members"] > 1 else ALONE), ""
-    return (FOLLOWED, "") if (fate, detail) == (FILTERED, INCOMPLETE_GROUP) else (fate, detail)
+    return (FOLLOWED, "") if (outcome, detail) == (FILTERED, INCOMPLETE_GROUP) else (outcome, detail)
 
 
 def _errors(rows: Sequence[Row]) -> str:
@@ -59,7 +59,7 @@ def _errors(rows: Sequence[Row]) -> str:
     return f"{len(rows)} errored: {shares}; most often ({count}): {one_line(kind or 'an error', LONGEST_NAME)}: {words}"
 
 
-def _counted(fate: str, detail: str, count: int) -> str:
+def _counted(outcome: str, detail: str, count: int) -> str:
     return f"{count} " + {
         EQUAL: f"had the same reward as all they were compared with (filter {ZERO_ADVANTAGE})",
         ALONE: f"had nothing left to be compared with (filter {ZERO_ADVANTAGE})",
@@ -68,28 +68,28 @@ def _counted(fate: str, detail: str, count: int) -> str:
         STOPPED: "were stopped, as enough others had ended",
         QUARANTINED: "were in quarantine",
         NO_WEIGHT: "were kept, but no token of them has a weight",
-    }.get(fate, f"were {fate}")
+    }.get(outcome, f"were {outcome}")
 
 
-def _advice(fates: Collection[tuple[str, str]], config: RunConfig, step: int) -> Iterator[str]:
+def _advice(outcomes: Collection[tuple[str, str]], config: RunConfig, step: int) -> Iterator[str]:
     """Yield what to do, for each thing that left nothing to train on."""
     at = f"{config.name} --store {config.store}"
-    if any(fate == ERRORED for fate, _ in fates):
+    if any(outcome == ERRORED for outcome, _ in outcomes):
         more = f"filtering.max_batch_attempts={2 * config.filtering.max_batch_attempts}"
         yield (
             f"see the errors with stagecoach traces {at} --step {step} --outcome errored, and mend what fails (a class "
             "says where: infrastructure is servers and machines, timeout is rollout.timeout_seconds, model is what the "
             f"engine answered, environment is its own code); then sample anew: stagecoach resume {at} {more}"
         )
-    for detail in sorted(detail for fate, detail in fates if fate == FILTERED):
+    for detail in sorted(detail for outcome, detail in outcomes if outcome == FILTERED):
         yield f"look at what {detail} found (stagecoach traces {at} --step {step} --reason {detail}); {_loosen(detail)}"
-    if (EQUAL, "") in fates:
+    if (EQUAL, "") in outcomes:
         yield (
             "rewards that never differ within a group call for easier or harder examples, larger groups "
             "(assignment.group_size), a higher rollout.temperature, or an algorithm that does not compare rollouts: go "
             "on under a new name"
         )
-    if (NO_WEIGHT, "") in fates:
+    if (NO_WEIGHT, "") in outcomes:
         refused = "admission refused their groups: loosen it" if config.admission else "look at their advantages"
         yield f"{refused} (stagecoach traces {at} --step {step} --outcome 'no weight')"
 

@@ -7,7 +7,7 @@ from contextvars import copy_context
 from typing import Any
 
 from flows.outcome import Outcome, check_account, finish_step
-from flows.recorded import recorded_by
+from flows.queries.step_history import step_history
 from flows.replays.report import PolicyDistance, finish_replayed
 from flows.replays.sources import going_through_source
 from flows.replays.steps import quarantined_in, replay_steps
@@ -67,7 +67,7 @@ def loop_replay(session: Session) -> dict[str, Any]:
     """Go through recorded steps again; return what came of it, beside what was recorded, as plain values."""
     config, store = session.config, session.place.store
     outcome, apart = Outcome(session.place.run, config.steps), PolicyDistance(store)
-    recorded, quarantined = recorded_by(store, config.replay.run), quarantined_in(store, config.replay)
+    recorded, quarantined = step_history(store, config.replay.run), quarantined_in(store, config.replay)
     steps = replay_steps(Executor(session), session.source, config, recorded, quarantined, check_of(session))
     with going_through_source(store, config), session.place.gathered():
         for done in steps:

@@ -9,7 +9,7 @@ from itertools import groupby
 from typing import Any
 
 from configs.run import RunConfig
-from flows.recorded import recorded_by
+from flows.queries.step_history import StepHistory, step_history
 from flows.reporting.formats import console, grid, size
 from flows.views.readers import readers
 from storage.errors import StoreError
@@ -18,6 +18,7 @@ from storage.maintenance.compact import RETENTION_HOURS, Maintenance, maintain
 from storage.maintenance.plan import Needs, Plan, Thinning, plan, runs_in
 from storage.maintenance.sweep import Expired, Retention, Swept, expire, finish, sweep_plan
 from storage.read.frames import existing_store
+from storage.read.lineage import Graph
 from storage.store import Store
 
 
@@ -147,23 +148,25 @@ def needs_of(store: Store) -> dict[str, Needs]:
     It is the run that each goes through again, and for steps that it did not train the policies from which they would
     be trained, with the work of that run by which they are found.
     """
+    graph = Graph(store.ledger.entries())
+    known = store.runs.names()
     found = {}
-    for run in store.runs.names():
+    for run in known:
         config = store.runs.config(run)
         if config.get("kind") == "replay":
             source = config["replay"]["run"]
-            found[run] = Needs(source, frozenset(_would_start_from(store, run, source)))
+            behind = step_history(store, source, graph) if source in known else None
+            found[run] = Needs(source, frozenset(_would_start_from(step_history(store, run, graph), behind)))
     return found
 
 
-def _would_start_from(store: Store, run: str, source: str) -> set[str]:
-    known = store.runs.names()
-    behind = recorded_by(store, source).steps if source in known else {}
+def _would_start_from(history: StepHistory, source: StepHistory | None) -> set[str]:
+    behind = source.steps if source else {}
     keys: set[str] = set()
-    for step, past in recorded_by(store, run).steps.items():
+    for step, past in history.steps.items():
         if past.policy is not None and "training" not in past.work:
             work = behind[step].work if step in behind else {}
-            keys |= {past.policy.key, *[entry.key for name, entry in work.items() if name != "training"][-1:]}
+            keys |= {past.policy.key, *[each.key for name, each in work.items() if name != "training"][-1:]}
     return keys
 
 

@@ -11,20 +11,13 @@ from flows.runtime.prepare import nothing_started
 from flows.services.teachers import asked_teachers
 from storage.errors import NoSpace
 from storage.store import Store
-from tasks.advantage import reference
 from tasks.gate.rules import require_rule
-from tasks.rollout import regrade
-from tasks.rollout import stage as rollout
 from tasks.runtime.stage import Ref
-from tasks.training import policy as policy_import
-from tasks.training import stage as training
+from tasks.stages import services_of
 
 if TYPE_CHECKING:
     from flows.runtime.session import Session
 
-STAGES = (policy_import.STAGE, rollout.STAGE, reference.STAGE, regrade.STAGE, training.STAGE)
-NEEDS = {stage.name: stage.services for stage in STAGES}
-"""Services that are started for the stages that ask them, by their keywords."""
 MIB = 1024**2
 LEAST_FREE = 16 * MIB
 """Room for logs and for tables without rows to speak of."""
@@ -37,7 +30,7 @@ def needs(missing: Sequence[Ref], config: RunConfig) -> list[str]:
         unneeded.add("teachers")
     if not _asks_policy(config, {piece.stage for piece in missing}):
         unneeded.add("engine")
-    asked = dict.fromkeys(need for piece in missing for need in NEEDS.get(piece.stage, ()))
+    asked = dict.fromkeys(need for piece in missing for need in services_of(piece.stage))
     return [need for need in asked if need not in unneeded]
 
 

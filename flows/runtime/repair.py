@@ -13,20 +13,8 @@ from storage.maintenance.damage import Damage, LogDamage, inspect_policies, insp
 from storage.maintenance.repair import Forgetting, Mended, forget, inspect_logs, mend_logs, plan_forgetting
 from storage.roots import open_root
 from storage.store import FORMAT, Store, open_store
+from tasks.stages import REPEATABLE
 
-REPEATABLE = (
-    "examples",
-    "policy_import",
-    "assignment",
-    "evaluation_assignment",
-    "demonstration",
-    "filtering",
-    "advantage",
-    "packing",
-    "training",
-)
-"""Stages that give the same rows whenever they are done. Training does on one machine; where it does not, the store
-refuses the other weights."""
 PRINTED = 20
 """Damaged slices that are printed one by one."""
 

@@ -16,11 +16,10 @@ from tasks.arrays.seats import evaluated_seats
 from tasks.assignment.evaluation_retries import latest_attempts
 from tasks.evaluation.paired import paired_differences
 from tasks.evaluation.stage import COLUMNS, estimates
+from tasks.stages import EVALUATION_ASSIGNMENT, ROLLOUT, scores_policy
 
 READ = tuple(dict.fromkeys((*COLUMNS, *OF_SEATS, "episode_id")))
 """The columns of traces that `scored` reads."""
-ASSIGNED = "evaluation_assignment"
-"""The stage that says which held-out examples are tried; rollouts of an evaluation have it for an input."""
 
 
 @dataclass(frozen=True)
@@ -90,11 +89,11 @@ class RecordedEvaluation:
 def recorded_evaluations(store: Store, run: str, config: RunConfig) -> list[RecordedEvaluation]:
     """Return the evaluations that a run recorded or shares, by version and set."""
     entries = [each for each in store.ledger.entries(run=run) if not each.part]
-    assigned = {each.key: each for each in entries if each.stage == ASSIGNED}
+    assigned = {each.key: each for each in entries if each.stage == EVALUATION_ASSIGNMENT}
     rounds: dict[tuple[str, str], dict[int, Entry]] = {}
     for each in entries:
-        if each.stage == "rollout" and ASSIGNED in each.inputs:
-            first, number = _first_round(assigned, each.inputs[ASSIGNED])
+        if each.stage == ROLLOUT and scores_policy(each.inputs):
+            first, number = _first_round(assigned, each.inputs[EVALUATION_ASSIGNMENT])
             rounds.setdefault((each.inputs.get("policy", ""), first), {})[number] = each
     names = {canonical(content(each)): name for name, each in reversed(config.evaluation.of_sets().items())}
     found = [
@@ -108,8 +107,8 @@ def recorded_evaluations(store: Store, run: str, config: RunConfig) -> list[Reco
 def _first_round(assigned: Mapping[str, Entry], key: str) -> tuple[str, int]:
     """Return the assignment that one which makes errors again goes back to, and its number among the rounds."""
     number = 0
-    while key in assigned and ASSIGNED in assigned[key].inputs:
-        key, number = assigned[key].inputs[ASSIGNED], number + 1
+    while key in assigned and EVALUATION_ASSIGNMENT in assigned[key].inputs:
+        key, number = assigned[key].inputs[EVALUATION_ASSIGNMENT], number + 1
     return key, number
 
 

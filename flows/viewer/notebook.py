@@ -4,7 +4,7 @@
 
     viewer = open_viewer("stagecoach-store")
     viewer.runs()
-    viewer.traces("demo", 3).group_by("fate").len()
+    viewer.traces("demo", 3).group_by("outcome").len()
 
 What is committed meanwhile is seen by the next call. Texts in the frames are as they were written: what a model or an
 environment wrote may act where it is printed raw; `flows.reporting.texts.visible` makes it harmless.
@@ -75,7 +75,7 @@ class Viewer:
         return shared.slices(self.library, self._named(run))
 
     def traces(self, run: str, step: int) -> pl.DataFrame:
-        """One row for each trace of a step, with its fate, advantage and verdict."""
+        """One row for each trace of a step, with its outcome, advantage and verdict."""
         return step_traces.traces(self.library, self._named(run), step)
 
     def evaluation(self, run: str, version: int, set_name: str | None = None) -> pl.DataFrame:
@@ -106,7 +106,7 @@ class Viewer:
         return ComparisonView(self.library, self._named(a), self._named(b))
 
     def tables(self, run: str = "") -> Frames:
-        """The stored tables themselves, lazily: the rows that a run uses, or all; `fates` and `accounting` too."""
+        """The stored tables themselves, lazily: the rows that a run uses, or all; `outcomes` and `accounting` too."""
         return self.library.frames(self._named(run) if run else "")
 
     def page(self, address: str) -> dict[str, Any]:

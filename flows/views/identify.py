@@ -16,10 +16,10 @@ from collections.abc import Iterable, Sequence
 
 import polars as pl
 
+from flows.queries.row_lineage import KINDS, RowNode, RowTree, find_rows, together
+from flows.queries.step_history import StepHistory
 from storage.read.frames import Frames
 from storage.read.lineage import Work
-from tasks.fates import age
-from tasks.hops import KINDS, Node, Tree, Walk, together
 
 SHORTEST_PREFIX = 8
 NEAREST = 5
@@ -32,15 +32,14 @@ class UnknownId(ValueError):
     """An id names nothing in the store, or several different things."""
 
 
-def identify(frames: Frames, text: str, kind: str = "") -> Tree:
+def identify(frames: Frames, text: str, kind: str = "") -> RowTree:
     """Return the rows that an id names: of one kind and one id, once for each work that made it.
 
     `kind` chooses where an id can be read in several ways. Raises UnknownId, with the nearest ids.
     """
     if kind and kind not in NAMED:
         raise UnknownId(f"{kind!r} is no kind of thing that an id can name; there are {', '.join(NAMED)}")
-    walk = Walk(frames)
-    found = {each: tree for each in ([kind] if kind else NAMED) if (tree := _find(walk, frames, each, text)).roots}
+    found = {each: tree for each in ([kind] if kind else NAMED) if (tree := _find(frames, each, text)).roots}
     if not found:
         near = nearest(text, _pool(frames))
         where = f"run {frames.only!r} of store" if frames.only else "store"
@@ -71,15 +70,15 @@ def _common(one: str, other: str) -> int:
     return next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
-def _find(walk: Walk, frames: Frames, kind: str, text: str) -> Tree:
+def _find(frames: Frames, kind: str, text: str) -> RowTree:
     if kind == WORK:
         works = [work for work in _by_key(frames, text) if "policies" not in work.tables]
-        return Tree([Node(WORK, work.stage, work.key) for work in works])
+        return RowTree([RowNode(WORK, work.stage, work.key) for work in works])
     if kind == "policy":
-        return _of_keys(walk, kind, [work for work in _policies(frames, text) if work.finished])
+        return _of_keys(frames, kind, [work for work in _policies(frames, text) if work.finished])
     if kind == "row":
-        return _rows(walk, frames, text)
-    return _by_id(walk, frames, kind, text)
+        return _rows(frames, text)
+    return _by_id(frames, kind, text)
 
 
 def _policies(frames: Frames, text: str) -> list[Work]:
@@ -99,23 +98,19 @@ def policy_names(work: Work) -> list[str]:
     return [f"{run}:{policy_version(work)}" for run in work.runs]
 
 
-def _rows(walk: Walk, frames: Frames, text: str) -> Tree:
+def _rows(frames: Frames, text: str) -> RowTree:
     head, _, row = text.rpartition(":" if ":" in text else "/")
     if not row.isdecimal():
-        return Tree([])
+        return RowTree([])
     run, _, step = head.rpartition(":")
     works = _batches(frames, run, int(step)) if run and step.isdecimal() else _by_key(frames, head)
-    return walk.find("row", {"row": int(row)}, [work for work in works if "batches" in work.tables])
+    return find_rows(frames, "row", {"row": int(row)}, [work for work in works if "batches" in work.tables])
 
 
 def _batches(frames: Frames, run: str, step: int) -> list[Work]:
     """Return the packing that a run trained last at a step, or the last one where it has trained none."""
-    own = frames.graph.of_run(run)
-    found = [work for work in own.making("batches") if work.step == step]
-    trained = [(made, work) for work in found for made in own.users(work, "batches", made="updates")]
-    if trained:
-        return [max(trained, key=lambda pair: age(pair[0]))[1]]
-    return sorted(found, key=age)[-1:]
+    found = StepHistory(frames.graph, run).batch(step)
+    return [found[0]] if found else []
 
 
 def _by_key(frames: Frames, prefix: str) -> list[Work]:
@@ -124,11 +119,11 @@ def _by_key(frames: Frames, prefix: str) -> list[Work]:
     return [work for key, work in frames.graph.works.items() if key.startswith(prefix)]
 
 
-def _of_keys(walk: Walk, kind: str, works: Sequence[Work]) -> Tree:
-    return together(walk.find(kind, {"key": work.key}, [work]) for work in works)
+def _of_keys(frames: Frames, kind: str, works: Sequence[Work]) -> RowTree:
+    return together(find_rows(frames, kind, {"key": work.key}, [work]) for work in works)
 
 
-def _by_id(walk: Walk, frames: Frames, kind: str, text: str) -> Tree:
+def _by_id(frames: Frames, kind: str, text: str) -> RowTree:
     described = KINDS[kind]
     name = pl.concat_str(described.row_id, separator="/")
     rows = frames[described.table].select(*described.row_id, "key")
@@ -140,7 +135,7 @@ def _by_id(walk: Walk, frames: Frames, kind: str, text: str) -> Tree:
         made.setdefault(tuple(row_id), []).append(frames.graph.works[key])
     several = list(made.items())[: NEAREST + 1]  # more than one is an error that names some
     return together(
-        walk.find(kind, dict(zip(described.row_id, row_id, strict=True)), works) for row_id, works in several
+        find_rows(frames, kind, dict(zip(described.row_id, row_id, strict=True)), works) for row_id, works in several
     )
 
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from configs.run import KEY_NAMES, RunConfig
+from flows.queries.row_lineage import RowNode, RowTree, traverse
 from flows.queries.sentences import KEY, flat, row_line, title_of, work_line
 from flows.reporting.formats import say
 from flows.views.identify import WORK, identify, policy_names, policy_version
 from storage.errors import border
 from storage.read.frames import Frames, existing_store
 from storage.read.lineage import Graph, Work
-from tasks.hops import Node, Tree, Walk
 
 MOST_SIBLINGS = 6
 """Rows of one kind below one row that are printed; JSON has all."""
@@ -25,8 +25,8 @@ class Lineage:
     """What was asked about, and what was found in each direction that was asked for."""
 
     id: str
-    roots: list[Node]
-    trees: dict[str, Tree]
+    roots: list[RowNode]
+    trees: dict[str, RowTree]
     """By direction, `up` or `down`."""
     graph: Graph
 
@@ -74,19 +74,18 @@ def trace_lineage(frames: Frames, text: str, directions: list[str], kind: str = 
     if start.roots[0].kind == WORK:
         trees = {direction: _of_work(frames.graph, start, direction) for direction in directions}
     else:
-        walk = Walk(frames)
-        trees = {direction: walk.up(start) if direction == "up" else walk.down(start) for direction in directions}
+        trees = {direction: traverse(frames, start, up=direction == "up") for direction in directions}
     return Lineage(text, start.roots, trees, frames.graph)
 
 
-def _of_work(graph: Graph, start: Tree, direction: str) -> Tree:
+def _of_work(graph: Graph, start: RowTree, direction: str) -> RowTree:
     """Return the work around a key; policies are the border, or every step would bring in all before it."""
-    tree = Tree(list(start.roots), {root: {} for root in start.roots})
+    tree = RowTree(list(start.roots), {root: {} for root in start.roots})
     edge = list(start.roots)
     while edge:
         node = edge.pop()
         for work in graph.parents(node.key) if direction == "up" else graph.children(node.key):
-            near = Node(WORK, work.stage, work.key)
+            near = RowNode(WORK, work.stage, work.key)
             tree.next.setdefault(node, []).append(near)
             if near not in tree.facts and "policies" not in work.tables:
                 edge.append(near)
@@ -107,11 +106,11 @@ def as_values(found: Lineage) -> dict[str, Any]:
     return values | {"works": [work.described() for work in works.values()]}
 
 
-def _name(node: Node) -> str:
+def _name(node: RowNode) -> str:
     return f"{node.kind}:{node.id}@{node.key}"
 
 
-def _row(node: Node, facts: dict[str, Any], graph: Graph) -> dict[str, Any]:
+def _row(node: RowNode, facts: dict[str, Any], graph: Graph) -> dict[str, Any]:
     work = graph.works[node.key]
     given = {"name": _name(node), "kind": node.kind, "id": node.id, "key": node.key, "stage": work.stage}
     return {**given, "step": work.step, "runs": list(work.runs), "computed_by": work.computed_by, "facts": facts}
@@ -133,14 +132,14 @@ def lines(found: Lineage) -> Iterator[str]:
     yield from _works(found.works)
 
 
-def _shown(tree: Tree) -> Tree:
+def _shown(tree: RowTree) -> RowTree:
     """Leave out the policies that lines of rollouts and updates name anyway."""
     named = ("trace", "update")
     below = {node: [far for far in reached if far.kind != "policy"] for node, reached in tree.next.items()}
     return replace(tree, next={node: below[node] if node.kind in named else tree.next[node] for node in tree.next})
 
 
-def _branches(tree: Tree, node: Node, graph: Graph, first: str, rest: str, seen: set[Node]) -> Iterator[str]:
+def _branches(tree: RowTree, node: RowNode, graph: Graph, first: str, rest: str, seen: set[RowNode]) -> Iterator[str]:
     again = node in seen and bool(tree.next.get(node))
     yield first + row_line(node, tree.facts[node], graph) + (" (as above)" if again else "")
     if again:

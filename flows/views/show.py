@@ -3,7 +3,7 @@
 import json
 import socket
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rich.table import Table
@@ -11,6 +11,7 @@ from rich.table import Table
 from configs.load import load
 from configs.run import RunConfig
 from flows.outcome import rows_of
+from flows.queries.step_history import RecordedStep, step_history
 from flows.queries.step_metrics import read_metrics
 from flows.reporting.formats import before_after, compact_number, console, environment_title, grid, with_interval
 from flows.reporting.panel import printable
@@ -21,21 +22,14 @@ from flows.runtime.session import source_of
 from flows.runtime.versions import versions
 from flows.services.ownership import was_alive
 from storage.read.frames import Frames, existing_store
-from storage.read.lineage import Graph
-from storage.refs import Entry
 from storage.runs import Event
 from storage.store import Store
 from tasks.metrics.names import ALL, Values
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import ref_of
+from tasks.stages import STEP_STAGES
 
 GOING = ("started", "resumed")
-SAMPLED = ("rollout", "demonstration", "import")
-"""The stages that a step's rollouts may be of; scored again, they are of `regrade`."""
-STAGES = (
-    *("assignment", *SAMPLED, "regrade", "filtering", "reference", "advantage", "packing", "gate", "training"),
-    "metrics",
-)
 
 
 def main(name: str, overrides: Sequence[str] = (), store: str = "", as_json: bool = False) -> int:
@@ -64,7 +58,7 @@ def describe(store: Store, run: str, config: RunConfig, overrides: Sequence[str]
         "process_gone": process_gone(events[-1]),
         "store": store.root.address,
         "num_steps": config.steps,
-        "steps": _steps(store, _by_step(store, run)),
+        "steps": _steps(store, run),
         **_evaluations(store, run, config),
     }
     if overrides:
@@ -92,75 +86,33 @@ def changes(store: Store, run: str, config: RunConfig, overrides: Sequence[str])
     return {stage: dict(count) for stage, count in counts.items()}
 
 
-def _by_step(store: Store, run: str) -> dict[int, dict[str, list[Entry]]]:
-    """Return the finished work of a run's steps, by step and stage; a step's later batch replaces an earlier one.
-
-    A step of which a run has the training alone is where a replay took its first policy from.
-    """
-    found: dict[int, list[Entry]] = {}
-    for entry in sorted(store.ledger.entries(run=run), key=lambda entry: entry.finished_at):
-        of_evaluation = "evaluation_assignment" in entry.inputs
-        if entry.stage in STAGES and not entry.part and not of_evaluation:
-            found.setdefault(entry.step, []).append(entry)
-    steps = {step: _last_batch(entries) for step, entries in sorted(found.items())}
-    return {step: stages for step, stages in steps.items() if stages.keys() != {"training"}}
-
-
-def _last_batch(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
-    """Return the work of a step that its last batch was made of, by stage, from all of it in order of time.
-
-    That is the batch that was trained, where one was. Where groups were replaced, it is several assignments with their
-    rollouts.
-    """
-    entries = _trained_way(entries) or entries
-    last = {entry.stage: [entry] for entry in entries}
-    for stage, users in (*((stage, ("filtering",)) for stage in SAMPLED), ("assignment", SAMPLED)):
-        used = {key for user in users for entry in last.get(user, ()) for key in entry.inputs.values()}
-        last |= {stage: own} if (own := [each for each in entries if each.stage == stage and each.key in used]) else {}
-    return last
-
-
-def _trained_way(entries: Sequence[Entry]) -> list[Entry]:
-    """Return the work of a step that its last training came from, decisions about that and its metrics; none without.
-
-    None either where the batch is not of this step's own work: a replay took over the training as its first policy.
-    """
-    by_key = {entry.key: entry for entry in entries}
-    training = next((entry for entry in reversed(entries) if entry.stage == "training"), None)
-    if training is None or (packed := training.inputs.get("packing")) not in by_key:
-        return []
-    way, edge = {training.key}, [training]
-    while edge:
-        edge = [by_key[key] for each in edge for key in each.inputs.values() if key in by_key and key not in way]
-        way |= {entry.key for entry in edge}
-    about = {entry.key for entry in entries if entry.stage == "gate" and entry.inputs.get("packing") == packed}
-    about |= {entry.key for entry in entries if entry.stage == "metrics" and training.key in entry.inputs.values()}
-    return [entry for entry in entries if entry.key in way | about]
-
-
 def _evaluations(store: Store, run: str, config: RunConfig) -> dict[str, Any]:
     """Return what the policies of a run scored on held-out examples, by version, and how the last differs."""
     found = [each.scored(store, config) for each in recorded_evaluations(store, run, config)]
     return {"evaluations": [each.described for each in found], "comparisons": comparisons(found)}
 
 
-def _steps(store: Store, by_step: Mapping[int, dict[str, list[Entry]]]) -> list[dict[str, Any]]:
+def _steps(store: Store, run: str) -> list[dict[str, Any]]:
     """Return the steps of a run; the metrics of all are read in one look, and of an unfinished step there are none."""
-    written = [entry for entries in by_step.values() for entry in entries.get("metrics", [])]
-    values = read_metrics(Frames(store), Graph(written).works.values())
-    return [
-        _step(step, entries, values[entries["metrics"][-1].key] if "metrics" in entries else {})
-        for step, entries in by_step.items()
-    ]
+    history = step_history(store, run)
+    own = [step for step in history.steps.values() if _is_own(step)]
+    values = read_metrics(Frames(store), [step.metrics for step in own if step.metrics])
+    return [_step(run, step, values[step.metrics.key] if step.metrics else {}) for step in own]
 
 
-def _step(step: int, entries: dict[str, list[Entry]], values: Values) -> dict[str, Any]:
-    refs = {stage: [ref_of(entry, computed=False) for entry in own] for stage, own in entries.items()}
+def _is_own(step: RecordedStep) -> bool:
+    """Tell whether a run has more of a step than the training: that may be all that others need of a removed run."""
+    return step.by_stage.keys() != {"training"}
+
+
+def _step(run: str, step: RecordedStep, values: Values) -> dict[str, Any]:
+    stages = step.by_stage
+    refs = {stage: [ref_of(work.entry, computed=False) for work in own] for stage, own in stages.items()}
     tokens = {stage: sum(ref.tokens for ref in own) for stage, own in refs.items()}
-    shared = (stage for stage, own in entries.items() if any(s.run != each.run for each in own for s in each.outputs))
+    shared = (stage for stage, own in stages.items() if any(s.run != run for each in own for s in each.slices))
     return {
-        "step": step,
-        "finished": "metrics" in entries,
+        "step": step.step,
+        "finished": step.finished,
         "reward": values.get((ALL, "reward/mean")),
         "kept": values.get(("", "kept")),
         **{name: values.get(("", f"updates/{name}/mean")) for name in ("loss", "grad_norm", "mismatch_kl")},
@@ -188,7 +140,7 @@ def _print(found: dict[str, Any]) -> None:
 
 
 def _table(steps: Sequence[dict[str, Any]]) -> Table:
-    stages = [stage for stage in STAGES if any(stage in step["seconds"] for step in steps)]
+    stages = [stage for stage in STEP_STAGES if any(stage in step["seconds"] for step in steps)]
     headings = ("step", "reward", "kept", "loss", "grad norm", "KL", "tokens", *(f"{stage} s" for stage in stages))
     rows = []
     for step in steps:

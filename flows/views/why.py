@@ -7,15 +7,16 @@ from typing import Any
 import polars as pl
 
 from configs.run import RunConfig
+from flows.queries.outcomes import EXPIRED, expired, outcome_of_packed
 from flows.queries.sentences import head, in_quarantine, sentence
+from flows.queries.step_history import StepHistory, StepLineage
 from flows.reporting.formats import say
 from flows.views.identify import identify, policy_names, policy_version
 from storage.errors import border
 from storage.read.frames import Frames, existing_store
 from storage.read.lineage import Work
-from tasks.fates import EVALUATED, EXPIRED, Chain, chains, expired, outcome, ruled
 from tasks.inference.sampling.failures import STRAGGLER
-from tasks.metrics.accounting import NO_WEIGHT
+from tasks.metrics.accounting import EVALUATED, NO_WEIGHT, outcome_of
 
 TRACE = (
     "trace_id",
@@ -67,10 +68,10 @@ def explain(frames: Frames, text: str) -> dict[str, Any]:
     rows = frames.of([frames.graph.works[key] for key in sorted(keys)], "traces").filter(pl.col("trace_id") == trace_id)
     traces = {row["key"]: row for row in rows.select("key", "step", *TRACE).collect().to_dicts()}
     uses = [
-        use_of(frames, chain, traces[chain.traces.key])
+        use_of(frames, lineage, traces[lineage.traces.key])
         for run in frames.run_names
-        for chain in chains(frames.graph, run)
-        if chain.traces.key in traces
+        for lineage in StepHistory(frames.graph, run).lineages
+        if lineage.traces.key in traces
     ]
     return {"trace": traces[roots[-1].key], "runs": uses, "quarantines": quarantines_of(frames, trace_id)}
 
@@ -84,45 +85,49 @@ def quarantines_of(frames: Frames, trace_id: str) -> list[dict[str, Any]]:
     ]
 
 
-def use_of(frames: Frames, chain: Chain, trace: Mapping[str, Any]) -> dict[str, Any]:
+def use_of(frames: Frames, lineage: StepLineage, trace: Mapping[str, Any]) -> dict[str, Any]:
     """Return what one run made of the rollout, with the numbers that decided.
 
-    `chain` is the run's work that the rollout went through, `trace` its row with the columns `TRACE`.
+    `lineage` is the run's work that the rollout went through, `trace` its row with the columns `TRACE`.
     """
-    verdict = next(_rows(frames, chain.verdicts, "verdicts", trace), None)
-    samples = _samples(frames, chain, trace)
-    decision = next(_rows(frames, chain.decision, "decisions", None), None)
-    refused = {chain.decision.key} if chain.decision and decision and not decision["approved"] else set()
+    verdict = next(_rows(frames, lineage.verdicts, "verdicts", trace), None)
+    samples = _samples(frames, lineage, trace)
+    decision = next(_rows(frames, lineage.decision, "decisions", None), None)
+    refused = {lineage.decision.key} if lineage.decision and decision and not decision["approved"] else set()
     weighted = any(sample["row"] is not None for sample in samples)
-    otherwise = outcome(chain, refused) if not chain.for_training or not chain.batches or weighted else NO_WEIGHT
-    if chain.for_training and not weighted and expired(frames, chain):
+    otherwise = (
+        outcome_of_packed(lineage, refused)
+        if not lineage.for_training or not lineage.batches or weighted
+        else NO_WEIGHT
+    )
+    if lineage.for_training and not weighted and expired(frames, lineage):
         otherwise = EXPIRED
-    fate, detail = ruled(trace["error_class"], verdict["reason"] if verdict else None, otherwise)
+    outcome, detail = outcome_of(trace["error_class"], verdict["reason"] if verdict else None, otherwise)
     return {
-        "run": chain.run,
-        "state": frames.store.runs.events(chain.run)[-1].event,
-        "step": chain.traces.step,
-        "fate": fate,
+        "run": lineage.run,
+        "state": frames.store.runs.events(lineage.run)[-1].event,
+        "step": lineage.traces.step,
+        "outcome": outcome,
         "detail": detail,
         "reward": trace["reward"],
         "verdict": verdict and {**verdict, "evidence": json.loads(verdict["evidence"])},
-        "group": _group(frames, chain.traces, trace),
+        "group": _group(frames, lineage.traces, trace),
         "samples": samples,
         "decision": decision and {**decision, "figures": json.loads(decision["figures"])},
         "regrade": next(
-            _rows(frames, chain.traces if "regrades" in chain.traces.tables else None, "regrades", trace), None
+            _rows(frames, lineage.traces if "regrades" in lineage.traces.tables else None, "regrades", trace), None
         ),
-        "policy": f"{chain.run}:{policy_version(chain.updates)}" if chain.updates else None,
-        "earlier": [earlier for each in chain.earlier if (earlier := _trained_before(frames, each, trace))],
+        "policy": f"{lineage.run}:{policy_version(lineage.updates)}" if lineage.updates else None,
+        "earlier": [earlier for each in lineage.earlier if (earlier := _trained_before(frames, each, trace))],
         "scored": _policy(frames, trace) if otherwise == EVALUATED else None,
-        "keys": _keys(chain),
+        "keys": _keys(lineage),
     }
 
 
-def _trained_before(frames: Frames, chain: Chain, trace: Mapping[str, Any]) -> dict[str, Any] | None:
+def _trained_before(frames: Frames, lineage: StepLineage, trace: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return in which rows of a batch that the run trained before it was done again the rollout is; None if in none."""
-    samples = [sample for sample in _samples(frames, chain, trace) if sample["row"] is not None]
-    return {"samples": samples, "keys": _keys(chain)} if samples else None
+    samples = [sample for sample in _samples(frames, lineage, trace) if sample["row"] is not None]
+    return {"samples": samples, "keys": _keys(lineage)} if samples else None
 
 
 def _policy(frames: Frames, trace: Mapping[str, Any]) -> str:
@@ -130,8 +135,8 @@ def _policy(frames: Frames, trace: Mapping[str, Any]) -> str:
     return policy_names(work)[0] if work else trace["policy_key"]
 
 
-def _keys(chain: Chain) -> dict[str, str]:
-    works = (chain.traces, chain.verdicts, chain.credits, chain.batches, chain.decision, chain.updates)
+def _keys(lineage: StepLineage) -> dict[str, str]:
+    works = (lineage.traces, lineage.verdicts, lineage.credits, lineage.batches, lineage.decision, lineage.updates)
     return {work.stage: work.key for work in works if work}
 
 
@@ -145,13 +150,13 @@ def _rows(frames: Frames, work: Work | None, table: str, trace: Mapping[str, Any
     yield from rows.drop("run", "step", "key", "attempt", "seq").collect().to_dicts()
 
 
-def _samples(frames: Frames, chain: Chain, trace: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _samples(frames: Frames, lineage: StepLineage, trace: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the rollout's samples with the batch row that each is in; the row is None where it was not packed."""
-    if chain.credits is None:
+    if lineage.credits is None:
         return []
     numbers = ("sample_id", "reward", "baseline", "advantage", "num_tokens")
-    own = frames.of([chain.credits], "credits").filter(pl.col("trace_id") == trace["trace_id"])
-    packed = frames.of([chain.batches] if chain.batches else [], "batches")
+    own = frames.of([lineage.credits], "credits").filter(pl.col("trace_id") == trace["trace_id"])
+    packed = frames.of([lineage.batches] if lineage.batches else [], "batches")
     rows = packed.select("row", "update", pl.col("sample_ids").alias("sample_id")).explode("sample_id")
     return (
         own.sort("seq")

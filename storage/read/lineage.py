@@ -6,6 +6,7 @@ a key with children of several runs.
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cached_property
 from typing import Any
 
@@ -43,6 +44,11 @@ class Work:
     def inputs(self) -> Mapping[str, str]:
         """The keys, and digests of what has no key, that went in, by name."""
         return self.entry.inputs
+
+    @property
+    def age(self) -> tuple[datetime, str]:
+        """What orders work by when it was done: the greater, the later."""
+        return self.entry.finished_at, self.key
 
     @cached_property
     def identity(self) -> tuple[str, ...]:
@@ -100,17 +106,17 @@ class Graph:
         for entry in entries:
             by_key.setdefault(entry.key, []).append(entry)
         self.works = {key: _work(found) for key, found in by_key.items()}
-        self._children: dict[str, list[Work]] = {}
-        for work in self.works.values():
-            for key in dict.fromkeys(work.inputs.values()):
-                self._children.setdefault(key, []).append(work)
+        self._children = _children(self.works.values())
+        self._of_runs: dict[str, Graph] = {}
 
     def of_run(self, run: str) -> "Graph":
-        """The part of the graph that a run uses."""
-        used = Graph(())
-        used.works = {key: work for key, work in self.works.items() if run in work.runs}
-        used._children = {key: [work for work in found if run in work.runs] for key, found in self._children.items()}
-        return used
+        """The part of the graph that a run uses; the same object whenever it is asked for."""
+        if run not in self._of_runs:
+            used = Graph(())
+            used.works = {key: work for key, work in self.works.items() if run in work.runs}
+            used._children = _children(used.works.values())
+            self._of_runs[run] = used
+        return self._of_runs[run]
 
     def parents(self, key: str) -> list[Work]:
         """The work that went into a key, in order of name; digests of files and the like are no work."""
@@ -141,6 +147,15 @@ class Graph:
     def making(self, table: str) -> list[Work]:
         """All work that made rows of a table, by step and stage."""
         return sorted((work for work in self.works.values() if table in work.tables), key=_order)
+
+
+def _children(works: Iterable[Work]) -> dict[str, list[Work]]:
+    """Return, by key, the work that has it for an input."""
+    found: dict[str, list[Work]] = {}
+    for work in works:
+        for key in dict.fromkeys(work.inputs.values()):
+            found.setdefault(key, []).append(work)
+    return found
 
 
 def _work(entries: list[Entry]) -> Work:

@@ -17,6 +17,8 @@ STOPPED = "stopped"
 """Given up because enough others had ended: nothing failed."""
 PENDING, REFUSED = "pending", "refused"
 """Not through all stages; held back by a gate."""
+EVALUATED = "evaluated"
+"""Sampled to score a policy, never to train on."""
 
 COLUMNS = [
     "trace_id",
@@ -35,9 +37,9 @@ class AccountBreach(ValueError):
 
 @dataclass(frozen=True)
 class Share:
-    """The traces that met one fate."""
+    """The traces that had one outcome."""
 
-    fate: str
+    outcome: str
     """trained, filtered, quarantined, errored, stopped, or no weight: kept, but without a token that any component
     weighs."""
     detail: str
@@ -50,7 +52,7 @@ class Share:
 def account(
     assignments: pa.Table, traces: pa.Table, verdicts: pa.Table, credits: pa.Table, batches: pa.Table
 ) -> list[Share]:
-    """Return how many traces and tokens met which fate, by fate and detail; every trace is in exactly one share.
+    """Return how many traces and tokens had which outcome, by outcome and detail; every trace is in exactly one share.
 
     Raises AccountBreach if an assignment has no trace, a trace no assignment, an assignment two episodes; if a trace is
     there twice, or verdicts are not one per trace; if a trace is trained without being kept, or a sample twice. One
@@ -62,31 +64,36 @@ def account(
     trained = packed_traces(credits, batches)
     shares: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
-        shares[_fate(row, reasons[row["trace_id"]], trained)].append(row)
+        shares[_outcome(row, reasons[row["trace_id"]], trained)].append(row)
     unknown = trained - reasons.keys()
     if unknown:
         raise _breach("batches", "sample_ids", f"trace {min(unknown)} is trained but is not in table traces")
     return [
         Share(
-            fate,
+            outcome,
             detail,
             len(members),
             sum(row["num_input_tokens"] for row in members),
             sum(row["num_output_tokens"] for row in members),
         )
-        for (fate, detail), members in sorted(shares.items())
+        for (outcome, detail), members in sorted(shares.items())
     ]
 
 
-def _fate(row: dict[str, Any], reason: str | None, trained: set[str]) -> tuple[str, str]:
+def _outcome(row: dict[str, Any], reason: str | None, trained: set[str]) -> tuple[str, str]:
     excluded = reason is not None or row["error_class"] is not None
     if excluded and row["trace_id"] in trained:
         raise _breach("batches", "sample_ids", f"trace {row['trace_id']} is trained although it was not kept")
-    return fate_of(row["error_class"], reason, TRAINED if row["trace_id"] in trained else NO_WEIGHT)
+    return outcome_of(row["error_class"], reason, TRAINED if row["trace_id"] in trained else NO_WEIGHT)
 
 
-def fate_of(error_class: str | None, reason: str | None, otherwise: str) -> tuple[str, str]:
-    """Return fate and detail of a rollout by its error and its verdict; `otherwise` is that of one that is kept."""
+def outcome_of(error_class: str | None, reason: str | None, otherwise: str) -> tuple[str, str]:
+    """Return outcome and detail of a rollout by its error and its verdict; `otherwise` is that of one that is kept.
+
+    Of a rollout that scored a policy, `otherwise` EVALUATED, an error is only the detail.
+    """
+    if otherwise == EVALUATED:
+        return EVALUATED, error_class or ""
     if error_class == STRAGGLER:
         return STOPPED, ""
     if error_class is not None:

@@ -12,11 +12,12 @@ import pytest
 from benchmarks.viewed.dumps import dump, read_best, read_one, read_rewards
 from benchmarks.viewed.watching import Block, Watched
 from benchmarks.viewing_store import CREDITED, FORK, RUN, make, settings
+from flows.queries.outcomes import DERIVED
+from flows.queries.step_history import StepHistory
 from flows.views import lineage, why
 from storage.read.frames import Frames
 from storage.slices import content_digest
 from storage.store import Store
-from tasks.fates import DERIVED, chains
 from tasks.runtime import group_commits as parts
 
 STAGES = ["advantage", "assignment", "examples", "filtering", "packing", "policy_import", "rollout", "training"]
@@ -36,14 +37,14 @@ def frames(store: Store) -> Frames:
     return Frames(store, DERIVED)
 
 
-def fates(frames: Frames, run: str) -> pl.DataFrame:
-    return frames.run(run).fates.collect()
+def outcomes(frames: Frames, run: str) -> pl.DataFrame:
+    return frames.run(run).outcomes.collect()
 
 
-def one(frames: Frames, fate: str) -> str:
-    """The first rollout of the run that met a fate."""
-    found = fates(frames, RUN).filter(pl.col("fate") == fate).sort("trace_id")
-    assert len(found), f"no rollout of the made store is {fate}"
+def one(frames: Frames, outcome: str) -> str:
+    """The first rollout of the run that met an outcome."""
+    found = outcomes(frames, RUN).filter(pl.col("outcome") == outcome).sort("trace_id")
+    assert len(found), f"no rollout of the made store is {outcome}"
     name: str = found["trace_id"][0]
     return name
 
@@ -75,7 +76,7 @@ def test_a_step_is_sampled_in_parts_with_the_policy_that_the_step_before_began_w
 
 
 def test_rollouts_end_in_all_ways_and_all_are_accounted_for(frames: Frames) -> None:
-    found = Counter(fates(frames, RUN)["fate"].to_list())
+    found = Counter(outcomes(frames, RUN)["outcome"].to_list())
     assert found.total() == 3 * 32 + 6
     assert found["evaluated"] == 6
     assert set(found) >= {"trained", "filtered", "errored", "evaluated"}
@@ -84,7 +85,7 @@ def test_rollouts_end_in_all_ways_and_all_are_accounted_for(frames: Frames) -> N
 def test_why_tells_of_a_rollout_that_was_trained_filtered_or_failed(frames: Frames) -> None:
     told = why.explain(frames, one(frames, "trained"))
     use = next(use for use in told["runs"] if use["run"] == RUN)
-    assert use["fate"] == "trained"
+    assert use["outcome"] == "trained"
     assert use["policy"] == f"{RUN}:{use['step'] + 1}"
     assert use["samples"] and all(sample["row"] is not None for sample in use["samples"])
     filtered = why.explain(frames, one(frames, "filtered"))["runs"][0]
@@ -95,11 +96,11 @@ def test_why_tells_of_a_rollout_that_was_trained_filtered_or_failed(frames: Fram
 
 
 def test_the_lineage_of_an_update_reaches_all_its_rollouts(frames: Frames) -> None:
-    chain = next(chain for chain in chains(frames.graph, RUN) if chain.updates and chain.traces.step == 1)
-    assert chain.updates is not None
-    rows = fates(frames, RUN).filter((pl.col("fate") == "trained") & (pl.col("key") == chain.traces.key))
-    reached = [work.key for work in frames.graph.ancestors(chain.updates.key)]
-    assert chain.traces.key in reached
+    trained = next(each for each in StepHistory(frames.graph, RUN).lineages if each.updates and each.traces.step == 1)
+    assert trained.updates is not None
+    rows = outcomes(frames, RUN).filter((pl.col("outcome") == "trained") & (pl.col("key") == trained.traces.key))
+    reached = [work.key for work in frames.graph.ancestors(trained.updates.key)]
+    assert trained.traces.key in reached
     asked = lineage.trace_lineage(frames.run(RUN), f"{RUN}:2", ["up"])
     named = {node.id for node in asked.trees["up"].facts if node.kind == "trace"}
     assert named == set(rows["trace_id"])
@@ -108,8 +109,8 @@ def test_the_lineage_of_an_update_reaches_all_its_rollouts(frames: Frames) -> No
 
 def test_forks_share_what_they_did_not_do_again(store: Store, frames: Frames) -> None:
     assert [store.runs.events(run)[-1].parent_run for run in (RUN, FORK, CREDITED)] == [None, RUN, RUN]
-    base, fork, credited = (chains(frames.graph, run) for run in (RUN, FORK, CREDITED))
-    last = next(chain for chain in base if chain.for_training and chain.traces.step == 2)
+    base, fork, credited = (StepHistory(frames.graph, run).lineages for run in (RUN, FORK, CREDITED))
+    last = next(lineage for lineage in base if lineage.for_training and lineage.traces.step == 2)
     assert credited[0].traces.key == last.traces.key
     assert credited[0].verdicts == last.verdicts
     assert credited[0].credits is not None and credited[0].credits.computed_by == CREDITED
@@ -133,7 +134,7 @@ def rows_of(store: Store, table: str) -> pa.Table:
 
 def test_a_rollout_may_be_as_long_as_is_asked_for(tmp_path: Path) -> None:
     made = Frames(make(tmp_path / "store", steps=1, rollouts=2, group_size=2, messages=101), DERIVED)
-    sampled = fates(made, RUN).filter(pl.col("fate") == "trained")["trace_id"].to_list()
+    sampled = outcomes(made, RUN).filter(pl.col("outcome") == "trained")["trace_id"].to_list()
     own = (
         made.messages.filter(pl.col("trace_id").is_in(sampled)).select("trace_id", "message", "role", "body").collect()
     )
@@ -145,7 +146,7 @@ def test_a_rollout_may_be_as_long_as_is_asked_for(tmp_path: Path) -> None:
 def test_rollouts_as_json_lines_are_those_of_the_tables(frames: Frames, tmp_path: Path) -> None:
     files = dump(frames, RUN, tmp_path / "dumped", range(1, 3))
     assert sorted(files) == [1, 2]
-    keys = [chain.traces.key for chain in chains(frames.graph, RUN) if chain.for_training]
+    keys = [lineage.traces.key for lineage in StepHistory(frames.graph, RUN).lineages if lineage.for_training]
     rows = frames.traces.filter(pl.col("key").is_in(keys) & (pl.col("step") == 2)).collect()
     assert read_rewards([files[2]]) == {"step_2.jsonl": pytest.approx(rows["reward"].mean())}
     best = rows["reward"].sort(descending=True, nulls_last=True)[:3].to_list()

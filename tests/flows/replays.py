@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.run import RunConfig
-from flows.recorded import recorded_by
+from flows.queries.step_history import step_history
 from flows.replays.config import prepare_replay
 from flows.replays.report import PolicyDistance, finish_replayed
 from flows.replays.request import ReplayRequest
@@ -30,7 +30,7 @@ def walk(config: RunConfig) -> tuple[Session, list[dict[str, Any]]]:
     session = Session(
         RunContext(store, config.name, config, {}), SOURCE, Supervisor(config.name, Path(config.store) / "logs")
     )
-    found, out = recorded_by(store, config.replay.run), quarantined_in(store, config.replay)
+    found, out = step_history(store, config.replay.run), quarantined_in(store, config.replay)
     with record_run(session):
         apart = PolicyDistance(store)
         steps = replay_steps(Rehearsal(session), SOURCE, config, found, out)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from configs.run import View
-from flows.recorded import recorded_by
+from flows.queries.step_history import step_history
 from flows.replays import config as replay_config
 from flows.runtime import pipeline
 from flows.runtime.dry_run import plan_work
@@ -140,7 +140,7 @@ def test_a_replay_that_assigns_again_goes_on_from_the_recorded_state(origin: Pat
 def test_the_step_whose_state_a_replay_goes_on_from_is_none_of_its_own(origin: Path, weights: None) -> None:
     config = ask(origin, from_stage="assignment", steps="1:", name="late")
     session, _ = walk(config)
-    assert list(recorded_by(session.place.store, "late").steps) == [*range(1, STEPS)]
+    assert list(step_history(session.place.store, "late").steps) == [*range(1, STEPS)]
     again = ask(origin, run="late", from_stage="assignment")
     assert again.replay.first_step == 1 and not [ref for ref in pieces(again) if ref.computed]
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.recorded import recorded_by
+from flows.queries.step_history import step_history
 from flows.replays import config as replay_config
 from flows.runtime import maintenance as gc
 from storage.errors import StoreError
@@ -39,7 +39,7 @@ def test_a_replay_up_to_packing_can_still_be_trained_from_the_same_policies(root
     walk(
         ask(root, from_stage=begin, overrides=["rollout.temperature=0.5" if begin == "rollout" else RLOO], name="kept")
     )
-    before = [past.policy for past in recorded_by(open_store(root), "kept").steps.values()]
+    before = [past.policy for past in step_history(open_store(root), "kept").steps.values()]
     keys = [policy.key for policy in before if policy]
     assert len({*keys}) == 3, "each step started from another policy"
     store = remove(root)

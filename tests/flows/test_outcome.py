@@ -19,8 +19,8 @@ from tests.flows.rehearsal import SOURCE, Rehearsal, session_for
 
 
 def step_of(trained: int, others: int) -> dict[str, Any]:
-    shares = [{"fate": "trained", "num_traces": trained}, {"fate": "filtered", "num_traces": others}]
-    return {"step": 4, "num_traces": trained + others, "fates": [share for share in shares if share["num_traces"]]}
+    shares = [{"outcome": "trained", "num_traces": trained}, {"outcome": "filtered", "num_traces": others}]
+    return {"step": 4, "num_traces": trained + others, "outcomes": [share for share in shares if share["num_traces"]]}
 
 
 @pytest.mark.parametrize(("trained", "others", "warned"), [(0, 10, True), (1, 9, True), (2, 8, False), (10, 0, False)])

@@ -62,7 +62,7 @@ def test_what_is_needed_is_trained_and_the_rest_accounted_for(steps: list[dict[s
     assert len(steps) == 2
     for step in steps:
         # ceil(1.5 x 3) = 5 groups of 4: 3 are trained; of each of the other 2, two are stopped and two filtered.
-        found = Counter({(share["fate"], share["detail"]): share["num_traces"] for share in step["fates"]})
+        found = Counter({(share["outcome"], share["detail"]): share["num_traces"] for share in step["outcomes"]})
         assert found == {("trained", ""): 12, ("filtered", "incomplete_group"): 4, ("stopped", ""): 4}
         metrics = step["metrics"]
         assert metrics["stragglers/all"] == 4 / 20 == metrics["stragglers/reverse_text"]

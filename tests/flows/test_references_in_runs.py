@@ -10,7 +10,7 @@ import pytest
 from configs.algorithms import TeacherConfig
 from configs.errors import ConfigError
 from configs.run import RunConfig
-from flows.recorded import recorded_by
+from flows.queries.step_history import step_history
 from flows.runtime.evaluation_sets import evaluation_contexts
 from flows.runtime.preflight import needs
 from flows.services.teachers import TeacherEngines
@@ -84,7 +84,7 @@ def test_a_run_scores_before_it_credits_and_finds_both_again(tmp_path: Path, ask
         assert np.array(row["advantages"])[np.array(row["ref_kl_weights"]) == 0] == pytest.approx(0)
     rehearse(tmp_path / "store", "base", **opd(tmp_path))
     assert len(asked) == 2
-    work = recorded_by(store, "base").steps[0].work
+    work = step_history(store, "base").steps[0].work
     assert work["reference"].inputs.keys() == {"rollout", "filtering"}, "a frozen teacher knows no policy"
     assert work["advantage"].inputs["reference"] == work["reference"].key
     config = RunConfig.model_validate(SMALL | {"name": "base", "store": str(tmp_path / "store")} | opd(tmp_path))
@@ -118,9 +118,9 @@ def test_a_replay_of_what_comes_after_takes_the_references_over(taught: Path, as
     config = ask(taught / "store", overrides=["packing.tokens_per_row=96"])
     assert needs([piece for piece in pieces(config) if piece.computed], config) == []
     store = walk(config)[0].place.store
-    assert asked == [] and len(recorded_by(store, config.name).steps[1].work) > 6
-    ours, theirs = (recorded_by(store, run).steps[1].work["reference"] for run in (config.name, "base"))
-    assert ours.key == theirs.key and ours.run == config.name
+    assert asked == [] and len(step_history(store, config.name).steps[1].work) > 6
+    ours, theirs = (step_history(store, run).steps[1].work["reference"] for run in (config.name, "base"))
+    assert ours.key == theirs.key and config.name in ours.runs
 
 
 def test_settings_of_the_engine_mean_something_to_a_reference(taught: Path) -> None:

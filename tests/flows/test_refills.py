@@ -12,7 +12,8 @@ from configs.errors import ConfigError
 from configs.run import View
 from flows.outcome import finish_step
 from flows.queries.compare_rows import read_steps
-from flows.recorded import recorded_by
+from flows.queries.outcomes import DERIVED, accounting
+from flows.queries.step_history import step_history
 from flows.replays import config as replay_config
 from flows.runtime import pipeline
 from flows.runtime.dry_run import plan_work
@@ -24,7 +25,6 @@ from storage.policies.store import Policies
 from storage.read.frames import Frames
 from storage.refs import Entry
 from storage.store import Store, open_store
-from tasks.fates import DERIVED, accounting
 from tasks.runtime.prefect_task import StageTask
 from tasks.runtime.stage import Policy, Ref, Tables
 from tests.flows import rehearsal
@@ -127,8 +127,8 @@ def test_what_is_there_after_the_last_batch_is_trained_on_with_a_warning(
     assert described["groups"] == {"wanted": 3, "drawn": 7, "admitted": 1, "batches": 3}
     assert described["metrics"]["groups/admitted"] == 1.0
     assert described["num_traces"] == 7 * SIZE and described["rows"]["rollout"]["traces"] == 7 * SIZE
-    fates = {share["fate"]: share["num_traces"] for share in described["fates"]}
-    assert fates == {"trained": SIZE, "filtered": 6 * SIZE}
+    outcomes = {share["outcome"]: share["num_traces"] for share in described["outcomes"]}
+    assert outcomes == {"trained": SIZE, "filtered": 6 * SIZE}
     (note,) = [facts["text"] for event, facts in told if event == "note"]
     assert note.startswith("step 0: 1 of 3 groups teach something, after 7 groups in 3 batch(es)")
 
@@ -201,7 +201,7 @@ def test_what_is_recorded_is_foretold_and_what_is_to_come_taken_to_be_enough(ori
 
 def test_a_recorded_step_knows_all_its_assignments_and_rollouts_in_order(origin: Path) -> None:
     store = open_store(origin)
-    past = recorded_by(store, "base").steps[0]
+    past = step_history(store, "base").steps[0]
     for stage in ("assignment", "rollout"):
         assert [each.key for each in past.of(stage).values()] == [each.key for each in entries(store, stage, 0)]
         assert list(past.of(stage)) == [stage, f"{stage}.1", f"{stage}.2"]
@@ -226,7 +226,7 @@ def test_a_replay_with_the_same_settings_finds_everything(origin: Path, weights:
 
 def test_a_replay_with_another_algorithm_credits_all_rollouts_of_a_step(origin: Path) -> None:
     session, steps = walk(ask(origin, overrides=[RLOO], name="branch"))
-    assert [sum(share["num_traces"] for share in step["fates"]) for step in steps] == [6 * SIZE, 4 * SIZE]
+    assert [sum(share["num_traces"] for share in step["outcomes"]) for step in steps] == [6 * SIZE, 4 * SIZE]
     branch = [entry for entry in session.place.store.ledger.entries(run="branch", stage="advantage") if entry.step == 0]
     assert len(branch) == 1 and branch[0].slices("credits")[0].rows == GROUPS * SIZE
 
@@ -254,6 +254,16 @@ def test_a_replay_that_only_samples_anew_goes_through_all_that_was_assigned(orig
     assert len(sampled) == 3 and [step["num_traces"] for step in steps] == [6 * SIZE, 4 * SIZE]
 
 
+def test_refills_that_were_not_judged_yet_are_of_one_batch_nevertheless(origin: Path, weights: None) -> None:
+    """A replay that ends before filtering can itself be gone through: with all that it sampled."""
+    hotter = {"overrides": ["rollout.temperature=0.5"], "from_stage": "rollout"}
+    walk(ask(origin, name="half", until="rollout", **hotter))
+    past = step_history(open_store(origin), "half").steps[0]
+    assert list(past.work) == ["examples", *(f"{s}{n}" for s in ("assignment", "rollout") for n in ("", ".1", ".2"))]
+    _, steps = walk(ask(origin, run="half", name="whole", from_stage="filtering"))
+    assert [step["num_traces"] for step in steps] == [6 * SIZE, 4 * SIZE]
+
+
 def test_a_refused_group_is_replaced_too_and_has_no_weight(tmp_path: Path) -> None:
     changes = {"filtering": {"filters": [{"type": "errored"}]}, "admission": {}}
     session = session_for(tmp_path / "store", "base", **REFILL | changes | {"steps": 1})
@@ -261,8 +271,8 @@ def test_a_refused_group_is_replaced_too_and_has_no_weight(tmp_path: Path) -> No
         for step, drawn, trained, measured, _ in pipeline.run_steps(Rehearsal(session), SOURCE, session.config):
             described = finish_step(session, step, drawn, trained, measured)
     assert described["groups"] == {"wanted": 3, "drawn": 6, "admitted": 3, "batches": 3}
-    fates = {share["fate"]: share["num_traces"] for share in described["fates"]}
-    assert fates == {"trained": 3 * SIZE, "no weight": 3 * SIZE}
+    outcomes = {share["outcome"]: share["num_traces"] for share in described["outcomes"]}
+    assert outcomes == {"trained": 3 * SIZE, "no weight": 3 * SIZE}
 
 
 def test_without_the_gate_and_the_filter_equal_groups_are_trained_on(tmp_path: Path) -> None:
@@ -277,10 +287,10 @@ def test_looking_at_a_step_counts_all_its_rollouts(origin: Path) -> None:
     mean = sum(row["reward"] for row in traces) / len(traces)
     (shown, _) = describe(store, "base", session_for(origin, "base", **REFILL).config)["steps"]
     assert shown["reward"] == pytest.approx(mean) and shown["rows"]["rollout"]["traces"] == 6 * SIZE
-    (figures,) = read_steps(store, [recorded_by(store, "base").steps[0].work])
+    (figures,) = read_steps(store, [step_history(store, "base").steps[0].work])
     assert figures.figures()["reward_mean"] == pytest.approx(mean)
-    fates = accounting(Frames(store, DERIVED)).collect().filter(run="base", step=0)
-    found = {row["fate"]: row["num_traces"] for row in fates.to_dicts()}
+    outcomes = accounting(Frames(store, DERIVED)).collect().filter(run="base", step=0)
+    found = {row["outcome"]: row["num_traces"] for row in outcomes.to_dicts()}
     assert found == {"trained": 3 * SIZE, "filtered": 3 * SIZE}
 
 
@@ -301,7 +311,7 @@ def test_a_step_that_still_lacks_groups_is_not_replayed(tmp_path: Path, last: st
     session = session_for(tmp_path / "store", "base", **REFILL)
     with pytest.raises(KeyboardInterrupt), record_run(session):
         list(pipeline.run_steps(Dying(session), SOURCE, session.config))
-    assert list(recorded_by(open_store(tmp_path / "store"), "base").steps) == [0, 1]
+    assert list(step_history(open_store(tmp_path / "store"), "base").steps) == [0, 1]
     for begin in ("filtering", "advantage", "packing"):
         assert ask(tmp_path / "store", from_stage=begin).replay.last_step == 1
     with pytest.raises(

@@ -9,10 +9,11 @@ import pytest
 from configs.errors import ConfigError
 from configs.replay import redone
 from flows.queries.compare import compare
+from flows.queries.step_history import step_history
 from flows.queries.store_reader import Library
-from flows.recorded import WAY, recorded_by
 from flows.runtime.prepare import require_same
 from storage.store import open_store
+from tasks.stages import LINEAGE
 from tests.crash import fixed
 from tests.flows.rehearsal import SMALL, rehearse
 from tests.flows.replays import RLOO, ask, pieces, quarantine, walk
@@ -157,10 +158,10 @@ def test_a_step_drawn_twice_is_replayed_from_the_batch_that_was_trained(
     store = rehearse(tmp_path / "store", "base", steps=1)
     assigned = [entry.inputs.get("batch") for entry in store.ledger.entries(run="base", stage="assignment")]
     assert assigned == [None, "1"], "the step was not drawn twice, so this shows nothing"
-    work = recorded_by(store, "base").steps[0].work
+    work = step_history(store, "base").steps[0].work
     assert work["assignment"].inputs["batch"] == "1"
     assert work["packing"].key == work["training"].inputs["packing"]
-    assert set(work) == {*WAY} - {"regrade", "reference"}
+    assert set(work) == {*LINEAGE} - {"regrade", "reference"}
 
 
 def test_a_replay_of_some_steps_is_compared_over_those(tmp_path: Path) -> None:

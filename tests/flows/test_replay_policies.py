@@ -8,7 +8,7 @@ import pytest
 
 from configs.errors import ConfigError
 from configs.replay import ORDER
-from flows.recorded import recorded_by
+from flows.queries.step_history import step_history
 from flows.replays import config as replay_config
 from flows.replays import report as replay_outcome
 from flows.runtime.policies import find_policy
@@ -70,10 +70,10 @@ def test_policies_that_counterfactual_steps_start_from_are_not_their_own(tmp_pat
     )
     entries = store.ledger.entries(run="what-if", stage="training")
     assert [entry.step for entry in entries] == [0, 1, 2]
-    own = [past.work["training"].key for past in recorded_by(store, "what-if").steps.values()]
+    own = [past.work["training"].key for past in step_history(store, "what-if").steps.values()]
     assert own == [entry.key for entry in entries]
     assert find_policy(store, "what-if:1") == Policy(entries[0].key, 1)
-    began = [past.policy.key for past in recorded_by(store, "what-if").steps.values() if past.policy]
+    began = [past.policy.key for past in step_history(store, "what-if").steps.values() if past.policy]
     assert began == starts(store, "second"), "a replay of it would start from the same"
 
 

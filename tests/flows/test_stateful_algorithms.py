@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from configs.errors import ConfigError
-from flows.recorded import recorded_by
+from flows.queries.step_history import step_history
 from flows.runtime import maintenance as gc
 from flows.runtime import pipeline
 from flows.runtime.session import record_run
@@ -154,7 +154,7 @@ def test_a_replay_that_credits_the_second_step_anew_credits_the_same(origin: Pat
 def test_the_step_whose_state_a_replay_goes_on_from_is_none_of_its_own(origin: Path) -> None:
     filters = ['filtering.filters=[{type="errored"}, {type="truncated"}]']
     session, _ = walk(ask(origin, steps="1:", overrides=filters, name="late"))
-    assert list(recorded_by(session.place.store, "late").steps) == [1, 2]
+    assert list(step_history(session.place.store, "late").steps) == [1, 2]
     again = ask(origin, run="late", from_stage="packing", overrides=["packing.tokens_per_row=128"])
     assert (again.replay.first_step, again.replay.last_step) == (1, 3)
 

@@ -54,7 +54,7 @@ def shares(tables):
     return account(*(tables[name] for name in ("assignments", "traces", "verdicts", "credits", "batches")))
 
 
-def test_every_rollout_has_one_fate(step):
+def test_every_rollout_has_one_outcome(step):
     assert shares(step) == [
         Share("errored", "infrastructure", 1, 3, 2),
         Share("errored", "timeout", 1, 3, 2),
@@ -110,7 +110,7 @@ def test_a_rollout_lost_or_doubled_is_a_breach(step, name, change, message):
 
 
 def test_an_agent_may_play_several_times_in_an_episode():
-    """Solvers of one proposed problem share a seat: each of their traces has its own fate."""
+    """Solvers of one proposed problem share a seat: each of their traces has its own outcome."""
     played = {"episode_id": "e", "assignment_id": "g0/e"}
     seats = (("p", "proposer", 1.0), ("s", "solver", 1.0), ("t", "solver", 0.0), ("u", "solver", None))
     traces = [trace(name, agent=agent, reward=reward, **played) for name, agent, reward in seats]
@@ -123,11 +123,13 @@ def test_an_agent_may_play_several_times_in_an_episode():
     tables |= filtering(tables, view(FILTERING, filtering={"filters": [{"type": "errored"}]}), quarantined={})
     tables |= advantage(tables, view(ADVANTAGE, algorithm={"type": "hierarchical_grpo"}))
     tables |= packing(tables, view(PACKING))
-    assert [(each.fate, each.num_traces) for each in shares(tables)] == [("no weight", 1), ("trained", 3)]
+    assert [(each.outcome, each.num_traces) for each in shares(tables)] == [("no weight", 1), ("trained", 3)]
 
 
 def test_a_step_that_trains_nothing_is_accounted_for(step):
     empty = {name: step[name].slice(0, 0) for name in ("credits", "batches")}
     assert {
-        (s.fate, s.num_traces) for s in shares(step | empty) if s.fate not in ("filtered", "errored", "quarantined")
+        (s.outcome, s.num_traces)
+        for s in shares(step | empty)
+        if s.outcome not in ("filtered", "errored", "quarantined")
     } == {("no weight", 3)}

@@ -1,6 +1,6 @@
 """The frames behind every page: read from the tables, told apart by nothing but what the ledger names.
 
-- runs, run, run_steps, run_scores, run_states: the list of runs, one run, its steps, evaluations and state
+- runs, run, run_scores, run_states: the list of runs, one run, its steps, evaluations and state
 - series, series_charts: what was measured by step, and what of it is
   drawn; metrics, metric_words: every number of it by name, and what each one is
 - shared, timeline, timeline_lanes: the ledger with what other runs share, and when work was done

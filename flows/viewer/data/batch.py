@@ -12,7 +12,6 @@ import polars as pl
 from flows.queries.request import NotThere
 from flows.queries.store_reader import Library
 from storage.read.lineage import Work, marks
-from tasks.fates import age
 
 ROW = ("row", "update", "rank", "micro_step", "sample_ids", "cu_seqlens", "rl_tokens", "ce_tokens", "ref_kl_tokens")
 SAMPLE = ("sample_id", "trace_id", "branch", "group_id", "reward", "baseline", "advantage", "num_tokens")
@@ -57,13 +56,12 @@ def packed(library: Library, run: str, step: int) -> Packed:
     Raises NotThere, with the steps that have one.
     """
     graph = library.frames(run).graph
-    found = [work for work in graph.making("batches") if work.step == step]
-    if not found:
+    found = library.history(run).batch(step)
+    if found is None:
         there = steps(library, run)
         known = f"it has batches of the steps {_spans(there)}" if there else "none of its steps has one"
         raise NotThere(f"run {run!r} has no packed batch of step {step}; {known}")
-    trained = [(made, work) for work in found for made in graph.users(work, "batches", made="updates")]
-    updates, last = max(trained, key=lambda pair: age(pair[0]), default=(None, max(found, key=age)))
+    last, updates = found
     sources = {table: graph.sources(last, table) for table in ("credits", "traces")}
     return Packed(run, step, last, sources["credits"], sources["traces"], updates)
 

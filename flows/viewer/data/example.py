@@ -10,7 +10,7 @@ import polars as pl
 from flows.queries.request import NotThere
 from flows.queries.store_reader import Library
 from flows.viewer.data.step_evaluations import rounds_of
-from flows.viewer.data.step_traces import of_chains
+from flows.viewer.data.step_traces import traces_of
 from flows.viewer.data.trace_index import index
 from flows.views.identify import nearest
 
@@ -26,7 +26,7 @@ ATTEMPT = (
     "trainable",
     "reward",
     "advantage",
-    "fate",
+    "outcome",
     "detail",
     "error_class",
     "stop_condition",
@@ -59,16 +59,16 @@ def attempts(library: Library, run: str, environment: str, example_id: str) -> p
 
     Columns as in `ATTEMPT`; `set` is null in training. Raises NotThere, with the nearest examples, where there is none.
     """
-    chains = library.chains(run)
-    known = index(library, [chain.traces for chain in chains])
+    lineages = library.history(run).lineages
+    known = index(library, [lineage.traces for lineage in lineages])
     own = known.filter((pl.col("environment") == environment) & (pl.col("example_id") == example_id))
     if own.is_empty() and example(library, run, environment, example_id) is None:
         raise NotThere(_nowhere(run, environment, example_id, known))
     keys = set(own["key"])
-    of_example = [chain for chain in chains if chain.traces.key in keys]
-    rows = of_chains(library, run, of_example)
+    of_example = [lineage for lineage in lineages if lineage.traces.key in keys]
+    rows = traces_of(library, run, of_example)
     rows = rows.filter((pl.col("environment") == environment) & (pl.col("example_id") == example_id))
-    scoring = [chain.traces for chain in of_example if not chain.for_training]
+    scoring = [lineage.traces for lineage in of_example if not lineage.for_training]
     sets = rounds_of(library, run, scoring).select("key", "set")
     rows = rows.join(sets, on="key", how="left", maintain_order="left")
     rows = rows.with_columns(for_training=~pl.col("key").is_in([work.key for work in scoring]))

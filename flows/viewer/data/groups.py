@@ -28,9 +28,9 @@ def groups(library: Library, run: str, step: int) -> pl.DataFrame:
 
 def of_traces(frame: pl.DataFrame) -> pl.DataFrame:
     """Return the groups of a frame of traces in order of their ids, numbers in them by value; see `groups`."""
-    reward = pl.col("reward").filter(pl.col("fate") != STOPPED)
+    reward = pl.col("reward").filter(pl.col("outcome") != STOPPED)
     baselines = pl.col("baseline").drop_nulls().unique()
-    counts = {name: (pl.col("fate") == fate).sum() for name, fate in _FATES.items()}
+    counts = {name: (pl.col("outcome") == outcome).sum() for name, outcome in _OUTCOMES.items()}
     found = frame.group_by("group_id", "agent", maintain_order=True).agg(
         pl.col("environment", "example_id").first(),
         num_traces=pl.len(),
@@ -49,7 +49,7 @@ def of_traces(frame: pl.DataFrame) -> pl.DataFrame:
     return found.with_columns(whole)[order]
 
 
-_FATES = {"num_filtered": FILTERED, "num_errored": ERRORED, "num_stopped": STOPPED}
+_OUTCOMES = {"num_filtered": FILTERED, "num_errored": ERRORED, "num_stopped": STOPPED}
 
 
 def in_order(rows: pl.DataFrame, sort: str, descending: bool) -> pl.DataFrame:

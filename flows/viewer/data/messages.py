@@ -36,7 +36,7 @@ def messages(library: Library, found: Found) -> pl.DataFrame:
 
 def message_works(library: Library, found: Found, table: str = "messages") -> Sequence[Work]:
     """Return the work that made the trace's messages, or its images: not its scoring again, which takes them."""
-    made = found.chain.traces
+    made = found.lineage.traces
     return [made] if table in made.tables else library.graph.sources(made, table)
 
 

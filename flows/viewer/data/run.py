@@ -4,13 +4,13 @@ from typing import Any
 
 from configs.run import RunConfig
 from flows.queries.compare import compared_configs
+from flows.queries.step_history import RecordedStep
 from flows.queries.store_reader import Library
 from flows.viewer.data.run_states import is_going, seconds_at_work, state_of
-from flows.viewer.data.run_steps import StepWork
 from flows.viewer.data.runs import chosen, parent_of, policy_of, steps_done
 
 
-def overview(library: Library, run: str, steps: list[StepWork]) -> dict[str, Any]:
+def overview(library: Library, run: str, steps: list[RecordedStep]) -> dict[str, Any]:
     """Return a run as plain values: state, kind, config, parent and what differs from it. Raises NotThere."""
     config = library.config(run)
     events = library.store.runs.events(run)

@@ -9,7 +9,6 @@ import pyarrow as pa
 from configs.run import RunConfig
 from flows.queries.store_reader import Library, each_once
 from flows.runtime.scores import READ, RecordedEvaluation, recorded_evaluations, score_rollouts
-from flows.viewer.data.run_steps import evaluations_of
 from storage.read.lineage import marks
 from storage.schemas.stage_tables import TRACES
 
@@ -29,7 +28,7 @@ SCORES = {
 
 def held_out(library: Library, run: str) -> list[dict[str, Any]]:
     """Return the evaluations of a run as `stagecoach show` does: `version`, `set` and `scores`. Raises NotThere."""
-    done = marks(work for work in evaluations_of(library, run) if work.finished)
+    done = marks(work for work in library.history(run).evaluations if work.finished)
     if not done:
         return []
     num_events = len(library.store.runs.events(run))  # each may bring another config

@@ -7,10 +7,10 @@ from typing import Any
 import polars as pl
 
 from configs.errors import ConfigError
+from flows.queries.step_history import RecordedStep
 from flows.queries.store_reader import Library
 from flows.viewer.data.run_scores import held_out
 from flows.viewer.data.run_states import seconds_at_work, state_of
-from flows.viewer.data.run_steps import StepWork, steps_of
 from flows.viewer.data.series import written_metrics
 from flows.views.identify import policy_version
 from storage.runs import Event
@@ -50,12 +50,12 @@ run's finished steps, trained those that had a weight; null where no step has it
 def runs(library: Library) -> pl.DataFrame:
     """Return all runs, as in RUNS, the newest last. Tables are looked at once for all runs together."""
     names = library.store.runs.names()
-    by_run = {name: steps_of(library, name) for name in names}
+    by_run = {name: library.history(name).sampled_steps for name in names}
     written_metrics(library, [step for own in by_run.values() for step in own])
     return pl.DataFrame([_run(library, name, by_run) for name in names], schema=RUNS)
 
 
-def _run(library: Library, name: str, by_run: Mapping[str, Sequence[StepWork]]) -> dict[str, Any]:
+def _run(library: Library, name: str, by_run: Mapping[str, Sequence[RecordedStep]]) -> dict[str, Any]:
     events, steps = library.store.runs.events(name), by_run[name]
     config = events[-1].config
     metrics = written_metrics(library, steps)
@@ -80,7 +80,7 @@ def _run(library: Library, name: str, by_run: Mapping[str, Sequence[StepWork]]) 
     }
 
 
-def parent_of(name: str, event: Event, steps: Sequence[StepWork], known: Container[str]) -> str | None:
+def parent_of(name: str, event: Event, steps: Sequence[RecordedStep], known: Container[str]) -> str | None:
     """Return the run that a run branches off: as it says, or the one that computed most of what it shares.
 
     `known` are the runs that the store has; of others there is nothing to show.
@@ -91,7 +91,7 @@ def parent_of(name: str, event: Event, steps: Sequence[StepWork], known: Contain
     return next((other for other, _ in others.most_common() if other in known), None)
 
 
-def steps_done(steps: Sequence[StepWork], config: Mapping[str, Any]) -> int:
+def steps_done(steps: Sequence[RecordedStep], config: Mapping[str, Any]) -> int:
     """Return how many steps are through: trained, or as far as a replay that trains nothing goes."""
     until = section(config, "replay").get("until", "training") if config.get("kind") == "replay" else "training"
     return sum(any(work.stage == until and work.finished for work in each.works) for each in steps)

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import polars as pl
 
+from flows.queries.step_history import RecordedStep
 from flows.queries.step_metrics import Span, ledger_metrics, read_metrics
 from flows.queries.store_reader import Library, each_once
-from flows.viewer.data.run_steps import StepWork, steps_of
 from storage.refs import Entry
 from tasks.metrics.names import Values, full_name
 
@@ -18,7 +18,7 @@ LONG = {"run": pl.String, "step": pl.Int64, "finished": pl.Boolean, "scope": pl.
 class StepNumbers:
     """One step of a run and what was measured."""
 
-    work: StepWork
+    work: RecordedStep
     values: Values
     """By scope (an environment, `all`, or empty) and measure. What was not measured has no entry."""
 
@@ -38,7 +38,7 @@ def numbers(library: Library, run: str) -> list[StepNumbers]:
     They are those of the table `metrics`, and `ledger_metrics` of the stages that are done beside them: of a step that
     is not finished these alone.
     """
-    found = steps_of(library, run)
+    found = library.history(run).sampled_steps
     written = written_metrics(library, found)
     return [
         StepNumbers(each, {**values, **ledger_metrics(_spans(each))})
@@ -46,7 +46,7 @@ def numbers(library: Library, run: str) -> list[StepNumbers]:
     ]
 
 
-def written_metrics(library: Library, steps: Sequence[StepWork]) -> list[Values]:
+def written_metrics(library: Library, steps: Sequence[RecordedStep]) -> list[Values]:
     """Return the metrics of some steps, none of those that are not finished; what was read once is not read again."""
     works = {each.metrics.identity: each.metrics for each in steps if each.metrics is not None}
 
@@ -83,7 +83,7 @@ def series(library: Library, run: str) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=LONG | {"value": pl.Float64}, orient="row")
 
 
-def _spans(step: StepWork) -> list[Span]:
+def _spans(step: RecordedStep) -> list[Span]:
     """Return what the ledger says of the work of a step that is done."""
     return [Span(each.stage, _seconds_of(each.entry), each.entry.tokens) for each in step.works if each.finished]
 

@@ -3,15 +3,15 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from flows.queries.outcomes import EXPIRED
 from flows.viewer.data.series import StepNumbers
-from flows.views.show import STAGES
-from tasks.fates import EXPIRED
 from tasks.filtering.filters.finding import QUARANTINED
 from tasks.metrics.accounting import ERRORED, FILTERED, NO_WEIGHT, PENDING, REFUSED, STOPPED, TRAINED
 from tasks.metrics.names import ALL
 from tasks.metrics.rollouts import SPANS
+from tasks.stages import STEP_STAGES
 
-FATES = {
+OUTCOMES = {
     **{TRAINED: 2, FILTERED: 4, ERRORED: 6, STOPPED: 7, NO_WEIGHT: 0},
     **{QUARANTINED: 3, PENDING: 5, REFUSED: 1, EXPIRED: 7},
 }
@@ -69,7 +69,7 @@ class _Charts:
             _chart("Sampled tokens of a rollout", longest, zero=True, unit="tokens"),
             _chart("Sampled tokens by environment", self._by_scope("num_output_tokens") if self._several else []),
             _chart("Trainable share", self._scoped("trainable/ratio"), "of rollouts, left to train on", zero=True),
-            _chart("What became of them", self._fates(), "rollouts by fate", zero=True, unit="rollouts"),
+            _chart("What became of them", self._outcomes(), "rollouts by outcome", zero=True, unit="rollouts"),
             _chart("Found by filters", self._under("filters/"), "share of rollouts, enforced or not", zero=True),
             _chart("Errors", self._errors(), "share of rollouts by class", zero=True),
             _chart("Truncated share", self._scoped("is_truncated"), "of rollouts", zero=True),
@@ -105,7 +105,7 @@ class _Charts:
     def time(self) -> list[Chart]:
         """Seconds by stage, of a rollout, and tokens a second."""
         found = {each.rpartition("/")[2] for each in self._measures if each.startswith("timing/stage/")}
-        stages = [each for each in STAGES if each in found]
+        stages = [each for each in STEP_STAGES if each in found]
         spans = [self._one(f"timing/{span}", ALL, span) for span in SPANS]
         speeds = [each for each in self._measures if each.startswith("tokens_per_second/")]
         by_stage = [{**self._one(f"timing/stage/{stage}", "", stage), "kind": "bars"} for stage in stages]
@@ -140,16 +140,18 @@ class _Charts:
         found = _known(self._one(name, ALL, _words(name[len(begin) :])) for name in names)
         return [each for each in found if any(each["values"])] or found[:1]
 
-    def _fates(self) -> list[Series]:
-        """Return how many rollouts met each fate, whatever filter or error it was; 0 in a step where none did."""
+    def _outcomes(self) -> list[Series]:
+        """Return how many rollouts met each outcome, whatever filter or error it was; 0 in a step where none did."""
         found = []
-        for fate, place in FATES.items():
-            names = [each for each in self._measures if (each + "/").startswith(f"accounting/{fate}/")]
+        for outcome, place in OUTCOMES.items():
+            names = [each for each in self._measures if (each + "/").startswith(f"accounting/{outcome}/")]
             counts = [[each.value(name) for name in names] for each in self._steps]
             values = [sum(each or 0.0 for each in own) for own in counts]
             measure = names[0] if len(names) == 1 else None
             found += (
-                [{"name": fate, "measure": measure, "values": values, "kind": "bars", "place": place}] if names else []
+                [{"name": outcome, "measure": measure, "values": values, "kind": "bars", "place": place}]
+                if names
+                else []
             )
         return found
 

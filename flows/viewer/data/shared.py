@@ -6,10 +6,8 @@ from typing import Any
 import polars as pl
 
 from flows.queries.store_reader import Library
-from flows.viewer.data.run_steps import steps_of
-from flows.viewer.data.timeline import stage_of
-from flows.views.show import STAGES
 from storage.read.lineage import Work
+from tasks.stages import EVALUATION, STEP_STAGES, shown_stage
 
 SLICES: dict[str, Any] = {
     "run": pl.String,
@@ -31,7 +29,12 @@ def slices(library: Library, run: str) -> pl.DataFrame:
     """Return the slices that a run uses, as in SLICES, by step. Raises NotThere."""
     rows = [
         {"run": run, "step": work.step, "table": table, "rows": work.num_rows(table)}
-        | {"stage": stage_of(work), "key": work.key, "own": work.computed_by == run, "computed_by": work.computed_by}
+        | {
+            "stage": shown_stage(work.stage, work.inputs),
+            "key": work.key,
+            "own": work.computed_by == run,
+            "computed_by": work.computed_by,
+        }
         | {"finished": work.finished, "used_by": list(work.runs), "seconds": _seconds(work)}
         for work in library.frames(run).graph.works.values()
         for table in sorted(work.tables)
@@ -46,12 +49,12 @@ def ledger(library: Library, run: str, num_steps: int = 0) -> dict[str, Any]:
     is None where nothing is there, and one of `num_steps` that is not begun has no cells at all. `runs` are the runs
     that computed something of it, the run itself first; a cell's `by` is a number in it.
     """
-    by_step = {each.step: _of_stages(each.works) for each in steps_of(library, run)}
+    by_step = {each.step: _of_stages(each.works) for each in library.history(run).sampled_steps}
     for work in library.frames(run).graph.works.values():
-        if stage_of(work) == "evaluation":
-            by_step.setdefault(work.step, {}).setdefault("evaluation", []).append(work)
+        if shown_stage(work.stage, work.inputs) == EVALUATION:
+            by_step.setdefault(work.step, {}).setdefault(EVALUATION, []).append(work)
     present = {stage for stages in by_step.values() for stage in stages}
-    stages = [stage for stage in (*STAGES, "evaluation") if stage in present]
+    stages = [stage for stage in (*STEP_STAGES, EVALUATION) if stage in present]
     computed = Counter(work.computed_by for own in by_step.values() for each in own.values() for work in each)
     runs = [run, *(other for other, _ in computed.most_common() if other != run)]
     steps = sorted(by_step) or [0]

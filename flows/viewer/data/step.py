@@ -17,9 +17,9 @@ LEVELS = 10
 ID_LENGTHS = (8, 12, 16, 24, 32)
 MOST_NAMED = 40
 """Named rewards and metrics that are offered as columns; others can be asked for by name."""
-ALWAYS = ("trace_id", "key", "group_id", "example_id", "environment", "agent", "fate", "detail", "error_class")
+ALWAYS = ("trace_id", "key", "group_id", "example_id", "environment", "agent", "outcome", "detail", "error_class")
 """What is told of every trace of a list, whichever columns were chosen."""
-CELL = ("trace_id", "key", "reward", "advantage", "fate", "detail")
+CELL = ("trace_id", "key", "reward", "advantage", "outcome", "detail")
 
 
 def choice_of(asked: PageRequest) -> Choice:

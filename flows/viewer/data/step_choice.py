@@ -5,12 +5,12 @@ from dataclasses import dataclass, fields
 
 import polars as pl
 
+from flows.queries.outcomes import EXPIRED
 from flows.queries.request import BadQuestion
 from flows.viewer.data import step_columns
 from flows.viewer.data.step_columns import Column, with_named
-from tasks.fates import EVALUATED, EXPIRED
 from tasks.filtering.filters.finding import QUARANTINED
-from tasks.metrics.accounting import ERRORED, FILTERED, NO_WEIGHT, PENDING, REFUSED, STOPPED, TRAINED
+from tasks.metrics.accounting import ERRORED, EVALUATED, FILTERED, NO_WEIGHT, PENDING, REFUSED, STOPPED, TRAINED
 
 OUTCOMES = (TRAINED, FILTERED, ERRORED, STOPPED, QUARANTINED, NO_WEIGHT, REFUSED, PENDING, EVALUATED, EXPIRED)
 ERRORS = ("infrastructure", "timeout", "model", "environment", "cancelled", "incomplete")
@@ -64,7 +64,13 @@ class Chosen:
     """How many of all hold the text that was looked for; None where none was."""
 
 
-EXACT = {"environment": "environment", "agent": "agent", "outcome": "fate", "reason": "reason", "error": "error_class"}
+EXACT = {
+    "environment": "environment",
+    "agent": "agent",
+    "outcome": "outcome",
+    "reason": "reason",
+    "error": "error_class",
+}
 """Filters by the column whose value they give."""
 IDS = {"group": "group_id", "example": "example_id"}
 
@@ -106,7 +112,7 @@ def ordered(rows: pl.DataFrame, by: Column | None, descending: bool) -> pl.DataF
 def known_values(frame: pl.DataFrame) -> dict[str, list[str]]:
     """Return the values that the filters can have in a frame, in order of name; outcomes in theirs."""
     values = {name: _texts(frame[of]) for name, of in EXACT.items() if name != "outcome"}
-    there = set(_texts(frame["fate"]))
+    there = set(_texts(frame["outcome"]))
     found = set(_texts(frame["detected"].list.explode(keep_nulls=False))) | set(values["reason"])
     return {**values, "outcome": [each for each in OUTCOMES if each in there], "filter": sorted(found)}
 

@@ -6,9 +6,9 @@ import polars as pl
 
 from configs.run import content
 from flows.queries.store_reader import Library
-from flows.runtime.scores import ASSIGNED
 from storage.keys import canonical
 from storage.read.lineage import Graph, Work
+from tasks.stages import EVALUATION_ASSIGNMENT
 
 
 def rounds_of(library: Library, run: str, works: Sequence[Work]) -> pl.DataFrame:
@@ -21,8 +21,8 @@ def rounds_of(library: Library, run: str, works: Sequence[Work]) -> pl.DataFrame
 
 def _place(graph: Graph, work: Work, names: dict[str, str]) -> tuple[str, int]:
     """Go back to the first assignment of an evaluation: later ones try again what failed before."""
-    assigned, number = graph.works.get(work.inputs[ASSIGNED]), 0
-    while assigned and assigned.inputs.get(ASSIGNED) in graph.works:
-        assigned, number = graph.works[assigned.inputs[ASSIGNED]], number + 1
+    assigned, number = graph.works.get(work.inputs[EVALUATION_ASSIGNMENT]), 0
+    while assigned and assigned.inputs.get(EVALUATION_ASSIGNMENT) in graph.works:
+        assigned, number = graph.works[assigned.inputs[EVALUATION_ASSIGNMENT]], number + 1
     said = assigned.entry.section.get("evaluation") if assigned else None
     return (names.get(canonical(said), "") if said is not None else ""), number

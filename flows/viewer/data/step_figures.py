@@ -6,10 +6,10 @@ from typing import Any
 
 import polars as pl
 
+from flows.queries.step_history import StepLineage
 from flows.queries.store_reader import Library
 from flows.views.identify import policy_names, policy_version
 from storage.read.lineage import Work, marks
-from tasks.fates import Chain
 from tasks.metrics.accounting import STOPPED
 
 BINS = 20
@@ -26,7 +26,7 @@ def figures(frame: pl.DataFrame) -> dict[str, Any]:
     Rewards are over those that were scored and not stopped; lengths over all that were not stopped, as in
     `tasks.metrics.rollouts`. What nothing was measured of is None.
     """
-    ended = frame.filter(pl.col("fate") != STOPPED)
+    ended = frame.filter(pl.col("outcome") != STOPPED)
     told = ended.select(
         num_input_tokens=pl.col("num_input_tokens").mean(),
         num_output_tokens=pl.col("num_output_tokens").mean(),
@@ -47,8 +47,8 @@ def figures(frame: pl.DataFrame) -> dict[str, Any]:
         "num_trained": None if frame["trained"].has_nulls() else frame["trained"].sum(),
         "tokens": int(frame["num_tokens"].sum()),
         "means": told,
-        "fates": _counts(frame, "fate", "detail"),
-        "errors": _counts(frame.filter(pl.col("fate") != STOPPED), "error_class"),
+        "outcomes": _counts(frame, "outcome", "detail"),
+        "errors": _counts(frame.filter(pl.col("outcome") != STOPPED), "error_class"),
         "filters": _found(frame),
     }
 
@@ -97,7 +97,7 @@ def histogram(frame: pl.DataFrame, bins: int = BINS) -> list[dict[str, Any]]:
     The first bin is from `low`, the last up to and with `high`; rewards within 0 and 1, or -1 and 1, are shown on that
     scale, so that steps can be told apart by eye. What is no finite number is left out.
     """
-    scored = frame.filter(pl.col("fate") != STOPPED, pl.col("reward").is_finite())
+    scored = frame.filter(pl.col("outcome") != STOPPED, pl.col("reward").is_finite())
     found = []
     for (name,), rows in sorted(scored.group_by("environment")):
         low, high = scale(rows["reward"])
@@ -117,9 +117,9 @@ def scale(values: pl.Series) -> tuple[float, float]:
     return (least, most) if least < most and math.isfinite(most - least) else (least - 0.5, least + 0.5)
 
 
-def updates(library: Library, run: str, found: Sequence[Chain]) -> list[dict[str, Any]]:
-    """Return what the optimizer steps measured that trained the batches of some chains; MEASURED of each, in order."""
-    works = list({chain.updates.key: chain.updates for chain in found if chain.updates}.values())
+def updates(library: Library, run: str, found: Sequence[StepLineage]) -> list[dict[str, Any]]:
+    """Return what the optimizer steps measured that trained some lineages; MEASURED of each, in order."""
+    works = list({lineage.updates.key: lineage.updates for lineage in found if lineage.updates}.values())
     if not works:
         return []
     rows = library.frames(run).of(works, "updates").select("key", *MEASURED)
@@ -127,10 +127,10 @@ def updates(library: Library, run: str, found: Sequence[Chain]) -> list[dict[str
     return library.kept(name, lambda: rows.sort("key", "update").drop("key").collect().to_dicts())
 
 
-def policies(library: Library, run: str, frame: pl.DataFrame, found: Sequence[Chain]) -> dict[str, Any]:
+def policies(library: Library, run: str, frame: pl.DataFrame, found: Sequence[StepLineage]) -> dict[str, Any]:
     """Return the policies that sampled a step, and the one that it made (None where it is not trained)."""
     sampled = frame.select("policy_key", "policy_version").unique().sort("policy_version", "policy_key").to_dicts()
-    made = next((chain.updates for chain in found if chain.updates), None)
+    made = next((lineage.updates for lineage in found if lineage.updates), None)
     return {
         "before": [_policy(library, run, each["policy_key"], each["policy_version"]) for each in sampled],
         "after": made and _policy(library, run, made.key, policy_version(made)),

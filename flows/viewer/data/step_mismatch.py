@@ -8,18 +8,17 @@ from collections.abc import Collection, Iterable, Sequence
 import numpy as np
 import polars as pl
 
+from flows.queries.step_history import StepLineage
 from flows.queries.store_reader import Library
-from flows.viewer.data.step_traces import works_of
 from flows.viewer.data.training import by_sample
 from storage.read.lineage import Work, marks
-from tasks.fates import Chain
 
 NAME, TITLE = "mismatch_kl", "mismatch KL"
 OF_ROW = ("sample_ids", "cu_seqlens", "logprobs", "rl_weights")
 
 
 def with_mismatch(
-    library: Library, run: str, chains: Sequence[Chain], frame: pl.DataFrame, names: Collection[str]
+    library: Library, run: str, lineages: Sequence[StepLineage], frame: pl.DataFrame, names: Collection[str]
 ) -> pl.DataFrame:
     """Return the traces of a step with the column `mismatch_kl`: nulls, unless it is among `names`.
 
@@ -27,22 +26,24 @@ def with_mismatch(
     a step (tasks.learner.measuring), r being the learner's probability over the engine's. Null for what was not
     trained on, and where no policy is known to have sampled.
     """
-    trained = [chain for chain in chains if chain.updates]
+    trained = [lineage for lineage in lineages if lineage.updates]
     if not trained or not {NAME, TITLE} & set(names):
         return frame.with_columns(pl.lit(None, pl.Float64).alias(NAME))
-    known = tuple(marks(works_of(chain)) for chain in trained)
+    known = tuple(marks(lineage.works) for lineage in trained)
     found = library.kept(("step_mismatch", known), lambda: by_trace(library, run, trained))
     told = frame.join(found, on="trace_id", how="left", maintain_order="left")
     return told.with_columns(pl.when(pl.col("policy_key") != "").then(NAME).alias(NAME))
 
 
-def by_trace(library: Library, run: str, chains: Sequence[Chain]) -> pl.DataFrame:
+def by_trace(library: Library, run: str, lineages: Sequence[StepLineage]) -> pl.DataFrame:
     """Return `trace_id` and `mismatch_kl` of what was trained on with rl weight; see `with_mismatch`."""
     frames = library.frames(run)
-    rows = frames.of(_once(chain.batches for chain in chains), "batches").select(OF_ROW).collect()
-    measured = frames.of(_once(chain.updates for chain in chains), "token_statistics")
+    rows = frames.of(_once(lineage.batches for lineage in lineages), "batches").select(OF_ROW).collect()
+    measured = frames.of(_once(lineage.updates for lineage in lineages), "token_statistics")
     learner = measured.select("sample_id", learner="logprobs").collect()
-    named = frames.of(_once(chain.credits for chain in chains), "credits").select("sample_id", "trace_id").collect()
+    named = (
+        frames.of(_once(lineage.credits for lineage in lineages), "credits").select("sample_id", "trace_id").collect()
+    )
     own = by_sample(rows, ("logprobs", "rl_weights"))
     flat = own.join(learner, on="sample_id").join(named.unique("sample_id"), on="sample_id")
     flat = flat.explode("logprobs", "rl_weights", "learner").filter(pl.col("rl_weights") != 0)

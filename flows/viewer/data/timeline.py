@@ -7,7 +7,7 @@ import polars as pl
 
 from flows.queries.store_reader import Library
 from storage.read.lineage import Work
-from tasks.fates import EVALUATION
+from tasks.stages import shown_stage
 
 MOMENT = pl.Datetime("us", "UTC")
 STAGE_TIMES: dict[str, Any] = {
@@ -27,11 +27,6 @@ STAGE_TIMES: dict[str, Any] = {
 is the version of the policy. `own` is False where another run computed it: it was done in that run's time."""
 
 
-def stage_of(work: Work) -> str:
-    """Return the stage of some work, that of rollouts that score a policy apart."""
-    return "evaluation" if work.stage == "rollout" and EVALUATION in work.inputs else work.stage
-
-
 def stage_times(library: Library, run: str) -> pl.DataFrame:
     """Return when each piece of work that a run uses was done, as in STAGE_TIMES, in order of time. Raises NotThere.
 
@@ -44,7 +39,7 @@ def stage_times(library: Library, run: str) -> pl.DataFrame:
             {
                 "run": run,
                 "step": work.step,
-                "stage": stage_of(work),
+                "stage": shown_stage(work.stage, work.inputs),
                 "key": work.key,
                 "own": work.computed_by == run,
                 "computed_by": work.computed_by,

@@ -7,9 +7,9 @@ from typing import Any
 import polars as pl
 
 from flows.reporting.svg import ticks
-from flows.views.show import STAGES
+from tasks.stages import EVALUATION, EVALUATION_ASSIGNMENT, names
 
-LANES = ("policy_import", "examples", *STAGES, "evaluation_assignment", "evaluation")
+LANES = names()
 CUT_SHARE = 0.08
 """A stretch in which nothing was done is cut where it is longer than this share of the time of work."""
 LEFT_SHARE = 0.015
@@ -25,7 +25,7 @@ def lanes(times: pl.DataFrame, events: Sequence[Mapping[str, Any]], recent: int 
     """
     own = times.filter(pl.col("own"))
     if recent and len(own):
-        steps = own.filter(~pl.col("stage").is_in(["evaluation", "evaluation_assignment"]))["step"].unique().sort()
+        steps = own.filter(~pl.col("stage").is_in([EVALUATION, EVALUATION_ASSIGNMENT]))["step"].unique().sort()
         own = own.filter(pl.col("step") >= (steps.tail(recent).min() or 0))
     if own.is_empty():
         return {"length": 0.0, "lanes": [], "events": [], "ticks": [], "cuts": []}

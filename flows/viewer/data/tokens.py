@@ -8,13 +8,13 @@ from collections.abc import Collection
 import numpy as np
 import polars as pl
 
+from flows.queries.outcomes import expired
 from flows.queries.store_reader import Library
 from flows.viewer.data.messages import message_works
 from flows.viewer.data.retired import lost
 from flows.viewer.data.tokenizers import TEXTS, with_texts
 from flows.viewer.data.trace import Found
 from flows.viewer.data.training import packed_weights, samples, works
-from tasks.fates import expired
 
 WEIGHTS = {"rl_weights": "rl_weight", "ce_weights": "ce_weight", "ref_kl_weights": "ref_kl_weight"}
 TRAINED_WEIGHTS = {name: f"trained_{name}" for name in WEIGHTS.values()}
@@ -102,9 +102,9 @@ def tokens(library: Library, found: Found, within: Collection[int] | None = None
 def _as_trained(library: Library, found: Found) -> list[pl.Expr]:
     """Return whether each token was trained on, null where that is not known any more, and with which weights."""
     weighted = {name: (pl.col(name) != 0).fill_null(False) for name in TRAINED_WEIGHTS.values()}
-    made = pl.lit(found.chain.updates is not None)
+    made = pl.lit(found.lineage.updates is not None)
     own = pl.any_horizontal(*weighted.values()) & made
-    gone = found.chain.for_training and expired(library.frames(), found.chain)
+    gone = found.lineage.for_training and expired(library.frames(), found.lineage)
     trained = pl.when(own).then(True) if gone else own
     weights = (pl.when(member & made).then(name).alias(name) for name, member in weighted.items())
     return [trained.alias("trained"), *weights]
@@ -149,7 +149,7 @@ def _credited(library: Library, found: Found) -> pl.DataFrame:
     """Return, by message and place, the streams of the sample that the token belongs to."""
     own = samples(library, found)
     places = _places(library, found, own)
-    rows = library.frames().of(works(found.chain.credits), "credits").filter(pl.col("trace_id") == found.trace_id)
+    rows = library.frames().of(works(found.lineage.credits), "credits").filter(pl.col("trace_id") == found.trace_id)
     streams = rows.select("sample_id", *STREAMS).collect()
     flat = _exploded(streams.rename(STREAMS)).join(
         _measured(library, found, own), on=("sample_id", "position"), how="left"
@@ -182,7 +182,7 @@ def _places(library: Library, found: Found, own: pl.DataFrame) -> pl.DataFrame:
 
 def _measured(library: Library, found: Found, own: pl.DataFrame) -> pl.DataFrame:
     """Return, by sample and position, what the learner measured, and which tokens its masks took out."""
-    made = found.chain.updates
+    made = found.lineage.updates
     named = pl.col("sample_id").is_in(own["sample_id"].to_list())
     frames = library.frames()
     read = frames.of(works(made), "token_statistics").filter(named).select("sample_id", *MEASURED).collect()
@@ -194,17 +194,17 @@ def _measured(library: Library, found: Found, own: pl.DataFrame) -> pl.DataFrame
 
 def _masks_known(library: Library, found: Found) -> bool:
     """Say whether a sample without a row in token_masks had no masked token, rather than that none were kept."""
-    if found.chain.updates is None:
+    if found.lineage.updates is None:
         return False
-    if "token_masks" in found.chain.updates.tables:
-        return not lost(library, [found.chain.updates], "token_masks")
-    rows = library.frames().of([found.chain.updates], "updates").select("masked_fraction").collect()
+    if "token_masks" in found.lineage.updates.tables:
+        return not lost(library, [found.lineage.updates], "token_masks")
+    rows = library.frames().of([found.lineage.updates], "updates").select("masked_fraction").collect()
     return len(rows) > 0 and not any(rows["masked_fraction"])
 
 
 def _references(library: Library, found: Found) -> pl.DataFrame:
     """Return, by message and place, the log-probs under the reference."""
-    credits = found.chain.credits
+    credits = found.lineage.credits
     made = library.graph.sources(credits, "references") if credits else []
     rows = library.frames().of(made, "references").filter(pl.col("trace_id") == found.trace_id)
     read = rows.select("message", reference_logprob="logprobs").collect()

@@ -7,13 +7,13 @@ from typing import Any
 import polars as pl
 
 from flows.queries.request import NotThere
+from flows.queries.step_history import StepLineage
 from flows.queries.store_reader import Library
 from flows.viewer.data.retired import lost
 from flows.viewer.data.trace_index import index
 from flows.views.identify import NEAREST, SHORTEST_PREFIX, nearest
 from flows.views.why import quarantines_of, use_of
 from storage.read.lineage import Work
-from tasks.fates import Chain
 
 OWN = ("run", "key", "attempt", "seq")
 """Columns of storage that a trace's row is shown without; `step` stays."""
@@ -24,7 +24,7 @@ class Found:
     """A trace, and the work of one run that it went through."""
 
     run: str
-    chain: Chain
+    lineage: StepLineage
     row: Mapping[str, Any]
     """All columns of the table `traces`, and `step`."""
 
@@ -36,12 +36,12 @@ class Found:
     @property
     def key(self) -> str:
         """The key of the work that made it, as the run uses it: its scoring again, where there was one."""
-        return self.chain.traces.key
+        return self.lineage.traces.key
 
     @property
     def step(self) -> int:
         """The step that it was sampled for; of an evaluation the version that was scored."""
-        return self.chain.traces.step
+        return self.lineage.traces.step
 
 
 def find_trace(library: Library, run: str, trace_id: str, key: str = "") -> Found:
@@ -50,16 +50,16 @@ def find_trace(library: Library, run: str, trace_id: str, key: str = "") -> Foun
     `key` is the work that made it, which saves a search through the run; where it is not there, the run is searched.
     Raises NotThere, with the nearest ids and the runs that have it, and where the beginning is that of several.
     """
-    chains = library.chains(run)
-    hinted = [chain for chain in chains if key and chain.traces.key.startswith(key)]
-    for some in (hinted, chains):
-        found = _matching(index(library, [chain.traces for chain in some]), trace_id)
+    lineages = library.history(run).lineages
+    hinted = [lineage for lineage in lineages if key and lineage.traces.key.startswith(key)]
+    for some in (hinted, lineages):
+        found = _matching(index(library, [lineage.traces for lineage in some]), trace_id)
         if len(found) > 1:
             raise NotThere(f"{trace_id!r} is the beginning of several traces of run {run!r}: {_listed(found)}")
         if found:
             ((whole, keys),) = found.items()
-            chain = max((each for each in some if each.traces.key in keys), key=lambda each: each.traces.step)
-            return Found(run, chain, _row(library, chain.traces, whole))
+            lineage = max((each for each in some if each.traces.key in keys), key=lambda each: each.traces.step)
+            return Found(run, lineage, _row(library, lineage.traces, whole))
     raise NotThere(_nowhere(library, run, trace_id))
 
 
@@ -75,26 +75,26 @@ def uses(library: Library, trace_id: str) -> list[Found]:
     keys = {key for each in found.values() for key in each}
     runs = {run for work in works if work.key in keys for run in work.runs}
     used = [
-        (run, chain)
+        (run, lineage)
         for run in library.store.runs.names()
         if run in runs
-        for chain in library.chains(run)
-        if chain.traces.key in keys
+        for lineage in library.history(run).lineages
+        if lineage.traces.key in keys
     ]
-    made = {chain.traces.key: chain.traces for _, chain in used}
+    made = {lineage.traces.key: lineage.traces for _, lineage in used}
     rows = {key: _row(library, work, whole) for whole in found for key, work in made.items()}
-    return [Found(run, chain, rows[chain.traces.key]) for run, chain in used]
+    return [Found(run, lineage, rows[lineage.traces.key]) for run, lineage in used]
 
 
 def outcome_of(library: Library, found: Found) -> dict[str, Any]:
     """Return what the run made of the trace, as `stagecoach why` has it of each run, with the quarantines it is in."""
     frames = library.frames()
-    return {**use_of(frames, found.chain, found.row), "quarantines": quarantines_of(frames, found.trace_id)}
+    return {**use_of(frames, found.lineage, found.row), "quarantines": quarantines_of(frames, found.trace_id)}
 
 
 def other_runs(found: Found) -> list[str]:
     """Return the other runs that use the same rows."""
-    return [run for run in found.chain.traces.runs if run != found.run]
+    return [run for run in found.lineage.traces.runs if run != found.run]
 
 
 def _matching(known: pl.DataFrame, trace_id: str) -> dict[str, list[str]]:
@@ -117,10 +117,10 @@ def _listed(found: Mapping[str, Any]) -> str:
 
 def _nowhere(library: Library, run: str, trace_id: str) -> str:
     others = [each.run for each in uses(library, trace_id)]
-    known = index(library, [chain.traces for chain in library.chains(run)])["trace_id"]
+    known = index(library, [lineage.traces for lineage in library.history(run).lineages])["trace_id"]
     near = [] if others else nearest(trace_id, known)
     told = f"; it is one of {', '.join(dict.fromkeys(others))}" if others else ""
     told += f"; the nearest ids are {', '.join(near)}" if near else ""
-    if lost(library, [chain.traces for chain in library.chains(run)], "traces"):
+    if lost(library, [lineage.traces for lineage in library.history(run).lineages], "traces"):
         told += "; rows of its traces were dropped for their age (`stagecoach maintain --retain`)"
     return f"run {run!r} has no trace {trace_id!r}{told}"

@@ -6,6 +6,7 @@ from typing import Any
 
 import polars as pl
 
+from flows.queries.outcomes import EXPIRED
 from flows.queries.sentences import flat, sentence
 from flows.queries.store_reader import Library
 from flows.viewer import addresses
@@ -14,7 +15,6 @@ from flows.viewer.data.retired import lost
 from flows.viewer.data.trace import Found, outcome_of
 from flows.viewer.data.training import WEIGHTS, packed_weights, samples
 from flows.views.identify import policy_version
-from tasks.fates import EXPIRED
 from tasks.filtering.filters.finding import QUARANTINED
 from tasks.metrics.accounting import ERRORED, FILTERED, NO_WEIGHT, PENDING, REFUSED, STOPPED, TRAINED
 
@@ -25,14 +25,14 @@ SPANS = ("setup", "generation", "scoring")
 
 
 def outcome(library: Library, found: Found) -> Values:
-    """Return what the run made of the trace: a sentence, its fate, the verdict's numbers, group and quarantines."""
+    """Return what the run made of the trace: a sentence, its outcome, the verdict's numbers, group and quarantines."""
     use = outcome_of(library, found)
     verdict = use["verdict"]
     return {
         "sentence": sentence({"trace": found.row}, use),
-        "fate": use["fate"],
+        "outcome": use["outcome"],
         "detail": use["detail"],
-        "tone": TONES.get(use["fate"], ""),
+        "tone": TONES.get(use["outcome"], ""),
         "verdict": verdict and {name: verdict[name] for name in ("keep", "reason", "detected")},
         "evidence": [
             {"filter": name, "numbers": [{"name": path, "value": value} for path, value in flat(numbers)]}
@@ -74,7 +74,7 @@ def trained_in(library: Library, found: Found) -> list[Values]:
     The address is None where the step was done again since: the page of its batch has the rows that were trained last.
     `weights` are the sums of the weights by component that the row has for the sample, None where it is in none.
     """
-    packed, made = found.chain.batches, found.chain.updates
+    packed, made = found.lineage.batches, found.lineage.updates
     own = samples(library, found)
     sums = packed_weights(library, found, own).with_columns(pl.col(WEIGHTS).cast(pl.List(pl.Float64)).list.sum())
     weights = {row.pop("sample_id"): row for row in sums.to_dicts()}
@@ -92,7 +92,7 @@ def trained_in(library: Library, found: Found) -> list[Values]:
 
 def policies(library: Library, found: Found) -> Values:
     """Return the policy that sampled the trace and the one that training on it made; null where there is none."""
-    made, key = found.chain.updates, str(found.row["policy_key"])
+    made, key = found.lineage.updates, str(found.row["policy_key"])
     after = {"run": found.run, "version": policy_version(made), "key": made.key} if made else None
     return {
         "sampled": _sampler(library, found, key) if key else None,

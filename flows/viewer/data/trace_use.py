@@ -19,4 +19,4 @@ def trace_use(library: Library, trace_id: str, run: str = "") -> Found:
         near = nearest(trace_id, index(library, library.graph.making("traces"))["trace_id"])
         told = f"; the nearest ids are {', '.join(near)}" if near else "; `stagecoach traces RUN` lists those of a run"
         raise NotThere(f"no run of {library.store.root.address} has a trace {trace_id!r}{told}")
-    return next((each for each in found if each.run == each.chain.traces.computed_by), found[0])
+    return next((each for each in found if each.run == each.lineage.traces.computed_by), found[0])

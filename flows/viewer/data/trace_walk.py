@@ -16,7 +16,7 @@ from flows.viewer.data import step_search
 from flows.viewer.data.step import choice_of
 from flows.viewer.data.step_choice import CHOOSING, Choice, choose
 from flows.viewer.data.step_mismatch import with_mismatch
-from flows.viewer.data.step_traces import chains_of, evaluation_traces, of_chains
+from flows.viewer.data.step_traces import evaluation_traces, lineages_of, traces_of
 from flows.viewer.data.trace import Found
 
 SET = "set"
@@ -52,15 +52,15 @@ def walk(library: Library, found: Found, list_asked: str = "") -> Walk:
         rows = _listed(library, found, PageRequest("", {}, chosen))
         if found.trace_id in rows["trace_id"]:
             return _around(rows, found, chosen)
-    return _around(of_chains(library, found.run, [found.chain]), found, {})
+    return _around(traces_of(library, found.run, [found.lineage]), found, {})
 
 
 def _listed(library: Library, found: Found, asked: PageRequest) -> pl.DataFrame:
     choice: Choice = choice_of(asked)
-    if found.chain.for_training:
-        chains = chains_of(library, found.run, found.step)
-        frame = of_chains(library, found.run, chains)
-        frame = with_mismatch(library, found.run, chains, frame, (choice.sort,))
+    if found.lineage.for_training:
+        lineages = lineages_of(library, found.run, found.step)
+        frame = traces_of(library, found.run, lineages)
+        frame = with_mismatch(library, found.run, lineages, frame, (choice.sort,))
     else:
         frame = evaluation_traces(library, found.run, found.step, asked.text(SET) or None)
     return choose(frame, choice, step_search.found(library, found.run, frame, choice.search)).rows

@@ -117,7 +117,7 @@ SORTS = {
         "num_shared",
         "max_advantage_difference",
     ),
-    "verdicts": ("trace_id", "fate_a", "fate_b", "reward_a", "reward_b"),
+    "verdicts": ("trace_id", "outcome_a", "outcome_b", "reward_a", "reward_b"),
     "samples": ("size", "sample_id", "a", "b", "difference"),
     "lone": ("side", "group", "reward", "num_output_tokens"),
 }
@@ -162,13 +162,13 @@ def _table(library: Library, asked: PageRequest, view: str, traces: pl.DataFrame
     if view == "groups":
         return compared_groups(library, *runs, step)
     if view == "verdicts":
-        return traces.filter(pl.col("fate_a") != pl.col("fate_b"))
+        return traces.filter(pl.col("outcome_a") != pl.col("outcome_b"))
     if view == "samples":
         moved = compared_samples(library, *runs, step).filter(pl.col("difference") != 0)
         about = traces.select("trace_id", "environment", "example_id", "key_a", "key_b")
         return moved.join(about, on="trace_id", how="left").with_columns(size=pl.col("difference").abs())
     lone = traces.filter(pl.col("side") != BOTH)
-    either = {name: pl.coalesce(f"{name}_a", f"{name}_b") for name in ("key", "reward", "fate", "num_output_tokens")}
+    either = {name: pl.coalesce(f"{name}_a", f"{name}_b") for name in ("key", "reward", "outcome", "num_output_tokens")}
     return lone.select("trace_id", "side", "environment", "example_id", "agent", "group", **either)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import polars as pl
 
 from flows.queries.request import BadQuestion, NotThere, PageRequest
+from flows.queries.step_history import StepLineage
 from flows.queries.store_reader import Library
 from flows.runtime.scores import recorded_evaluations
 from flows.viewer import addresses
@@ -18,7 +19,6 @@ from flows.viewer.data.step_mismatch import with_mismatch
 from flows.viewer.data.trace_walk import written
 from flows.viewer.pages.run import any_going
 from storage.read.lineage import marks
-from tasks.fates import Chain
 
 CARRIED = ("sort", "order", "columns", "size", "group_sort", "group_order")
 """What stays in the address on the way to the step before or after."""
@@ -27,16 +27,16 @@ CARRIED = ("sort", "order", "columns", "size", "group_sort", "group_order")
 def step_page(library: Library, asked: PageRequest) -> Page:
     """Return a step. Raises NotThere, and BadQuestion where the list of traces is asked for what is not known."""
     run, step = asked.path["run"], asked.place("step")
-    chains = step_traces.chains_of(library, run, step)
-    frame = step_traces.of_chains(library, run, chains)
+    lineages = step_traces.lineages_of(library, run, step)
+    frame = step_traces.traces_of(library, run, lineages)
     asked_for = (*read_names(asked.text("columns")), asked.text("sort"))
-    frame = with_mismatch(library, run, chains, frame, asked_for)
+    frame = with_mismatch(library, run, lineages, frame, asked_for)
     values = {
         "run": run,
         "step": step,
         "evaluation": None,
-        "retired": retired(library, [work for chain in chains for work in step_traces.works_of(chain)]),
-        **_step_values(library, run, chains, frame),
+        "retired": retired(library, [work for lineage in lineages for work in lineage.works]),
+        **_step_values(library, run, lineages, frame),
         **list_values(library, run, frame, asked),
         **neighbours(step_traces.steps_of(library, run), step),
         "compared": _parent(library, run, step),
@@ -58,17 +58,17 @@ def list_values(library: Library, run: str, frame: pl.DataFrame, asked: PageRequ
     }
 
 
-def _step_values(library: Library, run: str, chains: Sequence[Chain], frame: pl.DataFrame) -> dict[str, Any]:
-    judged = {chain.verdicts.key for chain in chains if chain.verdicts}
+def _step_values(library: Library, run: str, lineages: Sequence[StepLineage], frame: pl.DataFrame) -> dict[str, Any]:
+    judged = {lineage.verdicts.key for lineage in lineages if lineage.verdicts}
     return {
-        "stages": sorted({chain.traces.stage for chain in chains}),
-        "computed_by": sorted({chain.traces.computed_by for chain in chains} - {run}),
-        "finished": all(chain.traces.finished for chain in chains),
-        "num_batches": len(chains),
+        "stages": sorted({lineage.traces.stage for lineage in lineages}),
+        "computed_by": sorted({lineage.traces.computed_by for lineage in lineages} - {run}),
+        "finished": all(lineage.traces.finished for lineage in lineages),
+        "num_batches": len(lineages),
         "num_judged_apart": len(judged),
-        "packed": any(chain.batches for chain in chains),
-        "updates": step_figures.updates(library, run, chains),
-        "policies": step_figures.policies(library, run, frame, chains),
+        "packed": any(lineage.batches for lineage in lineages),
+        "updates": step_figures.updates(library, run, lineages),
+        "policies": step_figures.policies(library, run, frame, lineages),
     }
 
 
@@ -110,7 +110,7 @@ def evaluation_page(library: Library, asked: PageRequest) -> Page:
     values = {
         "run": run,
         "step": version,
-        "retired": retired(library, [c.traces for c in step_traces.evaluation_chains(library, run, version)]),
+        "retired": retired(library, [c.traces for c in step_traces.evaluation_lineages(library, run, version)]),
         "evaluation": {
             "set": chosen,
             "sets": sets,
@@ -119,7 +119,7 @@ def evaluation_page(library: Library, asked: PageRequest) -> Page:
         },
         "stages": ["rollout"],
         "computed_by": [],
-        "finished": all(chain.traces.finished for chain in step_traces.evaluation_chains(library, run, version)),
+        "finished": all(lineage.traces.finished for lineage in step_traces.evaluation_lineages(library, run, version)),
         "num_batches": 1,
         "num_judged_apart": 0,
         "packed": False,

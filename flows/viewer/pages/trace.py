@@ -16,7 +16,6 @@ from flows.viewer.data.messages import message_works, messages, rejected
 from flows.viewer.data.messages_read import linked, long_text, read_message
 from flows.viewer.data.messages_window import MOST_HITS, WINDOW, Reading, hits, reading
 from flows.viewer.data.retired import retired
-from flows.viewer.data.step_traces import works_of
 from flows.viewer.data.tokenizers import tokenizer
 from flows.viewer.data.tokens import tokens
 from flows.viewer.data.tokens_colourings import NAMES, chosen
@@ -54,8 +53,8 @@ def trace_page(library: Library, asked: PageRequest) -> Page:
         "trace_id": found.trace_id,
         "key": found.key,
         "step": found.step,
-        "for_training": found.chain.for_training,
-        "retired": retired(library, (*works_of(found.chain), *message_works(library, found))),
+        "for_training": found.lineage.for_training,
+        "retired": retired(library, (*found.lineage.works, *message_works(library, found))),
         "trace": {name: value for name, value in row.items() if name not in (*JSONS, *ERROR)},
         "error": _error(row),
         "reward_parts": facts.reward_parts(row["rewards"]),
@@ -71,7 +70,7 @@ def trace_page(library: Library, asked: PageRequest) -> Page:
         **_conversation(library, found, asked),
     }
     # What is pending may be decided while somebody looks; nothing else of a trace ever changes.
-    live = values["outcome"]["fate"] == PENDING and any_going(library, found.run)
+    live = values["outcome"]["outcome"] == PENDING and any_going(library, found.run)
     return Page("trace.html", f"Trace {found.trace_id[:8]}", values, _crumbs(found, beside), live)
 
 
@@ -79,7 +78,7 @@ def _crumbs(found: Found, beside: Walk) -> tuple[Crumb, ...]:
     """Return the way to a trace; over the list that it was opened from, as that was."""
     of_step = (
         Crumb(f"step {found.step}", addresses.step(found.run, found.step, **beside.chosen))
-        if found.chain.for_training
+        if found.lineage.for_training
         else Crumb(f"evaluation of policy {found.step}", addresses.evaluation(found.run, found.step, **beside.chosen))
     )
     return Crumb(found.run, addresses.run(found.run)), of_step
@@ -105,7 +104,7 @@ def _around(library: Library, found: Found, asked: PageRequest) -> Values:
     `history` is None where nobody asked for it and it costs more than the rest: every batch of a large run is read.
     """
     wanted = asked.flag("history") or asked.text("format") in ("json", "file")
-    told = wanted or len(library.chains(found.run)) <= SMALL_RUN
+    told = wanted or len(library.history(found.run).lineages) <= SMALL_RUN
     return {
         "mates": _linked(found, mates(library, found)),
         "episode": _linked(found, episode(library, found)),
@@ -237,7 +236,7 @@ def _hits(rows: pl.DataFrame, told: Reading, wanted: str) -> list[Values]:
 
 
 def any_trace_page(library: Library, asked: PageRequest) -> Page:
-    """Return the runs that use a trace, each with the trace's fate and the address of its page there.
+    """Return the runs that use a trace, each with the trace's outcome and the address of its page there.
 
     Of a trace that one run uses it is the page in that run. Raises NotThere, with the nearest ids, where none does.
     """
@@ -265,13 +264,13 @@ def _use(library: Library, found: Found) -> dict[str, object]:
     return {
         "run": found.run,
         "step": found.step,
-        "for_training": found.chain.for_training,
+        "for_training": found.lineage.for_training,
         "key": found.key,
         "reward": found.row["reward"],
         "advantage": samples[0]["advantage"] if samples else None,
-        "fate": made["fate"],
+        "outcome": made["outcome"],
         "detail": made["detail"],
         "policy": made["policy"],
-        "computed_by": found.chain.traces.computed_by,
+        "computed_by": found.lineage.traces.computed_by,
         "address": addresses.trace(found.run, found.trace_id, found.key),
     }

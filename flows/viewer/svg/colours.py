@@ -3,6 +3,7 @@
 import math
 
 from flows.reporting.svg import colour
+from tasks.stages import BY_NAME, OTHER_COLOUR
 
 STEPS = 4
 """Steps of colour on each side of zero, or from the lowest to the highest."""
@@ -31,25 +32,9 @@ def sequential(value: float | None, lowest: float | None, highest: float | None)
     return str(math.floor(STEPS * share + 1e-9))
 
 
-_NUMBERS = {
-    "rollout": 0,
-    "demonstration": 0,
-    "import": 0,
-    "training": 1,
-    "evaluation": 2,
-    "filtering": 3,
-    "advantage": 4,
-    "packing": 5,
-    "regrade": 5,
-    "reference": 6,
-    "gate": 6,
-}
-_OTHER = 7
-
-
 def stage_number(stage: str) -> int:
     """Return the number of a stage's colour."""
-    return _NUMBERS.get(stage, _OTHER)
+    return BY_NAME[stage].colour if stage in BY_NAME else OTHER_COLOUR
 
 
 def stage_class(stage: str) -> str:

@@ -7,13 +7,12 @@ from markupsafe import Markup
 
 from flows.reporting.formats import seconds
 from flows.reporting.svg import NUM_COLOURS, Scale, colour, drawing, label, link, short, tag, text, ticks, title
+from tasks.stages import EVALUATION
 
 LEFT, LEDGER_TOP, LEDGER_BOTTOM, LEDGER_ROW = 142.0, 4.0, 20.0, 18.0
 NARROW, WIDE, LEDGER_WIDTH = 4.0, 26.0, 1110.0
 """Least and most of a column, and what all of them take where there are few enough."""
 MOST_USERS = 6
-EVALUATION = "evaluation"
-"""Of the policy that a step begins with; not every step has one."""
 
 
 def ledger(told: Mapping[str, Any], addresses: Mapping[str, str]) -> Markup:
@@ -69,7 +68,7 @@ def _column(
     found = []
     for row, (stage, cell) in enumerate(zip(stages, cells, strict=True)):
         if cell is None:
-            if stage != EVALUATION and not after:
+            if stage != EVALUATION and not after:  # not every step begins with a policy that is evaluated
                 look = "cell missing" if begun else "cell planned"
                 found.append(tag("rect", **place, y=LEDGER_TOP + LEDGER_ROW * row, class_=look))
             continue

@@ -140,7 +140,7 @@ SPANS = ("setup", "generation", "model", "scoring")
 def head(library: Library, found: Found, rows: pl.DataFrame, whole: bool) -> Iterator[RenderableType]:
     """Yield the head of a trace; `rows` are its messages, and with `whole` nothing is cut."""
     row, outcome = found.row, outcome_of(library, found)
-    yield Text.assemble((f"trace {one_line(found.trace_id, LINE)}", "bold"), "  ", _fate(outcome))
+    yield Text.assemble((f"trace {one_line(found.trace_id, LINE)}", "bold"), "  ", _outcome(outcome))
     yield _line(
         ("run", found.run), ("step", found.step), ("environment", row["environment"]), ("example", row["example_id"]),
         ("agent", row["agent"]), ("policy", row["policy_version"]), ("temperature", number(row["temperature"])),
@@ -161,12 +161,12 @@ def head(library: Library, found: Found, rows: pl.DataFrame, whole: bool) -> Ite
     yield from _error(row, whole)
 
 
-def _fate(outcome: Mapping[str, Any]) -> Text:
+def _outcome(outcome: Mapping[str, Any]) -> Text:
     style = {"trained": "green", "evaluated": "cyan", "pending": "cyan", "errored": "red"}.get(
-        outcome["fate"], "yellow"
+        outcome["outcome"], "yellow"
     )
     detail = f": {one_line(outcome['detail'], LINE)}" if outcome["detail"] else ""
-    return Text(f"{outcome['fate']}{detail}", style)
+    return Text(f"{outcome['outcome']}{detail}", style)
 
 
 def _line(*pairs: tuple[str, Any]) -> Text:

@@ -28,9 +28,9 @@ from storage.errors import border
 WIDEST, WIDEST_PIPED = 28, 400
 """Characters of one cell, on a terminal and in a pipe: there, a whole id has to be found."""
 STYLES = {"trained": "green", "errored": "red", "filtered": "yellow", "quarantined": "yellow", "refused": "yellow"}
-"""The colour of a fate; others have none."""
+"""The colour of an outcome; others have none."""
 GAP = 2
-FIRST = ("trace_id", "group_id", "example_id", "agent", "reward", "advantage", "fate", "detail", "error_type")
+FIRST = ("trace_id", "group_id", "example_id", "agent", "reward", "advantage", "outcome", "detail", "error_type")
 """What is shown first where a terminal is too narrow for all the usual columns."""
 
 
@@ -74,18 +74,18 @@ def _frame(
     if not steps:
         raise NotThere(f"run {run!r} has no rollouts yet")
     place = steps[-1] if step is None else step
-    chains = step_traces.chains_of(library, run, place)
-    return f"step {place}", with_mismatch(library, run, chains, step_traces.of_chains(library, run, chains), names)
+    lineages = step_traces.lineages_of(library, run, place)
+    return f"step {place}", with_mismatch(library, run, lineages, step_traces.traces_of(library, run, lineages), names)
 
 
 def _headline(run: str, title: str, figures: Mapping[str, Any]) -> str:
     reward = figures["reward"]
     spread = f" ± {formats.number(reward['spread'])}" if reward["spread"] is not None else ""
-    fates = ", ".join(
-        f"{each['num_traces']} {' '.join(filter(None, (each['fate'], one_line(each['detail'], 40))))}"
-        for each in figures["fates"]
+    outcomes = ", ".join(
+        f"{each['num_traces']} {' '.join(filter(None, (each['outcome'], one_line(each['detail'], 40))))}"
+        for each in figures["outcomes"]
     )
-    return f"{one_line(run, 60)}, {title}: reward {formats.number(reward['mean'])}{spread}; {fates}"
+    return f"{one_line(run, 60)}, {title}: reward {formats.number(reward['mean'])}{spread}; {outcomes}"
 
 
 def _print_rows(out: Console, found: Mapping[str, Any], chosen_by_user: bool, piped: bool) -> None:
@@ -104,9 +104,9 @@ def _print_rows(out: Console, found: Mapping[str, Any], chosen_by_user: bool, pi
         side: JustifyMethod = "left" if each["kind"] in LEFT else "right"
         table.add_column(Text(one_line(each["title"], widest)), justify=side, no_wrap=True, overflow="ellipsis")
     for at, row in enumerate(found["rows"]):
-        style = STYLES.get(row["fate"], "")
+        style = STYLES.get(row["outcome"], "")
         table.add_row(
-            *(Text(cells[each["name"]][at], style=style if each["name"] == "fate" else "") for each in columns)
+            *(Text(cells[each["name"]][at], style=style if each["name"] == "outcome" else "") for each in columns)
         )
     if found["rows"]:
         out.print(table, no_wrap=True)

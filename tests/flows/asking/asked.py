@@ -1,4 +1,4 @@
-"""A store to ask: runs that share work and part ways, with every fate that a rollout can have in a run of its own kind.
+"""A store to ask: runs that share work and part ways, with every outcome of a rollout in a run of its own kind.
 
 `base` trains two steps and scores its policies; `branch` shares its first rollouts and gives other advantages; `gated`
 is refused at its first step; `regraded` scores the first rollouts again and leaves one out that is in quarantine;

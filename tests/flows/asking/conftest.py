@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from flows.queries.outcomes import DERIVED
 from storage.read.frames import Frames
 from storage.store import open_store
-from tasks.fates import DERIVED
 from tests.flows.asking import asked
 
 Row = dict[str, Any]

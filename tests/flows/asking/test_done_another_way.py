@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
+from flows.queries.outcomes import DERIVED, outcomes
 from flows.queries.request import PageRequest
 from flows.queries.sentences import sentence
+from flows.queries.step_history import StepHistory, StepLineage, step_history
 from flows.queries.store_reader import Library
-from flows.recorded import recorded_by
 from flows.runtime.pipeline import GateRefused
 from flows.runtime.prepare import recorded_run
 from flows.viewer import addresses
 from flows.viewer.app import respond
 from flows.viewer.data import batch
-from flows.viewer.data.run_steps import steps_of
 from flows.viewer.data.tokens import tokens
 from flows.viewer.data.trace import find_trace
 from flows.viewer.data.trace_facts import trained_in
@@ -25,7 +25,6 @@ from flows.views.show import describe
 from flows.views.why import explain
 from storage.read.frames import Frames
 from storage.store import open_store
-from tasks.fates import DERIVED, Chain, chains, fates
 from tasks.filtering import stage as filtering
 from tasks.metrics.accounting import PENDING, REFUSED, TRAINED
 from tasks.packing import stage as packing
@@ -48,17 +47,17 @@ def raised(monkeypatch: pytest.MonkeyPatch) -> Raise:
     return to
 
 
-def only(frames: Frames, run: str = "run") -> Chain:
-    (chain,) = chains(frames.graph, run)
-    return chain
+def only(frames: Frames, run: str = "run") -> StepLineage:
+    (lineage,) = StepHistory(frames.graph, run).lineages
+    return lineage
 
 
 def look(root: Path) -> Frames:
     return Frames(open_store(root), DERIVED)
 
 
-def fates_of(frames: Frames) -> dict[str, str]:
-    return dict(fates(frames).select("trace_id", "fate").collect().iter_rows())
+def outcomes_of(frames: Frames) -> dict[str, str]:
+    return dict(outcomes(frames).select("trace_id", "outcome").collect().iter_rows())
 
 
 def refused(root: Path, **changes: Any) -> None:
@@ -71,26 +70,26 @@ def test_what_was_trained_stays_trained_where_the_batch_is_packed_again_and_held
     tmp_path: Path, raised: Raise, stage: Stage
 ) -> None:
     rehearse(tmp_path, "run", steps=1)
-    before = fates_of(look(tmp_path))
+    before = outcomes_of(look(tmp_path))
     first = only(look(tmp_path))
     raised(stage, 2)
     refused(tmp_path)
     frames = look(tmp_path)
     assert len(frames.graph.of_run("run").making("batches")) == 2, "it was packed again"
-    assert fates_of(frames) == before and TRAINED in before.values() and REFUSED not in before.values()
-    (last,) = chains(frames.graph, "run")
+    assert outcomes_of(frames) == before and TRAINED in before.values() and REFUSED not in before.values()
+    (last,) = StepHistory(frames.graph, "run").lineages
     assert (last.batches, last.updates, last.decision) == (first.batches, first.updates, None)
-    trace_id = next(name for name, fate in before.items() if fate == TRAINED)
+    trace_id = next(name for name, outcome in before.items() if outcome == TRAINED)
     (use,) = explain(frames, trace_id)["runs"]
-    assert use["fate"] == TRAINED and use["keys"]["packing"] == first.batches.key and use["earlier"] == []
+    assert use["outcome"] == TRAINED and use["keys"]["packing"] == first.batches.key and use["earlier"] == []
 
 
-def agreed(root: Path, trained: Chain) -> None:
+def agreed(root: Path, trained: StepLineage) -> None:
     """Everybody who says which batch of the step was trained says the same one."""
     library = Library.at(root)
     of = batch.packed(library, "run", 0)
     assert (of.batches.key, of.updates and of.updates.key) == (trained.batches.key, trained.updates.key)
-    (step,) = steps_of(library, "run")
+    (step,) = library.history("run").sampled_steps
     assert (step.batches.key, step.updates.key) == (trained.batches.key, trained.updates.key)
     assert {node.key for node in identify(look(root), "run:0:0").roots} == {trained.batches.key}
     store = library.store
@@ -99,12 +98,12 @@ def agreed(root: Path, trained: Chain) -> None:
     assert {stage: shown["seconds"][stage] for stage in took} == {
         stage: each.total_seconds() for stage, each in took.items()
     }
-    assert {entry.key for entry in recorded_by(store, "run").steps[0].work.values()} >= {trained.batches.key}
+    assert {entry.key for entry in step_history(store, "run").steps[0].work.values()} >= {trained.batches.key}
     rows = library.frames("run").of([trained.batches], "batches").select("sample_ids").collect()["sample_ids"].explode()
-    for trace_id, fate in fates_of(look(root)).items():
+    for trace_id, outcome in outcomes_of(look(root)).items():
         found = find_trace(library, "run", trace_id)
-        assert tokens(library, found)["trained"].any() == (fate == TRAINED) == (f"{trace_id}/0" in set(rows))
-        assert [each["trained"] for each in trained_in(library, found)] == ([True] if fate == TRAINED else [])
+        assert tokens(library, found)["trained"].any() == (outcome == TRAINED) == (f"{trace_id}/0" in set(rows))
+        assert [each["trained"] for each in trained_in(library, found)] == ([True] if outcome == TRAINED else [])
 
 
 def test_all_views_agree_on_the_batch_that_was_trained(tmp_path: Path, raised: Raise) -> None:
@@ -123,11 +122,11 @@ def test_of_several_trainings_the_last_one_counts_and_the_others_are_told(tmp_pa
     raised(packing.STAGE, 3)
     refused(tmp_path)
     frames = look(tmp_path)
-    chain = only(frames)
-    assert chain.updates.key != first.updates.key
-    assert [each.updates.key for each in chain.earlier] == [first.updates.key] and chain.earlier[0].earlier == ()
-    agreed(tmp_path, chain)
-    trace_id = next(name for name, fate in fates_of(frames).items() if fate == TRAINED)
+    lineage = only(frames)
+    assert lineage.updates.key != first.updates.key
+    assert [each.updates.key for each in lineage.earlier] == [first.updates.key] and lineage.earlier[0].earlier == ()
+    agreed(tmp_path, lineage)
+    trace_id = next(name for name, outcome in outcomes_of(frames).items() if outcome == TRAINED)
     found = explain(frames, trace_id)
     (use,) = found["runs"]
     (earlier,) = use["earlier"]
@@ -146,9 +145,9 @@ def test_a_batch_that_an_old_packing_was_trained_of_last_is_the_one_that_counts(
     raised(packing.STAGE, packing.STAGE.version)
     raised(rehearsal.STAND_INS["training"], 99)
     rehearse(tmp_path, "run", steps=1)
-    chain = only(look(tmp_path))
-    assert chain.batches.key == first.batches.key and chain.updates.entry.stage_version == 99
-    agreed(tmp_path, chain)
+    lineage = only(look(tmp_path))
+    assert lineage.batches.key == first.batches.key and lineage.updates.entry.stage_version == 99
+    agreed(tmp_path, lineage)
 
 
 def test_a_rollout_of_a_batch_that_was_done_again_leads_to_no_row_of_the_other(tmp_path: Path, raised: Raise) -> None:
@@ -157,8 +156,8 @@ def test_a_rollout_of_a_batch_that_was_done_again_leads_to_no_row_of_the_other(t
     raised(rehearsal.STAND_INS["rollout"], 99)
     rehearse(tmp_path, "run", steps=1)
     library = Library.at(tmp_path)
-    (second,) = (each for each in library.chains("run") if each.traces.key != first.traces.key)
-    trace_id = next(name for name, fate in fates_of(look(tmp_path)).items() if fate == TRAINED)
+    (second,) = (each for each in library.history("run").lineages if each.traces.key != first.traces.key)
+    trace_id = next(name for name, outcome in outcomes_of(look(tmp_path)).items() if outcome == TRAINED)
     old, new = (trained_in(library, find_trace(library, "run", trace_id, each.traces.key)) for each in (first, second))
     assert old[0]["trained"] and old[0]["row"] is not None and old[0]["address"] is None
     assert new[0]["trained"] and new[0]["address"] == addresses.row("run", 0, new[0]["row"])
@@ -173,7 +172,7 @@ def test_without_a_training_the_last_work_of_each_stage_counts(tmp_path: Path, r
     raised(packing.STAGE, 2)
     refused(tmp_path)
     frames = look(tmp_path)
-    chain = only(frames)
-    assert chain.batches.key != first.batches.key and chain.updates is None and chain.earlier == ()
-    assert chain.decision.inputs["packing"] == chain.batches.key
-    assert set(fates_of(frames).values()) >= {REFUSED} and PENDING not in fates_of(frames).values()
+    lineage = only(frames)
+    assert lineage.batches.key != first.batches.key and lineage.updates is None and lineage.earlier == ()
+    assert lineage.decision.inputs["packing"] == lineage.batches.key
+    assert set(outcomes_of(frames).values()) >= {REFUSED} and PENDING not in outcomes_of(frames).values()

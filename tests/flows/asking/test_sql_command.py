@@ -13,7 +13,7 @@ from flows import cli
 from storage.read.frames import Frames
 from tests.flows.asking.conftest import Rows
 
-BY_RUN = "select run, count(*) as num from fates group by run order by run"
+BY_RUN = "select run, count(*) as num from outcomes group by run order by run"
 
 
 def sql(root: Path, *arguments: str) -> int:
@@ -22,7 +22,7 @@ def sql(root: Path, *arguments: str) -> int:
 
 
 def test_formats_say_the_same(root: Path, frames: Frames, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    expected = dict(frames.fates.group_by("run").len().sort("run").collect().iter_rows())
+    expected = dict(frames.outcomes.group_by("run").len().sort("run").collect().iter_rows())
     assert len(expected) == 6
     assert sql(root, BY_RUN, "--format", "json") == 0
     assert {row["run"]: row["num"] for row in json.loads(capsys.readouterr().out)} == expected
@@ -72,8 +72,8 @@ def test_accounts_of_a_run_in_sql(root: Path, capsys: pytest.CaptureFixture[str]
 def test_without_a_question_the_tables_are_listed(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert sql(root) == 0
     listed = dict(line.split(": ", 1) for line in capsys.readouterr().out.splitlines())
-    assert {"traces", "ledger", "quarantines", "uses", "fates", "accounting"} <= set(listed)
-    assert "token_ids" not in listed["messages"] and listed["fates"].startswith("run, step, environment, trace_id")
+    assert {"traces", "ledger", "quarantines", "uses", "outcomes", "accounting"} <= set(listed)
+    assert "token_ids" not in listed["messages"] and listed["outcomes"].startswith("run, step, environment, trace_id")
 
 
 @pytest.mark.parametrize(

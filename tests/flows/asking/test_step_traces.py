@@ -1,4 +1,4 @@
-"""The traces of a step: one row each, with fates as `why` and the derived table tell them, from that step's work."""
+"""The traces of a step: one row each, with outcomes as `why` and the derived table tell them, from that step's work."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ from flows.queries.store_reader import Library
 from flows.viewer.data import groups, step_figures, step_traces
 from flows.views.why import explain
 from storage.read.frames import Frames
-from tasks.fates import EVALUATED
+from tasks.metrics.accounting import EVALUATED
 from tests.flows.asking import asked
 from tests.flows.viewer.looking import what_is_read
 
@@ -20,32 +20,32 @@ RUNS = ("base", "branch", "gated", "regraded", "begun", "hurried")
 
 @pytest.fixture(scope="module")
 def library(root: Path) -> Library:
-    """The store with every fate that a rollout can have, to look at."""
+    """The store with every outcome that a rollout can have, to look at."""
     return Library.at(root)
 
 
 def told(rows: pl.DataFrame) -> dict[str, tuple[str, str]]:
-    return {row["trace_id"]: (row["fate"], row["detail"]) for row in rows.to_dicts()}
+    return {row["trace_id"]: (row["outcome"], row["detail"]) for row in rows.to_dicts()}
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_fates_are_those_of_the_derived_table(library: Library, run: str) -> None:
-    every = library.frames(run)["fates"].collect()
+def test_outcomes_are_those_of_the_derived_table(library: Library, run: str) -> None:
+    every = library.frames(run)["outcomes"].collect()
     steps = step_traces.steps_of(library, run)
     assert steps
     for step in steps:
         found = step_traces.traces(library, run, step)
-        expected = every.filter(pl.col("step") == step, pl.col("fate") != EVALUATED)
+        expected = every.filter(pl.col("step") == step, pl.col("outcome") != EVALUATED)
         assert told(found) == told(expected) and found.height == expected.height > 0
         assert found["place"].to_list() == list(range(found.height))
 
 
 @pytest.mark.parametrize("run", ["branch", "gated", "hurried"])
-def test_fates_and_numbers_are_those_that_why_tells(library: Library, run: str) -> None:
+def test_outcomes_and_numbers_are_those_that_why_tells(library: Library, run: str) -> None:
     frames = library.frames(run)
     for row in step_traces.traces(library, run, 0).gather_every(5).to_dicts():
         (use,) = [each for each in explain(frames, row["trace_id"])["runs"] if each["step"] == 0]
-        assert (row["fate"], row["detail"]) == (use["fate"], use["detail"])
+        assert (row["outcome"], row["detail"]) == (use["outcome"], use["detail"])
         assert row["reason"] == (use["verdict"] and use["verdict"]["reason"])
         samples = use["samples"]
         assert row["num_samples"] == (len(samples) or None)
@@ -56,20 +56,20 @@ def test_rows_by_hand(library: Library) -> None:
     rows = {row["trace_id"]: row for row in step_traces.traces(library, "base", 0).to_dicts()}
     assert len(rows) == 18
     kept, cut, two, failed = (rows[f"trace-0-0-{member}"] for member in range(4))
-    assert (kept["fate"], kept["detail"], kept["keep"], kept["trained"]) == ("trained", "", True, True)
+    assert (kept["outcome"], kept["detail"], kept["keep"], kept["trained"]) == ("trained", "", True, True)
     assert kept["num_samples"] == 1 and two["num_samples"] == 2 and two["num_branches"] == 2
     for row in (kept, two):
         assert row["advantage"] == pytest.approx(row["reward"] - row["baseline"])
-    assert (cut["fate"], cut["detail"], cut["detected"], cut["advantage"]) == (
+    assert (cut["outcome"], cut["detail"], cut["detected"], cut["advantage"]) == (
         "filtered",
         "truncated",
         ["truncated"],
         None,
     )
-    assert (failed["fate"], failed["detail"], failed["reward"]) == ("errored", "timeout", None)
+    assert (failed["outcome"], failed["detail"], failed["reward"]) == ("errored", "timeout", None)
     equal = rows["trace-0-1-0"]
-    assert (equal["fate"], equal["detail"], equal["reward"]) == ("filtered", "zero_advantage", 1.0)
-    assert rows["trace-0-2-0"]["reward"] is None and rows["trace-0-2-0"]["fate"] == "no weight"
+    assert (equal["outcome"], equal["detail"], equal["reward"]) == ("filtered", "zero_advantage", 1.0)
+    assert rows["trace-0-2-0"]["reward"] is None and rows["trace-0-2-0"]["outcome"] == "no weight"
 
 
 def test_what_is_regraded_has_the_reward_of_today(library: Library) -> None:
@@ -78,7 +78,7 @@ def test_what_is_regraded_has_the_reward_of_today(library: Library) -> None:
     both = now.join(before, on="trace_id").drop_nulls(["reward", "old"])
     assert both.height > 10 and (both["reward"] - both["old"]).to_list() == pytest.approx([0.5] * both.height)
     (unfit,) = now.filter(trace_id=asked.UNFIT).to_dicts()
-    assert (unfit["fate"], unfit["reason"]) == ("quarantined", "quarantined")
+    assert (unfit["outcome"], unfit["reason"]) == ("quarantined", "quarantined")
 
 
 def test_only_the_step_is_read_and_only_once(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +94,7 @@ def test_only_the_step_is_read_and_only_once(library: Library, monkeypatch: pyte
 def test_an_evaluation_by_version(library: Library) -> None:
     assert step_traces.steps_of(library, "base", for_training=False) == [1, 2]
     rows = step_traces.evaluation_traces(library, "base", 1)
-    assert rows.height == 8 and set(rows["fate"]) == {"evaluated"}
+    assert rows.height == 8 and set(rows["outcome"]) == {"evaluated"}
     assert rows.select("set", "round", "replaced").unique().rows() == [("", 0, False)]
     assert rows["keep"].null_count() == rows["advantage"].null_count() == 8
     (score,) = groups.of_traces(rows).select(pl.col("num_traces").sum()).to_series().to_list()
@@ -119,8 +119,8 @@ def test_the_figures_of_a_step(library: Library) -> None:
     assert found["reward"]["num_scored"] == len(scored) == 14
     assert found["reward"]["mean"] == pytest.approx(sum(scored) / 14)
     assert found["num_kept"] == sum(row["keep"] for row in rows)
-    assert found["num_trained"] == sum(row["fate"] == "trained" for row in rows)
-    assert sum(each["num_traces"] for each in found["fates"]) == 18
+    assert found["num_trained"] == sum(row["outcome"] == "trained" for row in rows)
+    assert sum(each["num_traces"] for each in found["outcomes"]) == 18
     assert found["errors"] == [{"error_class": "timeout", "num_traces": 3}]
     by_filter = {each["filter"]: (each["num_found"], each["num_decided"]) for each in found["filters"]}
     assert by_filter["truncated"] == (3, 3) and by_filter["errored"] == (3, 3)
@@ -129,9 +129,9 @@ def test_the_figures_of_a_step(library: Library) -> None:
 
 def test_stopped_rollouts_are_in_no_mean(library: Library) -> None:
     frame = step_traces.traces(library, "hurried", 0)
-    stopped = frame.filter(fate="stopped")
+    stopped = frame.filter(outcome="stopped")
     assert stopped.height == 5
-    loud = frame.with_columns(reward=pl.when(fate="stopped").then(100.0).otherwise("reward"))
+    loud = frame.with_columns(reward=pl.when(outcome="stopped").then(100.0).otherwise("reward"))
     assert step_figures.figures(loud)["reward"] == step_figures.figures(frame)["reward"]
     group = groups.of_traces(loud).filter(pl.col("num_stopped") > 0).to_dicts()[0]
     assert group["num_stopped"] == 5 and group["reward_max"] < 100
@@ -139,15 +139,15 @@ def test_stopped_rollouts_are_in_no_mean(library: Library) -> None:
 
 
 def test_the_updates_and_policies_of_a_step(library: Library) -> None:
-    chains = step_traces.chains_of(library, "base", 1)
-    updates = step_figures.updates(library, "base", chains)
+    lineages = step_traces.lineages_of(library, "base", 1)
+    updates = step_figures.updates(library, "base", lineages)
     assert [each["update"] for each in updates] == [0, 1] and updates[0]["loss"] == 0.1
-    found = step_figures.policies(library, "base", step_traces.traces(library, "base", 1), chains)
+    found = step_figures.policies(library, "base", step_traces.traces(library, "base", 1), lineages)
     assert [each["name"] for each in found["before"]] == ["base:1"] and found["after"]["name"] == "base:2"
-    begun = step_traces.chains_of(library, "begun", 0)
+    begun = step_traces.lineages_of(library, "begun", 0)
     assert step_figures.updates(library, "begun", begun) == []
     assert (
-        step_figures.policies(library, "begun", step_traces.of_chains(library, "begun", begun), begun)["after"] is None
+        step_figures.policies(library, "begun", step_traces.traces_of(library, "begun", begun), begun)["after"] is None
     )
 
 

@@ -1,4 +1,4 @@
-"""Why a rollout was trained on or not: a sentence for every fate, and the fates table says the same."""
+"""Why a rollout was trained on or not: a sentence for every outcome, and the outcomes table says the same."""
 
 import json
 from pathlib import Path
@@ -8,10 +8,10 @@ import polars as pl
 import pytest
 
 from flows import cli
+from flows.queries.outcomes import outcomes
 from flows.queries.sentences import SENTENCES, head, sentence
 from flows.views.why import explain
 from storage.read.frames import Frames
-from tasks.fates import fates
 from tests.flows.asking.asked import REASON, UNFIT
 
 
@@ -22,15 +22,15 @@ def told(frames: Frames, trace: str, run: str, step: int = 0) -> str:
     return sentence(found, use)
 
 
-def test_the_fates_table_says_the_same_of_every_rollout(frames: Frames) -> None:
-    table = fates(frames).filter(pl.col("step") == 0).collect()
+def test_the_outcomes_table_says_the_same_of_every_rollout(frames: Frames) -> None:
+    table = outcomes(frames).filter(pl.col("step") == 0).collect()
     for trace in sorted(set(table["trace_id"])):
         found = explain(frames, trace)
-        uses = {(use["run"], use["step"], use["fate"], use["detail"]) for use in found["runs"] if use["step"] == 0}
+        uses = {(use["run"], use["step"], use["outcome"], use["detail"]) for use in found["runs"] if use["step"] == 0}
         own = table.filter(pl.col("trace_id") == trace)
-        assert uses == set(own.select("run", "step", "fate", "detail").iter_rows())
+        assert uses == set(own.select("run", "step", "outcome", "detail").iter_rows())
         assert all(sentence(found, use) for use in found["runs"])
-    assert set(table["fate"]) == set(SENTENCES) - {"evaluated", "expired"}, "expired: test_retired_rows"
+    assert set(table["outcome"]) == set(SENTENCES) - {"evaluated", "expired"}, "expired: test_retired_rows"
 
 
 def test_a_trained_rollout_has_batch_row_update_and_policy(frames: Frames, rows: Any) -> None:
@@ -81,7 +81,7 @@ def test_a_rollout_that_was_scored_again_says_both_rewards(frames: Frames, rows:
 
 
 def test_an_evaluation_says_which_policy_was_scored(frames: Frames) -> None:
-    trace = fates(frames).filter((pl.col("fate") == "evaluated") & (pl.col("step") == 2)).collect()["trace_id"][0]
+    trace = outcomes(frames).filter((pl.col("outcome") == "evaluated") & (pl.col("step") == 2)).collect()["trace_id"][0]
     assert told(frames, trace, "base", 2).startswith("Run base sampled it to score policy base:2, not to train on.")
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from flows.recorded import Recorded
+from flows.queries.step_history import step_history
 from storage.store import open_store
 
 FILES = Path(__file__).parents[2] / "tasks/exchange/files"
@@ -28,4 +28,4 @@ def write_lines(path: Path, rows: list[Any]) -> Path:
 def rows(root: str | Path, run: str, table: str) -> pa.Table:
     """Return a table of the first step of a run, up to its rollouts."""
     store = open_store(root)
-    return store.read(Recorded(store, run).steps[0].work[OF_STAGE.get(table, "rollout")].slices(table))
+    return store.read(step_history(store, run).steps[0].work[OF_STAGE.get(table, "rollout")].slices_of(table))

@@ -11,7 +11,7 @@ from flows import cli
 from flows.exchange.export import ExportRequest, copy_weights, export, write_whole
 from flows.exchange.export_rows import ExportRefused, RolloutChoice
 from flows.exchange.imports import ImportRequest, import_files
-from flows.recorded import Recorded
+from flows.queries.step_history import step_history
 from storage.read.sql import QuestionError
 from storage.store import open_store
 from tasks.assignment.examples import read_demonstrations
@@ -31,7 +31,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> str:
     import_files(ImportRequest([TOKENS], name="theirs", store=root))
     store = open_store(root)
     config = RunConfig.model_validate(store.runs.config("theirs") | {"filtering": {"filters": [{"type": "errored"}]}})
-    rollouts = ref_of(Recorded(store, "theirs").steps[0].work["rollout"], computed=False)
+    rollouts = ref_of(step_history(store, "theirs").steps[0].work["rollout"].entry, computed=False)
     perform(filtering.STAGE, RunContext(store, "theirs", config, {}), 0, (rollouts,))
     return root
 

@@ -12,7 +12,7 @@ from flows import cli
 from flows.exchange.export import ExportRequest, ExportResult, export
 from flows.exchange.export_rows import ExportRefused, RolloutChoice
 from flows.exchange.imports import ImportRequest, import_files
-from flows.recorded import Recorded
+from flows.queries.step_history import step_history
 from storage.store import Store, open_store
 from tasks.filtering import stage as filtering
 from tasks.runtime.execute import perform
@@ -38,7 +38,7 @@ def place_of(store: Store, run: str) -> RunContext:
 
 def rollouts(store: Store) -> Ref:
     """Return the rollouts of `base`."""
-    return ref_of(Recorded(store, "base").steps[0].work["rollout"], computed=False)
+    return ref_of(step_history(store, "base").steps[0].work["rollout"].entry, computed=False)
 
 
 def filtered(store: Store, run: str, quarantined: Mapping[str, str], *traces: Ref) -> None:
@@ -51,10 +51,10 @@ def filtered(store: Store, run: str, quarantined: Mapping[str, str], *traces: Re
 
 def shared(store: Store, run: str, reward: float | None = None, quarantined: Mapping[str, str] | None = None) -> None:
     """Make a run that shares the rollouts of `base`, scored again where a reward is given, and filters them."""
-    place, work = place_of(store, run), Recorded(store, "base").steps[0].work
+    place, work = place_of(store, run), step_history(store, "base").steps[0].work
     store.runs.record(run=run, event="started", kind="replay", config=place.config.model_dump(mode="json"))
     for name in ("examples", "assignment", "rollout"):
-        place.adopt(work[name], 0)
+        place.adopt(work[name].entry, 0)
     again = []
     if reward is not None:
         again = [perform(scoring(reward), place, 0, (rollouts(store),))]

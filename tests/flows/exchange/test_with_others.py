@@ -13,7 +13,7 @@ import pytest
 from flows.exchange.export import ExportRequest, copy_weights, export
 from flows.exchange.export_rows import RolloutChoice
 from flows.exchange.imports import ImportRequest, import_files
-from flows.recorded import Recorded
+from flows.queries.step_history import step_history
 from storage.store import open_store
 from tasks.exchange.verifiers_lines import line_of
 from tasks.learner.tiny import tiny_qwen3
@@ -46,9 +46,9 @@ def test_verifiers_reads_an_export_as_the_rows_that_it_was_made_of(tmp_path: Pat
     import_files(ImportRequest([TOKENS], name="theirs", store=root))
     export(ExportRequest("verifiers", tmp_path / "traces.jsonl", RolloutChoice("theirs"), store=root))
     store = open_store(root)
-    entry = Recorded(store, "theirs").steps[0].work["rollout"]
+    entry = step_history(store, "theirs").steps[0].work["rollout"]
     found = by_verifiers(tmp_path)
-    ours = {row["trace_id"]: row for row in store.read(entry.slices("traces")).to_pylist()}
+    ours = {row["trace_id"]: row for row in store.read(entry.slices_of("traces")).to_pylist()}
     assert len(found) == len(ours) == 10
     for one in found:
         own = {name: str(value) for name, value in ours[one["row"]["trace_id"]].items()}
@@ -56,7 +56,7 @@ def test_verifiers_reads_an_export_as_the_rows_that_it_was_made_of(tmp_path: Pat
         for name in (*OF_THE_ASSIGNMENT, *OF_THE_POLICY, "rewards", "metrics", "info"):
             own.pop(name, None), theirs.pop(name, None)
         assert own == theirs
-    messages = store.read(entry.slices("messages")).to_pylist()
+    messages = store.read(entry.slices_of("messages")).to_pylist()
     tokens = {(row["trace_id"], row["message"]): row["token_ids"] for row in messages}
     assert tokens == {(m["trace_id"], m["message"]): m["token_ids"] for one in found for m in one["messages"]}
 
@@ -120,9 +120,9 @@ def test_what_has_images_is_exported_as_it_was_read_and_kept_small(tmp_path: Pat
     write_lines(source, [pictured(line) for line in lines(TOKENS)])
     import_files(ImportRequest([source], name="theirs", store=root))
     store = open_store(root)
-    work = Recorded(store, "theirs").steps[0].work["rollout"]
-    images, messages = store.read(work.slices("images")), store.read(work.slices("messages"))
-    groups = set(store.read(work.slices("traces"))["group_id"].to_pylist())
+    work = step_history(store, "theirs").steps[0].work["rollout"]
+    images, messages = store.read(work.slices_of("images")), store.read(work.slices_of("messages"))
+    groups = set(store.read(work.slices_of("traces"))["group_id"].to_pylist())
     assert [row["data"] for row in images.to_pylist()] == [DATA] * len(groups)
     assert sum("stagecoach-image:" in text for text in messages["body"].to_pylist()) > len(groups)
     assert not any(URL in text for text in messages["body"].to_pylist()) and messages.nbytes < len(URL)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from flows.outcome import finish_step
-from flows.recorded import Recorded
+from flows.queries.step_history import step_history
 from flows.runtime import pipeline
 from storage.store import Store
 from tests.flows.rehearsal import SOURCE, Rehearsal, rehearse, session_for
@@ -49,8 +49,8 @@ def test_rollouts_that_the_filters_left_out_anyway_are_no_news(tmp_path: Path) -
     root = tmp_path / "store"
     strict: dict[str, Any] = {"type": "gibberish", "enforce": True, "token_id_threshold": 240, "logprob_offset": -1.0}
     store = rehearse(root, "base", filtering={"filters": [strict]})
-    entry = Recorded(store, "base").steps[0].work["rollout"]
-    every = set(store.read(entry.slices("traces"))["trace_id"].to_pylist())
+    entry = step_history(store, "base").steps[0].work["rollout"]
+    every = set(store.read(entry.slices_of("traces"))["trace_id"].to_pylist())
     excluded = every - set(kept(store, "base", 0))
     assert 0 < len(excluded) < len(every), "the filters leave all or nothing out, so this shows nothing"
     store.quarantines.record(excluded, where="true", reason="fooled", run="base")

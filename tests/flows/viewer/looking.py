@@ -58,7 +58,7 @@ def _of_run(library: Library, run: str) -> Iterator[str]:
     yield addresses.run(run)
     for each in metrics(numbers(library, run))[:1]:
         yield addresses.metric(run, each["name"])
-    steps = sorted({chain.traces.step for chain in library.chains(run) if chain.batches})
+    steps = sorted({lineage.traces.step for lineage in library.history(run).lineages if lineage.batches})
     for step in steps:
         yield addresses.step(run, step)
         yield addresses.batch(run, step)

@@ -60,7 +60,11 @@ def test_groups_samples_and_verdicts_are_those_of_the_command(library: Library, 
         expected.select("sample_id", "a", "b", "difference")
     )
     traces = compared_traces(library, a, b, 0)
-    judged = traces.filter(pl.col("fate_a") != pl.col("fate_b")).sort("trace_id").select("trace_id", "fate_a", "fate_b")
+    judged = (
+        traces.filter(pl.col("outcome_a") != pl.col("outcome_b"))
+        .sort("trace_id")
+        .select("trace_id", "outcome_a", "outcome_b")
+    )
     assert judged.rows() == changed_verdicts(*pair).rows()
     assert (traces["side"] == "both").sum() == found["steps"][0]["between"]["num_shared_traces"]
 
@@ -116,7 +120,9 @@ def test_what_was_sampled_anew_is_in_one_only(library: Library) -> None:
 
 def test_verdicts_that_differ_are_told_with_their_reasons(library: Library) -> None:
     said = values(library, "base", "strict", 0, view="verdicts")
-    assert said["rows"] and {(row["fate_a"], row["fate_b"]) for row in said["rows"]} == {("kept", "zero_advantage")}
+    assert said["rows"] and {(row["outcome_a"], row["outcome_b"]) for row in said["rows"]} == {
+        ("kept", "zero_advantage")
+    }
     _, html = answer(library, "base", "strict", 0, view="verdicts")
     assert html.count('<span class="chip warn">zero_advantage</span>') == len(said["rows"])
 

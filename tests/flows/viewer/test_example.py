@@ -45,7 +45,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
 
 def test_attempts_are_those_at_the_example_alone_in_training_and_in_evaluations(library: Library) -> None:
     found = attempts(library, RUN, ENVIRONMENT, "wanted")
-    assert found.select("step", "for_training", "agent", "reward", "fate").rows() == [
+    assert found.select("step", "for_training", "agent", "reward", "outcome").rows() == [
         (0, True, "agent", 1.0, "trained"),
         (0, True, "agent", 0.5, "no weight"),
         (0, True, "agent", None, "no weight"),

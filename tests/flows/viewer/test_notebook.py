@@ -62,10 +62,14 @@ def test_frames_are_those_of_the_tables(root: Path, viewer: Viewer) -> None:
     assert viewer.tables("demo").traces.select(pl.len()).collect().item() == 24
 
 
-def test_a_trace_comes_with_its_messages_tokens_and_fate(viewer: Viewer) -> None:
+def test_a_trace_comes_with_its_messages_tokens_and_outcome(viewer: Viewer) -> None:
     sample = viewer.batch("demo", 0).samples.row(0, named=True)
     trace = viewer.trace(sample["trace_id"], run="demo")
-    assert (trace.facts["run"], trace.facts["reward"], trace.outcome["fate"]) == ("demo", sample["reward"], "trained")
+    assert (trace.facts["run"], trace.facts["reward"], trace.outcome["outcome"]) == (
+        "demo",
+        sample["reward"],
+        "trained",
+    )
     assert trace.branches == [[0, 1]] and len(trace.messages) == 2
     weighted = trace.tokens.filter(pl.col("rl_weight") != 0)
     assert len(weighted) == trace.messages["num_sampled"].sum() > 0

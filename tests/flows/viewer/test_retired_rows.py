@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from flows.queries.outcomes import EXPIRED
 from flows.queries.request import NotThere
 from flows.queries.sentences import sentence
 from flows.queries.store_reader import Library
@@ -16,7 +17,6 @@ from flows.viewer.rendering import parsed_address
 from flows.views.why import explain
 from storage.maintenance.sweep import Retention, expire
 from storage.store import open_store
-from tasks.fates import EXPIRED
 from tests import builders
 from tests.flows.rehearsal import rehearse
 from tests.flows.viewer.hand_made import FORKED, PATHS, RUN, HandMade, batch, credit, forked, update
@@ -65,14 +65,14 @@ def test_every_page_opens_and_says_which_rows_went(without: Without, table: str)
 @pytest.mark.parametrize("table", ["verdicts", "credits", "batches"])
 def test_nobody_says_that_a_rollout_had_no_weight_whose_batch_cannot_be_read(without: Without, table: str) -> None:
     before, library = step_traces.traces(without(""), "run", 0), without(table)
-    assert set(before["fate"]) == {"trained"} and before["trained"].all()
+    assert set(before["outcome"]) == {"trained"} and before["trained"].all()
     found = step_traces.traces(library, "run", 0)
     known = table == "verdicts"  # a packed sample was trained on whatever its verdict said
-    assert set(found["fate"]) == {"trained" if known else EXPIRED}
+    assert set(found["outcome"]) == {"trained" if known else EXPIRED}
     assert found["trained"].to_list() == [True if known else None] * len(before)
-    assert set(library.frames("run")["fates"].collect()["fate"]) == set(found["fate"])
+    assert set(library.frames("run")["outcomes"].collect()["outcome"]) == set(found["outcome"])
     (use,) = [use for use in explain(library.frames(), "trace-0-0-0")["runs"] if use["run"] == "run"]
-    assert use["fate"] == found["fate"][0]
+    assert use["outcome"] == found["outcome"][0]
     assert ("not known any more" in sentence({"trace": {"reward": 0.0}}, use)) != known
 
 

@@ -153,7 +153,7 @@ def test_every_metric_of_ours_says_what_it_is(walked: Library) -> None:
     assert about("updates/ref_kl_loss/mean").unit == "" and about("nobody/knows") == About("", "")
 
 
-def test_what_became_of_rollouts_is_stacked_by_fate_with_zeros(tmp_path: Path) -> None:
+def test_what_became_of_rollouts_is_stacked_by_outcome_with_zeros(tmp_path: Path) -> None:
     made = HandMade(tmp_path)
     made.step([trace("a0"), trace("a1", reward=None, error_class="timeout")], [])
     made.step([trace("b0"), trace("b1")], [], step=1)

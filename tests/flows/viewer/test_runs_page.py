@@ -13,7 +13,6 @@ from flows.queries.store_reader import Library
 from flows.viewer import addresses
 from flows.viewer.app import respond
 from flows.viewer.data.run_states import GONE, is_going, seconds_at_work, state_of
-from flows.viewer.data.run_steps import steps_of
 from flows.viewer.data.runs import RUNS, parent_of, runs
 from flows.viewer.pages.runs import runs_page, tree
 from flows.views import show
@@ -78,10 +77,10 @@ def test_what_each_run_came_to(forked: Library) -> None:
 
 
 def test_without_a_word_a_parent_is_who_computed_most_and_is_still_there(forked: Library) -> None:
-    steps, silent = steps_of(forked, "fork"), event("started")
+    steps, silent = forked.history("fork").sampled_steps, event("started")
     assert parent_of("fork", silent, steps, {"fork", "base"}) == "base"
     assert parent_of("fork", silent, steps, {"fork"}) is None
-    assert parent_of("base", silent, steps_of(forked, "base"), {"fork", "base"}) is None
+    assert parent_of("base", silent, forked.history("base").sampled_steps, {"fork", "base"}) is None
     assert parent_of("fork", event("started", parent_run="gone"), steps, {"fork", "base"}) is None
 
 

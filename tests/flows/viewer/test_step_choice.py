@@ -15,30 +15,41 @@ from flows.viewer.data import step, step_columns
 from flows.viewer.data.step_choice import LARGEST_PAGE, OUTCOMES, Choice, choose, known_values, ordered
 
 ROWS: list[dict[str, Any]] = [
-    {"environment": "a", "agent": "x", "fate": "trained", "reward": 0.5, "detected": [], "group_id": "0"},
-    {"environment": "a", "agent": "y", "fate": "trained", "reward": 0.5, "detected": ["long"], "group_id": "0"},
-    {"environment": "b", "agent": "x", "fate": "filtered", "reason": "long", "reward": 1.0, "detected": ["long"]},
+    {"environment": "a", "agent": "x", "outcome": "trained", "reward": 0.5, "detected": [], "group_id": "0"},
+    {"environment": "a", "agent": "y", "outcome": "trained", "reward": 0.5, "detected": ["long"], "group_id": "0"},
+    {"environment": "b", "agent": "x", "outcome": "filtered", "reason": "long", "reward": 1.0, "detected": ["long"]},
     {
         "environment": "b",
         "agent": "x",
-        "fate": "filtered",
+        "outcome": "filtered",
         "reason": "loud",
         "reward": -2.0,
         "detected": ["loud", "long"],
     },
-    {"environment": "b", "agent": "y", "fate": "errored", "error_class": "timeout", "detected": ["errored"]},
-    {"environment": "b", "agent": "y", "fate": "quarantined", "reason": "quarantined", "detected": None},
-    {"environment": "a", "agent": "x", "fate": "pending", "reward": 0.0, "detected": None, "example_id": "two"},
+    {"environment": "b", "agent": "y", "outcome": "errored", "error_class": "timeout", "detected": ["errored"]},
+    {"environment": "b", "agent": "y", "outcome": "quarantined", "reason": "quarantined", "detected": None},
+    {"environment": "a", "agent": "x", "outcome": "pending", "reward": 0.0, "detected": None, "example_id": "two"},
 ]
-TEXTS = ("environment", "agent", "fate", "reason", "error_class", "group_id", "example_id", "trace_id", "key", "detail")
+TEXTS = (
+    "environment",
+    "agent",
+    "outcome",
+    "reason",
+    "error_class",
+    "group_id",
+    "example_id",
+    "trace_id",
+    "key",
+    "detail",
+)
 FILTERS: dict[str, tuple[str, Callable[[dict[str, Any]], bool]]] = {
     "environment": ("b", lambda row: row["environment"] == "b"),
     "agent": ("x", lambda row: row["agent"] == "x"),
-    "outcome": ("filtered", lambda row: row["fate"] == "filtered"),
+    "outcome": ("filtered", lambda row: row["outcome"] == "filtered"),
     "filter": ("long", lambda row: "long" in (row["detected"] or []) or row["reason"] == "long"),
     "reason": ("long", lambda row: row["reason"] == "long"),
     "error": ("timeout", lambda row: row["error_class"] == "timeout"),
-    "trained": ("no", lambda row: row["fate"] != "trained"),
+    "trained": ("no", lambda row: row["outcome"] != "trained"),
     "group": ("1", lambda row: row["group_id"] == "1"),
     "example": ("two", lambda row: row["example_id"] == "two"),
 }
@@ -54,7 +65,7 @@ def frame(rows: list[dict[str, Any]] = ROWS) -> pl.DataFrame:
         .with_row_index("place")
         .with_columns(
             pl.col("place").cast(pl.Int64),
-            trained=pl.col("fate") == "trained",
+            trained=pl.col("outcome") == "trained",
             metrics=pl.lit("{}"),
             rewards=pl.lit("{}"),
         )
@@ -210,7 +221,7 @@ def test_named_rewards_and_metrics_are_columns() -> None:
 def test_lists_of_columns_read_back_as_they_were_written() -> None:
     names = ("reward", "metric:a,b", "metric:50%", "reward:\u00e9 ")
     assert step_columns.read_names(step_columns.written_names(names)) == names
-    assert step_columns.read_names(" reward , fate ,") == ("reward", "fate")
+    assert step_columns.read_names(" reward , outcome ,") == ("reward", "outcome")
 
 
 def test_columns_that_say_nothing_are_not_among_the_usual() -> None:
@@ -228,11 +239,11 @@ def test_an_address_says_a_choice() -> None:
         "order": "desc",
         "page": "2",
         "size": "10",
-        "columns": "fate,metric:x",
+        "columns": "outcome,metric:x",
     }
     found = step.choice_of(PageRequest("/runs/r/steps/0", {}, query | {"search": "50%"}))
     assert found == Choice(
-        "a", search="50%", sort="reward", order="desc", page=2, size=10, columns=("fate", "metric:x")
+        "a", search="50%", sort="reward", order="desc", page=2, size=10, columns=("outcome", "metric:x")
     )
     assert step.choice_of(PageRequest("/")) == Choice()
     for wrong in ({"page": "0"}, {"size": "501"}, {"page": "x"}, {"size": "-1"}):

@@ -13,7 +13,7 @@ from flows.queries.store_reader import Library
 from flows.viewer import addresses
 from flows.viewer.app import respond
 from flows.viewer.data.step_mismatch import NAME, TITLE, with_mismatch
-from flows.viewer.data.step_traces import chains_of, traces
+from flows.viewer.data.step_traces import lineages_of, traces
 from flows.viewer.pages import PAGES
 from flows.viewer.pages.step import step_page
 from tests.builders import message, trace
@@ -74,8 +74,8 @@ def k3(log_ratio: float) -> float:
 
 @pytest.mark.parametrize("name", [NAME, TITLE])
 def test_it_is_the_mean_over_all_tokens_of_a_trace_with_rl_weight(library: Library, name: str) -> None:
-    chains = chains_of(library, RUN, 0)
-    found = with_mismatch(library, RUN, chains, traces(library, RUN, 0), ["reward", name])
+    lineages = lineages_of(library, RUN, 0)
+    found = with_mismatch(library, RUN, lineages, traces(library, RUN, 0), ["reward", name])
     told = dict(zip(found["trace_id"], found[NAME], strict=True))
     assert told == {
         FORKED: pytest.approx(2 * k3(-0.5) / 4),  # two of the four tokens of both samples are half a nat apart
@@ -87,8 +87,8 @@ def test_it_is_the_mean_over_all_tokens_of_a_trace_with_rl_weight(library: Libra
 
 
 def test_it_is_read_only_where_it_is_asked_for(library: Library) -> None:
-    chains = chains_of(library, RUN, 0)
-    found = with_mismatch(library, RUN, chains, traces(library, RUN, 0), ["reward"])
+    lineages = lineages_of(library, RUN, 0)
+    found = with_mismatch(library, RUN, lineages, traces(library, RUN, 0), ["reward"])
     assert found[NAME].null_count() == 4
     untrained = with_mismatch(library, RUN, [], traces(library, RUN, 0), [NAME])
     assert untrained[NAME].null_count() == 4, "the same address goes on from step to step, trained or not yet"

@@ -74,7 +74,7 @@ def test_the_values_are_those_of_the_frames(library: Library) -> None:
     assert [row["group_id"] for row in found["groups"]["rows"]] == ["0-0", "0-1", "0-2"]
     cells = [cell for row in found["groups"]["rows"] for cell in row["cells"]]
     assert sorted(cell["trace_id"] for cell in cells) == sorted(frame["trace_id"])
-    assert {cell["fate"] for cell in cells} == {"trained"} and all(0 <= cell["level"] <= 10 for cell in cells)
+    assert {cell["outcome"] for cell in cells} == {"trained"} and all(0 <= cell["level"] <= 10 for cell in cells)
     assert sum(map(sum, (each["counts"] for each in found["histogram"]))) == 12
 
 
@@ -101,8 +101,8 @@ def test_the_address_filters_sorts_and_pages(library: Library) -> None:
     assert [row["trace_id"] for row in found["rows"]] == best and found["num_chosen"] == 4
     pages = [values(library, "base", 0, size="5", page=str(page))["traces"] for page in (1, 2, 3)]
     assert [len(each["rows"]) for each in pages] == [5, 5, 2] and {each["num_pages"] for each in pages} == {3}
-    page = html(library, "base", 0, sort="reward", order="desc", columns="reward,fate", size="5")
-    assert addresses.step("base", 1, sort="reward", order="desc", columns="reward,fate", size="5") in links(page)
+    page = html(library, "base", 0, sort="reward", order="desc", columns="reward,outcome", size="5")
+    assert addresses.step("base", 1, sort="reward", order="desc", columns="reward,outcome", size="5") in links(page)
     assert len([each for each in page.tags if each[0] == "th" and "aria-sort" in each[1]]) == 2  # groups have an order
 
 
@@ -148,7 +148,7 @@ def test_what_is_not_there(library: Library) -> None:
 def test_a_forks_rows_are_told_as_computed_by_the_other(library: Library) -> None:
     found = values(library, "fork", 1)
     assert found["compared"] == "base" and found["computed_by"] == ["base"]
-    assert found["policies"]["after"] is None and {row["fate"] for row in found["traces"]["rows"]} == {"pending"}
+    assert found["policies"]["after"] is None and {row["outcome"] for row in found["traces"]["rows"]} == {"pending"}
     same = step_traces.traces(library, "base", 1)["trace_id"].to_list()
     assert [row["trace_id"] for row in found["traces"]["rows"]] == same
 
@@ -169,7 +169,7 @@ def test_a_step_of_which_parts_are_done(tmp_path: Path) -> None:
     library = begun(tmp_path / "store", 1)
     found = values(library, RUN, 0)
     assert (found["finished"], found["num_batches"], found["figures"]["num_traces"]) == (False, 1, 2)
-    assert {row["fate"] for row in found["traces"]["rows"]} == {"pending"}
+    assert {row["outcome"] for row in found["traces"]["rows"]} == {"pending"}
     assert found["figures"]["reward"]["mean"] is None and found["figures"]["num_kept"] is None
     assert found["histogram"] == [] and found["policies"]["after"] is None
     assert "Some of the rollouts are still to come" in "".join(html(library, RUN, 0).texts)
@@ -215,7 +215,7 @@ def test_an_evaluation_and_its_sets(scored: Library) -> None:
         (score,) = page["evaluation"]["scores"]
         rows = page["traces"]["rows"]
         assert len(rows) == 5 and {row["set"] for row in rows} == {name} == {score["set"]}
-        assert {row["fate"] for row in rows} == {"evaluated"}
+        assert {row["outcome"] for row in rows} == {"evaluated"}
         again = [(row["round"], row["replaced"]) for row in rows if row["assignment_id"] == "eval-reverse_text-0/0"]
         assert sorted(again) == [(0, True), (1, False)]
         assert {row["replaced"] for row in rows if row["assignment_id"] != "eval-reverse_text-0/0"} == {False}

@@ -72,7 +72,7 @@ def coloured(root: Path, trace_id: str, **wanted: Any) -> str:
     return str(text)
 
 
-def test_a_pipe_gets_the_fate_the_rewards_and_the_messages_without_an_escape(
+def test_a_pipe_gets_the_outcome_the_rewards_and_the_messages_without_an_escape(
     made: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = printed(made, FORKED[:8], capsys=capsys)
@@ -184,7 +184,7 @@ def test_long_texts_are_cut_with_a_count_unless_all_is_wanted(
 
 def test_json_has_all_that_the_tables_have(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = json.loads(printed(made, FORKED, "--json", capsys=capsys))
-    assert (said["run"], said["outcome"]["fate"], said["branches"]) == (RUN, "trained", [[0, 1, 2, 3], [0, 4]])
+    assert (said["run"], said["outcome"]["outcome"], said["branches"]) == (RUN, "trained", [[0, 1, 2, 3], [0, 4]])
     assert [each["token_id"] for each in said["tokens"]] == list(range(1, 12))
     assert [each["message"] for each in said["messages"]] == [0, 1, 2, 3, 4]
 

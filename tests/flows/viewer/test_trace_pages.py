@@ -131,7 +131,9 @@ class Elements(HTMLParser):
 
 def test_the_top_says_what_became_of_it_and_leads_there(library: Library) -> None:
     found = values(library)
-    assert found["outcome"]["fate"] == "trained" and found["outcome"]["sentence"].startswith(f"Run {RUN} trained on it")
+    assert found["outcome"]["outcome"] == "trained" and found["outcome"]["sentence"].startswith(
+        f"Run {RUN} trained on it"
+    )
     assert found["samples"][0]["address"] == addresses.row(RUN, 0, 0)
     assert [each["trained"] for each in found["samples"]] == [True, False]
     assert found["policies"]["made"]["version"] == 0, "its training names no policy as input here"

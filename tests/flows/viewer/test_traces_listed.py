@@ -52,10 +52,24 @@ def test_the_last_step_of_the_newest_run_unless_told(capsys: pytest.CaptureFixtu
 
 
 def test_a_line_is_a_trace_with_all_its_columns(capsys: pytest.CaptureFixture[str], root: Path) -> None:
-    columns = "group,environment,reward,fate,detail,error_type,num_turns,is_truncated,setup_seconds,started_at,detected"
+    columns = (
+        "group,environment,reward,outcome,detail,error_type,num_turns,is_truncated,setup_seconds,started_at,detected"
+    )
     printed = lines(capsys, root, "--step", "0", "--columns", columns)
     assert printed[1].split() == [
-        *("trace", "group", "environment", "reward", "fate", "by", "error", "turns", "truncated", "set-up", "started"),
+        *(
+            "trace",
+            "group",
+            "environment",
+            "reward",
+            "outcome",
+            "by",
+            "error",
+            "turns",
+            "truncated",
+            "set-up",
+            "started",
+        ),
         *("found", "by"),
     ]
     (greek,) = [line for line in printed if line.startswith("greek")]

@@ -54,17 +54,17 @@ def library(root: Path) -> Library:
 
 def traces(library: Library, run: str) -> list[Found]:
     """All traces of the run's only step."""
-    (chain,) = library.chains(run)
-    names = library.frames(run).of([chain.traces], "traces").select("trace_id").collect()["trace_id"]
+    (lineage,) = library.history(run).lineages
+    names = library.frames(run).of([lineage.traces], "traces").select("trace_id").collect()["trace_id"]
     return [find_trace(library, run, name) for name in names]
 
 
 def packed(library: Library, run: str) -> dict[str, dict[str, np.ndarray[Any, Any]]]:
     """The weights by token of every packed sample, straight from the table."""
-    (chain,) = library.chains(run)
-    assert chain.batches is not None
+    (lineage,) = library.history(run).lineages
+    assert lineage.batches is not None
     found = {}
-    for row in library.store.read(chain.batches.slices_of("batches")).select(BATCHES.arrow.names).to_pylist():
+    for row in library.store.read(lineage.batches.slices_of("batches")).select(BATCHES.arrow.names).to_pylist():
         for place, sample in enumerate(row["sample_ids"]):
             part = slice(*row["cu_seqlens"][place : place + 2])
             found[sample] = {name: np.array(row[name][part], np.float32) for name in WEIGHTS}

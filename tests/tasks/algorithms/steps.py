@@ -11,7 +11,7 @@ from tests.tasks.algorithms.crediting import forked
 Row = dict[str, Any]
 
 THOUSANDTHS = st.sampled_from((0, 1000, 1000, -1000)) | st.integers(-3000, 3000)
-FATES = ("kept", "kept", "kept", "kept", "unrewarded", "errored", "filtered", "truncated")
+OUTCOMES = ("kept", "kept", "kept", "kept", "unrewarded", "errored", "filtered", "truncated")
 SHAPES = ("exchange", "exchange", "forked", "masked", "empty")
 
 
@@ -43,21 +43,21 @@ class Step:
 def steps(*, seats: bool = False, rewards: st.SearchStrategy[int] = THOUSANDTHS) -> st.SearchStrategy[Step]:
     """Draw a step of up to eight traces; with `seats`, of proposers and solvers in several episodes."""
     lengths = st.tuples(st.integers(0, 12), st.integers(0, 12), st.integers(0, 4))
-    one = st.tuples(st.integers(0, 2), rewards, st.sampled_from(FATES), st.sampled_from(SHAPES), lengths)
+    one = st.tuples(st.integers(0, 2), rewards, st.sampled_from(OUTCOMES), st.sampled_from(SHAPES), lengths)
     seat = st.tuples(st.sampled_from(("proposer", "solver")), st.integers(0, 1)) if seats else st.none()
     return st.lists(st.tuples(one, seat), min_size=1, max_size=8).map(_step)
 
 
 def _step(drawn: list[tuple[Any, Any]]) -> Step:
     step = Step([], [], [])
-    for number, ((group, reward, fate, shape, lengths), seat) in enumerate(drawn):
+    for number, ((group, reward, outcome, shape, lengths), seat) in enumerate(drawn):
         name, columns = f"t{number}", {"group_id": f"g{group}"}
         columns |= dict(zip(("num_output_tokens", "num_input_tokens", "num_turns"), lengths, strict=True))
         if seat is not None:
             columns |= {"agent": seat[0], "episode_id": f"g{group}-{seat[1]}"}
-        row = (failed if fate == "errored" else trace)(name, **columns, reward=reward / 1000)
-        row |= {"unrewarded": {"reward": None}, "truncated": {"is_truncated": True}}.get(fate, {})
-        reason = {"errored": "errored", "filtered": "gibberish"}.get(fate)
+        row = (failed if outcome == "errored" else trace)(name, **columns, reward=reward / 1000)
+        row |= {"unrewarded": {"reward": None}, "truncated": {"is_truncated": True}}.get(outcome, {})
+        reason = {"errored": "errored", "filtered": "gibberish"}.get(outcome)
         step.traces.append(row)
         step.messages.extend(_messages(name, shape))
         step.verdicts.append(verdict(name, group_id=f"g{group}", reason=reason))

@@ -60,6 +60,6 @@ def test_a_group_is_kept_as_a_whole_or_not_at_all(made):
     rows = [kinds[kind](f"t{n}", group_id=group) for n, (group, kind) in enumerate(made)]
     verdicts = judged(rows)
     for group in "gh":
-        fates = [kind for of, kind in made if of == group]
+        outcomes = [kind for of, kind in made if of == group]
         kept = [verdicts[f"t{n}"]["keep"] for n, (of, _) in enumerate(made) if of == group]
-        assert kept == [set(fates) == {"fine"}] * len(kept)
+        assert kept == [set(outcomes) == {"fine"}] * len(kept)

@@ -1,14 +1,15 @@
-"""Fates of all rollouts of a store: they agree with the account of each step, and their sums with the tables."""
+"""Outcomes of all rollouts of a store: they agree with the account of each step, and their sums with the tables."""
 
 from collections import Counter
 
 import polars as pl
 import pytest
 
+from flows.queries.outcomes import DERIVED, OUTCOMES, accounting, outcomes
+from flows.queries.step_history import StepHistory
 from storage.read.frames import Frames
 from storage.store import open_store
-from tasks.fates import DERIVED, EVALUATED, FATES, accounting, chains, fates
-from tasks.metrics.accounting import PENDING, REFUSED, TRAINED, account
+from tasks.metrics.accounting import EVALUATED, PENDING, REFUSED, TRAINED, account
 from tests.flows.asking.asked import UNFIT
 
 RUNS = ("base", "branch", "gated", "regraded", "begun", "hurried")
@@ -16,25 +17,29 @@ Figures = dict[tuple[str, str], tuple[int, int, int]]
 
 
 def of_account(frames: Frames, run: str, step: int) -> Figures:
-    """What the account of one step says, from verified rows: traces, tokens, sampled tokens by fate and detail."""
-    chain = next(c for c in chains(frames.graph, run) if c.traces.step == step and c.for_training)
-    assigned = frames.graph.of_run(run).sources(chain.traces, "assignments")
-    works = (chain.traces, chain.verdicts, chain.credits, chain.batches)
-    assigned = assigned or [w for w in frames.graph.of_run(run).ancestors(chain.traces.key) if w.stage == "assignment"]
+    """What the account of one step says, from verified rows: traces, tokens, sampled tokens by outcome and detail."""
+    lineage = next(c for c in StepHistory(frames.graph, run).lineages if c.traces.step == step and c.for_training)
+    assigned = frames.graph.of_run(run).sources(lineage.traces, "assignments")
+    works = (lineage.traces, lineage.verdicts, lineage.credits, lineage.batches)
+    assigned = assigned or [
+        w for w in frames.graph.of_run(run).ancestors(lineage.traces.key) if w.stage == "assignment"
+    ]
     tables = ("traces", "verdicts", "credits", "batches")
     read = [frames.store.read(work.slices_of(name)) for work, name in zip(works, tables, strict=True) if work]
     shares = account(frames.store.read(assigned[0].slices_of("assignments")), *read)
     return {
-        (share.fate, share.detail): (share.num_traces, share.input_tokens + share.output_tokens, share.output_tokens)
+        (share.outcome, share.detail): (share.num_traces, share.input_tokens + share.output_tokens, share.output_tokens)
         for share in shares
     }
 
 
 def of_table(frames: Frames, run: str, step: int) -> Figures:
     """The same out of the derived table, without what scored a policy."""
-    own = accounting(frames).filter((pl.col("run") == run) & (pl.col("step") == step) & (pl.col("fate") != EVALUATED))
+    own = accounting(frames).filter(
+        (pl.col("run") == run) & (pl.col("step") == step) & (pl.col("outcome") != EVALUATED)
+    )
     return {
-        (row["fate"], row["detail"]): (row["num_traces"], row["num_tokens"], row["num_sampled_tokens"])
+        (row["outcome"], row["detail"]): (row["num_traces"], row["num_tokens"], row["num_sampled_tokens"])
         for row in own.collect().to_dicts()
     }
 
@@ -54,11 +59,14 @@ def test_a_refused_batch_is_trained_in_no_table(frames: Frames) -> None:
 
 
 def test_what_no_stage_has_judged_is_pending(frames: Frames) -> None:
-    assert {fate: num for (fate, _), (num, *_) in of_table(frames, "begun", 0).items()} == {"errored": 3, PENDING: 15}
+    assert {outcome: num for (outcome, _), (num, *_) in of_table(frames, "begun", 0).items()} == {
+        "errored": 3,
+        PENDING: 15,
+    }
 
 
-def test_every_kind_of_fate_is_there(frames: Frames) -> None:
-    found = set(accounting(frames).select("fate", "detail").collect().iter_rows())
+def test_every_kind_of_outcome_is_there(frames: Frames) -> None:
+    found = set(accounting(frames).select("outcome", "detail").collect().iter_rows())
     assert found == {
         ("trained", ""),
         ("filtered", "truncated"),
@@ -89,11 +97,11 @@ def test_sums_are_those_of_the_rollouts_that_the_run_uses(frames: Frames, rows, 
 
 
 def test_one_row_for_each_rollout_of_a_run(frames: Frames) -> None:
-    found = fates(frames).collect()
-    assert found.columns == list(FATES)
+    found = outcomes(frames).collect()
+    assert found.columns == list(OUTCOMES)
     assert set(Counter(found.select("run", "key", "trace_id").iter_rows()).values()) == {1}
     unfit = found.filter((pl.col("trace_id") == UNFIT) & (pl.col("step") == 0))
-    assert dict(unfit.select("run", "fate").iter_rows()) == {
+    assert dict(unfit.select("run", "outcome").iter_rows()) == {
         "base": "trained",
         "branch": "trained",
         "gated": "refused",
@@ -104,8 +112,8 @@ def test_one_row_for_each_rollout_of_a_run(frames: Frames) -> None:
 
 
 def test_of_one_run_and_of_an_empty_store(frames: Frames, tmp_path) -> None:
-    alone = fates(frames.run("branch")).collect()
-    assert alone.equals(fates(frames).filter(pl.col("run") == "branch").collect(), null_equal=True)
+    alone = outcomes(frames.run("branch")).collect()
+    assert alone.equals(outcomes(frames).filter(pl.col("run") == "branch").collect(), null_equal=True)
     empty = Frames(open_store(tmp_path / "store"), DERIVED)
-    assert empty.fates.collect().is_empty() and empty.accounting.collect().is_empty()
-    assert empty.fates.collect_schema() == pl.Schema(FATES)
+    assert empty.outcomes.collect().is_empty() and empty.accounting.collect().is_empty()
+    assert empty.outcomes.collect_schema() == pl.Schema(OUTCOMES)

@@ -1,0 +1,165 @@
+"""Outcomes: what became of every rollout that a run uses, and of its tokens and seconds, out of the tables of a store.
+
+`tasks.metrics.accounting` has the rule, and by it checks the account of one step before training, from the rows that its stages
+hold. Here the whole store is looked at, finished or not: what is not decided yet is pending.
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+
+import polars as pl
+
+from flows.queries.step_history import StepHistory, StepLineage
+from storage.read.frames import Derivation, Frames
+from storage.read.lineage import Work
+from tasks.metrics.accounting import EVALUATED, NO_WEIGHT, TRAINED, outcome_of
+
+PENDING, REFUSED, EXPIRED = "pending", "refused", "expired"
+"""Not through all stages yet; held back by a gate; not known any more, as the rows that would say it were dropped for
+their age (storage.expired_slices)."""
+
+OUTCOMES = {
+    "run": pl.String,
+    "step": pl.Int64,
+    "environment": pl.String,
+    "trace_id": pl.String,
+    "outcome": pl.String,
+    "detail": pl.String,
+    "stale": pl.Boolean,
+    "num_tokens": pl.Int64,
+    "num_sampled_tokens": pl.Int64,
+    "seconds": pl.Float64,
+    "key": pl.String,
+}
+"""One row for each rollout that a run uses; `key` is the work that made the trace, `stale` whether an older policy than
+the step's sampled it, `seconds` its wall-clock of set-up, generation and scoring."""
+
+
+def outcomes(frames: Frames) -> pl.LazyFrame:
+    """Return one row for each rollout that a run uses, of all runs of `frames`; columns as in `OUTCOMES`."""
+    found = [each for run in frames.run_names for each in StepHistory(frames.graph, run).lineages]
+    return outcomes_of(frames, found).lazy()
+
+
+def accounting(frames: Frames) -> pl.LazyFrame:
+    """Return what became of rollouts, tokens and seconds, by run, step, environment, outcome and detail."""
+    return (
+        outcomes(frames)
+        .group_by("run", "step", "environment", "outcome", "detail")
+        .agg(
+            num_traces=pl.len().cast(pl.Int64),
+            num_stale=pl.col("stale").sum().cast(pl.Int64),
+            num_tokens=pl.col("num_tokens").sum(),
+            num_sampled_tokens=pl.col("num_sampled_tokens").sum(),
+            seconds=pl.col("seconds").sum(),
+        )
+        .sort("run", "step", "environment", "outcome", "detail")
+    )
+
+
+DERIVED: dict[str, Derivation] = {"outcomes": outcomes, "accounting": accounting}
+"""Tables that are made out of those of a store: for `storage.open(root, derived=DERIVED)`."""
+
+
+def outcomes_of(frames: Frames, found: Sequence[StepLineage]) -> pl.DataFrame:
+    """Return one row for each rollout of some lineages alone, as `outcomes` has it; nothing else is read."""
+    rows = _lineages(frames, found).join(_traces(frames, found), on="key")
+    rows = rows.join(_reasons(frames, found), on=["verdicts", "trace_id"], how="left")
+    rows = rows.join(packed(frames, found), on=["batches", "trace_id"], how="left")
+    waits = pl.col("for_training").not_() | pl.col("batches").is_null() | pl.col("packed").is_not_null()
+    dropped = pl.col("expired") & pl.col("for_training") & pl.col("packed").is_null()
+    of_others = pl.when(dropped).then(pl.lit(EXPIRED)).when(waits).then("of_packed").otherwise(pl.lit(NO_WEIGHT))
+    rows = rows.with_columns(otherwise=of_others)
+    given = ["error_class", "reason", "otherwise"]
+    return rows.join(_ruled(rows.select(given).unique()), on=given, nulls_equal=True).select(*OUTCOMES)
+
+
+def _ruled(combinations: pl.DataFrame) -> pl.DataFrame:
+    """Ask the rule of the accounts, once for each combination that there is."""
+    decided = [outcome_of(*each) for each in combinations.iter_rows()]
+    outcome, detail = zip(*decided, strict=True) if decided else ((), ())
+    columns = {"outcome": outcome, "detail": detail}
+    return combinations.with_columns(pl.Series(name, values, pl.String) for name, values in columns.items())
+
+
+def _lineages(frames: Frames, found: Sequence[StepLineage]) -> pl.DataFrame:
+    """Return lineages as rows: their keys, and what becomes of a rollout that nothing holds back."""
+    against = refusals(frames, found)
+    rows = [
+        {
+            "run": each.run,
+            "key": each.traces.key,
+            "verdicts": each.verdicts and each.verdicts.key,
+            "batches": each.batches and each.batches.key,
+            "for_training": each.for_training,
+            "expired": expired(frames, each),
+            "of_packed": outcome_of_packed(each, against),
+        }
+        for each in found
+    ]
+    text = dict.fromkeys(("run", "key", "verdicts", "batches"), pl.String)
+    flags = dict.fromkeys(("for_training", "expired"), pl.Boolean)
+    return pl.DataFrame(rows, schema={**text, **flags, "of_packed": pl.String})
+
+
+def expired(frames: Frames, lineage: StepLineage) -> bool:
+    """Say whether rows of a lineage were dropped for their age that say what became of its rollouts after sampling."""
+    decided = None if lineage.updates else lineage.decision
+    made = {"verdicts": lineage.verdicts, "credits": lineage.credits, "batches": lineage.batches, "decisions": decided}
+    pieces = [piece for table, work in made.items() if work for piece in work.slices_of(table)]
+    return bool(frames.store.slices.retirements.of(pieces))
+
+
+def outcome_of_packed(lineage: StepLineage, against: Collection[str]) -> str:
+    """Return the outcome of packed rollouts of a lineage; `against` are decisions, by key, that refused a batch."""
+    if not lineage.for_training:
+        return EVALUATED
+    if lineage.updates:
+        return TRAINED
+    return REFUSED if lineage.decision and lineage.decision.key in against else PENDING
+
+
+def refusals(frames: Frames, found: Sequence[StepLineage]) -> set[str]:
+    """Return the decisions that were against a batch of some lineages, by key."""
+    decisions = frames.of(_present(each.decision for each in found), "decisions")
+    return set(decisions.filter(~pl.col("approved")).select("key").collect()["key"])
+
+
+def _traces(frames: Frames, found: Sequence[StepLineage]) -> pl.DataFrame:
+    spans = (pl.col(f"{name}_seconds") for name in ("setup", "generation", "scoring"))
+    return (
+        frames.of(_present(each.traces for each in found), "traces")
+        .select(
+            "key",
+            "step",
+            "environment",
+            "trace_id",
+            "error_class",
+            stale=pl.col("staleness") > 0,
+            num_tokens=pl.col("num_input_tokens") + pl.col("num_output_tokens"),
+            num_sampled_tokens=pl.col("num_output_tokens"),
+            seconds=pl.sum_horizontal(*spans),
+        )
+        .collect()
+    )
+
+
+def _reasons(frames: Frames, found: Sequence[StepLineage]) -> pl.DataFrame:
+    verdicts = frames.of(_present(each.verdicts for each in found), "verdicts")
+    return verdicts.select(pl.col("key").alias("verdicts"), "trace_id", "reason").collect()
+
+
+def packed(frames: Frames, found: Sequence[StepLineage]) -> pl.DataFrame:
+    """Return the rollouts that have a sample in a batch, by the key of the batch."""
+    pairs = [(each.credits.key, each.batches.key) for each in found if each.credits and each.batches]
+    keys = pl.DataFrame(sorted(set(pairs)), schema={"credits": pl.String, "batches": pl.String}, orient="row")
+    credits = frames.of(_present(each.credits for each in found), "credits")
+    samples = credits.select(pl.col("key").alias("credits"), "sample_id", "trace_id")
+    rows = frames.of(_present(each.batches for each in found), "batches")
+    packed = rows.select(pl.col("key").alias("batches"), pl.col("sample_ids").alias("sample_id")).explode("sample_id")
+    joined = packed.join(keys.lazy(), on="batches").join(samples, on=["credits", "sample_id"])
+    return joined.select("batches", "trace_id", packed=pl.lit(True)).unique().collect()
+
+
+def _present(works: Iterable[Work | None]) -> list[Work]:
+    """Return the work that there is, each once."""
+    return list({work.key: work for work in works if work is not None}.values())

@@ -1,0 +1,151 @@
+"""The registry of stages: their order, the services they need, whether their rows can be made again, their colours.
+
+Stages do not know each other; here all of them are known. Every list of stages elsewhere is derived from this one, or,
+where it may not be imported (`configs.replay`), checked against it by a test.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from tasks.advantage import reference
+from tasks.advantage import stage as advantage
+from tasks.assignment import examples
+from tasks.assignment import stage as assignment
+from tasks.exchange import trace_import
+from tasks.filtering import stage as filtering
+from tasks.gate import stage as gate
+from tasks.metrics import stage as metrics
+from tasks.packing import stage as packing
+from tasks.rollout import demonstration, regrade
+from tasks.rollout import stage as rollout
+from tasks.runtime.prefect_task import StageTask
+from tasks.runtime.stage import Stage
+from tasks.training import policy as policy_import
+from tasks.training import stage as training
+
+EVALUATION: Final = "evaluation"
+"""What the rollouts that score a policy are called; the ledger has them as work of the stage `rollout`."""
+EVALUATION_ASSIGNMENT = assignment.EVALUATION_STAGE.name
+"""The stage that says which held-out examples are tried: whatever has it for an input scores a policy."""
+ROLLOUT = rollout.STAGE.name
+OTHER_COLOUR = 7
+
+
+@dataclass(frozen=True)
+class RegisteredStage:
+    """What holds for all work of a stage, wherever it is planned, served, compared or drawn."""
+
+    name: str
+    tasks: tuple[StageTask, ...]
+    """Who does it; several where its rows come from several sources. The first one is that of a training run."""
+    table: str
+    """The table that it is there for."""
+    scope: Literal["run", "step", "evaluation"] = "step"
+    """What its work belongs to: the run as a whole, one step, or the evaluation of a policy."""
+    role: str = ""
+    """The stage that it stands in for, by whose name replays and comparisons know it; empty: its own name."""
+    services: tuple[str, ...] = ()
+    """Processes that have to be alive while it is done, in the order in which they are started."""
+    deterministic: bool = True
+    """Whether it gives the same rows whenever it is done on one machine; nothing is sampled, asked or brought in."""
+    replayable: bool = False
+    """Whether a replay may begin and end with it."""
+    colour: int = OTHER_COLOUR
+    """The number of its colour wherever stages are drawn."""
+
+    @property
+    def stage(self) -> Stage:
+        """Its declaration in a training run."""
+        return self.tasks[0].stage
+
+    @property
+    def known_as(self) -> str:
+        """The name under which replays and comparisons know its work."""
+        return self.role or self.name
+
+
+STAGES = (
+    RegisteredStage("policy_import", (policy_import.task,), "policies", "run", services=("learner",)),
+    RegisteredStage(
+        "examples", (examples.task, examples.demonstration_task, trace_import.examples_task), "examples", "run"
+    ),
+    RegisteredStage("assignment", (assignment.task, trace_import.assignment_task), "assignments", replayable=True),
+    RegisteredStage(
+        ROLLOUT,
+        (rollout.task,),
+        "traces",
+        services=("engine", "teachers", "environments"),
+        deterministic=False,
+        replayable=True,
+        colour=0,
+    ),
+    RegisteredStage("demonstration", (demonstration.task,), "traces", role=ROLLOUT, colour=0),
+    RegisteredStage("import", (trace_import.task,), "traces", role=ROLLOUT, deterministic=False, colour=0),
+    RegisteredStage("regrade", (regrade.task,), "traces", services=("graders",), deterministic=False, colour=5),
+    RegisteredStage("filtering", (filtering.task,), "verdicts", replayable=True, colour=3),
+    RegisteredStage(
+        "reference", (reference.task,), "references", services=("engine", "teachers"), deterministic=False, colour=6
+    ),
+    RegisteredStage("advantage", (advantage.task,), "credits", replayable=True, colour=4),
+    RegisteredStage("packing", (packing.task,), "batches", replayable=True, colour=5),
+    RegisteredStage("gate", (gate.task,), "decisions", deterministic=False, colour=6),
+    # Training gives the same weights on one machine; where it does not, the store refuses the other weights.
+    RegisteredStage("training", (training.task,), "updates", services=("learner",), replayable=True, colour=1),
+    RegisteredStage("metrics", (metrics.task,), "metrics"),
+    RegisteredStage(EVALUATION_ASSIGNMENT, (assignment.evaluation_task,), "assignments", EVALUATION),
+    RegisteredStage(EVALUATION, (rollout.task,), "traces", EVALUATION, deterministic=False, colour=2),
+)
+"""All stages in the order in which a step, and with it a run, goes through them."""
+
+BY_NAME: Mapping[str, RegisteredStage] = {each.name: each for each in STAGES}
+
+
+def names(chosen: Callable[[RegisteredStage], bool] = lambda stage: True) -> tuple[str, ...]:
+    """Return the names of the stages that are chosen, in order."""
+    return tuple(each.name for each in STAGES if chosen(each))
+
+
+def _roles(stages: Iterable[RegisteredStage]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(each.known_as for each in stages))
+
+
+STEP_STAGES = names(lambda stage: stage.scope == "step")
+"""The stages whose work belongs to a step."""
+SAMPLING = names(lambda stage: stage.scope == "step" and stage.known_as == ROLLOUT)
+"""The stages that a step's rollouts may come from; scored again, they are of `regrade`."""
+REPLAYABLE = names(lambda stage: stage.replayable)
+"""The stages that a replay may begin and end with."""
+REPEATABLE = names(lambda stage: stage.deterministic)
+"""The stages that give the same rows whenever they are done."""
+ABOUT_A_STEP = ("gate", "metrics")
+"""Stages that say something about a batch and make nothing of it: a decision, numbers."""
+LINEAGE = _roles(each for each in STAGES if each.name in ("examples", *STEP_STAGES) and each.name not in ABOUT_A_STEP)
+"""The stages that a batch goes through, by role."""
+COMPARED = _roles(each for each in STAGES if each.name not in (EVALUATION_ASSIGNMENT, "metrics"))
+"""The stages whose work is compared between two runs, by role."""
+
+
+def services_of(stage: str) -> tuple[str, ...]:
+    """Return the processes that the work of a stage needs alive."""
+    return BY_NAME[stage].services if stage in BY_NAME else ()
+
+
+def role_of(stage: str) -> str:
+    """Return the name by which replays and comparisons know the work of a stage."""
+    return BY_NAME[stage].known_as if stage in BY_NAME else stage
+
+
+def makers(table: str) -> tuple[str, ...]:
+    """Return the roles of a step that make a table, the last one of a step first: its rows are those that count."""
+    return _roles(each for each in reversed(STAGES) if each.scope == "step" and each.table == table)
+
+
+def scores_policy(inputs: Mapping[str, str]) -> bool:
+    """Tell by its inputs whether work belongs to the evaluation of a policy."""
+    return EVALUATION_ASSIGNMENT in inputs
+
+
+def shown_stage(stage: str, inputs: Mapping[str, str]) -> str:
+    """Return the name that work is shown under: that of its stage, rollouts that score a policy apart."""
+    return EVALUATION if stage == ROLLOUT and scores_policy(inputs) else stage

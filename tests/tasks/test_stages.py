@@ -1,0 +1,62 @@
+"""The registry of stages agrees with what the stages declare, and with the lists that cannot be derived from it."""
+
+import subprocess
+import sys
+
+import pytest
+
+from configs.replay import ORDER
+from tasks import stages
+from tasks.runtime.prefect_task import WAITS_FOR
+from tasks.stages import BY_NAME, STAGES
+
+SERVICES = {"engine", "teachers", "environments", "learner", "graders"}
+
+
+def test_the_order_is_the_one_in_which_stages_make_what_others_read() -> None:
+    """Rows of a step's own: state of the step before, and policies, come from elsewhere."""
+    made: set[str] = set()
+    for each in STAGES:
+        if each.scope != "evaluation":
+            assert {*each.stage.reads} <= made, f"{each.name} comes before what it reads"
+            made |= {*each.stage.writes}
+
+
+@pytest.mark.parametrize("each", STAGES, ids=lambda each: each.name)
+def test_every_stage_is_declared_as_it_is_registered(each: stages.RegisteredStage) -> None:
+    of_rollouts = each.name == stages.EVALUATION
+    assert {task.stage.name for task in each.tasks} == {stages.ROLLOUT if of_rollouts else each.name}
+    assert all(each.table in task.stage.writes for task in each.tasks)
+    assert {*each.services} <= {*each.stage.needs}
+    # Listing examples loads environments in a process of its own: none is served for it.
+    assert of_rollouts or {*each.services} == SERVICES & {*each.stage.needs} or each.name == "examples"
+
+
+def test_lists_that_cannot_be_derived_agree_with_the_registry() -> None:
+    assert ORDER == stages.REPLAYABLE
+    assert {*WAITS_FOR} == SERVICES | {"approve"}
+    assert {service for each in STAGES for service in each.services} == SERVICES
+
+
+def test_the_derived_lists() -> None:
+    assert stages.STEP_STAGES[:4] == ("assignment", "rollout", "demonstration", "import")
+    assert stages.SAMPLING == ("rollout", "demonstration", "import")
+    assert " ".join(stages.LINEAGE) == (
+        "examples assignment rollout regrade filtering reference advantage packing training"
+    )
+    assert {*stages.names()} - {*stages.REPEATABLE} == {
+        "rollout",
+        "import",
+        "regrade",
+        "reference",
+        "gate",
+        "evaluation",
+    }
+    assert stages.makers("traces") == ("regrade", "rollout") and stages.makers("verdicts") == ("filtering",)
+    assert [BY_NAME[name].colour for name in ("rollout", "training", "evaluation", "examples")] == [0, 1, 2, 7]
+
+
+def test_importing_the_registry_is_light() -> None:
+    heavy = ("torch", "vllm", "verifiers", "transformers", "prefect")
+    code = f"import sys, tasks.stages; print([name for name in {heavy} if name in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
