@@ -1,7 +1,7 @@
 """Rows of two runs, read once to be compared, and what differs between those that both made of a step."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -9,9 +9,10 @@ import polars as pl
 import pyarrow as pa
 
 from configs.run import RunConfig
+from flows.queries.step_metrics import read_metrics
 from flows.queries.store_reader import Library, each_once
 from flows.runtime.scores import READ, EvaluationScores, RecordedEvaluation, score_rollouts
-from storage.read.frames import holding
+from storage.read.frames import Frames, holding
 from storage.read.lineage import Work, marks
 from storage.refs import Entry
 from storage.schemas.stage_tables import TABLES, TRACES
@@ -19,6 +20,7 @@ from storage.store import Store
 from tasks.metrics.figures import (
     BATCH_COLUMNS,
     CREDIT_COLUMNS,
+    MEANINGS,
     TRACE_COLUMNS,
     VERDICT_COLUMNS,
     credit_figures,
@@ -26,8 +28,10 @@ from tasks.metrics.figures import (
     trace_figures,
     verdict_figures,
 )
+from tasks.metrics.names import Values
 from tasks.stages import EVALUATION, makers
 
+REASONS = "reasons/"
 MEASURES = (
     "loss",
     "rl_loss",
@@ -63,6 +67,10 @@ class StepRows:
     updates: pl.DataFrame | None = None
     capacity: int = 0
     """Tokens that the packed rows have room for."""
+    metrics: Values | None = None
+    """What the step wrote of itself; None where it is not finished, and of several steps together."""
+    several: bool = False
+    """Whether these are the rows of several steps, of which nobody has written metrics."""
 
     @property
     def weights(self) -> str | None:
@@ -71,11 +79,29 @@ class StepRows:
         return str(digests[-1]) if len(digests) else None
 
     def figures(self) -> dict[str, Any]:
-        """Return the figures of `tasks.metrics.figures`, counts by reason, means of measures, and the digest of the weights."""
-        return dict(self._figures)
+        """Return the figures of `tasks.metrics.figures`, counts by reason, means of measures, the digest of the weights.
+
+        Those of a finished step are in its metrics, those of an unfinished one are not there; of several steps together
+        they are made of all their rows.
+        """
+        return dict(self._figures_together if self.several else self._figures_written)
 
     @cached_property
-    def _figures(self) -> dict[str, Any]:
+    def _figures_written(self) -> dict[str, Any]:
+        if self.metrics is None:
+            return {}
+        written = {name: value for (scope, name), value in self.metrics.items() if not scope}
+        found: dict[str, Any] = {name: written[f"batch/{name}"] for name in MEANINGS if f"batch/{name}" in written}
+        found |= {name: int(value) for name, value in found.items() if name.startswith("num_")}
+        if self.verdicts is not None:
+            named = {name: int(value) for name, value in written.items() if name.startswith(REASONS)}
+            found["reasons"] = {name.removeprefix(REASONS): count for name, count in named.items()}
+        if self.updates is not None:
+            found |= {name: written.get(f"updates/{name}/mean") for name in MEASURES} | {"weights": self.weights}
+        return found
+
+    @cached_property
+    def _figures_together(self) -> dict[str, Any]:
         found: dict[str, Any] = {}
         if self.traces is not None:
             found |= trace_figures(as_arrow(self.traces))
@@ -97,14 +123,18 @@ def read_steps(store: Store, steps: Iterable[Mapping[str, Work]]) -> list[StepRo
     steps = list(steps)
     found = [_by_table(step) for step in steps]
     rows = {name: _read(store, name, [work for each in found for work in each.get(name, ())]) for name in READ_COLUMNS}
-    return [_step_rows(step, works, rows) for step, works in zip(steps, found, strict=True)]
+    metrics = read_metrics(Frames(store), [step["metrics"] for step in steps if "metrics" in step])
+    return [
+        replace(_step_rows(step, works, rows), metrics=metrics.get(step["metrics"].key) if "metrics" in step else None)
+        for step, works in zip(steps, found, strict=True)
+    ]
 
 
 def join_steps(parts: Iterable[StepRows]) -> StepRows:
     """Return the rows of several steps as one."""
     steps = list(parts)
     tables = {name: _joined([getattr(step, name) for step in steps]) for name in READ_COLUMNS}
-    return StepRows(**tables, capacity=sum(step.capacity for step in steps))
+    return StepRows(**tables, capacity=sum(step.capacity for step in steps), several=True)
 
 
 def as_arrow(frame: pl.DataFrame) -> pa.Table:

@@ -10,6 +10,7 @@ from flows.runtime.pipeline import StepBatch
 from flows.runtime.session import Session
 from storage.refs import Entry
 from tasks.assignment.evaluation_retries import errored_assignments
+from tasks.metrics import stage as metrics
 from tasks.runtime.prefect_task import StageTask
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import Policy, Ref, inputs_of, ref_of
@@ -37,7 +38,8 @@ class Executor:
         if entry is not None:
             self._session.count(computed=False)
             return ref_of(place.adopt(entry, step), computed=False)
-        self._session.stop_if_cancelled(step, task.stage.name)
+        if task is not metrics.task:  # takes no time, and a step that was trained is not left without its numbers
+            self._session.stop_if_cancelled(step, task.stage.name)
         self._session.tell("stage", stage=task.stage.name, step=step, evaluating=place is not self._session.place)
         with place.openly() if task.waits else nullcontext():  # what took long is not held back for a moment
             ref = task(place, step, refs, policy, self._session.services, parameters, extra_inputs)

@@ -4,9 +4,9 @@ They are over all updates of the step and over tokens, not over rollouts: `entro
 What a step did not measure has no entry.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -52,30 +52,31 @@ def token_metrics(
 
 def _gathered(batches: pa.Table, statistics: pa.Table, masks: pa.Table | None, numbers: Mapping[str, int]) -> Tokens:
     """Return the tokens of all samples in the order of the packed rows, what was measured beside them."""
-    filled = batches.filter(pc.greater(pc.list_value_length(batches["sample_ids"]), 0))
+    filled = batches.filter(pc.greater(pc.list_value_length(batches["sample_ids"]), pa.scalar(0)))
     ids = pc.list_flatten(filled["sample_ids"])
+    samples = cast(list[str], ids.to_pylist())
     places = pc.index_in(ids, statistics["sample_id"])
     measured = statistics.take(places)
     lengths = pc.list_value_length(measured["logprobs"]).to_numpy()
     streams = {name: _flat(filled[name]) for name in STREAMS}
     streams |= {"learner": _flat(measured["logprobs"]), "entropies": _flat(measured["entropies"])}
     if masks is not None:
-        streams["masked"] = _masked(ids, lengths, masks)
-    environment = np.array([numbers[sample] for sample in texts(ids)], np.int64)
+        streams["masked"] = _masked(samples, lengths, masks)
+    environment = np.array([numbers[sample] for sample in samples], np.int64)
     return Tokens(streams, np.repeat(environment, lengths))
 
 
-def _masked(ids: pa.ChunkedArray, lengths: Array, masks: pa.Table) -> Array:
-    known = dict(zip(masks["sample_id"].to_pylist(), masks["masked"], strict=True))
+def _masked(samples: Sequence[str], lengths: Array, masks: pa.Table) -> Array:
+    known = dict(zip(texts(masks["sample_id"]), masks["masked"], strict=True))
     flat = np.zeros(int(lengths.sum()), bool)
     ends = np.cumsum(lengths)
-    for sample, end, length in zip(ids.to_pylist(), ends, lengths, strict=True):
+    for sample, end, length in zip(samples, ends, lengths, strict=True):
         if sample in known:
             flat[end - length : end] = known[sample].values.to_numpy(zero_copy_only=False)
     return flat
 
 
-def _flat(column: pa.ChunkedArray) -> Array:
+def _flat(column: "pa.ChunkedArray[Any]") -> Array:
     return pc.list_flatten(column).to_numpy().astype(np.float64)
 
 

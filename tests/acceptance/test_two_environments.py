@@ -196,11 +196,11 @@ def test_the_component_of_observations_is_measured(steps: list[Step]) -> None:
 
 def test_another_algorithm_for_one_of_them_credits_again_and_no_more(root: str, steps: list[Step]) -> None:
     printed = stagecoach("replay", "two", "--from", "advantage", "--set", NO_ECHO, "--name", "plain", "--store", root)
-    assert "6 pieces of work were computed, 0 were in the ledger" in printed
+    assert "8 pieces of work were computed, 0 were in the ledger" in printed
     store = open_store(root)
     work = [entry for entry in store.ledger.entries(run="plain") if not entry.part]
     made = Counter(entry.stage for entry in work if {piece.run for piece in entry.outputs} == {"plain"})
-    assert made == {"advantage": STEPS, "packing": STEPS, "training": STEPS}
+    assert made == {"advantage": STEPS, "packing": STEPS, "training": STEPS, "metrics": STEPS}
     for before, after in zip(steps, read(store, "plain"), strict=True):
         old = {sample["sample_id"]: sample for sample in before.tables["credits"]}
         assert set(old) == {sample["sample_id"] for sample in after.tables["credits"]}

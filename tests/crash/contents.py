@@ -76,4 +76,5 @@ def without_ambient(found: Rows) -> Rows:
     """Leave out what no run has in common with another: nothing but the learner's wall-clock, where it notes one."""
     for row in found["updates"]:
         row["metrics"] = {name: value for name, value in json.loads(row["metrics"]).items() if "second" not in name}
+    found["metrics"] = [row for row in found["metrics"] if "second" not in row["name"]]
     return found

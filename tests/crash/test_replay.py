@@ -75,7 +75,7 @@ def computed_by(store: Store, run: str) -> set[tuple[str, int]]:
 
 def steps_of(stage: str) -> set[tuple[str, int]]:
     """Return a stage and what comes after it, at both steps."""
-    return {(each, step) for each in ORDER[ORDER.index(stage) :] for step in (0, 1)}
+    return {(each, step) for each in (*ORDER[ORDER.index(stage) :], "metrics") for step in (0, 1)}
 
 
 def last_weights(store: Store, run: str) -> list[str]:
@@ -142,9 +142,9 @@ def test_a_replay_is_resumed_and_replayed_itself(source: Driven) -> None:
     life = source.live(replays=[asked, asked, {"run": "once", "from_stage": "packing", "name": "twice"}])
     assert life.status == 0, life.output
     resumed, again, of_replay = source.outcome
-    assert (resumed["num_computed"], resumed["num_found"]) == (1, 5)
-    assert (again["num_computed"], again["num_found"]) == (0, 6)
-    assert (of_replay["num_computed"], of_replay["num_found"]) == (0, 4)
+    assert (resumed["num_computed"], resumed["num_found"]) == (2, 6)
+    assert (again["num_computed"], again["num_found"]) == (0, 8)
+    assert (of_replay["num_computed"], of_replay["num_found"]) == (0, 6)
     store = open_store(source.store)
     assert last_weights(store, "twice") == last_weights(store, "once") != last_weights(store, NAME)
 
@@ -156,7 +156,7 @@ def test_quick_stages_become_visible_together_or_not_at_all(source: Driven, mome
     killed = source.live(moment, replays=[asked])
     assert killed.status == -9, killed.output
     before = computed_by(open_store(source.store), name)
-    whole = {(stage, step) for stage in ("advantage", "packing") for step in (0, 1)}
+    whole = {(stage, step) for stage in ("advantage", "packing", "metrics") for step in (0, 1)}
     assert before == (whole if moment.startswith("after") else set())
     life = source.live(replays=[asked])
     assert life.status == 0, life.output
@@ -185,7 +185,7 @@ def test_batches_alone_need_no_learner(source: Driven, offline: Path) -> None:
     life = source.live(replays=[asked], path=offline)
     assert life.status == 0, life.output
     store = open_store(source.store)
-    assert {stage for stage, _ in computed_by(store, "batches")} <= {"advantage", "packing"}
+    assert {stage for stage, _ in computed_by(store, "batches")} <= {"advantage", "packing", "metrics"}
     assert not (source.store / "logs" / "batches" / "learner.log").exists()
     assert [step["step"] for step in source.outcome[0]["steps"]] == [1]
     assert source.outcome[0]["steps"][0]["update"] is None

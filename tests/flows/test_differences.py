@@ -15,6 +15,8 @@ from flows.queries.compare_summary import both_numbers, ranges, sentences
 from flows.queries.store_reader import Library
 from flows.views.diff import markdown, table_rows
 from storage.store import Store, open_store
+from tasks.metrics.figures import MEANINGS
+from tasks.metrics.names import metric_values
 from tests.flows import replays
 from tests.flows.rehearsal import rehearse
 
@@ -113,6 +115,21 @@ def test_another_learning_rate_shares_all_but_training(store: Store) -> None:
     assert learning_rates == [pytest.approx(1e-6), pytest.approx(1e-3)]
     assert found["together"]["a"]["loss"] == pytest.approx(0.05)  # the mean over both steps
     assert [step["first_difference"] for step in found["steps"]] == ["training", "rollout"]
+
+
+def test_the_figures_of_a_step_are_those_that_it_wrote(store: Store) -> None:
+    """Each is the one of the table, and that of the rows, which the figures over all steps are made of."""
+    found = compare(store, "base", "strict")
+    for run, name in (("a", "base"), ("b", "strict")):
+        told = found["steps"][0][run]
+        (entry, *_) = store.ledger.entries(run=name, stage="metrics")
+        values = metric_values(store.read(entry.slices("metrics")))
+        assert {figure: told[figure] for figure in MEANINGS} == {name: values["", f"batch/{name}"] for name in MEANINGS}
+        assert told["reasons"] == ({"zero_advantage": 4} if run == "b" else {})
+    step, both = found["steps"][0]["b"], found["together"]["b"]
+    assert found["together"]["steps"] == [0] and step.keys() == both.keys()
+    numbers = [name for name in step if name not in ("reasons", "weights")]
+    assert {name: both[name] for name in numbers} == pytest.approx({name: step[name] for name in numbers})
 
 
 def test_other_verdicts_are_told_by_trace(store: Store) -> None:

@@ -11,9 +11,11 @@ import pytest
 from configs.errors import ConfigError
 from configs.run import View
 from flows.outcome import finish_step
+from flows.queries.compare import work_of
 from flows.queries.compare_rows import read_steps
 from flows.queries.outcomes import DERIVED, accounting
 from flows.queries.step_history import step_history
+from flows.queries.store_reader import Library
 from flows.replays import config as replay_config
 from flows.runtime import pipeline
 from flows.runtime.dry_run import plan_work
@@ -285,9 +287,10 @@ def test_looking_at_a_step_counts_all_its_rollouts(origin: Path) -> None:
     store = open_store(origin)
     traces = [row for each in rows(store, "rollout", "traces", 0) for row in each]
     mean = sum(row["reward"] for row in traces) / len(traces)
-    (shown, _) = describe(store, "base", session_for(origin, "base", **REFILL).config)["steps"]
+    config = session_for(origin, "base", **REFILL).config
+    (shown, _) = describe(store, "base", config)["steps"]
     assert shown["reward"] == pytest.approx(mean) and shown["rows"]["rollout"]["traces"] == 6 * SIZE
-    (figures,) = read_steps(store, [step_history(store, "base").steps[0].work])
+    (figures,) = read_steps(store, [work_of(Library(store), "base")[0]])
     assert figures.figures()["reward_mean"] == pytest.approx(mean)
     outcomes = accounting(Frames(store, DERIVED)).collect().filter(run="base", step=0)
     found = {row["outcome"]: row["num_traces"] for row in outcomes.to_dicts()}

@@ -136,7 +136,7 @@ def test_the_source_is_not_changed_and_its_rows_are_shared(tmp_path: Path) -> No
     assert own == {name: {"base"} for name in ("examples", "assignment", "rollout", "filtering")} | {
         name: {"branch"} for name in ("advantage", "packing", "metrics")
     }
-    assert (session.num_computed, session.num_found) == (4, 0)
+    assert (session.num_computed, session.num_found) == (6, 0)
     assert [step["update"] for step in steps] == [None, None]
     assert store.runs.events("branch")[0].parent_run == "base"
 

@@ -20,7 +20,7 @@ from tests.waiting import PATIENCE, until
 pytestmark = pytest.mark.engine
 PROGRAM = Path(__file__).parent / "programs" / "small_sft.py"
 SECRET = "sk-2f6d1c0ab95e4477"
-STAGES = ("assignment", "demonstration", "filtering", "advantage", "packing", "training")
+STAGES = ("assignment", "demonstration", "filtering", "advantage", "packing", "training", "metrics")
 
 
 class Seen:
@@ -143,7 +143,7 @@ def test_plain_lines_show_the_loss(seen: Seen) -> None:
     printed = "".join(seen.printed)
     loss = seen.said["outcome"]["steps"][1]["update"]["loss"]
     assert f"step 2/2  loss {loss:.3f}" in printed
-    assert "6 pieces of work to do, 8 are in the ledger" in printed
+    assert "7 pieces of work to do, 9 are in the ledger" in printed
 
 
 def test_secrets_are_nowhere(seen: Seen) -> None:
