@@ -17,7 +17,7 @@ from storage.schemas.stage_tables import TABLES
 from tasks.arrays.ragged import Ragged
 from tasks.packing.bin_packing import Rows, best_fit, estimated_costs, pack
 from tasks.packing.stage import STAGE, packing
-from tests.builders import table, trace, view
+from tests.fixtures.builders import table, trace, view
 
 BATCH_SIZE = 8
 """Samples in a padded batch."""

@@ -28,8 +28,8 @@ from tasks.inference.engine.client import Engine
 from tasks.inference.environments import servers as environments
 from tasks.inference.sampling import rollouts
 from tasks.learner.tiny import tiny_qwen3
-from tests.acceptance.warming import taught
-from tests.tasks.inference.hosts import KEY, SECTIONS, assigned, engine_of, served
+from tests.fixtures.hosts import KEY, SECTIONS, assigned, engine_of, served
+from tests.fixtures.warming import taught
 
 NUM, SHARE, TURNS, GROUP = 1000, 4, (1, 2, 4, 6), 10
 CALLS = max(TURNS) - 1

@@ -23,8 +23,8 @@ import pytest
 from flows.services.ownership import owned
 from storage.store import open_store
 from tasks.learner.tiny import tiny_qwen3
-from tests.crash.contents import check_once, committed_groups, finished, rows, weights
-from tests.crash.driving import ROOT
+from tests.fixtures.contents import check_once, committed_groups, finished, rows, weights
+from tests.fixtures.driving import ROOT
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.engine, pytest.mark.timeout(1800)]
 

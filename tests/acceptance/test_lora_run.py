@@ -17,8 +17,8 @@ from storage.policies.adapters import base_in
 from storage.store import Store, open_store
 from tasks.learner.digest import weights_sha256
 from tasks.learner.tiny import tiny_qwen3
-from tests.crash.contents import finished, rows
-from tests.crash.driving import ROOT
+from tests.fixtures.contents import finished, rows
+from tests.fixtures.driving import ROOT
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.engine, pytest.mark.timeout(1800)]
 

@@ -16,7 +16,7 @@ import pytest
 
 from configs.load import load
 from storage.store import Store, open_store
-from tests.acceptance.warming import warmed
+from tests.fixtures.warming import warmed
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.engine, pytest.mark.timeout(1800)]
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from storage.store import open_store
-from tests.deploy.serving import Serving, serving
-from tests.waiting import PATIENCE, until
+from tests.fixtures.serving import Serving, serving
+from tests.fixtures.waiting import PATIENCE, until
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(900)]
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]

@@ -12,8 +12,8 @@ from flows.viewer import addresses
 from flows.viewer.rendering import STATIC
 from tests.browser.conftest import Opened
 from tests.browser.viewing import picture, viewer
+from tests.fixtures.hostile import hostile_store
 from tests.flows.viewer.looking import everything, one_of_each
-from tests.hostile import hostile_store
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
 LEAST_CONTRAST = 4.5

@@ -18,7 +18,7 @@ from typing import Any
 
 from flows.runtime import pipeline
 from flows.runtime.session import Session, record_run
-from tests.flows.rehearsal import SOURCE, Rehearsal, session_for
+from tests.fixtures.rehearsal import SOURCE, Rehearsal, session_for
 
 CHECKOUT = Path(__file__).parents[2]
 SMALL = CHECKOUT / "tests/acceptance/small.toml"
@@ -52,7 +52,7 @@ def taught_a_little(directory: Path) -> Path:
     from reverse_text.demonstrations import demonstrations
 
     from tasks.learner.tiny import tiny_qwen3
-    from tests.acceptance.warming import WORDS, taught
+    from tests.fixtures.warming import WORDS, taught
 
     tiny_qwen3(directory, hidden=96, layers=2, heads=3, kv_heads=3, words=WORDS)
     rows = demonstrations(16 * UPDATES, seed=1, right=0.5, untagged=0.3, max_length=5)

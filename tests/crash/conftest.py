@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tasks.learner.tiny import tiny_qwen3
-from tests.crash.driving import SETTINGS, Driven
+from tests.fixtures.driving import SETTINGS, Driven
 
 
 @pytest.fixture(scope="session")

@@ -6,8 +6,8 @@ import pytest
 
 from storage.store import open_store
 from tests.crash.checks import check_clean, check_same
-from tests.crash.contents import check_once, work
-from tests.crash.driving import NAME, Driven, side_by_side
+from tests.fixtures.contents import check_once, work
+from tests.fixtures.driving import NAME, Driven, side_by_side
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
 

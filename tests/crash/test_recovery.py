@@ -12,8 +12,8 @@ from storage.refs import Entry
 from storage.schemas.stage_tables import TABLES
 from storage.store import open_store
 from tests.crash.checks import check_clean, go_on, killed
-from tests.crash.contents import check_once, finished, weights, work
-from tests.crash.driving import NAME, Driven, side_by_side
+from tests.fixtures.contents import check_once, finished, weights, work
+from tests.fixtures.driving import NAME, Driven, side_by_side
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
 

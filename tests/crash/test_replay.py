@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from storage.store import Store, open_store
-from tests.crash.contents import check_once, weights
-from tests.crash.driving import NAME, ROOT, Driven, side_by_side
+from tests.fixtures.contents import check_once, weights
+from tests.fixtures.driving import NAME, ROOT, Driven, side_by_side
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
 

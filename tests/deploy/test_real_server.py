@@ -10,8 +10,8 @@ import pytest
 
 from flows.services.ownership import owned, start_time
 from storage.store import Store, open_store
-from tests.deploy.serving import Serving, serving
-from tests.waiting import until
+from tests.fixtures.serving import Serving, serving
+from tests.fixtures.waiting import until
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 DEPLOYMENTS = {"train/demo", "train/train", "sft/sft", "evaluate/evaluate", "replay/replay", "maintain/maintain"}

@@ -33,8 +33,8 @@ from tasks.inference.sampling.attempts import client_config, sampling_config
 from tasks.inference.trace_rows.rows import Attempted, of_trace_record
 from tasks.learner.tiny import tiny_qwen3
 from tests.environments.scripted import listed
-from tests.tasks.inference.hosts import KEY, engine_of
-from tests.tasks.inference.sampled import sampled_tables
+from tests.fixtures.hosts import KEY, engine_of
+from tests.fixtures.sampled import sampled_tables
 
 pytestmark = pytest.mark.engine
 

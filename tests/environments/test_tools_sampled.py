@@ -21,10 +21,10 @@ from configs.run import View
 from tasks.inference.engine.client import Engine
 from tasks.learner.tiny import tiny_qwen3
 from tasks.rollout import stage as rollout
-from tests.acceptance.warming import taught
 from tests.environments.scripted import listed
-from tests.tasks.inference.hosts import ENGINE, engine_of
-from tests.tasks.inference.sampled import sampled_tables
+from tests.fixtures.hosts import ENGINE, engine_of
+from tests.fixtures.sampled import sampled_tables
+from tests.fixtures.warming import taught
 
 pytestmark = pytest.mark.engine
 

@@ -13,8 +13,8 @@ from flows.orchestration.gate_answers import summary
 from flows.queries.compare import compare
 from flows.queries.store_reader import Library
 from flows.views.diff import markdown, table_rows
-from tests.flows.reading import READERS, kinds, tokens
-from tests.hostile import ALL, ENVIRONMENT, HELD_OUT, TEXTS, Hostile, acting, hostile_store
+from tests.fixtures.hostile import ALL, ENVIRONMENT, HELD_OUT, TEXTS, Hostile, acting, hostile_store
+from tests.fixtures.reading import READERS, kinds, tokens
 
 pytestmark = pytest.mark.engine
 

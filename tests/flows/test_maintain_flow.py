@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from storage.store import open_store
-from tests.storage.histories import contents, train
+from tests.fixtures.histories import contents, train
 
 pytestmark = pytest.mark.engine
 ROOT = Path(__file__).parents[2]

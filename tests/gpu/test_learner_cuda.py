@@ -9,7 +9,7 @@ from tasks.learner.attention import Segments, packed_attention
 from tasks.learner.model import load_policy, run_row
 from tasks.learner.rows import batches_from_table
 from tasks.learner.tiny import tiny_qwen3
-from tests.tasks.learner.packed import batches, sample
+from tests.fixtures.packed import batches, sample
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

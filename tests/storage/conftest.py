@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from storage.store import Store, open_store
-from tests.storage.s3_host import S3Host
+from tests.fixtures.s3_host import S3Host
 
 
 @pytest.fixture

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from storage.store import open_store
-from tests.storage.rows import messages
+from tests.fixtures.rows import messages
 
 pytestmark = pytest.mark.engine
 
 
 def killed(root: Path, count: int, seconds: float, *arguments: str) -> list[int]:
     """Run a writer, kill it with SIGKILL some time after so many acknowledgements, and return all that it gave."""
-    command = [sys.executable, "-m", "tests.storage.writer", str(root), *arguments]
+    command = [sys.executable, "-m", "tests.fixtures.writer", str(root), *arguments]
     writer = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert writer.stdout is not None
@@ -82,7 +82,7 @@ def test_a_reader_s_process_ends_well(root: Path) -> None:
 
 def _read_in_processes(root: Path, times: int) -> None:
     killed(root, 2, 0.1, "steps", "attempt")
-    command = [sys.executable, "-m", "tests.storage.writer", str(root), "read"]
+    command = [sys.executable, "-m", "tests.fixtures.writer", str(root), "read"]
     for _ in range(times):
         done = subprocess.run(command, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stderr

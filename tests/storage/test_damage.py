@@ -10,7 +10,7 @@ import pytest
 from storage.errors import DamagedSlice, StoreError
 from storage.refs import Slice
 from storage.store import Store, open_store
-from tests.storage.rows import entry, messages
+from tests.fixtures.rows import entry, messages
 
 
 @pytest.fixture

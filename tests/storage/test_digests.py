@@ -8,7 +8,7 @@ from storage.delta.parquet import decode, encode
 from storage.schemas.stage_tables import MESSAGES
 from storage.schemas.system_tables import FILE
 from storage.slices import content_digest
-from tests.storage.rows import messages, random_rows
+from tests.fixtures.rows import messages, random_rows
 
 
 def test_golden() -> None:

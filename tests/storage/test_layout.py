@@ -9,7 +9,7 @@ from storage.delta.table import StoredTable
 from storage.errors import LayoutError, SchemaError
 from storage.roots import Root
 from storage.store import LAYOUT, open_store
-from tests.storage.rows import entry, messages
+from tests.fixtures.rows import entry, messages
 
 
 def contents(root: Path) -> list[str]:

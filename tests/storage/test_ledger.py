@@ -15,7 +15,7 @@ from storage.errors import StoreUnavailable
 from storage.ledger import Ledger
 from storage.refs import Entry, File, Slice
 from storage.store import Store, open_store
-from tests.storage.rows import entry
+from tests.fixtures.rows import entry
 
 LATER = timedelta(seconds=1)
 
@@ -158,7 +158,7 @@ def test_a_commit_that_failed_is_an_error_and_leaves_nothing(
 @pytest.mark.engine
 def test_processes_that_race_on_the_same_keys_agree(root: Path, store: Store) -> None:
     keys, names = 8, ("a", "b", "c")
-    command = [sys.executable, "-m", "tests.storage.writer", str(root), "race"]
+    command = [sys.executable, "-m", "tests.fixtures.writer", str(root), "race"]
     racers = [
         subprocess.Popen([*command, name, str(keys)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         for name in names

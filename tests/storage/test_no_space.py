@@ -15,7 +15,7 @@ from deltalake.exceptions import DeltaError
 from storage.delta.table import StoredTable
 from storage.errors import NoSpace
 from storage.store import Store, open_store
-from tests.storage.rows import entry, messages
+from tests.fixtures.rows import entry, messages
 
 
 def full(*_: Any, **__: Any) -> None:
@@ -59,7 +59,7 @@ def test_a_limit_on_file_sizes_is_no_space(tmp_path: Path) -> None:
         import resource, signal
         from storage.errors import NoSpace
         from storage.store import open_store
-        from tests.storage.rows import messages
+        from tests.fixtures.rows import messages
         store = open_store({str(tmp_path / "s")!r})
         good = store.append("messages", messages(2), run="run", step=0, key="k", attempt="a")
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from storage.schemas.columns import Table
 from storage.schemas.stage_tables import STAGE_TABLES
 from storage.store import Store, open_store
-from tests.storage.rows import entry, messages, random_rows
+from tests.fixtures.rows import entry, messages, random_rows
 
 
 @pytest.mark.parametrize("table", STAGE_TABLES, ids=lambda table: table.name)

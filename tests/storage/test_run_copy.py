@@ -16,9 +16,9 @@ from storage.maintenance.sweep import Retention, expire
 from storage.refs import Entry
 from storage.runs import REMOVED
 from storage.store import Store, open_store
-from tests.storage.gc_dying import Died, moments
-from tests.storage.histories import contents, evaluate, finish, lasting, train
-from tests.storage.rows import entry, messages
+from tests.fixtures.histories import contents, evaluate, finish, lasting, train
+from tests.fixtures.rows import entry, messages
+from tests.storage.maintenance.gc_dying import Died, moments
 
 NO_NEWS = Copied(0, 0, 0)
 
@@ -210,7 +210,7 @@ from storage.maintenance.plan import needed_by
 from storage.maintenance.compact import maintain
 from storage.keeping.run_copy import copy_work
 from storage.store import open_store
-from tests.storage.gc_dying import kill_at, moments
+from tests.storage.maintenance.gc_dying import kill_at, moments
 source, target = open_store(sys.argv[1]), open_store(sys.argv[2])
 with moments(kill_at(int(sys.argv[3]))):
     copy_work(source, target, needed_by(source, ["second"]), ["second"], True)

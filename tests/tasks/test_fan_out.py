@@ -14,7 +14,7 @@ from tasks.filtering.stage import filtering
 from tasks.metrics.accounting import account
 from tasks.packing.stage import STAGE as PACKING
 from tasks.packing.stage import packing
-from tests.builders import exchange, failed, table, trace, view
+from tests.fixtures.builders import exchange, failed, table, trace, view
 
 SEATS = ("for", "against", "judge", "user")
 RULES = st.fixed_dictionaries({"drop_judge": st.booleans(), "learner_seat": st.booleans()})

@@ -11,11 +11,11 @@ from tasks.arrays.samples import PackingBreach
 from tasks.filtering.filters.gibberish import UnknownVocabulary
 from tasks.packing.bin_packing import balanced, best_fit
 from tasks.packing.stage import BudgetTooSmall, check_once
-from tests.builders import exchange, failed, message, table, trace, verdict, view
-from tests.exactly import exactly
-from tests.tasks.algorithms.crediting import credited, group, tables_of
-from tests.tasks.test_filtering import judged
-from tests.tasks.test_packing import inputs, of_lengths, packed
+from tests.fixtures.builders import exchange, failed, message, table, trace, verdict, view
+from tests.fixtures.crediting import credited, group, tables_of
+from tests.fixtures.exactly import exactly
+from tests.tasks.filtering.test_filtering import judged
+from tests.tasks.packing.test_packing import inputs, of_lengths, packed
 
 UNTRAINED = "Nothing was trained; all that was sampled is safe. "
 AGAIN = "Nothing was trained on these rows; all that was sampled is safe. Run the stage that wrote the table again."
@@ -137,7 +137,7 @@ def test_advantage_says_which_agents_an_algorithm_cannot_credit(traces, kind, wh
         credited(traces, step=0, environments={"duel": {"type": "hierarchical_grpo"}}, type=kind)
 
 
-MASKS = "tests.tasks.algorithms.masks"
+MASKS = "tests.fixtures.masks"
 
 
 @pytest.mark.parametrize(

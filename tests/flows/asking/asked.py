@@ -28,9 +28,9 @@ from tasks.runtime.prefect_task import StageTask
 from tasks.runtime.stage import Policy, Ref, Stage, Tables
 from tasks.training import policy as policy_import
 from tasks.training import stage as training
-from tests.builders import example, exchange, failed, message, table
-from tests.crash import fixed
-from tests.flows.rehearsal import SOURCE, Played, Rehearsal, session_for, trained
+from tests.fixtures import fixed
+from tests.fixtures.builders import example, exchange, failed, message, table
+from tests.fixtures.rehearsal import SOURCE, Played, Rehearsal, session_for, trained
 
 UNFIT = "trace-0-0-0"
 """The rollout that is in quarantine."""

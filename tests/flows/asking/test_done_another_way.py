@@ -29,8 +29,8 @@ from tasks.filtering import stage as filtering
 from tasks.metrics.accounting import PENDING, REFUSED, TRAINED
 from tasks.packing import stage as packing
 from tasks.runtime.stage import Stage
-from tests.flows import rehearsal
-from tests.flows.rehearsal import rehearse
+from tests.fixtures import rehearsal
+from tests.fixtures.rehearsal import rehearse
 
 pytestmark = pytest.mark.engine  # whole runs, each more than once
 NOTHING = {"type": "rule", "rule": "false"}

@@ -11,9 +11,9 @@ from flows.exchange.export_rows import ExportRefused
 from flows.exchange.store_copy import CopyRequest, copy_run
 from storage.errors import RunUnknown
 from storage.store import open_store
+from tests.fixtures.rehearsal import rehearse
+from tests.fixtures.replays import RLOO, ask, pieces, quarantine, walk
 from tests.flows.exchange.files import rows
-from tests.flows.rehearsal import rehearse
-from tests.flows.replays import RLOO, ask, pieces, quarantine, walk
 
 
 @pytest.fixture

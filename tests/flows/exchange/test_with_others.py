@@ -17,7 +17,7 @@ from flows.queries.step_history import step_history
 from storage.store import open_store
 from tasks.exchange.verifiers_lines import line_of
 from tasks.learner.tiny import tiny_qwen3
-from tests.builders import example, exchange, failed, trace
+from tests.fixtures.builders import example, exchange, failed, trace
 from tests.flows.exchange.files import TOKENS, lines, write_lines
 
 pytestmark = pytest.mark.engine

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from flows.orchestration import server as prefect_api
-from tests.flows.rehearsal import rehearse
+from tests.fixtures.rehearsal import rehearse
 
 
 def main(directory: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from flows.orchestration import server as prefect_api
 from flows.services.guardian import send
 from flows.services.ownership import identity, owned
-from tests.waiting import until_told
+from tests.fixtures.waiting import until_told
 
 
 def say(**values: object) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from flows.services.base import Supervisor
 from flows.services.process import ServiceSpec
-from tests.waiting import PATIENCE, until_told
+from tests.fixtures.waiting import PATIENCE, until_told
 
 PROGRAMS = Path(__file__).parent
 

@@ -18,8 +18,8 @@ from tasks.runtime import stage
 from tasks.runtime.prefect_task import StageTask
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import Stage, Tables
-from tests.crash import fixed
-from tests.flows.rehearsal import SMALL
+from tests.fixtures import fixed
+from tests.fixtures.rehearsal import SMALL
 
 calls: Counter[str] = Counter()
 

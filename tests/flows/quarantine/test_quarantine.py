@@ -21,7 +21,7 @@ from tasks.packing.stage import STAGE as PACKING
 from tasks.runtime.execute import perform
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import Ref, Stage
-from tests.builders import exchange, failed, table, trace
+from tests.fixtures.builders import exchange, failed, table, trace
 
 CONFIG = RunConfig.model_validate({"seed": 7, "model": {"vocab_size": 512}, "training": {"dtype": "float32"}})
 REWARDS = {"a": 1.0, "b": 0.0, "c": 0.5}

@@ -9,7 +9,7 @@ from flows.outcome import finish_step
 from flows.queries.step_history import step_history
 from flows.runtime import pipeline
 from storage.store import Store
-from tests.flows.rehearsal import SOURCE, Rehearsal, rehearse, session_for
+from tests.fixtures.rehearsal import SOURCE, Rehearsal, rehearse, session_for
 
 pytestmark = pytest.mark.engine
 

@@ -17,7 +17,7 @@ from configs.run import View
 from flows.queries.store_reader import Library
 from storage.store import Store, open_store
 from tasks.runtime.stage import Policy, Tables
-from tests.flows import rehearsal, replays
+from tests.fixtures import rehearsal, replays
 
 STRICT = {"filters": ({"type": "errored"}, {"type": "zero_advantage", "tolerance": 0.5})}
 """Leaves out groups whose rewards lie close together."""

@@ -11,7 +11,7 @@ from storage.schemas.learner_tables import UPDATES
 from storage.store import Store, open_store
 from tasks.metrics import stage as metrics
 from tasks.runtime.stage import Tables
-from tests import builders
+from tests.fixtures import builders
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 Rows = Sequence[Mapping[str, Any]]

@@ -6,7 +6,7 @@ from typing import Any
 
 from flows.queries.store_reader import Library
 from storage.refs import Entry
-from tests.builders import message, table, trace
+from tests.fixtures.builders import message, table, trace
 from tests.flows.viewer.hand_made import NOW, RUN, HandMade
 
 HOSTILE = "<script>alert(1)</script>[bold red]\x1b[31mred\u202eafter\x00"

@@ -11,8 +11,8 @@ from flows.queries.store_reader import Library
 from flows.runtime.pipeline import GateRefused
 from flows.viewer.data import batch, batch_row
 from storage.read.frames import Frames
-from tests.builders import trace
-from tests.flows.rehearsal import rehearse
+from tests.fixtures.builders import trace
+from tests.fixtures.rehearsal import rehearse
 from tests.flows.viewer.hand_made import RUN, HandMade, credit, update
 from tests.flows.viewer.hand_made import batch as packed_row
 

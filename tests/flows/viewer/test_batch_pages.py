@@ -17,7 +17,7 @@ from flows.viewer.pages import batch as row_page
 from flows.viewer.pages.batch import trace_of
 from flows.viewer.svg.colours import diverging, sequential
 from flows.viewer.svg.rollouts import packed_row
-from tests.flows.rehearsal import rehearse
+from tests.fixtures.rehearsal import rehearse
 
 
 @pytest.fixture(scope="module")

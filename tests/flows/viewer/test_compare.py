@@ -18,8 +18,8 @@ from flows.viewer.app import respond
 from flows.viewer.pages import PAGES
 from flows.viewer.pages.run import any_going
 from storage.read.frames import existing_store
-from tests.flows.evaluations import HELD_OUT, Sampler, train
-from tests.flows.rehearsal import rehearse
+from tests.fixtures.evaluations import HELD_OUT, Sampler, train
+from tests.fixtures.rehearsal import rehearse
 from tests.flows.viewer import compared_runs
 
 pytestmark = pytest.mark.engine  # ten runs are walked, a third of a second each

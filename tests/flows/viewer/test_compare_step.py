@@ -16,7 +16,7 @@ from flows.queries.store_reader import Library
 from flows.viewer.app import respond
 from flows.viewer.pages import PAGES
 from tasks.runtime.stage import Policy, Tables
-from tests.flows.rehearsal import rehearse
+from tests.fixtures.rehearsal import rehearse
 from tests.flows.viewer import compared_runs
 from tests.flows.viewer.compared_runs import with_column
 

@@ -16,8 +16,8 @@ from storage.maintenance.plan import plan
 from storage.maintenance.sweep import sweep_plan
 from storage.store import open_store
 from tasks.runtime.stage import Policy, Tables
-from tests.flows import rehearsal
-from tests.flows.evaluations import HELD_OUT, Sampler, train
+from tests.fixtures import rehearsal
+from tests.fixtures.evaluations import HELD_OUT, Sampler, train
 from tests.flows.viewer.looking import everything
 
 pytestmark = pytest.mark.engine  # whole runs, and every page three times

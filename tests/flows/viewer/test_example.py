@@ -12,7 +12,7 @@ from flows.viewer import addresses
 from flows.viewer.app import respond
 from flows.viewer.data.example import attempts, by_step, example
 from flows.viewer.pages import PAGES
-from tests import builders
+from tests.fixtures import builders
 from tests.flows.viewer.hand_made import RUN, HandMade, batch, credit, update
 
 ENVIRONMENT = "reverse"

@@ -11,8 +11,8 @@ from flows.queries.request import NotThere
 from flows.viewer.notebook import Viewer, open_viewer
 from storage.errors import LayoutError
 from storage.read.frames import Frames
-from tests.flows import replays
-from tests.flows.rehearsal import rehearse
+from tests.fixtures import replays
+from tests.fixtures.rehearsal import rehearse
 
 PAGE = (Path(__file__).parents[3] / "docs/viewing.md").read_text()
 

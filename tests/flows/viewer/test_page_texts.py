@@ -16,9 +16,9 @@ from flows.viewer.data.series_charts import charts
 from flows.viewer.pages import PAGES
 from flows.viewer.rendering import parsed_address
 from tasks.metrics.names import ALL
-from tests.builders import message, trace
-from tests.flows.rehearsal import rehearse
-from tests.flows.replays import RLOO, ask, walk
+from tests.fixtures.builders import message, trace
+from tests.fixtures.rehearsal import rehearse
+from tests.fixtures.replays import RLOO, ask, walk
 from tests.flows.viewer.hand_made import RUN, HandMade
 from tests.flows.viewer.looking import one_of_each
 

@@ -15,7 +15,7 @@ from flows.viewer.pages import batch as batches
 from flows.viewer.pages import trace as traces
 from flows.viewer.svg.charts import chart
 from storage.errors import StoreError
-from tests.flows.rehearsal import rehearse
+from tests.fixtures.rehearsal import rehearse
 
 
 @pytest.fixture(scope="module")

@@ -13,10 +13,10 @@ from flows.queries.store_reader import Library
 from storage.errors import StoreUnavailable
 from storage.read.frames import existing_store
 from storage.store import Store, open_store
-from tests.flows.rehearsal import SMALL, rehearse
+from tests.fixtures.rehearsal import SMALL, rehearse
+from tests.fixtures.s3_host import S3Host
 from tests.flows.viewer.looking import everything, formed, traces, visitor
 from tests.storage.conftest import s3, s3_host, s3_root  # noqa: F401
-from tests.storage.s3_host import S3Host
 
 pytestmark = pytest.mark.engine
 FORMS = ("html", "json", "file")

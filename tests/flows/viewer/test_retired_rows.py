@@ -17,8 +17,8 @@ from flows.viewer.rendering import parsed_address
 from flows.views.why import explain
 from storage.maintenance.sweep import Retention, expire
 from storage.store import open_store
-from tests import builders
-from tests.flows.rehearsal import rehearse
+from tests.fixtures import builders
+from tests.fixtures.rehearsal import rehearse
 from tests.flows.viewer.hand_made import FORKED, PATHS, RUN, HandMade, batch, credit, forked, update
 from tests.flows.viewer.looking import everything
 

@@ -14,8 +14,8 @@ from flows.viewer.data.metrics import ends, matching, metrics, said
 from flows.viewer.data.series import numbers, steps
 from flows.viewer.pages import run as metric_page
 from flows.viewer.pages import run as run_page
-from tests.builders import trace
-from tests.flows.rehearsal import rehearse
+from tests.fixtures.builders import trace
+from tests.fixtures.rehearsal import rehearse
 from tests.flows.viewer.hand_made import RUN, HandMade
 from tests.flows.viewer.looking import Elements, visitor
 

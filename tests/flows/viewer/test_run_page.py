@@ -20,10 +20,10 @@ from flows.viewer.data.timeline_lanes import lanes
 from flows.viewer.pages.run import run_page
 from flows.views import show
 from storage.store import open_store
-from tests.builders import trace
-from tests.flows.evaluations import Sampler, evaluate, train
-from tests.flows.rehearsal import rehearse
-from tests.flows.replays import RLOO, ask, walk
+from tests.fixtures.builders import trace
+from tests.fixtures.evaluations import Sampler, evaluate, train
+from tests.fixtures.rehearsal import rehearse
+from tests.fixtures.replays import RLOO, ask, walk
 from tests.flows.viewer.hand_made import RUN, HandMade, batch, credit, update
 from tests.flows.viewer.looking import Elements, visitor
 from tests.flows.viewer.stepped import begun

@@ -19,8 +19,8 @@ from flows.views import show
 from storage.read.frames import Frames
 from storage.runs import Event
 from storage.store import open_store
-from tests.flows.rehearsal import rehearse
-from tests.flows.replays import RLOO, ask, walk
+from tests.fixtures.rehearsal import rehearse
+from tests.fixtures.replays import RLOO, ask, walk
 from tests.flows.viewer.looking import Elements, visitor
 
 T0 = datetime(2026, 1, 1, tzinfo=UTC)

@@ -20,8 +20,8 @@ from configs.errors import ConfigError
 from flows.cli import main
 from flows.viewer.serving import NICENESS, PORT, TOKEN, listen
 from storage.store import open_store
-from tests.flows.rehearsal import rehearse
-from tests.waiting import PATIENCE
+from tests.fixtures.rehearsal import rehearse
+from tests.fixtures.waiting import PATIENCE
 
 pytestmark = pytest.mark.engine
 CHECKOUT = Path(__file__).parents[3]

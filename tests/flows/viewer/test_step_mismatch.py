@@ -16,7 +16,7 @@ from flows.viewer.data.step_mismatch import NAME, TITLE, with_mismatch
 from flows.viewer.data.step_traces import lineages_of, traces
 from flows.viewer.pages import PAGES
 from flows.viewer.pages.step import step_page
-from tests.builders import message, trace
+from tests.fixtures.builders import message, trace
 from tests.flows.viewer.hand_made import FORKED, PATHS, RUN, HandMade, batch, credit, forked, update
 
 FIRST: dict[str, list[float]] = {"rl_weights": [0, 0, 0, 0, 1, 1, 0, 0, 0], "ce_weights": [0, 0, 0, 0, 0, 0, 0, 0, 2]}

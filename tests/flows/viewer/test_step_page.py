@@ -15,9 +15,9 @@ from flows.viewer.data import step_traces
 from flows.viewer.pages import step as evaluation_page
 from flows.viewer.pages import step as step_page
 from storage.store import open_store
-from tests.flows import evaluations
-from tests.flows.rehearsal import rehearse
-from tests.flows.replays import RLOO, ask, walk
+from tests.fixtures import evaluations
+from tests.fixtures.rehearsal import rehearse
+from tests.fixtures.replays import RLOO, ask, walk
 from tests.flows.viewer.hand_made import RUN
 from tests.flows.viewer.looking import Elements
 from tests.flows.viewer.stepped import HOSTILE, PARTLY, begun, stepped

@@ -12,7 +12,7 @@ from flows.queries.store_reader import Library
 from flows.viewer.data.messages import branches, messages
 from flows.viewer.data.tokens import tokens
 from flows.viewer.data.trace import find_trace
-from tests import builders
+from tests.fixtures import builders
 from tests.flows.viewer.hand_made import RUN, HandMade, batch, credit, update
 
 NUM_TRACES = 6

@@ -12,7 +12,7 @@ from flows.viewer.data.messages import branches, messages, rejected
 from flows.viewer.data.tokens import TOKENS, tokens
 from flows.viewer.data.trace import find_trace
 from flows.viewer.data.training import samples
-from tests import builders
+from tests.fixtures import builders
 from tests.flows.viewer.hand_made import FORKED, PATHS, RUN, HandMade, batch, credit, forked, update
 
 FIRST = {

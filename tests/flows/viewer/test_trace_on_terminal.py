@@ -20,9 +20,9 @@ from flows.queries.store_reader import Library
 from flows.viewer.data.trace_use import trace_use
 from flows.viewer.terminal.style import LONG, MEASURES, Colours, Indented, Wanted
 from flows.viewer.terminal.trace import terminal, trace_parts
-from tests import builders
+from tests.fixtures import builders
+from tests.fixtures.hostile import ALL, acting
 from tests.flows.viewer.hand_made import FORKED, PATHS, RUN, HandMade, batch, credit, forked, update
-from tests.hostile import ALL, acting
 
 STREAMS: tuple[dict[str, list[float]], ...] = (
     {"advantages": [0, 0, 0, 0, 0.5, 0.5, 0, 0, 0], "rl_weights": [0, 0, 0, 0, 1, 1, 0, 0, 0]},

@@ -17,7 +17,7 @@ from flows.viewer import addresses
 from flows.viewer.app import respond
 from flows.viewer.data.messages_read import LONGEST
 from flows.viewer.pages import PAGES
-from tests import builders
+from tests.fixtures import builders
 from tests.flows.viewer.hand_made import FORKED, PATHS, RUN, HandMade, batch, credit, forked, update
 
 HOSTILE = (

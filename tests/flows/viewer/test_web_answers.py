@@ -17,9 +17,9 @@ from flows.viewer.pages import PAGES
 from flows.viewer.rendering import parsed_address
 from flows.viewer.security import HEADERS
 from storage.errors import StoreUnavailable
-from tests.flows.rehearsal import rehearse
+from tests.fixtures.rehearsal import rehearse
+from tests.fixtures.waiting import PATIENCE
 from tests.flows.viewer.looking import everything, formed, visitor
-from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.engine
 

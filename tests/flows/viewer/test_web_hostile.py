@@ -17,8 +17,8 @@ from flows.viewer import rendering
 from flows.viewer.addresses import Page
 from flows.viewer.pages import PAGES
 from flows.viewer.rendering import parsed_address
+from tests.fixtures.hostile import ALL, Hostile, acting, hostile_store
 from tests.flows.viewer.looking import Elements, everything, visitor
-from tests.hostile import ALL, Hostile, acting, hostile_store
 
 pytestmark = pytest.mark.engine
 MARKUP = str.maketrans("<>&\"'`{}[]|=;%", "()+-------:.--")

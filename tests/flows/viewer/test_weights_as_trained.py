@@ -24,7 +24,7 @@ from flows.viewer.notebook import open_viewer
 from flows.viewer.pages import PAGES
 from flows.viewer.rendering import save_page
 from storage.schemas.stage_tables import BATCHES
-from tests.flows.rehearsal import rehearse
+from tests.fixtures.rehearsal import rehearse
 
 pytestmark = pytest.mark.engine  # whole runs of several algorithms
 LENGTH = 50

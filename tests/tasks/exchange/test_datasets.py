@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tasks.exchange.datasets import NotText, preferences, samples, table
 from tasks.exchange.episodes import Row
-from tests.builders import message, trace
+from tests.fixtures.builders import message, trace
 
 
 def said(name: str, number: int, parent: int | None, role: str, text: Any, sampled: bool = False, **more: Any) -> Row:

@@ -13,7 +13,7 @@ from tasks.exchange.episodes import Episode
 from tasks.exchange.placement import ID_LENGTH, arrange, split_repeated, with_unique_ids
 from tasks.exchange.traces import source_of
 from tasks.metrics.accounting import AccountBreach, account
-from tests.builders import table, trace, verdict
+from tests.fixtures.builders import table, trace, verdict
 from tests.tasks.exchange.lines import ORIGIN, read, verifiers_lines
 
 

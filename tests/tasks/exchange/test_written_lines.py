@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tasks.exchange.episodes import Episode, ImportContext, Row, compact
 from tasks.exchange.verifiers_lines import line_of, read_episode
-from tests.builders import example, exchange, failed, message, trace
+from tests.fixtures.builders import example, exchange, failed, message, trace
 from tests.tasks.exchange.lines import ORIGIN
 
 ASSIGNMENT = {"assignment_id": "3-1/2", "group_id": "3-1", "member": 2, "seed": 11}

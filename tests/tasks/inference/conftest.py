@@ -8,7 +8,7 @@ import pytest
 from configs.run import View
 from tasks.inference.engine.client import Engine
 from tasks.learner.tiny import tiny_qwen3
-from tests.tasks.inference.hosts import PLUGINS, engine_of, view_of
+from tests.fixtures.hosts import PLUGINS, engine_of, view_of
 
 
 @pytest.fixture(scope="session")

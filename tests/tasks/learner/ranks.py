@@ -19,7 +19,7 @@ from tasks.learner.loss import Objective
 from tasks.learner.model import PolicyModel
 from tasks.learner.optimizer import apply_gradients, new_optimizer
 from tasks.learner.rows import batches_from_table
-from tests.tasks.learner.packed import batches, sample
+from tests.fixtures.packed import batches, sample
 
 CPU = torch.device("cpu")
 SAMPLES = [

@@ -5,7 +5,7 @@ import pytest
 from configs.services import LearnerConfig
 from configs.training import TrainingConfig
 from tasks.learner.client import Learner
-from tests.tasks.learner.packed import batches
+from tests.fixtures.packed import batches
 from tests.tasks.learner.test_worker import SAMPLES
 
 pytestmark = pytest.mark.engine

@@ -11,7 +11,7 @@ from configs.training import TrainingConfig
 from storage.policies.adapters import base_in
 from tasks.learner.digest import over_base, weights_sha256
 from tasks.learner.errors import LearnerError
-from tests.tasks.learner.packed import batches, sample
+from tests.fixtures.packed import batches, sample
 
 pytestmark = pytest.mark.engine
 

@@ -12,7 +12,7 @@ import pytest
 from tasks.learner import wire
 from tasks.learner.client import Learner
 from tasks.learner.errors import LearnerError, LearnerLost, NoOptimizerState
-from tests.waiting import PATIENCE
+from tests.fixtures.waiting import PATIENCE
 
 TABLE = pa.table({"tokens": pa.array([[1, 2], []], pa.list_(pa.int32()))})
 

@@ -13,7 +13,7 @@ from tasks.learner.distributed import World
 from tasks.learner.loop import _largest, accumulate_gradients
 from tasks.learner.loss import Objective
 from tasks.learner.rows import batches_from_table
-from tests.tasks.learner.packed import batches, padding, sample
+from tests.fixtures.packed import batches, padding, sample
 
 pytestmark = pytest.mark.engine
 

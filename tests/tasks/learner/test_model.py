@@ -12,7 +12,7 @@ from tasks.learner.errors import LearnerError
 from tasks.learner.model import load_policy, run_row
 from tasks.learner.rows import batches_from_table
 from tasks.learner.tiny import tiny_qwen3
-from tests.tasks.learner.packed import batches, sample
+from tests.fixtures.packed import batches, sample
 
 pytestmark = pytest.mark.engine
 

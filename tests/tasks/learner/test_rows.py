@@ -7,7 +7,7 @@ import pytest
 
 from tasks.learner.errors import LearnerError
 from tasks.learner.rows import batches_from_table, idle_row
-from tests.tasks.learner.packed import STREAMS, batches, changed, padding, sample
+from tests.fixtures.packed import STREAMS, batches, changed, padding, sample
 
 
 @pytest.fixture

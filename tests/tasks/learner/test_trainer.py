@@ -13,7 +13,7 @@ from storage.schemas.learner_tables import TOKEN_STATISTICS, UPDATES
 from tasks.learner.digest import weights_sha256
 from tasks.learner.errors import LearnerError, NoOptimizerState
 from tasks.training.stage import token_tables
-from tests.tasks.learner.packed import batches, changed, padding, sample
+from tests.fixtures.packed import batches, changed, padding, sample
 
 pytestmark = pytest.mark.engine
 

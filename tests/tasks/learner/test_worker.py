@@ -15,8 +15,8 @@ from configs.training import TrainingConfig
 from tasks.learner.client import Learner
 from tasks.learner.errors import LearnerError, LearnerLost
 from tasks.learner.launch import command
-from tests.tasks.learner.packed import batches, sample
-from tests.waiting import PATIENCE, until
+from tests.fixtures.packed import batches, sample
+from tests.fixtures.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.engine
 

@@ -15,7 +15,7 @@ from tasks.metrics.names import full_name, metric_values
 from tasks.metrics.rollouts import rollout_metrics
 from tasks.metrics.stage import STAGE, metrics
 from tasks.metrics.updates import update_metrics
-from tests.builders import table, trace, verdict
+from tests.fixtures.builders import table, trace, verdict
 
 
 def traces(*rows: dict[str, Any]) -> pa.Table:

@@ -1,0 +1,179 @@
+"""The commands that keep a store in order: what they say, ask and refuse, and what they leave alone."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from flows import cli
+from flows.runtime import maintenance as gc
+from flows.views.readers import readers
+from storage.errors import SliceExpired
+from storage.maintenance import activity
+from storage.schemas.stage_tables import STAGE_TABLES
+from storage.store import open_store
+from tests.fixtures.histories import contents, finish, train
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with two runs that share a step, and a log directory of each."""
+    place = tmp_path_factory.mktemp("keeping") / "store"
+    store = open_store(place)
+    train(store, "old", "xy")
+    train(store, "new", "xxx")
+    for run in ("old", "new"):
+        (place / "logs" / run).mkdir(parents=True)
+        (place / "logs" / run / "engine.log").write_text("...")
+    return place
+
+
+@pytest.fixture
+def root(original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of that store, in which runs finished long enough ago."""
+    monkeypatch.setattr(activity, "RECENT_HOURS", 0.0)
+    return Path(shutil.copytree(original, tmp_path / "store"))
+
+
+def told(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str]:
+    """Run a command; return its status and what it printed."""
+    status = cli.main(argv)
+    said = capsys.readouterr()
+    return status, said.out + said.err
+
+
+def state(root: Path) -> list[tuple[str, int, int]]:
+    return sorted((str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in root.rglob("*"))
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["maintain", "--dry-run"],
+        ["maintain", "--dry-run", "--retain", "token_statistics=0h", "--retention-hours", "0", "--json"],
+        ["gc", "--keep", "new", "--policies", "last", "--dry-run"],
+        ["gc", "--dry-run", "--keep-last", "1", "--json"],
+        ["gc", "--keep", "new"],  # nobody is there to be asked
+        ["repair", "--dry-run", "--deep"],
+        ["repair", "--deep"],  # nothing is wrong
+    ],
+    ids=" ".join,
+)
+def test_what_changes_nothing(root: Path, argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    before = state(root)
+    told(capsys, *argv, "--store", str(root))
+    assert state(root) == before
+
+
+def test_gc_says_what_goes_and_removes_it(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kept = contents(open_store(root), ["new"])
+    status, said = told(capsys, "gc", "--keep", "new", "--policies", "last", "--store", str(root), "--yes")
+    assert status == 0
+    lines = [" ".join(line.split()) for line in said.splitlines()]
+    assert lines[1:3] == ["old remove 4 0", "new keep 0 0"]
+    assert lines[3].startswith("slices that nobody names then: 3, ")
+    assert lines[4].startswith("weights to go: 1 policies of removed runs, 1 of kept runs, ")
+    assert lines[5] == "new: weights of versions 2 go; their rows stay, nothing starts from them any more"
+    assert lines[6].startswith("removed 4 ledger rows, 3 slices in 3 files (")
+    store = open_store(root)
+    assert contents(store, ["new"]) == kept and store.ledger.entries(run="old") == []
+    assert [path.name for path in (root / "logs").iterdir()] == ["new"]
+    assert told(capsys, "gc", "--keep", "new", "--store", str(root), "--yes")[1].splitlines()[-1] == "nothing to remove"
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "runs"), [("y", 0, {"new"}), ("no", 1, {"new", "old"}), ("", 1, {"new", "old"})]
+)
+def test_gc_asks(root: Path, monkeypatch: pytest.MonkeyPatch, answer: str, status: int, runs: set[str]) -> None:
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    monkeypatch.setattr("builtins.input", lambda question: answer)
+    assert gc.collect_garbage(str(root), remove=["old"]) == status
+    assert {entry.run for entry in open_store(root).ledger.entries()} == runs
+
+
+def test_keep_last_keeps_the_newest(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = open_store(root)
+    train(store, "newest", "z")
+    _, said = told(capsys, "gc", "--keep-last", "2", "--dry-run", "--json", "--store", str(root))
+    found = json.loads(said)
+    assert (found["removed"], found["kept"]) == (["old"], ["new", "newest"])
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["gc", "--keep", "nobody"], "there is no run nobody"),
+        (["gc", "--remove", "nobody"], "there is no run nobody"),
+        (["gc", "--keep", "new", "--remove", "old"], "to keep and runs to remove at once"),
+        (["gc", "--remove", "open"], "not removed: open (its last event is 'started')"),
+        (["gc", "--policies", "some"], "say all, last or every:N"),
+        (["gc", "--keep", "new", "--json"], "say --yes, or --dry-run"),
+        (["maintain", "--retain", "messages=1h"], "read again by: regrade, filtering, reference, advantage, packing"),
+        (["maintain", "--retain", "messages"], "is no retention"),
+        (["maintain", "--retention-hours", "1"], "open may be at work"),
+        (["maintain", "--retain", "messages=1h", "--force"], "open may be at work"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_is_refused(root: Path, argv: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    train(open_store(root), "open", "z", finished=False)
+    before = state(root)
+    status, said = told(capsys, *argv, "--store", str(root))
+    assert status == 2 and words in said and "Traceback" not in said
+    assert state(root) == before
+
+
+def test_forced_retention_of_a_table_that_stages_read(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, said = told(capsys, "maintain", "--retain", "messages=0h", "--force", "--store", str(root))
+    assert status == 0
+    assert said.startswith("messages: rows older than 0 h went: 8 slices, 8 files, ")
+    store = open_store(root)
+    with pytest.raises(SliceExpired):
+        contents(store, ["new"])
+    assert len(store.read(store.ledger.entries(run="new", stage="training")[0].slices("policies"))) == 1
+
+
+def test_repair_tells_what_can_be_done_again(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = open_store(root)
+    trained = store.ledger.entries(run="new", stage="training")[1]
+    sampled = store.ledger.entries(run="new", stage="rollout")[1]
+    for entry in (trained, sampled):
+        (root / "tables/messages" / entry.outputs[0].files[0].path).unlink()
+    status, said = told(capsys, "repair", "--store", str(root))
+    assert status == 1
+    assert "new, step 1, training, messages: tables/messages/" in said
+    assert "can be done again: `stagecoach repair --forget`, then resume the run" in said
+    assert "new, step 1, rollout, messages: tables/messages/" in said
+    assert "lost: other work was made of it" in said
+    status, said = told(capsys, "repair", "--forget", "--json", "--store", str(root))
+    assert status == 1 and [row["lost"] for row in json.loads(said)["damaged"]] == [True, False]
+    assert open_store(root).ledger.find(trained.key) is None
+    train(open_store(root), "new", "xxx")
+    (row,) = json.loads(told(capsys, "repair", "--json", "--store", str(root))[1])["damaged"]
+    assert (row["stage"], row["runs"], row["step"]) == ("rollout", ["new"], 1)
+
+
+def test_repair_forgets_nothing_while_a_run_may_be_at_work(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = open_store(root)
+    trained = store.ledger.entries(run="new", stage="training")[2]
+    (root / "tables/messages" / trained.outputs[0].files[0].path).unlink()
+    store.runs.record(run="new", event="resumed")
+    status, said = told(capsys, "repair", "--forget", "--store", str(root))
+    assert status == 2 and "new may be at work" in said
+    finish(store, "new")
+    assert told(capsys, "repair", "--forget", "--store", str(root))[0] == 0
+
+
+def test_repair_makes_no_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, said = told(capsys, "repair", "--store", str(tmp_path / "nothing"))
+    assert status == 2 and "there is no store here" in said
+    assert not (tmp_path / "nothing").exists()
+
+
+def test_only_token_statistics_may_go_without_being_missed() -> None:
+    assert [table.name for table in STAGE_TABLES if not readers(table.name)] == [
+        "token_statistics",
+        "token_masks",
+    ]
+    assert readers("batches") == ["training"]

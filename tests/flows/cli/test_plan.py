@@ -1,0 +1,112 @@
+"""The plan that `stagecoach check` prints: stages, keys that can be known, sizes; and nothing left behind."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from configs.errors import ConfigError
+from configs.load import from_json, load
+from configs.run import RunConfig
+from flows import cli
+from flows.runtime.dry_run import plan_work
+from flows.views import plan
+from tests.fixtures.rehearsal import SOURCE, session_for
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A directory that looks like a model from afar."""
+    directory = tmp_path / "model"
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps({"vocab_size": 512, "max_position_embeddings": 512}))
+    (directory / "model.safetensors").write_bytes(b"weights")
+    return directory
+
+
+def keys(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, str]:
+    """Return the keys that `check` prints, by stage."""
+    assert cli.main(["check", *arguments]) == 0
+    _, header, table = capsys.readouterr().out.partition("stage          settings      key of step 0  sections\n")
+    assert header
+    return {line.split()[0]: line.split()[2] for line in table.split("\n\n")[0].splitlines()}
+
+
+def test_all_six_stages_are_there_with_their_keys(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = keys(capsys, "demo", f"model.path={model}", "seed=1")
+    assert list(found)[-7:-1] == ["assignment", "rollout", "filtering", "advantage", "packing", "training"]
+    assert list(found)[-1] == "metrics"
+    assert all(len(key) == plan.SHOWN for key in found.values())
+
+
+def test_another_advantage_setting_changes_the_keys_from_there_on(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = keys(capsys, "demo", f"model.path={model}", "seed=1")
+    after = keys(capsys, "demo", f"model.path={model}", "seed=1", "algorithm.normalise_std=true")
+    assert [stage for stage in before if before[stage] != after[stage]] == [
+        "advantage",
+        "packing",
+        "training",
+        "metrics",
+    ]
+
+
+def test_other_weights_and_seeds_change_what_depends_on_them(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = keys(capsys, "demo", f"model.path={model}", "seed=1")
+    seeded = keys(capsys, "demo", f"model.path={model}", "seed=2")
+    assert {stage for stage in before if before[stage] == seeded[stage]} == {"policy_import", "examples"}
+    (model / "model.safetensors").write_bytes(b"others")
+    other = keys(capsys, "demo", f"model.path={model}", "seed=1")
+    assert {stage for stage in before if before[stage] == other[stage]} == {"examples", "assignment"}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "reason"),
+    [(["seed=1"], "the weights, which are not here"), ([], "no seed is given")],
+)
+def test_it_says_why_keys_are_not_known(overrides: list[str], reason: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["check", "demo", *overrides]) == 0
+    assert reason in capsys.readouterr().out
+
+
+def test_json_is_the_resolved_config(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["check", "demo", "--json", "--name", "a", "seed=1"]) == 0
+    config = from_json(capsys.readouterr().out)
+    assert (config.name, config.seed, config.engine.dtype) == ("a", 1, "float32")
+    assert config.training.version
+
+
+def test_sizes_are_what_the_config_comes_to() -> None:
+    text = "\n".join(plan.sizes(load(["demo"], ["evaluation.every=5"])))
+    assert "20 steps of 8 groups of 16: 128 rollouts a step" in text
+    assert f"at most {128 * 40} tokens" in text
+    assert "evaluation: 64 examples, 64 rollouts" in text
+
+
+def test_missing_files_are_refused_and_nothing_is_created(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"model\.path: there is no directory"):
+        plan.main(["demo"], ["model.path=./none"])
+    assert cli.main(["check", "demo"]) == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_plan_of_an_evaluation_has_the_keys_that_it_will_have(tmp_path: Path) -> None:
+    session = session_for(tmp_path / "store", "a", kind="evaluate", evaluation={"temperature": 0.25})
+    planned = [ref.key for _, ref in plan.walk(session.config, SOURCE)]
+    assert planned == [piece.key for piece in plan_work(session.place, SOURCE)] and len(planned) == 4
+
+
+def test_the_size_of_an_evaluation_is_that_of_all_its_environments() -> None:
+    sets = [{"name": "one", "environments": ["second"], "attempts": 3, "pass_at": [3]}, {"name": "all"}]
+    config = RunConfig.model_validate(
+        {
+            **{"kind": "evaluate", "evaluation": {"num_examples": 5, "sets": sets}},
+            "environments": ({"name": name, "taskset": {"id": "t"}} for name in ("first", "second")),
+        }
+    )
+    assert list(plan.sizes(config)) == [
+        "evaluation one: 5 examples, 15 rollouts",
+        "evaluation all: 10 examples, 10 rollouts",
+    ]

@@ -1,0 +1,154 @@
+"""Showing a run: for people, for programs, and what a change would compute again."""
+
+import json
+import os
+import socket
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from configs.errors import ConfigError
+from configs.run import RunConfig
+from flows.views import show
+from storage.errors import LayoutError
+from storage.store import Store, open_store
+from tasks.metrics import stage as metrics
+from tasks.runtime.execute import perform
+from tasks.runtime.run_context import RunContext
+from tasks.runtime.stage import Ref, Stage, Tables
+from tests.fixtures.builders import failed, table, trace
+
+
+def finished_run(root: Path) -> Store:
+    """A store with one recorded run of one step whose rollouts are there, one of them errored."""
+    store = open_store(root)
+    config = RunConfig(name="a", steps=2)
+    store.runs.record(run="a", event="started", kind="train", config=config.model_dump(mode="json"))
+    rows = [trace("t0", reward=1.0), trace("t1", reward=0.0), trace("t2", reward=None, error_class="timeout")]
+    made: Tables = {"traces": table("traces", rows)}
+    stage = Stage("rollout", 1, (), ("traces",), ("rollout",), lambda tables, view: made)
+    sample(stage, RunContext(store, "a", config, {}), 0)
+    return store
+
+
+def sample(stage: Stage, place: RunContext, step: int) -> None:
+    """Do a step that ends with its rollouts, and write its metrics."""
+    perform(metrics.STAGE, place, step, (perform(stage, place, step),), parameters={"num_batches": 0})
+
+
+def test_a_run_is_described_for_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    finished_run(tmp_path)
+    assert show.main("latest", store=str(tmp_path), as_json=True) == 0
+    found = json.loads(capsys.readouterr().out)
+    (step,) = found["steps"]
+    assert (found["run"], found["state"], found["num_steps"]) == ("a", "started", 2)
+    assert step["reward"] == 0.5  # the errored rollout has no reward, which is not a reward of zero
+    assert step["finished"] and step["rows"]["rollout"] == {"traces": 3} and step["rows"]["metrics"]["metrics"] > 20
+    assert step["tokens"] == {"rollout": 15}
+    assert step["seconds"]["rollout"] >= 0.0 and step["shared"] == []
+
+
+def test_a_run_is_shown_to_people(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    finished_run(tmp_path)
+    show.main("a", store=str(tmp_path))
+    printed = capsys.readouterr().out
+    assert "train a: started, 1/2 steps" in printed and "rollout s" in printed and "0.5" in printed
+
+
+def test_an_unknown_run_is_an_error_that_names_the_known(tmp_path: Path) -> None:
+    finished_run(tmp_path)
+    with pytest.raises(ConfigError, match="there is no run 'b'; the last runs are: a"):
+        show.main("b", store=str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["demonstration", "import", "regrade"])
+def test_rollouts_of_every_origin_have_their_reward_shown(tmp_path: Path, name: str) -> None:
+    store = finished_run(tmp_path)
+    rows = [trace("t0", reward=0.25)]
+    stage = Stage(name, 1, (), ("traces",), (), lambda tables, view: {"traces": table("traces", rows)})
+    config = RunConfig(name="a", steps=2)
+    sample(stage, RunContext(store, "a", config, {}), 1)
+    assert [step["reward"] for step in show.describe(store, "a", config)["steps"]] == [0.5, 0.25]
+
+
+def test_of_a_step_that_is_not_finished_no_number_is_shown(tmp_path: Path) -> None:
+    store = finished_run(tmp_path)
+    config = RunConfig(name="a", steps=2)
+    stage = Stage("rollout", 1, (), ("traces",), (), lambda tables, view: {"traces": table("traces", [trace()])})
+    perform(stage, RunContext(store, "a", config, {}), 1)
+    (_, step) = show.describe(store, "a", config)["steps"]
+    assert (step["finished"], step["reward"], step["rows"]) == (False, None, {"rollout": {"traces": 1}})
+
+
+def test_what_another_run_computed_is_marked(tmp_path: Path) -> None:
+    store = finished_run(tmp_path)
+    config = RunConfig(name="b", steps=2)
+    store.runs.record(run="b", event="started", kind="train", config=config.model_dump(mode="json"))
+    stage = Stage("rollout", 1, (), ("traces",), ("rollout",), lambda tables, view: pytest.fail("is in the ledger"))
+    ref: Ref = perform(stage, RunContext(store, "b", config, {}), 0)
+    assert not ref.computed
+    assert show.describe(store, "b", config)["steps"][0]["shared"] == ["rollout"]
+
+
+def test_evaluation_rollouts_are_not_taken_for_a_step(tmp_path: Path) -> None:
+    store = finished_run(tmp_path)
+    config = RunConfig(name="a", steps=2)
+    stage = Stage("rollout", 1, (), ("traces",), (), lambda tables, view: {"traces": table("traces", [trace()])})
+    chosen = Ref("evaluation_assignment", 0, "k", (), 0, 0.0, True)
+    perform(stage, RunContext(store, "a", config, {}), 0, (chosen,))
+    assert show.describe(store, "a", config)["steps"][0]["rows"]["rollout"] == {"traces": 3}
+
+
+def test_what_policies_scored_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = finished_run(tmp_path)
+    rows = [trace("e0", reward=1.0), trace("e1", reward=0.5), failed("e2")]
+    stage = Stage("rollout", 1, (), ("traces",), (), lambda tables, view: {"traces": table("traces", rows)})
+    chosen = Ref("evaluation_assignment", 0, "k", (), 0, 0.0, True)
+    perform(stage, RunContext(store, "a", RunConfig(name="a", steps=2), {}), 3, (chosen,))
+    show.main("a", store=str(tmp_path), as_json=True)
+    (found,) = json.loads(capsys.readouterr().out)["evaluations"]
+    assert (found["version"], found["scores"][0]["average"]) == (3, 0.75)
+    show.main("a", store=str(tmp_path))
+    said = "policy 3 on held-out reverse: average 0.750 [0.118, 0.985], pass@1 0.500 [0.055, 0.945] (3 attempts at 1"
+    assert said in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("event", "host", "pid", "gone"),
+    [
+        ("started", socket.gethostname(), os.getpid(), False),
+        ("resumed", socket.gethostname(), 2**22 + 1, True),  # above the greatest that Linux gives
+        ("started", "elsewhere", 2**22 + 1, False),
+        ("finished", socket.gethostname(), 2**22 + 1, False),
+    ],
+    # Names of their own: with numbers of processes in them, no two workers would know the same tests.
+    ids=["it lives", "it is gone", "another machine", "it had ended"],
+)
+def test_a_run_whose_process_was_killed_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], event: str, host: str, pid: int, gone: bool
+) -> None:
+    store = finished_run(tmp_path)
+    noted = store.runs.record(run="a", event=event, host=host, pid=pid)
+    assert show.process_gone(noted) is gone
+    show.main("a", store=str(tmp_path))
+    assert (f"train a: {event}; its process is gone, 1/2 steps" in capsys.readouterr().out) is gone
+
+
+def test_a_process_that_began_after_the_event_is_another_one(tmp_path: Path) -> None:
+    noted = finished_run(tmp_path).runs.events("a")[-1]
+    assert not show.process_gone(noted)
+    assert show.process_gone(replace(noted, at=datetime(2001, 1, 1, tzinfo=UTC)))
+
+
+def test_an_empty_store_says_so(tmp_path: Path) -> None:
+    open_store(tmp_path)
+    with pytest.raises(ConfigError, match="none"):
+        show.main("latest", store=str(tmp_path))
+
+
+def test_a_mistyped_store_is_not_made(tmp_path: Path) -> None:
+    with pytest.raises(LayoutError, match="there is no store"):
+        show.main("latest", store=str(tmp_path / "typo"))
+    assert not (tmp_path / "typo").exists()

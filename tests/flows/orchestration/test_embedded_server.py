@@ -1,0 +1,161 @@
+"""The embedded Prefect server: real, with its UI, whole records, and gone whatever happens to the flow."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.services.ownership import owned, sweep
+from tests.fixtures.waiting import PATIENCE, until
+
+pytestmark = pytest.mark.engine
+ROOT = Path(__file__).parents[3]
+PROGRAM = Path(__file__).parents[1] / "programs" / "embedded.py"
+
+
+def clean() -> dict[str, str]:
+    """The environment without any Prefect setting."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    return {**kept, "PYTHONPATH": str(ROOT)}
+
+
+class Process:
+    """The test process with its embedded API, up to a given line of what it says."""
+
+    def __init__(self, home: Path, ending: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, str(PROGRAM), str(home), ending],
+            env=clean(),
+            cwd=home.parent,
+            stdout=subprocess.PIPE,
+            stderr=(home.parent / "stderr").open("ab"),
+            text=True,
+            start_new_session=True,
+        )
+        self.said: dict[str, Any] = {}
+
+    def until(self, name: str) -> Any:
+        """Read what the process says until it says `name`."""
+        assert self.process.stdout is not None
+        while name not in self.said:
+            line = self.process.stdout.readline()
+            assert line, f"the process ended before it said {name}"
+            self.said |= json.loads(line)
+        return self.said[name]
+
+    def end(self) -> int:
+        """Wait for the end; then no process may be left."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.said |= json.loads(line)
+        return self.process.wait(PATIENCE)
+
+    def gone(self) -> None:
+        """Wait until the guardians have ended the last process of this one."""
+        until(lambda: not owned(self.said["owner"]), lambda: f"left: {owned(self.said['owner'])}")
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """One state directory for all tests, so that the database is made once."""
+    yield tmp_path_factory.mktemp("prefect") / "state"
+    sweep()
+
+
+def ask(url: str, path: str, body: dict[str, Any] | None = None) -> Any:
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url + path, data, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
+        content = answer.read()
+    return json.loads(content) if content[:1] in b"[{" else content
+
+
+def task_runs(url: str, flow_run: str) -> set[str]:
+    """Names of the task runs that are recorded of a flow run by now."""
+    return {task["name"] for task in ask(url, "/task_runs/filter", {"flow_runs": {"id": {"any_": [flow_run]}}})}
+
+
+def states(home: Path) -> dict[str, str]:
+    """State of every flow run, asked of a new server on the same state directory."""
+    process = Process(home, "wait")
+    process.until("published")
+    found = {run["id"]: run["state_type"] for run in ask(process.said["url"], "/flow_runs/filter", {})}
+    os.kill(process.process.pid, signal.SIGKILL)
+    process.end()
+    process.gone()
+    return found
+
+
+def test_a_flow_is_recorded_whole_and_the_ui_works_and_nothing_stays(home: Path) -> None:
+    process = Process(home, "wait")
+    run = process.until("flow_run")
+    assert process.until("published") == [True, True]
+    url = process.said["url"]
+    assert process.said["embedded"]
+    assert process.said["cancelled"] is False
+    assert ask(url.removesuffix("/api"), "/ui-settings")["api_url"] == url
+    assert b"<html" in ask(url.removesuffix("/api"), "/")
+    wanted = {"rollout-0", "rollout-1", "rollout-2"}
+    until(lambda: task_runs(url, run) >= wanted, lambda: f"{task_runs(url, run)}")  # recorded a little later
+    assert task_runs(url, run) == wanted
+    artifacts = {artifact["key"]: artifact for artifact in ask(url, "/artifacts/latest/filter", {})}
+    assert {"run-demo-1", "stages-demo-1", "progress-demo-1"} <= artifacts.keys()
+    assert artifacts["run-demo-1"]["data"].count("data:image/svg+xml;base64,") == 1
+    assert artifacts["progress-demo-1"]["data"] == 100.0
+    ask(url, f"/flow_runs/{run}/set_state", {"state": {"type": "CANCELLING"}, "force": True})
+    process.process.send_signal(signal.SIGTERM)
+    assert process.end() != 0
+    assert owned(process.said["owner"]) == []
+    assert sorted(path.name for path in home.glob("server-*")) == [f"server-{process.process.pid}.log"]
+
+
+def test_a_finished_flow_ends_in_order(home: Path) -> None:
+    process = Process(home, "none")
+    assert process.end() == 0
+    assert owned(process.said["owner"]) == []  # at once: the process waits for its server
+    assert "Finished in state Completed()" in (home.parent / "flow.log").read_text()
+    assert "Finished in state Completed()" not in (home.parent / "stderr").read_text()  # nothing tears a panel apart
+    assert states(home)[process.said["flow_run"]] == "COMPLETED"
+
+
+def test_sigterm_and_ctrl_c_are_reported_as_crashes(home: Path) -> None:
+    processes = {}
+    for number, status in ((signal.SIGTERM, 143), (signal.SIGINT, -signal.SIGINT)):
+        process = Process(home, "wait")
+        process.until("published")
+        os.killpg(process.process.pid, number)
+        assert process.end() == status
+        assert owned(process.said["owner"]) == []
+        processes[number] = process.said["flow_run"]
+    found = states(home)
+    assert {found[run] for run in processes.values()} == {"CRASHED"}
+
+
+def test_a_killed_flow_leaves_no_process_and_its_run_is_swept_at_the_next_start(home: Path) -> None:
+    process = Process(home, "crash")
+    assert process.end() == -signal.SIGKILL
+    process.gone()
+    assert states(home)[process.said["flow_run"]] == "CRASHED"
+
+
+def test_a_killed_server_comes_back_at_the_same_address_and_nothing_is_lost(home: Path) -> None:
+    process = Process(home, "server")
+    assert process.end() == 0
+    assert process.said["ended"]
+    assert owned(process.said["owner"]) == []
+    assert states(home)[process.said["flow_run"]] == "COMPLETED"
+
+
+def test_two_processes_share_a_state_directory(home: Path) -> None:
+    processes = [Process(home, "none"), Process(home, "none")]
+    assert [process.end() for process in processes] == [0, 0]
+    assert processes[0].said["url"] != processes[1].said["url"]
+    for process in processes:
+        process.gone()

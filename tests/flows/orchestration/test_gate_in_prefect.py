@@ -1,0 +1,153 @@
+"""A run that waits for a person in a real Prefect: refused on the command line, cancelled, approved as on its page."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.orchestration.answering import decisions, embedded_urls
+from storage.store import Store, open_store
+from tasks.learner.tiny import tiny_qwen3
+from tests.fixtures.contents import weights
+from tests.fixtures.driving import NAME, ROOT, SETTINGS, Driven, Life
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
+SECONDS = 240
+
+
+class Waiting:
+    """A life of a run in its own process, and how to ask its Prefect server."""
+
+    def __init__(self, run: Driven, life: "Future[Life]") -> None:
+        self.run, self.life = run, life
+
+    def url(self) -> str:
+        """The API, once it is there."""
+        directory = self.run.store / "logs" / "prefect"
+        return self.until(lambda: next(embedded_urls(directory), ""))
+
+    def ask(self, path: str, **body: Any) -> Any:
+        request = urllib.request.Request(
+            self.url() + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=SECONDS) as answer:
+            return json.loads(answer.read())
+
+    def paused(self) -> dict[str, Any]:
+        """The flow run, once it waits."""
+        return self.until(lambda: next(iter(self._of_state("PAUSED")), None))
+
+    def until(self, found: Callable[[], Any]) -> Any:
+        """What `found` returns as soon as it is something; the run must live as long."""
+        deadline = time.monotonic() + SECONDS
+        while not (result := found()):
+            assert not self.life.done(), self.life.result().output
+            assert time.monotonic() < deadline, "the run never came that far"
+            time.sleep(0.2)
+        return result
+
+    def _of_state(self, state: str) -> list[dict[str, Any]]:
+        try:
+            return list(self.ask("/flow_runs/filter", flow_runs={"state": {"type": {"any_": [state]}}}))
+        except OSError:
+            return []  # not up yet
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Driven:
+    """A run of one step behind a gate."""
+    place = tmp_path_factory.mktemp("gate")
+    model = tiny_qwen3(place / "tiny", hidden=64, layers=2, seed=3)
+    return Driven(place, (*SETTINGS, f"model.path={model}", "gate.type=pause", "gate.timeout_seconds=600"))
+
+
+@pytest.fixture
+def waiting(run: Driven) -> Iterator[Waiting]:
+    """The run in a process of its own, that comes to its gate; the test answers."""
+    with ThreadPoolExecutor(1) as threads:
+        life = threads.submit(run.live, prefect=True, overrides=["steps=1"])
+        yield Waiting(run, life)
+        life.result(timeout=SECONDS)
+
+
+def events(store: Store) -> list[str]:
+    return [event.event for event in store.runs.events(NAME)]
+
+
+def test_a_batch_is_refused_on_the_command_line(run: Driven, waiting: Waiting) -> None:
+    waiting.paused()
+    command = [sys.executable, "-m", "flows.cli", "gate", NAME, "--refuse", "--by", "Ada", "--reason", "too easy"]
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    done = subprocess.run(
+        [*command, "--store", str(run.store)], cwd=ROOT, env=kept, capture_output=True, text=True, timeout=SECONDS
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"refused by Ada; run {NAME} (train-")
+    life = waiting.life.result(timeout=SECONDS)
+    assert life.status != 0 and "step 0: the batch was refused by Ada: too easy" in life.output
+    store = open_store(run.store)
+    (row,) = decisions(store, NAME)
+    assert (row["approved"], row["decided_by"], row["reason"]) == (False, "Ada", "too easy")
+    assert json.loads(row["figures"])["num_traces"] == 12
+    assert events(store) == ["started", "refused"] and not store.ledger.entries(run=NAME, stage="training")
+
+
+def test_a_run_that_is_cancelled_while_it_waits_ends_and_has_decided_nothing(run: Driven, waiting: Waiting) -> None:
+    place = f"/flow_runs/{waiting.paused()['id']}/set_state"
+    before = decisions(open_store(run.store), NAME)
+    polite = waiting.ask(place, state={"type": "CANCELLING"})
+    assert polite["status"] == "REJECT"  # Prefect's own rule, so its page cannot cancel what is paused
+    waiting.ask(place, state={"type": "CANCELLED"}, force=True)
+    life = waiting.life.result(timeout=SECONDS)
+    assert life.status != 0 and "cancelled while step 0 waited for approval" in life.output
+    assert decisions(open_store(run.store), NAME) == before
+
+
+def test_a_batch_is_approved_as_the_page_does_it_and_the_run_goes_on(run: Driven, waiting: Waiting) -> None:
+    flow_run = waiting.paused()
+    (page,) = waiting.ask("/artifacts/latest/filter", artifacts={"key": {"any_": [f"gate-{NAME}"]}})
+    assert (
+        page["data"].startswith(f"# {NAME}, step 0: may this batch be trained on?")
+        and "## best: reward" in page["data"]
+    )
+    unsigned = waiting.ask(f"/flow_runs/{flow_run['id']}/resume", run_input={"approve": True})
+    assert unsigned["status"] == "REJECT" and "'by' is a required property" in unsigned["details"]["reason"]
+    waiting.ask(f"/flow_runs/{flow_run['id']}/resume", run_input={"approve": True, "by": "Bo", "reason": ""})
+    life = waiting.life.result(timeout=SECONDS)
+    assert life.status == 0, life.output
+    store = open_store(run.store)
+    last = decisions(store, NAME)[-1]
+    assert (last["approved"], last["decided_by"]) == (True, "Bo")
+    assert events(store)[-1] == "finished" and len(store.ledger.entries(run=NAME, stage="training")) == 1
+
+
+def test_a_run_that_nobody_answers_ends_and_says_how_to_be_asked_again(run: Driven) -> None:
+    life = run.live(name="unanswered", prefect=True, overrides=["steps=1", "gate.timeout_seconds=1"])
+    assert life.status != 0 and "waits for approval and nobody answered within gate.timeout_seconds, 1." in life.output
+    store = open_store(run.store)
+    last = store.runs.events("unanswered")[-1]
+    assert last.event == "failed" and "stagecoach resume unanswered" in last.message
+    assert not decisions(store, "unanswered") and len(store.ledger.entries(run="unanswered", stage="packing")) == 1
+
+
+def test_a_rule_stops_a_run_and_the_weights_are_those_of_a_run_without_it(run: Driven, tmp_path: Path) -> None:
+    model = next(each for each in run.overrides if each.startswith("model.path="))
+    ungated, ruled = (Driven(tmp_path / name, (*SETTINGS, model)) for name in ("ungated", "ruled"))
+    for each in (ungated, ruled):
+        each.directory.mkdir()
+    assert ungated.live().status == 0
+    stopped = ruled.live(overrides=['gate={type="rule", rule="reward_mean > 0.45"}'])
+    assert (
+        stopped.status != 0 and "step 1: the batch was refused by rule: reward_mean > 0.45 does not" in stopped.output
+    )
+    again = ruled.live(overrides=['gate={type="rule", rule="reward_mean > 0.4"}'])
+    assert again.status == 0, again.output
+    assert weights(open_store(ruled.store)) == weights(open_store(ungated.store)) != []

@@ -1,0 +1,156 @@
+"""A small supervised run through the real learner, store and Prefect: what is seen of it, cancelled and finished."""
+
+import base64
+import json
+import os
+import re
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from storage.store import Store, open_store
+from tests.fixtures.serving import ROOT, tiny_sources
+from tests.fixtures.waiting import PATIENCE, until
+
+pytestmark = pytest.mark.engine
+PROGRAM = Path(__file__).parents[1] / "programs" / "small_sft.py"
+SECRET = "sk-2f6d1c0ab95e4477"
+STAGES = ("assignment", "demonstration", "filtering", "advantage", "packing", "training", "metrics")
+
+
+class Seen:
+    """What the run said, where its store is, and how to ask its Prefect server."""
+
+    def __init__(self, process: "subprocess.Popen[str]", store: Path) -> None:
+        self.process, self.root = process, store
+        self.said: dict[str, Any] = {}
+        self.printed: list[str] = []
+
+    def listen(self) -> None:
+        """Read until the run is over."""
+        assert self.process.stdout is not None
+        while "url" not in self.said:
+            line = self.process.stdout.readline()
+            assert line, f"the run ended early: {''.join(self.printed)}"
+            self.printed.append(line)
+            if line.startswith("SAID "):
+                self.said |= json.loads(line.removeprefix("SAID "))
+
+    def ask(self, path: str, **body: Any) -> Any:
+        """Ask Prefect."""
+        request = urllib.request.Request(
+            self.said["url"] + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
+            return json.loads(answer.read())
+
+    def runs(self) -> list[dict[str, Any]]:
+        """The flow runs, the first one first."""
+        return list(self.ask("/flow_runs/filter", sort="START_TIME_ASC"))
+
+    def tasks(self, run: str, count: int) -> set[str]:
+        """Names of a flow run's task runs, once there are `count`: they are recorded a little later."""
+
+        def names() -> set[str]:
+            return {task["name"] for task in self.ask("/task_runs/filter", flow_runs={"id": {"any_": [run]}})}
+
+        until(lambda: len(names()) >= count, lambda: f"{names()}")
+        return names()
+
+    @property
+    def store(self) -> Store:
+        return open_store(self.root)
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
+    """One run for all tests: cancelled after its first step, then called again."""
+    place = tmp_path_factory.mktemp("small")
+    tiny_sources(place)
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "STAGECOACH_"))}
+    with (place / "errors").open("w") as errors:
+        process = subprocess.Popen(
+            [sys.executable, str(PROGRAM), *(str(place / name) for name in ("store", "model", "rows.jsonl"))],
+            env={**kept, "PYTHONPATH": str(ROOT), "STAGECOACH_ENGINE_KEY": SECRET},
+            cwd=place,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        )
+    run = Seen(process, place / "store")
+    try:
+        run.listen()
+        yield run
+    finally:
+        run.printed.append(process.communicate("\n", timeout=PATIENCE)[0])
+        print((place / "errors").read_text())
+    assert process.returncode == 0
+
+
+def test_a_cancelled_run_ends_between_two_stages_and_goes_on_from_there(seen: Seen) -> None:
+    said = seen.said["cancelled"]
+    assert said.startswith("cancelled before stage assignment of step 1")
+    assert f"safe in {seen.root}; go on with: stagecoach resume small --store {seen.root}" in said
+    first, second = seen.runs()
+    assert (first["state_type"], second["state_type"]) == ("CANCELLED", "COMPLETED")
+    events = seen.store.runs.events("small")
+    assert [event.event for event in events] == ["started", "cancelled", "resumed", "finished"]
+    assert events[1].message == said
+    assert [event.flow_run for event in events] == [first["id"], first["id"], second["id"], second["id"]]
+    outcome = seen.said["outcome"]
+    assert (outcome["num_found"], outcome["num_computed"]) == (2 + len(STAGES), len(STAGES))
+    assert [step["computed"] for step in outcome["steps"]] == [False, True]
+
+
+def test_task_runs_are_named_after_stage_and_step(seen: Seen) -> None:
+    first, second = seen.runs()
+    before = {f"{stage}-0" for stage in ("examples", "policy_import", *STAGES)}
+    assert seen.tasks(first["id"], len(before)) == before
+    assert seen.tasks(second["id"], len(STAGES)) == {f"{stage}-1" for stage in STAGES}
+
+
+def test_runs_are_named_and_tagged(seen: Seen) -> None:
+    for run in seen.runs():
+        assert run["name"] == "sft-small"
+        assert {"stagecoach", "run:small"} <= set(run["tags"])
+
+
+def test_artifacts_show_the_curve_the_stages_and_the_progress(seen: Seen) -> None:
+    artifacts = {artifact["key"]: artifact for artifact in seen.ask("/artifacts/latest/filter")}
+    assert artifacts.keys() == {"run-small", "stages-small", "progress-small"}
+    page = artifacts["run-small"]["data"]
+    found = re.search(r"data:image/svg\+xml;base64,([A-Za-z0-9+/=]+)\)", page)
+    assert found
+    image = base64.b64decode(found[1]).decode()
+    assert 'class="line"' in image
+    assert "small: loss by step" in image
+    assert f"Tables: {seen.root}".replace("_", r"\_") in page
+    table = json.loads(artifacts["stages-small"]["data"])
+    assert {(row["step"], row["stage"]) for row in table} == {(step, stage) for step in (0, 1) for stage in STAGES}
+    assert all(row["rows"] and row["seconds"] >= 0 for row in table)
+    assert all(row["tokens"] for row in table if row["stage"] in ("demonstration", "packing"))
+    assert artifacts["progress-small"]["data"] == 100.0
+    assert {artifact["flow_run_id"] for artifact in artifacts.values()} == {seen.runs()[1]["id"]}
+
+
+def test_plain_lines_show_the_loss(seen: Seen) -> None:
+    printed = "".join(seen.printed)
+    loss = seen.said["outcome"]["steps"][1]["update"]["loss"]
+    assert f"step 2/2  loss {loss:.3f}" in printed
+    assert "7 pieces of work to do, 9 are in the ledger" in printed
+
+
+def test_secrets_are_nowhere(seen: Seen) -> None:
+    told = json.dumps([seen.ask("/logs/filter"), seen.runs(), seen.ask("/artifacts/filter")]) + "".join(seen.printed)
+    files = [path for path in seen.root.parent.rglob("*") if path.is_file()]
+    texts = {str(path): path.read_bytes() for path in files}
+    assert "small" in told
+    assert any(b"learner" in text for name, text in texts.items() if name.endswith(".log"))  # the search does search
+    assert SECRET not in told
+    assert [name for name, text in texts.items() if SECRET.encode() in text] == []

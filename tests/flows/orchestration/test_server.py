@@ -1,0 +1,170 @@
+"""Which API is used and what it is told: pure parts."""
+
+import http.server
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from flows.orchestration import server as prefect_api
+from flows.orchestration.settings import configured_url, embedded_settings
+from flows.services.ownership import identity
+from tests.fixtures.waiting import PATIENCE
+
+URL = "http://127.0.0.1:1/api"
+VARIABLES = ("PREFECT_API_URL", "PREFECT_PROFILE", "PREFECT_PROFILES_PATH", "PREFECT_HOME")
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working directory and home, with no Prefect variable set."""
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "home" / ".prefect").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_nothing_configured(place: Path) -> None:
+    assert configured_url() == ""
+    (place / "home/.prefect/profiles.toml").write_text('active = "mine"\n[profiles.mine]\n')
+    (place / "pyproject.toml").write_text("[project]\nname = 'x'\n")
+    assert configured_url() == ""
+
+
+def test_every_place_of_configuration_in_prefects_own_order(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    profiles = '[profiles.mine]\nPREFECT_API_URL = "profile"\n[profiles.other]\nPREFECT_API_URL = "other"\n'
+    (place / "home/.prefect/profiles.toml").write_text('active = "mine"\n' + profiles)
+    assert configured_url() == "profile"
+    monkeypatch.setenv("PREFECT_PROFILE", "other")
+    assert configured_url() == "other"
+    (place / "pyproject.toml").write_text('[tool.prefect.api]\nurl = "pyproject"\n')
+    assert configured_url() == "pyproject"
+    (place / "prefect.toml").write_text('[api]\nurl = "toml"\n')
+    assert configured_url() == "toml"
+    (place / ".env").write_text("# PREFECT_API_URL=no\nexport PREFECT_API_URL='dotenv'\n")
+    assert configured_url() == "dotenv"
+    monkeypatch.setenv("PREFECT_API_URL", "environment")
+    assert configured_url() == "environment"
+
+
+@pytest.mark.engine
+def test_the_order_is_prefects_own(place: Path) -> None:
+    (place / "home/.prefect/profiles.toml").write_text('active = "m"\n[profiles.m]\nPREFECT_API_URL = "http://a/api"\n')
+    (place / "prefect.toml").write_text('[api]\nurl = "http://b/api"\n')
+    program = "from prefect.settings import get_current_settings; print(get_current_settings().api.url)"
+    answer = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE, check=True
+    )
+    assert answer.stdout.strip() == configured_url() == "http://b/api"
+
+
+def test_a_broken_settings_file_is_named(place: Path) -> None:
+    (place / "prefect.toml").write_text("[api\n")
+    with pytest.raises(ValueError, match=r"prefect\.toml is not valid TOML"):
+        configured_url()
+
+
+def test_embedded_state_is_all_in_one_place(tmp_path: Path) -> None:
+    settings = embedded_settings(tmp_path, URL)
+    assert settings["PREFECT_API_URL"] == URL
+    for name in ("HOME", "PROFILES_PATH", "LOCAL_STORAGE_PATH", "MEMO_STORE_PATH"):
+        assert settings[f"PREFECT_{name}"].startswith(str(tmp_path))
+    assert settings["PREFECT_RESULTS_PERSIST_BY_DEFAULT"] == "false"
+    assert "PREFECT_API_URL" not in embedded_settings(tmp_path, "")
+
+
+def test_a_configured_api_that_does_not_answer_is_one_clear_error(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREFECT_API_URL", URL)
+    before = dict(os.environ)
+    api = prefect_api.begin(place / "state")
+    assert (api.url, api.embedded, api.ui_url) == (URL, False, "http://127.0.0.1:1")
+    with pytest.raises(prefect_api.PrefectUnreachable, match=r"127.0.0.1:1/api does not answer: .*Nothing was started"):
+        api.wait()
+    assert dict(os.environ) == before
+    assert not (place / "state").exists()
+
+
+class _Elsewhere(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200 if self.path == "/api/health" else 404)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def server() -> Iterator[str]:
+    answering = http.server.HTTPServer(("127.0.0.1", 0), _Elsewhere)
+    thread = threading.Thread(target=answering.serve_forever, args=(0.02,))
+    thread.start()
+    yield f"http://127.0.0.1:{answering.server_port}"
+    answering.shutdown()
+    thread.join()
+    answering.server_close()
+
+
+def test_probe_tells_an_api_from_something_else(server: str) -> None:
+    prefect_api.probe(f"{server}/api")
+    with pytest.raises(prefect_api.PrefectUnreachable, match="is no Prefect API: status 404"):
+        prefect_api.probe(server)
+
+
+def test_a_run_is_gone_only_when_its_process_certainly_is() -> None:
+    mine = prefect_api.run_tags("demo", "/data/store")
+    assert {"stagecoach", "run:demo", "store:/data/store"} < set(mine)
+    found = prefect_api.process_of(mine)
+    assert found is not None
+    host, boot, process = found
+    assert (host, process) == (socket.gethostname(), identity())
+    number, _, started = process.partition(":")
+
+    def gone(host: str, boot: str, number: str, started: str, embedded: bool) -> bool:
+        return prefect_api.is_gone(["stagecoach", f"process:{host}/{boot}/{number}/{started}"], embedded)
+
+    assert not prefect_api.is_gone(mine, embedded=True)
+    assert not prefect_api.is_gone([], embedded=True)
+    assert not prefect_api.is_gone(["process:nonsense"], embedded=True)
+    assert gone(host, boot, number, str(int(started) + 1), embedded=False)  # the number was reused
+    assert gone(host, boot, str(2**22 + 1), started, embedded=False)
+    assert not gone(f"{host}x", boot, "1", started, embedded=True)
+    assert gone(host, "another", number, started, embedded=True)
+    assert not gone(host, "another", number, started, embedded=False)
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("where", ["outside a flow", "while Prefect hands it on"])
+def test_sigterm_ends_the_process_in_order(where: str) -> None:
+    send = "os.kill(os.getpid(), signal.SIGTERM)"
+    if where == "outside a flow":
+        body = f"    {send}; until_told()"
+    else:
+        body = (
+            "    try:\n        raise TerminationSignal\n"
+            f"    except TerminationSignal:\n        {send}; time.sleep(0.05); print('reported')\n        raise"
+        )
+    program = (
+        "import os, signal, time\nfrom flows.orchestration.server import termination_reported\n"
+        "from tests.fixtures.waiting import until_told\n"
+        f"class TerminationSignal(BaseException): pass\nwith termination_reported():\n{body}\n"
+    )
+    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE)
+    assert answer.returncode == 143
+    assert answer.stdout == ("" if where == "outside a flow" else "reported\n")
+    assert answer.stderr == ""
+
+
+def test_the_handler_before_is_put_back() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyError), prefect_api.termination_reported():
+        assert signal.getsignal(signal.SIGTERM) is prefect_api._terminate
+        raise KeyError
+    assert signal.getsignal(signal.SIGTERM) is before

@@ -1,0 +1,216 @@
+"""What a replay is asked for and what it comes to: which stages, which steps, which name, and what is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from configs.errors import ConfigError
+from configs.replay import redone
+from flows.queries.compare import compare
+from flows.queries.step_history import step_history
+from flows.queries.store_reader import Library
+from flows.runtime.prepare import require_same
+from storage.store import open_store
+from tasks.stages import LINEAGE
+from tests.fixtures import fixed
+from tests.fixtures.rehearsal import SMALL, rehearse
+from tests.fixtures.replays import RLOO, ask, pieces, quarantine, walk
+
+STEPS = 3
+NUM_GROUPS = SMALL["assignment"]["groups_per_step"]
+
+
+@pytest.fixture(scope="module")
+def origin(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with a recorded run of three steps."""
+    root = tmp_path_factory.mktemp("replay") / "store"
+    rehearse(root, "base", steps=STEPS)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("text", "steps"), [("", [0, 1, 2]), ("1", [1]), ("1:", [1, 2]), (":2", [0, 1]), ("1:2", [1]), ("0:3", [0, 1, 2])]
+)
+def test_steps(origin: Path, text: str, steps: list[int]) -> None:
+    config = ask(origin, from_stage="packing", steps=text)
+    assert config.steps == len(steps)
+    assert [piece.step for piece in pieces(config) if piece.stage == "packing"] == steps
+
+
+@pytest.mark.parametrize("text", ["a", "1-2", "2:1", "1:1", ":", "1:2:3"])
+def test_steps_that_say_nothing_sensible(origin: Path, text: str) -> None:
+    if text == ":":
+        assert ask(origin, from_stage="packing", steps=text).steps == STEPS
+        return
+    with pytest.raises(ConfigError, match="--steps"):
+        ask(origin, from_stage="packing", steps=text)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "begin"),
+    [
+        ([], "packing"),
+        (["packing.tokens_per_row=96"], "packing"),
+        ([RLOO], "advantage"),
+        (["packing.tokens_per_row=96", "filtering.filters.1.enforce=true"], "filtering"),
+        (["assignment.group_size=2"], "assignment"),
+    ],
+)
+def test_the_first_stage_is_the_first_that_the_settings_reach(origin: Path, overrides: list[str], begin: str) -> None:
+    until = "packing" if begin != "assignment" else "assignment"
+    asked = {"from_stage": "packing"} if not overrides else {}
+    config = ask(origin, overrides=overrides, until=until, **asked)
+    assert config.replay.from_stage == begin
+    assert {piece.stage for piece in pieces(config)} - {"metrics"} == set(redone(config.replay))
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"run": "nobody"}, "there is no run 'nobody'"),
+    ({"steps": "2:4", "from_stage": "packing"}, r"has not recorded step 3 .* it has the steps 0:3"),
+    ({"steps": "7:", "from_stage": "packing"}, "has not recorded step 7"),
+    (
+        {"from_stage": "packing", "overrides": [RLOO]},
+        "algorithm.type: belongs to stage advantage.*use --from advantage",
+    ),
+    ({"from_stage": "packing", "until": "advantage"}, "--until advantage comes before --from packing"),
+    ({"from_stage": "pakcing"}, "replay.from_stage"),
+    ({"overrides": ["replay.run=other"]}, "said by options"),
+    ({"overrides": ["store=elsewhere"]}, r"store: is said by options \(--store\)"),
+    ({"overrides": ["steps=5"]}, r"steps: is said by options \(--steps\)"),
+    ({"from_stage": "packing", "overrides": ["evaluation.every=1"]}, "evaluation.every: no stage of a replay reads it"),
+    ({"until": "", "overrides": ["training.version=mine"]}, "versions are those of what is installed"),
+    (
+        {"from_stage": "rollout", "overrides": ["environments.0.holdout_fraction=0.5"]},
+        "the examples are the recorded ones",
+    ),
+    ({"regrade": True, "from_stage": "assignment"}, "--regrade scores recorded rollouts before"),
+    ({"overrides": ["packing.tokens=3"]}, "packing.tokens.*tokens_per_row"),
+    ({"from_stage": "packing", "regrade": True}, "--regrade scores recorded rollouts before"),
+    ({"name": "base", "from_stage": "packing"}, "'base' is a run of kind train"),
+]
+
+
+@pytest.mark.parametrize(("asked", "message"), REFUSED, ids=[str(asked) for asked, _ in REFUSED])
+def test_what_cannot_be_is_refused_before_anything_starts(origin: Path, asked: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as refused:
+        ask(origin, **asked)
+    assert any("nothing" in note.lower() for note in [str(refused.value), *getattr(refused.value, "__notes__", [])])
+
+
+def test_a_replay_without_a_name_has_one_that_it_has_again(origin: Path) -> None:
+    names = [ask(origin, overrides=overrides).name for overrides in ([RLOO], [RLOO], ["algorithm.normalise_std=true"])]
+    assert names[0] == names[1] != names[2]
+    assert names[0].startswith("base-advantage-")
+
+
+def test_an_environments_own_algorithm_is_part_of_what_is_asked_for(origin: Path) -> None:
+    configs = [ask(origin, overrides=[f'environments.0.algorithm={{type="{kind}"}}']) for kind in ("rloo", "max_rl")]
+    assert [config.replay.from_stage for config in configs] == ["advantage", "advantage"]
+    assert len({config.name for config in configs} | {ask(origin, overrides=[RLOO]).name}) == 3
+    assert {piece.stage for piece in pieces(configs[0])} == {"advantage", "packing", "metrics"}
+    with pytest.raises(ConfigError, match=r"environments\.0\.algorithm\.type"):
+        require_same(*(config.model_copy(update={"name": "mine"}) for config in configs))
+
+
+def test_a_name_keeps_what_it_was_asked_for(tmp_path: Path) -> None:
+    rehearse(tmp_path / "store", "base", steps=2)
+    begun = ask(tmp_path / "store", overrides=[RLOO], name="mine", steps="1:")
+    walk(begun)
+    again = ask(tmp_path / "store", run="", name="mine", until="")
+    assert (again.replay, again.algorithm) == (begun.replay, begun.algorithm)
+    with pytest.raises(ConfigError, match=r"algorithm\.type"):
+        ask(tmp_path / "store", overrides=["algorithm.type=grpo"], name="mine", steps="1:")
+    with pytest.raises(ConfigError, match=r"replay\.first_step"):
+        ask(tmp_path / "store", overrides=[RLOO], name="mine", steps="0:")
+
+
+def test_the_source_is_not_changed_and_its_rows_are_shared(tmp_path: Path) -> None:
+    store = rehearse(tmp_path / "store", "base", steps=2)
+    before = (store.ledger.entries(run="base"), store.runs.events("base"))
+    session, steps = walk(ask(tmp_path / "store", overrides=[RLOO], name="branch"))
+    store = open_store(tmp_path / "store")
+    assert (store.ledger.entries(run="base"), store.runs.events("base")) == before
+    own = {e.stage: {piece.run for piece in e.outputs} for e in store.ledger.entries(run="branch") if e.outputs}
+    assert own == {name: {"base"} for name in ("examples", "assignment", "rollout", "filtering")} | {
+        name: {"branch"} for name in ("advantage", "packing", "metrics")
+    }
+    assert (session.num_computed, session.num_found) == (6, 0)
+    assert [step["update"] for step in steps] == [None, None]
+    assert store.runs.events("branch")[0].parent_run == "base"
+
+
+def test_a_step_drawn_twice_is_replayed_from_the_batch_that_was_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+
+    def narrow_at_first(assignments: list[dict[str, Any]], policy: dict[str, Any], step: int) -> fixed.Group:
+        made = group(assignments, policy, step)
+        calls.append(step)
+        rewards = pa.array([0.5] * made["traces"].num_rows) if len(calls) <= NUM_GROUPS else made["traces"]["reward"]
+        place = made["traces"].schema.get_field_index("reward")
+        return made | {"traces": made["traces"].set_column(place, made["traces"].schema.field(place), rewards)}
+
+    group = fixed.group
+    monkeypatch.setattr(fixed, "group", narrow_at_first)
+    store = rehearse(tmp_path / "store", "base", steps=1)
+    assigned = [entry.inputs.get("batch") for entry in store.ledger.entries(run="base", stage="assignment")]
+    assert assigned == [None, "1"], "the step was not drawn twice, so this shows nothing"
+    work = step_history(store, "base").steps[0].work
+    assert work["assignment"].inputs["batch"] == "1"
+    assert work["packing"].key == work["training"].inputs["packing"]
+    assert set(work) == {*LINEAGE} - {"regrade", "reference"}
+
+
+def test_a_replay_of_some_steps_is_compared_over_those(tmp_path: Path) -> None:
+    rehearse(tmp_path / "store", "base", steps=3)
+    walk(ask(tmp_path / "store", overrides=[RLOO], steps="1:", name="late"))
+    found = compare(Library(open_store(tmp_path / "store")), "base", "late")
+    assert found["parting"] == {"step": 1, "stage": "advantage", "state": "different key"}
+    states = {(piece["step"], piece["stage"]): piece["state"] for piece in found["pieces"]}
+    assert states[0, "rollout"] == "only in a" and states[1, "rollout"] == states[2, "filtering"] == "same key"
+
+
+def test_quarantined_rollouts_are_left_out_and_untouched_steps_are_found(tmp_path: Path) -> None:
+    store = rehearse(tmp_path / "store", "base", steps=3)
+    names = quarantine(store, step=1, count=2)
+    with pytest.raises(ConfigError, match="are in quarantine now"):
+        ask(tmp_path / "store", from_stage="packing")
+    config = ask(tmp_path / "store", name="clean")
+    assert config.replay.from_stage == "filtering" and len(config.replay.quarantines) == 1
+    walk(config)
+    store = open_store(tmp_path / "store")
+    made = {(e.stage, e.step) for e in store.ledger.entries(run="clean") if {p.run for p in e.outputs} == {"clean"}}
+    ended = {("metrics", step) for step in range(3)}  # of steps that were not trained, unlike those of the source
+    assert made - ended == {(stage, 1) for stage in ("filtering", "advantage", "packing")}, "only one step is touched"
+    (verdicts,) = (e for e in store.ledger.entries(run="clean", stage="filtering") if e.step == 1)
+    rows = store.read(verdicts.slices("verdicts")).to_pylist()
+    assert {row["trace_id"] for row in rows if row["reason"] == "quarantined"} == set(names)
+    (credits,) = (e for e in store.ledger.entries(run="clean", stage="advantage") if e.step == 1)
+    assert not set(names) & set(store.read(credits.slices("credits"), ["trace_id"])["trace_id"].to_pylist())
+
+
+def test_a_quarantine_of_later_does_not_change_a_replay_that_began(tmp_path: Path) -> None:
+    store = rehearse(tmp_path / "store", "base", steps=2)
+    quarantine(store, step=0, count=1)
+    begun = ask(tmp_path / "store", name="clean")
+    walk(begun)
+    quarantine(open_store(tmp_path / "store"), step=1, count=2)
+    again = ask(tmp_path / "store", name="clean")
+    assert again.replay.quarantines == begun.replay.quarantines
+    assert not [piece for piece in pieces(again) if piece.computed]
+    assert len(ask(tmp_path / "store", name="newer").replay.quarantines) == 2
+    kept = ask(tmp_path / "store", name="kept", quarantine=False, from_stage="packing")
+    assert kept.replay.quarantines == ()
+
+
+def test_an_empty_batch_is_not_trained_on_and_the_policy_goes_on(tmp_path: Path) -> None:
+    store = rehearse(tmp_path / "store", "base", steps=2)
+    config = ask(tmp_path / "store", overrides=["filtering.filters.2.tolerance=9"], name="empty")
+    config = config.model_copy(update={"replay": config.replay.model_copy(update={"until": "training"})})
+    _, steps = walk(config)
+    assert [step["update"] for step in steps] == [None, None]
+    trained = open_store(tmp_path / "store").ledger.entries(run="empty", stage="training")
+    assert trained == [] and store.ledger.entries(run="base", stage="training")

@@ -1,0 +1,222 @@
+"""Replays that train: which policies they start from, whose work is whose, and how far they are from home."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from configs.errors import ConfigError
+from configs.replay import ORDER
+from flows.queries.step_history import step_history
+from flows.replays import config as replay_config
+from flows.replays import report as replay_outcome
+from flows.runtime.policies import find_policy
+from flows.runtime.session import Session
+from storage.policies.store import Policies
+from storage.store import open_store
+from tasks.runtime.stage import Policy
+from tests.fixtures import fixed
+from tests.fixtures.builders import message, table
+from tests.fixtures.rehearsal import rehearse
+from tests.fixtures.replays import RLOO, ask, pieces, quarantine, starts, trained, walk
+
+pytestmark = pytest.mark.engine
+
+
+@pytest.fixture
+def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Two directories of weights, and a store that has the weights of every policy."""
+    found = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps({"vocab_size": 512, "name": name}))
+        found.append(str(tmp_path / name))
+    monkeypatch.setattr(Policies, "directory", lambda self, key, verify=False: tmp_path / "a")
+    monkeypatch.setattr(replay_config, "config_versions", lambda config: {})
+    return found
+
+
+def test_other_weights_are_another_replay_whatever_they_are_called(tmp_path: Path, models: list[str]) -> None:
+    rehearse(tmp_path / "store", "base", steps=2, model={"vocab_size": 512, "path": models[0]})
+    path = [f"model.path={each}" for each in models]
+    whole = {"until": "training", "from_stage": "training"}
+    same, first, second = (ask(tmp_path / "store", overrides=each, **whole) for each in ([], path[:1], path[1:]))
+    assert same.replay.weights == "" and first.replay.weights != second.replay.weights
+    assert len({same.name, first.name, second.name}) == 3
+    walk(first.model_copy(update={"name": "mine"}))
+    with pytest.raises(ConfigError, match=r"replay\.weights"):
+        ask(tmp_path / "store", until="training", name="mine", overrides=path[1:])
+
+
+def test_a_replay_of_a_replay_from_other_weights_goes_on_from_its_policies(tmp_path: Path, models: list[str]) -> None:
+    root = tmp_path / "store"
+    rehearse(root, "base", steps=3)
+    store, _ = trained(root, from_stage="training", overrides=[f"model.path={models[1]}"], name="fresh")
+    made = [entry.key for entry in store.ledger.entries(run="fresh", stage="training")]
+    store, steps = trained(root, run="fresh", from_stage="training", steps="1:", name="again")
+    assert starts(store, "again") == made[:2] and [step["same_weights"] for step in steps] == [True, True]
+    store, steps = trained(root, run="fresh", steps="1:", overrides=["training.learning_rate=0.5"], name="faster")
+    assert starts(store, "faster")[0] == made[0] and [step["updates_apart"] for step in steps] == [0, 1]
+
+
+def test_policies_that_counterfactual_steps_start_from_are_not_their_own(tmp_path: Path, models: list[str]) -> None:
+    root = tmp_path / "store"
+    rehearse(root, "base", steps=3)
+    trained(root, overrides=["training.learning_rate=0.5"], name="first")
+    trained(root, overrides=["training.learning_rate=0.25"], name="second")
+    store, _ = trained(
+        root, run="second", policies="recorded", overrides=["training.learning_rate=0.5"], name="what-if"
+    )
+    entries = store.ledger.entries(run="what-if", stage="training")
+    assert [entry.step for entry in entries] == [0, 1, 2]
+    own = [past.work["training"].key for past in step_history(store, "what-if").steps.values()]
+    assert own == [entry.key for entry in entries]
+    assert find_policy(store, "what-if:1") == Policy(entries[0].key, 1)
+    began = [past.policy.key for past in step_history(store, "what-if").steps.values() if past.policy]
+    assert began == starts(store, "second"), "a replay of it would start from the same"
+
+
+def test_a_step_emptied_by_a_quarantine_stays_empty_in_replays_of_the_replay(tmp_path: Path, models: list[str]) -> None:
+    root = tmp_path / "store"
+    store = rehearse(root, "base", steps=3)
+    names = quarantine(store, step=1, count=12)
+    store, steps = trained(root, policies="recorded", overrides=["training.learning_rate=0.5"], name="clean")
+    assert steps[1]["update"] is None
+    for asked in (
+        {"from_stage": "training"},
+        {"from_stage": "training", "quarantine": False},
+        {"from_stage": "filtering"},
+    ):
+        store, steps = trained(root, run="clean", name=f"again-{len(asked)}-{asked['from_stage']}", **asked)
+        assert [step["update"] is None for step in steps] == [False, True, False], asked
+        packed = store.ledger.entries(run=f"again-{len(asked)}-{asked['from_stage']}", stage="packing")
+        rows = [
+            row for e in packed for row in store.read(e.slices("batches"), ["sample_ids"])["sample_ids"].to_pylist()
+        ]
+        assert rows and not {sample.rpartition("/")[0] for row in rows for sample in row} & set(names)
+    assert [entry.step for entry in store.ledger.entries(run="clean", stage="training")] == [0, 2]
+    versions = [
+        store.read(e.slices("updates"))["version"][0].as_py()
+        for e in store.ledger.entries(run="clean", stage="training")
+    ]
+    assert versions == [1, 3]
+
+
+def test_rollouts_of_a_replay_that_are_found_again_are_left_out_when_unfit(tmp_path: Path, models: list[str]) -> None:
+    root = tmp_path / "store"
+    rehearse(root, "base", steps=1)
+    hot = {"from_stage": "rollout", "overrides": ["rollout.temperature=0.5"]}
+    store, _ = trained(root, name="hot", **hot)
+    (entry,) = (e for e in store.ledger.entries(run="hot", stage="rollout") if not e.part)
+    names = store.read(entry.slices("traces"), ["trace_id"])["trace_id"].to_pylist()[:2]
+    store.quarantines.record(names, where="made up", reason="broken", run="hot")
+    hot["overrides"] = [*hot["overrides"], RLOO]
+    store, _ = trained(root, name="hotter", **hot)
+    (verdicts,) = store.ledger.entries(run="hotter", stage="filtering")
+    rows = store.read(verdicts.slices("verdicts")).to_pylist()
+    assert {row["trace_id"] for row in rows if row["reason"] == "quarantined"} == set(names)
+
+
+def test_a_quarantine_elsewhere_or_heeded_before_stops_nothing(tmp_path: Path, models: list[str]) -> None:
+    root = tmp_path / "store"
+    quarantine(rehearse(root, "base", steps=2), step=0, count=1)
+    assert ask(root, from_stage="packing", steps="1:").replay.from_stage == "packing"
+    trained(root, name="clean")
+    assert ask(root, run="clean", from_stage="packing").replay.quarantines
+    with pytest.raises(ConfigError, match="--no-quarantine: 'clean' began without"):
+        ask(root, name="clean", quarantine=False)
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_unchanged_settings_find_everything_from_every_stage(tmp_path: Path, models: list[str], lag: int) -> None:
+    root = tmp_path / "store"
+    rehearse(root, "base", steps=3, rollout={"max_off_policy_steps": lag})
+    for stage in ORDER:
+        config = ask(root, until="training", from_stage=stage)
+        assert not [piece for piece in pieces(config) if piece.computed], stage
+        _, steps = walk(config)
+        assert all(step["same_weights"] for step in steps)
+        assert [step["updates_apart"] for step in steps] == [0, lag, lag]
+
+
+def test_other_examples_are_listed_again_and_assigned(tmp_path: Path, models: list[str]) -> None:
+    root = tmp_path / "store"
+    rehearse(root, "base", steps=1)
+    config = ask(root, from_stage="assignment", until="assignment", overrides=["environments.0.holdout_fraction=0.5"])
+    assert [piece.stage for piece in pieces(config) if piece.computed] == ["examples", "assignment"]
+
+
+def test_leaving_the_trust_region_is_said_once(
+    tmp_path: Path, models: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "store"
+    rehearse(root, "base", steps=3)
+    measured = replay_outcome.describe
+    masked = iter([0.1, 0.11, 0.5])
+
+    def far(*arguments: Any) -> dict[str, Any]:
+        found = measured(*arguments)
+        return found | {"update": found["update"] | {"masked_fraction": next(masked)}}
+
+    monkeypatch.setattr(replay_outcome, "describe", far)
+    notes: list[str] = []
+    monkeypatch.setattr(
+        Session, "tell", lambda self, event, **facts: notes.append(facts["text"]) if event == "note" else None
+    )
+    trained(root, overrides=["training.learning_rate=0.5"], name="far")
+    (said,) = notes
+    assert said.startswith(
+        "step 1: 11% of the tokens are outside the trust region (recorded: 0%); the policy is 1 update away"
+    )
+
+
+def test_weights_are_not_asked_for_where_nothing_is_trained(tmp_path: Path, models: list[str]) -> None:
+    root = tmp_path / "store"
+    rehearse(root, "base", steps=1)
+    with pytest.raises(ConfigError, match=r"model\.path: no weights are needed"):
+        ask(root, from_stage="packing", until="packing", overrides=[f"model.path={models[1]}"])
+
+
+def longer(assignments: list[dict[str, Any]], policy: dict[str, Any], step: int) -> fixed.Group:
+    """Rollouts of two turns, which part after the first, by an agent with an opponent that is not trained."""
+    made = GROUP(assignments, policy, step)
+    traces, messages = made["traces"].to_pylist(), made["messages"].to_pylist()
+    for each in list(traces):
+        name = each["trace_id"]
+        messages += [
+            message(name, 2, parent=1, tokens=[7, 8]),
+            message(name, 3, parent=2, tokens=[9, 10], sampled=True),
+        ]
+        messages += [message(name, 4, parent=0, tokens=[11], sampled=True)]
+        traces.append(
+            each | {"trace_id": f"{name}-foe", "agent": "opponent", "trainable": False, "reward": -each["reward"]}
+        )
+        messages += [
+            message(f"{name}-foe", 0, tokens=[5]),
+            message(f"{name}-foe", 1, parent=0, tokens=[6], sampled=True),
+        ]
+    return {"traces": table("traces", traces), "messages": table("messages", messages)}
+
+
+GROUP = fixed.group
+
+
+def test_turns_branches_and_agents_are_replayed_as_a_run_would_train_them(
+    tmp_path: Path, models: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fixed, "group", longer)
+    root = tmp_path / "store"
+    rehearse(root, "base", steps=2)
+    store = rehearse(root, "run", steps=2, algorithm={"type": "rloo"})
+    steps = trained(root, overrides=[RLOO], policies="own", name="replay")[1]
+    stages = ("advantage", "packing", "training")
+    theirs = {e.stage: e.key for e in store.ledger.entries(run="run") if e.step == 0 and e.stage in stages}
+    store = open_store(root)
+    mine = {e.stage: e.key for e in store.ledger.entries(run="replay") if e.step == 0 and e.stage in theirs}
+    assert mine == theirs and len(mine) == 3, "a replay with a setting is the same work as the run with that setting"
+    (credits,) = (e for e in store.ledger.entries(run="replay", stage="advantage") if e.step == 0)
+    rows = store.read(credits.slices("credits")).to_pylist()
+    assert {row["branch"] for row in rows} == {0, 1} and not [row for row in rows if row["trace_id"].endswith("-foe")]
+    assert [step["num_traces"] for step in steps] == [24, 24]
+    assert isinstance(rows[0]["path"], list) and {tuple(row["path"]) for row in rows} == {(0, 1, 2, 3), (0, 4)}

@@ -1,0 +1,86 @@
+"""What an enemy wrote, in pages of markdown: a reader of CommonMark or of GitHub's finds nothing in them but text."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
+
+from flows.orchestration.gate_answers import LONGEST_TEXT, summary
+from flows.reporting import artifacts
+from flows.reporting.artifacts import escaped
+from tasks.gate.stage import Question, Shown
+from tests.fixtures.hostile import ALL, SHORT, TEXTS, acting
+from tests.fixtures.reading import READERS, kinds, tokens
+
+PLAIN = {"inline", "text", "text_special", "softbreak", "paragraph_open", "paragraph_close"}
+
+
+def shown(text: str, reader: MarkdownIt = READERS[0]) -> str:
+    """What somebody reads."""
+    return "".join(each.content for each in tokens(reader, text) if each.type in ("text", "text_special"))
+
+
+def test_the_readers_find_what_is_not_escaped() -> None:
+    found = kinds("\n\n".join(TEXTS.values()))
+    assert {"html_block", "html_inline", "link_open", "image", "heading_open", "table_open", "fence"} <= found
+    assert "link_open" in kinds("https://evil.example") and "link_open" in kinds("a@evil.com")
+
+
+STARTS = ["- x", "-", "1. x", "12345. x", "1.", "1) x", "+ x", "=", "---", "WWW.evil.com"]
+
+
+@pytest.mark.parametrize("text", [*TEXTS.values(), ALL, *STARTS])
+def test_escaped_text_is_read_as_text(text: str) -> None:
+    line = escaped(text)
+    assert kinds(line) <= PLAIN
+    assert not acting(line) and "\n" not in line
+    assert "www." not in line.lower(), "GitHub makes links of these too"
+
+
+@given(st.text(st.sampled_from("a1. -+=*_`[]()!<>&|~#:/\\@\n\twWhtps\x1b\u202e"), max_size=30))
+def test_no_text_is_read_as_anything_else(text: str) -> None:
+    line = escaped(text)
+    assert kinds(line) <= PLAIN
+    assert "".join(shown(line).split()) == "".join(text.replace("\x1b", "␛").replace("\u202e", "⟨U+202E⟩").split())
+
+
+@given(st.text(st.sampled_from("a |\\\n`<"), max_size=20))
+def test_a_cell_stays_a_cell(text: str) -> None:
+    table = f"| a | b |\n|---|---|\n| {escaped(text)} | end |"
+    cells = [each for each in tokens(READERS[1], table) if each.type == "td_open"]
+    assert len(cells) == 2
+
+
+def question(texts: Sequence[str], role: str = "user") -> Question:
+    rollout = Shown("best", SHORT[0] + TEXTS["markdown"], 1.0, tuple((role, text) for text in texts))
+    return Question(0, "key", {}, (rollout,), 0.0)
+
+
+@pytest.mark.parametrize("role", ["user", "-", "1.", "- [ ]", ">", "```", "<div>", *SHORT])
+def test_a_gate_shows_texts_as_they_are(role: str) -> None:
+    page = summary("run", question([*TEXTS.values(), ALL], role))
+    allowed = PLAIN | {"heading_open", "heading_close", "code_block", "table_open", "table_close", "thead_open"}
+    found = {kind for kind in kinds(page) if not kind.startswith(("th", "tr", "td", "tbody"))}
+    assert found <= allowed
+    assert not acting(page)
+    blocks = [each.content for each in tokens(READERS[0], page) if each.type == "code_block"]
+    assert len(blocks) == len([text for text in (*TEXTS.values(), ALL) if text.strip()])
+    assert any(TEXTS["script"] in each for each in blocks)
+
+
+def test_a_gate_cuts_what_is_long_and_says_so() -> None:
+    page = summary("run", question(["x" * LONGEST_TEXT + "y" * 7]))
+    assert f"{'x' * LONGEST_TEXT} ... (7 more)\n" in page + "\n" and "y" not in page.split("user")[1]
+
+
+def test_a_report_shows_names_and_one_picture_of_its_own() -> None:
+    steps: list[dict[str, Any]] = [{"step": 0, "reward": 0.5, "tokens": 1, "seconds": {}, "update": None}]
+    for name in SHORT:
+        page = artifacts.report(name, "javascript:alert(1)//https://x", steps)
+        assert not kinds(page) & {"html_block", "html_inline", "link_open"}
+        (image,) = [each for each in tokens(READERS[0], page) if each.type == "image"]
+        assert str(image.attrGet("src")).startswith("data:image/svg+xml;base64,")
+        assert not acting(page)

@@ -1,0 +1,163 @@
+"""The panel on a real pseudo-terminal, and plain lines elsewhere."""
+
+import io
+import os
+import pty
+import select
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from flows.reporting.panel import Panel, duration, is_terminal, plot, printable, summary
+from tests.fixtures.waiting import PATIENCE
+
+
+@pytest.fixture(autouse=True)
+def no_ci(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CI", raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+
+
+def drawn(panel: Panel) -> str:
+    console = Console(file=io.StringIO(), width=90, color_system=None)
+    console.print(panel)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert isinstance(text, str)
+    return text
+
+
+def test_plain_lines_say_each_step_and_note() -> None:
+    stream = io.StringIO()
+    with Panel("demo", 12, "http://127.0.0.1:4000", stream=stream) as panel:
+        panel.stage(0, "rollout")
+        panel.step(0, 0.1234, 5_000, 2.0)
+        panel.step(1, None, 0, 0.0)
+        panel.note("saved\nthe policy")
+    assert stream.getvalue().splitlines() == [
+        "demo: 12 steps, http://127.0.0.1:4000",
+        "step  1/12  reward 0.123  2,500 tokens/s  2.0 s  left 0:22",
+        "step  2/12  reward -  - tokens/s  0.0 s  left 0:10",
+        "saved the policy",
+    ]
+
+
+def test_the_panel_shows_stage_progress_curve_speed_time_and_address() -> None:
+    clock = iter([0.0] + [100.0] * 9)
+    panel = Panel("demo", 20, "http://127.0.0.1:4000", plain=True, stream=io.StringIO(), clock=lambda: next(clock))
+    for number in range(10):
+        panel.step(number, number / 10, 1_000, 6.0)
+    panel.stage(10, "training")
+    panel.note("[bold]not markup[/bold]")
+    text = drawn(panel)
+    for part in ("demo", "step 11/20  training", "167 tokens/s", "1:40 gone", "1:00 left", "reward 0.900"):
+        assert part in text
+    assert "http://127.0.0.1:4000" in text
+    assert "[bold]not markup[/bold]" in text
+    assert "▁" in text and "█" in text
+
+
+def test_a_run_without_steps_has_no_bar_and_no_curve() -> None:
+    stream = io.StringIO()
+    panel = Panel("evaluate demo", 0, plain=True, stream=stream)
+    panel.stage(0, "rollout")
+    text = drawn(panel)
+    assert "│ rollout " in text
+    assert not any(part in text for part in ("steps", "reward", "tokens/s", "left"))
+    assert stream.getvalue() == "evaluate demo\n"
+
+
+def test_on_a_terminal_the_panel_is_live_and_leaves_its_last_state() -> None:
+    master, slave = pty.openpty()
+    with os.fdopen(slave, "w") as terminal:
+        assert is_terminal(terminal)
+        with Panel("demo", 2, stream=terminal) as panel:
+            panel.note("\x1b[2Jsaid")
+            panel.stage(0, "rollout")
+            panel.step(0, 0.5, 100, 1.0)
+            panel.step(1, 0.75, 100, 1.0)
+        seen = b""
+        while select.select([master], [], [], 0.2)[0]:
+            seen += os.read(master, 65536)
+    os.close(master)
+    text = seen.decode()
+    for part in ("demo", "2/2 steps", "reward 0.750", "said"):
+        assert part in text
+    assert "\x1b[2J" not in text
+    assert "\x1b[?25l" in text and text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")  # the cursor is given back
+    assert "step 1/2  reward" not in text  # no plain lines
+
+
+def test_where_the_panel_is_not_live(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not is_terminal(io.StringIO())
+    master, slave = pty.openpty()
+    with os.fdopen(slave, "w") as terminal:
+        assert is_terminal(terminal)
+        monkeypatch.setenv("CI", "true")
+        assert not is_terminal(terminal)
+        monkeypatch.delenv("CI")
+        monkeypatch.setenv("TERM", "dumb")
+        assert not is_terminal(terminal)
+        monkeypatch.setenv("TERM", "xterm")
+        panel = Panel("demo", 1, plain=True, stream=terminal)
+        assert panel._live is None
+    os.close(master)
+
+
+def test_a_reader_that_went_away_does_not_stop_the_run() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    stream = os.fdopen(write, "w")
+    panel = Panel("demo", 1, stream=stream)
+    panel.note("nobody hears this")
+    with pytest.raises(BrokenPipeError):  # as without the panel
+        stream.close()
+
+
+def test_control_sequences_do_not_reach_the_terminal() -> None:
+    assert printable("\x1b[31mred\x1b[0m \x1b]0;title\x07a\r\nb\x9bc\x00") == "red a bc"
+    assert printable("\u202eabc\u2066") == "abc"
+
+
+@given(st.text(max_size=80))
+def test_printable_text_is_one_line_without_escapes(text: str) -> None:
+    result = printable(text)
+    assert not any(ord(letter) < 32 or 127 <= ord(letter) < 160 for letter in result)
+    assert printable(result) == result
+
+
+def test_plot_draws_heights_in_eighths() -> None:
+    assert plot([0.0, 0.5, 1.0], 10, 1) == ["▁▅█"]
+    assert plot([0.0, None, 1.0], 10, 2) == ["  █", "▁ █"]
+    assert plot([0.0, 1.0, 0.0], 2, 1) == ["█▁"]
+    assert plot([-1.0, 1.0], 5, 1) == ["▁█"]
+    assert plot([], 5, 2) == ["", ""]
+
+
+@given(st.lists(st.none() | st.floats(-5, 5), max_size=30), st.integers(1, 6))
+def test_plots_are_as_wide_and_high_as_asked(values: list[float | None], rows: int) -> None:
+    lines = plot(values, 20, rows)
+    assert len(lines) == rows
+    assert {len(line) for line in lines} == {min(20, len(values))}
+    for place, value in enumerate(values[-20:]):
+        assert (lines[-1][place] == " ") == (value is None)
+
+
+def test_durations() -> None:
+    assert [duration(value) for value in (None, 0, 7.4, 750, 3723)] == ["-", "0:00", "0:07", "12:30", "1:02:03"]
+
+
+def test_summary() -> None:
+    assert summary({"before": 0.1, "after": None}) == "before 0.100, after -"
+
+
+def test_importing_the_panel_does_not_import_prefect() -> None:
+    modules = "flows.reporting.panel, flows.services.base, flows.orchestration.server"
+    program = f"import sys, {modules}; print('prefect' in sys.modules)"
+    answer = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE, check=True
+    )
+    assert answer.stdout.strip() == "False"

@@ -1,0 +1,134 @@
+"""The demo's presets: each can be built, and what is built is what its preset and its environments say."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from configs.layers import presets
+from configs.load import load
+from flows import cli
+from flows.runtime import demo
+from flows.runtime import demo as demo_sources
+from flows.runtime.demo import SourceFailed, Sources, build, sources_directory
+from flows.runtime.demo_recipes import RECIPES, Recipe
+
+ROOT = Path(__file__).parents[3]
+# Stands in for an environment's package: rows say how it was asked, so that files tell what was run.
+PACKAGE = """
+import json, pathlib, sys
+path, flag, words, *rest = sys.argv[1:]
+assert flag == "--words"
+if rest == ["--fail"]:
+    sys.exit("the disk is full")
+pathlib.Path(path).write_text(json.dumps({{"messages": [], "asked": rest}}) + "\\n")
+pathlib.Path(words).write_text(json.dumps(["{word}", "both"]))
+"""
+
+
+@pytest.fixture
+def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two packages with demonstrations, for the processes that are started, and a model that is but its words."""
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").touch()
+        (tmp_path / name / "demonstrations.py").write_text(PACKAGE.format(word=name))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    kept = demo_sources._run
+
+    def run(module: str, *arguments: str) -> None:
+        if module != "tasks.learner.tiny":
+            return kept(module, *arguments)
+        directory, *sizes, flag, words = arguments
+        assert flag == "--words"
+        Path(directory).mkdir()
+        (Path(directory) / "made").write_text(json.dumps([sizes, json.loads(Path(words).read_text())]))
+
+    monkeypatch.setattr(demo_sources, "_run", run)
+
+
+TWO = Recipe("It learnt", ("first --count 3", "second"), model="--hidden 8")
+
+
+@pytest.mark.engine
+def test_sources_are_what_the_packages_say(tmp_path: Path, packages: None) -> None:
+    sources = build(tmp_path / "sources", TWO)
+    rows = [json.loads(line)["asked"] for line in sources.demonstrations.read_text().splitlines()]
+    assert rows == [["--count", "3"], []]
+    made = json.loads((sources.model / "made").read_text())
+    assert made == [["--hidden", "8"], ["first", "both", "second", "both"]]
+    assert sorted(path.name for path in (tmp_path / "sources").iterdir()) == [
+        "demonstrations.jsonl",
+        "model",
+        "words.json",
+    ]
+
+
+@pytest.mark.engine
+def test_what_is_there_is_not_made_again(tmp_path: Path, packages: None) -> None:
+    sources = build(tmp_path / "sources", TWO)
+    sources.demonstrations.write_text("mine")
+    (sources.model / "made").write_text("mine")
+    build(tmp_path / "sources", TWO)
+    assert sources.demonstrations.read_text() == (sources.model / "made").read_text() == "mine"
+
+
+@pytest.mark.engine
+def test_a_package_that_fails_leaves_nothing_that_looks_complete(tmp_path: Path, packages: None) -> None:
+    with pytest.raises(SourceFailed, match=r"second\.demonstrations failed: the disk is full\nNothing was stored"):
+        build(tmp_path / "sources", Recipe("", ("first", "second --fail")))
+    sources = Sources(tmp_path / "sources")
+    assert not sources.demonstrations.exists() and not sources.model.exists()
+    build(tmp_path / "sources", TWO)
+    assert len(sources.demonstrations.read_text().splitlines()) == 2, "what was left over is not in the new file"
+
+
+def test_each_preset_has_sources_of_its_own() -> None:
+    top = sources_directory("/s")
+    assert top == Path("/s/sources") and sources_directory("/s", "debate") == top / "debate"
+
+
+@pytest.mark.parametrize("preset", RECIPES)
+def test_a_recipe_fits_its_preset(preset: str) -> None:
+    recipe, config = RECIPES[preset], load([preset])
+    assert config.kind == "train" and preset in presets()
+    packages = {each.split()[0] for each in recipe.demonstrations}
+    assert packages == {environment.taskset["id"] for environment in config.environments}
+    assert all((ROOT / "environments" / name / name / "demonstrations.py").is_file() for name in packages)
+    warm_up = load(["sft_demo"], [*recipe.warm_up, "model.path=m"])
+    assert warm_up.model.renderer_settings == config.model.renderer_settings
+    assert warm_up.training.decay_steps == warm_up.steps * (warm_up.packing.updates_per_step or 1)
+    load([preset], [recipe.try_next])
+
+
+def test_every_preset_of_ours_with_an_environment_of_ours_can_be_shown() -> None:
+    ours = {
+        path.name for path in (ROOT / "environments").iterdir() if (path / path.name / "demonstrations.py").is_file()
+    }
+    assert "lookup" in ours
+    trained = {name: load([name]) for name in presets() if name != "sft_demo"}
+    shown = {name for name, config in trained.items() if {each.taskset["id"] for each in config.environments} <= ours}
+    assert {name for name in shown if not trained[name].model.path} == set(RECIPES)
+
+
+def test_the_command_passes_the_preset_on_and_refuses_others(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen = []
+    monkeypatch.setattr(demo, "main", lambda *args, **kwargs: seen.append((args, kwargs)))
+    assert cli.main(["demo", "calc_tools", "steps=2", "--store", "s"]) == 0
+    assert seen == [(("calc_tools",), {"overrides": ["steps=2"], "name": "", "store": "s", "plain": False})]
+    for wrong in (["qwen3_gpu"], ["calc_tools", "debate"]):
+        assert cli.main(["demo", *wrong]) == 2
+    assert "demo takes one of demo, two_environments" in capsys.readouterr().err and len(seen) == 1
+
+
+def test_the_summary_says_what_the_recipe_says() -> None:
+    config = load(["kuhn_poker"], ["name=poker", "store=/s"])
+    outcome = {"steps": [{"reward": 0.25}, {"reward": 0.5}], "evaluations": [], "num_computed": 7, "num_found": 3}
+    lines = demo.summary(outcome, config, RECIPES["kuhn_poker"], 12.0)
+    recipe = RECIPES["kuhn_poker"]
+    assert lines[1] == f"{recipe.about}: mean reward 0.25 in the first step, 0.38 over the last 2."
+    assert f"  stagecoach show poker --store /s {recipe.try_next}" in lines
+    assert "  stagecoach view --run poker --store /s" in lines
+    assert "7 pieces of work were computed, 3 were in the ledger; 12 s." in lines

@@ -1,0 +1,124 @@
+"""What an eviction says: what really became of the rollouts, counted, and what to do about each of it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from configs.run import View
+from flows.reporting.texts import visible
+from flows.runtime.pipeline import EmptyBatch
+from storage.store import open_store
+from tasks.runtime.stage import Policy, Tables
+from tests.fixtures import rehearsal
+from tests.fixtures.rehearsal import SMALL, rehearse
+
+Row = dict[str, Any]
+ERRORED = {"type": "errored"}
+STANDARD = [ERRORED, {"type": "zero_advantage"}]
+ALL = {"error_class": "environment", "error_type": "KeyError", "error_message": "'answer'"}
+SENTENCE = "rewards that never differ within a group"
+
+
+def play(monkeypatch: pytest.MonkeyPatch, change: Callable[[int, Row], Row]) -> None:
+    """Change the rollouts of every batch, by their number in it."""
+
+    def sampled(tables: Tables, config: View, *, step: int, policy: Policy) -> Tables:
+        made = rehearsal.sampled(tables, config, step=step, policy=policy)
+        rows = [row | change(number, row) for number, row in enumerate(made["traces"].to_pylist())]
+        return {**made, "traces": pa.Table.from_pylist(rows, made["traces"].schema)}
+
+    stage = replace(rehearsal.STAND_INS["rollout"], function=sampled)
+    monkeypatch.setattr(rehearsal, "STAND_INS", rehearsal.STAND_INS | {"rollout": stage})
+
+
+def evicted(root: Path, batches: int = 1, filters: Sequence[Row] = STANDARD, **changes: Any) -> list[str]:
+    """Run so many batches of 12 rollouts, all of them empty; return the lines of the error."""
+    filtering = {"max_batch_attempts": batches, "filters": filters}
+    with pytest.raises(EmptyBatch) as caught:
+        rehearse(root, "base", filtering=filtering, **changes)
+    assert open_store(root).runs.events("base")[-1].message == str(caught.value)
+    return [line.strip() for line in str(caught.value).split("\n")]
+
+
+def test_errors_are_counted_by_class_with_the_commonest_words_and_rewards_are_not_blamed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    late = {"error_class": "timeout", "error_type": "TimeoutError", "error_message": "took too long"}
+    play(monkeypatch, lambda number, row: late if number == 0 else ALL)
+    lines = evicted(tmp_path / "store", 3)
+    assert lines[:3] == [
+        "step 0: 3 batches in a row hold nothing to train on. Of 36 rollouts:",
+        "36 errored: 33 environment, 3 timeout; most often (33): KeyError: 'answer'",
+        "Safe: everything sampled is in the store, and so are the policies made before",
+    ]
+    (todo,) = lines[3:]
+    at = f"base --store {tmp_path / 'store'}"
+    assert f"stagecoach traces {at} --step 0 --outcome errored" in todo
+    assert f"stagecoach resume {at} filtering.max_batch_attempts=6" in todo
+    assert "reward" not in "".join(lines)
+
+
+@pytest.mark.engine
+def test_more_attempts_under_the_same_name_sample_anew_as_the_error_says(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with monkeypatch.context() as broken:
+        play(broken, lambda number, row: ALL)
+        evicted(tmp_path / "store", 3)
+    filtering = {"max_batch_attempts": 6, "filters": STANDARD}
+    store = rehearse(tmp_path / "store", "base", filtering=filtering)
+    assert store.runs.events("base")[-1].event == "finished"
+    assert len([each for each in store.ledger.entries(run="base", stage="rollout") if each.step == 0]) == 4
+
+
+def test_equal_rewards_filters_and_errors_are_told_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Of the first group two stand, equal; of the second one; the third fails whole."""
+
+    def change(number: int, row: Row) -> Row:
+        return ALL if number >= 8 else {"reward": 1.0, "is_truncated": number in (0, 1, 4, 5, 6)}
+
+    play(monkeypatch, change)
+    filters = [ERRORED, {"type": "truncated", "enforce": True}, {"type": "zero_advantage"}]
+    lines = evicted(tmp_path / "store", filters=filters)
+    assert lines[1:5] == [
+        "4 errored: 4 environment; most often (4): KeyError: 'answer'",
+        "1 had nothing left to be compared with (filter zero_advantage)",
+        "2 had the same reward as all they were compared with (filter zero_advantage)",
+        "5 were left out by truncated",
+    ]
+    todo = [line for line in lines if line.startswith("To do")]
+    assert len(todo) == 3 and "--reason truncated" in todo[1] and SENTENCE in todo[2]
+
+
+def test_rewards_are_blamed_where_they_are_to_blame(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    play(monkeypatch, lambda number, row: {"reward": 1.0})
+    lines = evicted(tmp_path / "store")
+    assert lines[1] == "12 had the same reward as all they were compared with (filter zero_advantage)"
+    assert [SENTENCE in line for line in lines if line.startswith("To do")] == [True]
+
+
+@pytest.mark.engine
+def test_a_refilled_step_counts_all_its_batches_and_who_fell_with_a_member(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    play(monkeypatch, lambda number, row: ALL if number % 4 == 0 else {})
+    filters = [ERRORED, {"type": "incomplete_group"}]
+    refill = SMALL["assignment"] | {"refill": True}
+    lines = evicted(tmp_path / "store", 3, filters, assignment=refill)
+    assert lines[:3] == [
+        "step 0: 3 batches in a row hold nothing to train on. Of 36 rollouts:",
+        "9 errored: 9 environment; most often (9): KeyError: 'answer'",
+        "27 were left out with a member of their group that failed (filter incomplete_group)",
+    ]
+
+
+def test_words_of_an_environment_cannot_act_and_are_cut(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    hostile = "\x1b[2J\u202egnp.exe\nSafe: nothing\n" + "a" * 10_000
+    play(monkeypatch, lambda number, row: ALL | {"error_message": hostile, "error_type": "Bad\x07Error"})
+    lines = evicted(tmp_path / "store")
+    assert len(lines) == 4 and visible("\n".join(lines)) == "\n".join(lines)
+    assert "Bad␇Error: ␛[2J" in lines[1] and len(lines[1]) < 400

@@ -1,0 +1,258 @@
+"""Evaluations of whole runs: which policies on which examples, beside the next step, made again, compared, found."""
+
+import io
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.reporting.events import PanelWatcher
+from flows.reporting.panel import Panel
+from flows.runtime import evaluation as evaluating
+from flows.runtime.dry_run import plan_work
+from flows.runtime.evaluation_sets import evaluation_configs
+from flows.runtime.loops import loop_train
+from flows.runtime.scores import recorded_evaluations
+from flows.runtime.session import record_run
+from flows.services.process import ServiceFailed
+from flows.views.show import describe
+from storage.store import open_store
+from tasks.assignment.example_fields import FieldMissing
+from tasks.runtime.stage import Policy
+from tests.fixtures import evaluations
+from tests.fixtures.evaluations import HELD_OUT, Sampler, evaluate, played, train
+from tests.fixtures.rehearsal import SOURCE, session_for
+from tests.fixtures.waiting import PATIENCE
+
+pytestmark = pytest.mark.engine  # whole runs: about a second each
+TRIED = {"num_examples": 4, "attempts": 2, "every": 1}
+
+
+def averages(outcome: dict[str, Any]) -> list[tuple[str, int, float]]:
+    return [
+        (each["set"], each["version"], round(score["average"], 3))
+        for each in outcome["evaluations"]
+        for score in each["scores"]
+    ]
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_every_policy_is_evaluated_in_order_beside_the_next_step(tmp_path: Path, lag: int) -> None:
+    sampler = Sampler()
+    settings = {"evaluation": TRIED, "steps": 3, "rollout": {"max_off_policy_steps": lag}}
+    session, outcome = train(tmp_path / "store", "run", sampler, **settings)
+    assert sampler.evaluated == [0, 1, 2, 3] and sampler.threads == {"evaluation"}
+    assert [each["version"] for each in outcome["evaluations"]] == [0, 1, 2, 3]
+    (found,) = [each for each in outcome["comparisons"] if each["figure"] == "avg"]
+    assert found["versions"] == [0, 3] and found["num_examples"] == 4 and found["difference"] == pytest.approx(0.3)
+    assert not any(piece.computed for piece in plan_work(session.place, SOURCE))
+
+
+def test_a_run_goes_on_while_a_policy_is_evaluated(tmp_path: Path) -> None:
+    sampler = Sampler()
+    sampler.gate = threading.Event()
+
+    class Opens:
+        """Lets evaluations end as soon as the run has drawn its last step, which it could not, did it wait for them."""
+
+        def __call__(self, event: str, facts: Any) -> None:
+            if event == "step" and facts["step"] == 1:
+                sampler.gate.set()
+
+    session = session_for(tmp_path / "store", "run", evaluation=TRIED)
+    session.watchers = (Opens(),)
+    with played(sampler):
+        assert len(loop_train(session)["evaluations"]) == 3
+
+
+def test_without_overlap_a_policy_is_evaluated_where_it_was_made(tmp_path: Path) -> None:
+    sampler = Sampler()
+    train(tmp_path / "store", "run", sampler, evaluation=TRIED | {"overlap": False})
+    assert sampler.evaluated == [0, 1, 2] and sampler.threads == {threading.current_thread().name}
+
+
+def test_an_evaluation_that_fails_fails_the_run_and_its_steps_are_safe(tmp_path: Path) -> None:
+    class Broken(Sampler):
+        def _trace(self, row: Any, policy: Any) -> Any:
+            if policy.version == 1:
+                raise ValueError("the evaluation is broken")
+            return super()._trace(row, policy)
+
+    with pytest.raises(ValueError, match="the evaluation is broken") as caught:
+        train(tmp_path / "store", "run", Broken(), evaluation=TRIED)
+    assert "stage rollout" in "".join(caught.value.__notes__)
+    store = open_store(tmp_path / "store")
+    assert store.runs.events("run")[-1].event == "failed"
+    assert store.ledger.entries(run="run", stage="training"), "the step under way was finished"
+    sampler = Sampler()
+    _, outcome = train(tmp_path / "store", "run", sampler, evaluation=TRIED)
+    assert 0 not in sampler.evaluated and [each["version"] for each in outcome["evaluations"]] == [0, 1, 2]
+
+
+def test_sets_have_examples_intervals_and_starts_of_their_own(tmp_path: Path) -> None:
+    sets = (
+        {"name": "hard", "where": {"tier": [2]}, "num_examples": 2, "attempts": 1, "every": 2},
+        {"name": "all", "every": 1, "at_start": False},
+    )
+    session, outcome = train(tmp_path / "store", "run", Sampler(), evaluation=TRIED | {"sets": sets})
+    shown = describe(session.place.store, "run", session.config)
+    assert shown["evaluations"] == outcome["evaluations"], "by the settings that the ledger has of each"
+    assert [each["set"] for each in shown["comparisons"] if each["figure"] == "avg"] == ["hard", "all"]
+    assert averages(outcome)[0] == ("hard", 0, 0.135), "the two of tier 2 are held-2 and held-5"
+    assert [(name, version) for name, version, _ in averages(outcome)] == [
+        ("hard", 0),
+        ("all", 1),
+        ("hard", 2),
+        ("all", 2),
+    ]
+
+
+def test_a_set_is_the_same_work_in_any_run_whatever_it_is_called(tmp_path: Path) -> None:
+    root, own = tmp_path / "store", {"num_examples": 2, "attempts": 1, "where": {"tier": [0]}}
+    evaluate(root, "one", Sampler(), evaluation={"sets": ({"name": "a", **own}, {"name": "b", "num_examples": 3})})
+    sampler = Sampler()
+    session, outcome = evaluate(root, "two", sampler, evaluation=own | {"pass_at": (1,)})
+    assert sampler.evaluated == [] and session.num_computed == 0
+    assert outcome["sets"][0]["scores"][0]["num_examples"] == 2
+
+
+def test_errors_are_made_again_once_and_the_replacement_counts(tmp_path: Path) -> None:
+    root, name = tmp_path / "store", "eval-reverse_text-1/0"
+    settings = {"num_examples": 3, "attempts": 2, "pass_at": (1, 2)}
+    _, first = evaluate(root, "run", Sampler(frozenset({name})), evaluation=settings)
+    (score,) = first["scores"]
+    assert score["errors"] == {"infrastructure": 1} and score["num_attempts"] == 6
+    assert [each["num_examples"] for each in score["pass_at"]] == [3, 2], "its sibling counts without it"
+    sampler = Sampler()
+    session, again = evaluate(root, "run", sampler, evaluation=settings | {"retry_errors": 1})
+    (score,) = again["scores"]
+    assert sampler.evaluated == [0] and score["errors"] == {} and score["num_attempts"] == 6
+    store, entries = session.place.store, session.place.store.ledger.entries(run="run", stage="rollout")
+    rows = [store.read(each.slices("traces"), ["assignment_id", "trace_id"]) for each in entries if not each.part]
+    assert sorted(each.num_rows for each in rows) == [1, 6], "the first ones are kept"
+    assert len({row for each in rows for row in each["trace_id"].to_pylist()}) == 7, "with another seed"
+    once_more, found = evaluate(root, "run", Sampler(), evaluation=settings | {"retry_errors": 1})
+    assert once_more.num_computed == 0 and found["scores"] == again["scores"]
+    assert not any(piece.computed for piece in plan_work(once_more.place, SOURCE))
+    (shown,) = describe(store, "run", once_more.config)["evaluations"]
+    assert shown["scores"] == again["scores"]
+
+
+def test_errors_that_stay_are_made_again_as_often_as_asked_and_no_more(tmp_path: Path) -> None:
+    root, failing = tmp_path / "store", frozenset({"eval-reverse_text-0/0", "eval-reverse_text-2/0"})
+    settings = {"num_examples": 3, "retry_errors": 2}
+    sampler = Sampler(failing)
+    session, outcome = evaluate(root, "run", sampler, evaluation=settings)
+    assert len(sampler.evaluated) == 3 and outcome["scores"][0]["errors"] == {"infrastructure": 2}
+    (found,) = recorded_evaluations(session.place.store, "run", session.config)
+    assert [each.outputs[0].rows for each in found.rounds] == [3, 2, 2]
+
+
+def test_a_run_shows_its_evaluations_and_how_the_last_policy_differs(tmp_path: Path) -> None:
+    session, outcome = train(tmp_path / "store", "run", Sampler(), evaluation=TRIED | {"num_examples": HELD_OUT})
+    shown = describe(session.place.store, "run", session.config)
+    assert shown["evaluations"] == outcome["evaluations"] and shown["comparisons"] == outcome["comparisons"]
+    assert len(shown["comparisons"]) == 2 and shown["comparisons"][0]["num_examples"] == HELD_OUT
+
+
+def test_a_set_that_cannot_be_made_stops_a_run_before_its_first_step(tmp_path: Path) -> None:
+    late = TRIED | {"every": 2, "at_start": False, "where": {"level": (1,)}}
+    with pytest.raises(FieldMissing, match=r"no field 'level'"):
+        train(tmp_path / "store", "run", Sampler(), evaluation=late)
+    store = open_store(tmp_path / "store")
+    assert not store.ledger.entries(run="run", stage="rollout") and not store.ledger.entries(stage="training")
+    session, _ = train(tmp_path / "store", "other", Sampler(), evaluation=late | {"every": 3})
+    assert not any(piece.computed for piece in plan_work(session.place, SOURCE)), "one that is never due is not made"
+    assert not session.place.store.ledger.entries(run="other", stage="evaluation_assignment")
+
+
+def test_the_first_evaluation_and_the_first_step_list_the_examples_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed, listing = [], evaluations.examples
+
+    def slow(*given: Any) -> Any:
+        listed.append(threading.current_thread().name)
+        threading.Event().wait(0.1)
+        return listing(*given)
+
+    monkeypatch.setattr(evaluations, "examples", slow)
+    train(tmp_path / "store", "run", Sampler(), evaluation=TRIED)
+    assert len(listed) == 1
+
+
+def test_a_run_that_is_resumed_shows_no_evaluation_as_a_step_and_logs_none_again(tmp_path: Path) -> None:
+    class Shown(Panel):
+        def stage(self, step: int | None, stage: str) -> None:
+            stages.append((step, stage))
+
+    stages, computed = list[tuple[int | None, str]](), list[bool]()
+
+    def note(event: str, facts: Any) -> None:
+        if event == "evaluation":
+            computed.append(facts["computed"])
+
+    for _ in range(2):
+        session = session_for(tmp_path / "store", "run", evaluation=TRIED | {"overlap": False})
+        with Shown("run", 2, plain=True, stream=io.StringIO()) as panel, played(Sampler()), record_run(session):
+            session.watchers = PanelWatcher(panel), note
+            loop_train(session)
+    assert computed == [True] * 3 + [False] * 3
+    assert {step for step, stage in stages if stage == "rollout"} == {0, 1}
+    assert stages.count((None, "evaluation: rollout")) == 3
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_a_run_that_is_interrupted_ends_the_evaluation_under_way_and_is_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lag: int
+) -> None:
+    begun, ended = threading.Event(), threading.Event()
+
+    class UnderWay(Sampler):
+        """Samples held-out examples until the services are gone."""
+
+        def _trace(self, row: Any, policy: Any) -> Any:
+            begun.set()
+            assert ended.wait(PATIENCE), "nobody ended the services"
+            raise ServiceFailed("service 'engine' was stopped")
+
+    def interrupt(event: str, facts: Any) -> None:
+        if event == "step":
+            assert begun.wait(PATIENCE)
+            raise KeyboardInterrupt
+
+    settings: dict[str, Any] = {"evaluation": TRIED, "steps": 3, "rollout": {"max_off_policy_steps": lag}}
+    session = session_for(tmp_path / "store", "run", **settings)
+    monkeypatch.setattr(session, "close", ended.set)
+    session.watchers = (interrupt,)
+    with pytest.raises(KeyboardInterrupt), played(UnderWay()), record_run(session):
+        loop_train(session)
+    assert ended.is_set(), "or the evaluation would have been waited for as long as it takes"
+    sampler = Sampler()
+    _, outcome = train(tmp_path / "store", "run", sampler, **settings)
+    assert sampler.evaluated == [0, 1, 2, 3] == [each["version"] for each in outcome["evaluations"]]
+
+
+def test_what_an_evaluation_raised_is_raised_when_the_next_one_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> Any:
+        raise ValueError("the evaluation is broken")
+
+    monkeypatch.setattr(evaluating, "evaluate_all", broken)
+    session = session_for(tmp_path / "store", "run", evaluation=TRIED)
+    with ThreadPoolExecutor(1) as threads:
+        evaluations = evaluating.Evaluations(session, threads)
+        evaluations.begin(Policy("first", 0))
+        threads.submit(int).result()  # the one thread is done with it
+        with pytest.raises(ValueError, match="the evaluation is broken"):
+            evaluations.begin(Policy("second", 1))
+
+
+def test_an_evaluation_has_its_own_temperature_in_every_environment(tmp_path: Path) -> None:
+    environments = [{"name": name, "taskset": {"id": "t"}, "temperature": 0.7} for name in ("a", "b")]
+    session = session_for(tmp_path / "store", "run", environments=environments, evaluation={"temperature": 0.25})
+    (config,) = evaluation_configs(session.config).values()
+    assert config.rollout.temperature == 0.25 and {each.temperature for each in config.environments} == {None}

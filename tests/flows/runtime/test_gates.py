@@ -1,0 +1,158 @@
+"""Runs with a gate: where they stop, how they go on, and that the weights do not depend on any of it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows import cli
+from flows.orchestration import answering
+from flows.orchestration.gate_answers import summary
+from flows.runtime.dry_run import plan_work
+from flows.runtime.pipeline import GateRefused
+from flows.runtime.preflight import preflight
+from storage.store import Store, open_store
+from tasks.gate.stage import Answer, Question, Shown
+from tests.fixtures.rehearsal import SOURCE, rehearse, session_for
+
+RULE = {"type": "rule", "rule": "reward_mean > 0.45"}  # of the first step it is 0.51, of the second 0.44
+PAUSE = {"type": "pause"}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store in which the three steps of an ungated run are recorded: other runs share all but their gates."""
+    root = tmp_path_factory.mktemp("gates") / "store"
+    rehearse(root, "base", steps=3)
+    return root
+
+
+@pytest.fixture(scope="module")
+def refused(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with a run whose second batch a rule has refused."""
+    root = tmp_path_factory.mktemp("refused") / "store"
+    with pytest.raises(GateRefused):
+        rehearse(root, "run", gate=RULE)
+    return root
+
+
+class Person:
+    """Answers as told, and remembers the questions."""
+
+    def __init__(self, *answers: bool) -> None:
+        self.answers = list(answers)
+        self.asked: list[Question] = []
+
+    def __call__(self, question: Question) -> Answer:
+        self.asked.append(question)
+        return Answer(self.answers.pop(0), "Ada", "")
+
+
+def keys(store: Store, run: str, stage: str = "training") -> list[tuple[int, str]]:
+    return [(entry.step, entry.key) for entry in store.ledger.entries(run=run, stage=stage)]
+
+
+def decided(store: Store, run: str) -> list[tuple[int, bool]]:
+    return [(row["step"], row["approved"]) for row in answering.decisions(store, run)]
+
+
+def foretold(root: Path, name: str, **changes: Any) -> list[tuple[str, int]]:
+    """What the run would compute."""
+    place = session_for(root, name, **changes).place
+    return [(each.stage, each.step) for each in plan_work(place, SOURCE) if each.computed]
+
+
+def test_a_refused_batch_stops_the_run_and_another_rule_lets_it_go_on(tmp_path: Path) -> None:
+    ungated = rehearse(tmp_path / "ungated", "run")
+    with pytest.raises(GateRefused) as caught:
+        rehearse(tmp_path / "store", "run", gate=RULE)
+    store = open_store(tmp_path / "store")
+    assert str(caught.value).startswith(
+        "step 1: the batch was refused by rule: reward_mean > 0.45 does not hold: reward_"
+    )
+    assert f"stagecoach resume run --store {tmp_path / 'store'} gate.type=none" in str(caught.value)
+    last = store.runs.events("run")[-1]
+    assert (last.event, last.message) == ("refused", str(caught.value))
+    assert decided(store, "run") == [(0, True), (1, False)] and [step for step, _ in keys(store, "run")] == [0]
+    rehearse(tmp_path / "store", "run", gate=RULE | {"rule": "reward_mean > 0.4"})
+    assert keys(store, "run") == keys(ungated, "run") and len(keys(ungated, "run")) == 2
+    assert decided(store, "run") == [(0, True), (1, False), (1, True)]  # the first step is not asked about again
+    assert store.runs.events("run")[-1].event == "finished"
+
+
+def test_what_a_rule_has_refused_is_refused_again_without_computing_anything(refused: Path) -> None:
+    with pytest.raises(GateRefused):
+        rehearse(refused, "run", gate=RULE)
+    assert decided(open_store(refused), "run") == [(0, True), (1, False)]
+    assert foretold(refused, "run", gate=RULE) == []
+    assert foretold(refused, "run") == [("training", 1), ("metrics", 1)]
+    assert foretold(refused, "run", gate={"type": "rule", "rule": "true"}) == [
+        ("gate", 1),
+        ("training", 1),
+        ("metrics", 1),
+    ]
+
+
+def test_a_person_who_refused_is_asked_again(root: Path) -> None:
+    first, second = Person(True, False), Person(True)
+    with pytest.raises(GateRefused, match="refused by Ada: no reason given"):
+        rehearse(root, "run", first, gate=PAUSE)
+    assert foretold(root, "run", gate=PAUSE) == [("gate", 1)]
+    store = rehearse(root, "run", second, gate=PAUSE)
+    assert [question.step for question in (*first.asked, *second.asked)] == [0, 1, 1]
+    assert len({question.key for question in (*first.asked, *second.asked)}) == 3
+    assert decided(store, "run") == [(0, True), (1, False), (1, True)]
+    rehearse(root, "run", gate=PAUSE)  # all is decided and done; nobody is asked
+
+
+def test_a_rule_speaks_for_every_run_and_a_person_for_one(root: Path) -> None:
+    person = Person(True, True)
+    for name in ("one", "other"):
+        rehearse(root, name, person, gate=PAUSE, steps=1)
+        store = rehearse(root, f"ruled-{name}", gate=RULE, steps=1)
+    assert len({question.key for question in person.asked}) == 2
+    assert keys(store, "ruled-one", "gate") == keys(store, "ruled-other", "gate") != []
+
+
+def test_a_gate_that_was_set_up_later_asks_about_what_is_to_come(root: Path) -> None:
+    person = Person(True)
+    rehearse(root, "later", steps=1)
+    store = rehearse(root, "later", person, gate=PAUSE)
+    assert [question.step for question in person.asked] == [1] and decided(store, "later") == [(1, True)]
+
+
+def test_every_nth_step_is_asked_about_from_the_first_on(root: Path) -> None:
+    person = Person(True, True)
+    rehearse(root, "nth", person, gate=PAUSE | {"every": 2}, steps=3)
+    assert [question.step for question in person.asked] == [0, 2]
+
+
+def test_a_rule_that_is_none_is_known_before_anything_starts(tmp_path: Path) -> None:
+    session = session_for(tmp_path, "run", gate={"type": "rule", "rule": "reward > 0"})
+    with pytest.raises(ValueError, match=r"gate\.rule: 'reward > 0': Binder Error") as caught:
+        preflight(session, [])
+    assert "nothing was started" in str(caught.value)
+
+
+def test_decisions_are_printed_and_an_answer_needs_a_question(
+    refused: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["gate", "run", "--store", str(refused)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("step 0: approved by rule: reward_mean > 0.45 holds: reward_mean 0.")
+    assert lines[1].startswith("step 1: refused by rule: ") and lines[1].endswith(
+        "trainable_ratio 1, reward_mean 0.441)"
+    )
+    assert cli.main(["gate", "run", "--approve", "--store", str(refused)]) == 2
+    assert "run run does not wait for an answer: it is not at work" in capsys.readouterr().err
+    assert cli.main(["gate", "run", "--by", "Ada", "--store", str(refused)]) == 2
+
+
+def test_the_summary_shows_texts_as_they_are(tmp_path: Path) -> None:
+    shown = Shown("best", "t|1", 1.0, (("user", "# not a heading\n<b>"), ("assistant", "x" * 2000)))
+    page = summary("my_run", Question(4, "k", {"num_traces": 3, "reward_mean": None}, (shown,), 1.0))
+    assert page.startswith("# my\\_run, step 4: may this batch be trained on?")
+    assert "| num\\_traces | 3 | rollouts, failed ones included |" in page
+    assert "| reward\\_mean | - |" in page
+    assert "\n    # not a heading\n    <b>\n" in page
+    assert page.endswith("    " + "x" * 1500 + " ... (500 more)")

@@ -1,0 +1,325 @@
+"""Dynamic sampling in whole runs: which groups are replaced, when it ends, and that interruptions and replays agree."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pyarrow as pa
+import pytest
+
+from configs.errors import ConfigError
+from configs.run import View
+from flows.outcome import finish_step
+from flows.queries.compare import work_of
+from flows.queries.compare_rows import read_steps
+from flows.queries.outcomes import DERIVED, accounting
+from flows.queries.step_history import step_history
+from flows.queries.store_reader import Library
+from flows.replays import config as replay_config
+from flows.runtime import pipeline
+from flows.runtime.dry_run import plan_work
+from flows.runtime.group_refill import short_of_groups
+from flows.runtime.pipeline import EmptyBatch
+from flows.runtime.session import record_run
+from flows.views.show import describe
+from storage.policies.store import Policies
+from storage.read.frames import Frames
+from storage.refs import Entry
+from storage.store import Store, open_store
+from tasks.runtime.prefect_task import StageTask
+from tasks.runtime.stage import Policy, Ref, Tables
+from tests.fixtures import rehearsal
+from tests.fixtures.rehearsal import SMALL, SOURCE, Rehearsal, rehearse, session_for
+from tests.fixtures.replays import RLOO, ask, pieces, walk
+
+GROUPS, SIZE = 3, 4
+REFILL: dict[str, Any] = {"assignment": SMALL["assignment"] | {"refill": True}, "steps": 2}
+EQUAL = {"0-0", "0-2", "0.1-0", "1-1"}
+"""Groups whose rollouts all earn the same: two of the first batch of step 0, one of the second; one of step 1."""
+
+
+def play(monkeypatch: pytest.MonkeyPatch, equal: set[str]) -> None:
+    """Let some groups earn the same; "all" is every group."""
+
+    def sampled(tables: Tables, config: View, *, step: int, policy: Policy) -> Tables:
+        made = rehearsal.sampled(tables, config, step=step, policy=policy)
+        rows = made["traces"].to_pylist()
+        same = [row | {"reward": 1.0} if {row["group_id"], "all"} & equal else row for row in rows]
+        return {**made, "traces": pa.Table.from_pylist(same, made["traces"].schema)}
+
+    stage = replace(rehearsal.STAND_INS["rollout"], function=sampled)
+    monkeypatch.setattr(rehearsal, "STAND_INS", rehearsal.STAND_INS | {"rollout": stage})
+
+
+@pytest.fixture(autouse=True)
+def equals() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        play(patch, EQUAL)
+        yield
+
+
+@pytest.fixture(scope="module")
+def origin(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with a run that replaced groups."""
+    root = tmp_path_factory.mktemp("refilled") / "store"
+    with pytest.MonkeyPatch.context() as patch:
+        play(patch, EQUAL)
+        rehearse(root, "base", **REFILL)
+    return root
+
+
+def entries(store: Store, stage: str, step: int, run: str = "base") -> list[Entry]:
+    found = [each for each in store.ledger.entries(run=run, stage=stage) if each.step == step]
+    return sorted(found, key=lambda each: each.finished_at)
+
+
+def rows(store: Store, stage: str, table: str, step: int) -> list[list[dict[str, Any]]]:
+    """The rows of a table that each piece of work of a stage made, in order."""
+    return [store.read(entry.slices(table)).to_pylist() for entry in entries(store, stage, step)]
+
+
+def test_exactly_the_missing_groups_are_drawn_until_none_is_missing(origin: Path) -> None:
+    store = open_store(origin)
+    drawn = [{row["group_id"] for row in each} for each in rows(store, "assignment", "assignments", 0)]
+    assert drawn == [{"0-0", "0-1", "0-2"}, {"0.1-0", "0.1-1"}, {"0.2-0"}]
+    assert [len(each) for each in rows(store, "rollout", "traces", 0)] == [3 * SIZE, 2 * SIZE, SIZE]
+    assert [len(each) for each in rows(store, "filtering", "verdicts", 0)] == [3 * SIZE, 5 * SIZE, 6 * SIZE]
+    (batches,) = rows(store, "packing", "batches", 0)
+    trained = {name.rsplit("-", 1)[0] for row in batches for name in row["sample_ids"]}
+    assert trained == {"trace-0-1", "trace-0.1-1", "trace-0.2-0"}
+    assert len(rows(store, "assignment", "assignments", 1)) == 2
+    assert [len(each) for each in rows(store, "rollout", "traces", 1)] == [3 * SIZE, SIZE]
+
+
+def test_no_example_is_tried_twice_in_a_step_and_all_by_one_policy(origin: Path) -> None:
+    store = open_store(origin)
+    for step in range(2):
+        traces = [row for each in rows(store, "rollout", "traces", step) for row in each]
+        groups = {row["group_id"]: row["example_id"] for row in traces}
+        assert len(set(groups.values())) == len(groups)
+        assert len({row["policy_key"] for row in traces}) == 1
+
+
+def test_the_walk_of_later_steps_does_not_move(origin: Path, tmp_path: Path) -> None:
+    plain = rehearse(tmp_path / "store", "base", steps=2)
+    tried = [
+        {row["example_id"] for row in rows(store, "assignment", "assignments", 1)[0]}
+        for store in (plain, open_store(origin))
+    ]
+    assert tried[0] == tried[1]
+
+
+def test_nothing_is_replaced_where_nothing_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    play(monkeypatch, set())
+    store = rehearse(tmp_path / "store", "base", **REFILL)
+    assert [len(entries(store, stage, 0)) for stage in ("assignment", "rollout", "filtering", "packing")] == [1] * 4
+
+
+def test_what_is_there_after_the_last_batch_is_trained_on_with_a_warning(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    play(monkeypatch, {"0-0", "0-2", "0.1-0", "0.1-1", "0.2-0", "0.2-1"})
+    session = session_for(tmp_path / "store", "base", **REFILL | {"steps": 1})
+    told: list[tuple[str, Any]] = []
+    session.watchers = (lambda event, facts: told.append((event, dict(facts))),)
+    with record_run(session):
+        for step, drawn, trained, measured, _ in pipeline.run_steps(Rehearsal(session), SOURCE, session.config):
+            described = finish_step(session, step, drawn, trained, measured)
+    assert described["groups"] == {"wanted": 3, "drawn": 7, "admitted": 1, "batches": 3}
+    assert described["metrics"]["groups/admitted"] == 1.0
+    assert described["num_traces"] == 7 * SIZE and described["rows"]["rollout"]["traces"] == 7 * SIZE
+    outcomes = {share["outcome"]: share["num_traces"] for share in described["outcomes"]}
+    assert outcomes == {"trained": SIZE, "filtered": 6 * SIZE}
+    (note,) = [facts["text"] for event, facts in told if event == "note"]
+    assert note.startswith("step 0: 1 of 3 groups teach something, after 7 groups in 3 batch(es)")
+
+
+def test_a_full_step_is_not_worth_a_warning() -> None:
+    assert short_of_groups(0, {}) == ""
+    assert short_of_groups(0, {"wanted": 3, "drawn": 6, "admitted": 3, "batches": 3}) == ""
+
+
+def test_nothing_at_all_after_the_last_batch_ends_the_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    play(monkeypatch, {"all"})
+    with pytest.raises(EmptyBatch, match="step 0: 3 batches in a row"):
+        rehearse(tmp_path / "store", "base", **REFILL)
+    store = open_store(tmp_path / "store")
+    assert [len(each) for each in rows(store, "rollout", "traces", 0)] == [3 * SIZE] * 3
+    assert store.runs.events("base")[-1].event == "evicted"
+
+
+class Dying(Rehearsal):
+    """Dies before the piece of work of a number."""
+
+    def __init__(self, *arguments: Any, last: int) -> None:
+        super().__init__(*arguments)
+        self.left = last
+
+    def __call__(self, task: StageTask, *arguments: Any, **named: Any) -> Ref:
+        self.left -= 1
+        if self.left < 0:
+            raise KeyboardInterrupt
+        return super().__call__(task, *arguments, **named)
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("last", [6, 9, 14])
+def test_a_run_that_dies_anywhere_goes_on_as_if_it_had_not(origin: Path, tmp_path: Path, last: int) -> None:
+    session = session_for(tmp_path / "store", "base", **REFILL)
+    with pytest.raises(KeyboardInterrupt), record_run(session):
+        list(pipeline.run_steps(Dying(session, last=last), SOURCE, session.config))
+    store = rehearse(tmp_path / "store", "base", **REFILL)
+    whole = open_store(origin)
+    assert keys(store) == keys(whole)
+    for stage, table in (
+        ("assignment", "assignments"),
+        ("rollout", "traces"),
+        ("advantage", "credits"),
+        ("packing", "batches"),
+    ):
+        for step in range(2):
+            assert rows(store, stage, table, step) == rows(whole, stage, table, step)
+
+
+def keys(store: Store) -> set[str]:
+    return {entry.key for entry in store.ledger.entries(run="base")}
+
+
+def test_what_is_recorded_is_foretold_and_what_is_to_come_taken_to_be_enough(origin: Path, tmp_path: Path) -> None:
+    session = session_for(origin, "base", **REFILL)
+    told = plan_work(session.place, SOURCE)
+    assert {ref.key for ref in told} == keys(open_store(origin)) and not any(ref.computed for ref in told)
+    fresh = session_for(tmp_path / "store", "base", **REFILL)
+    assert [ref.stage for ref in plan_work(fresh.place, SOURCE)].count("rollout") == 2
+    with pytest.raises(KeyboardInterrupt), record_run(fresh):
+        list(pipeline.run_steps(Dying(fresh, last=6), SOURCE, fresh.config))
+    begun = [ref for ref in plan_work(fresh.place, SOURCE) if ref.step == 0]
+    assert [(ref.computed, ref.stage) for ref in begun if ref.stage in ("rollout", "assignment")] == [
+        *[(False, "assignment"), (False, "rollout")],
+        *[(True, "assignment"), (True, "rollout")],
+    ]
+
+
+def test_a_recorded_step_knows_all_its_assignments_and_rollouts_in_order(origin: Path) -> None:
+    store = open_store(origin)
+    past = step_history(store, "base").steps[0]
+    for stage in ("assignment", "rollout"):
+        assert [each.key for each in past.of(stage).values()] == [each.key for each in entries(store, stage, 0)]
+        assert list(past.of(stage)) == [stage, f"{stage}.1", f"{stage}.2"]
+    assert list(past.work)[-1] == "training"
+
+
+@pytest.fixture
+def weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that has the weights of every policy."""
+    monkeypatch.setattr(Policies, "directory", lambda self, key, verify=False: tmp_path)
+    monkeypatch.setattr(replay_config, "config_versions", lambda config: {})
+
+
+@pytest.mark.parametrize("begin", ["assignment", "rollout", "filtering", "packing"])
+def test_a_replay_with_the_same_settings_finds_everything(origin: Path, weights: None, begin: str) -> None:
+    config = ask(origin, from_stage=begin, until="training")
+    assert [ref for ref in pieces(config) if ref.computed] == []
+    session, steps = walk(config)
+    assert session.num_computed == 0
+    assert [step["num_traces"] for step in steps] == [6 * SIZE, 4 * SIZE]
+
+
+def test_a_replay_with_another_algorithm_credits_all_rollouts_of_a_step(origin: Path) -> None:
+    session, steps = walk(ask(origin, overrides=[RLOO], name="branch"))
+    assert [sum(share["num_traces"] for share in step["outcomes"]) for step in steps] == [6 * SIZE, 4 * SIZE]
+    branch = [entry for entry in session.place.store.ledger.entries(run="branch", stage="advantage") if entry.step == 0]
+    assert len(branch) == 1 and branch[0].slices("credits")[0].rows == GROUPS * SIZE
+
+
+@pytest.mark.engine
+def test_a_replay_that_assigns_anew_replaces_what_is_missing_now(
+    origin: Path, weights: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other rollouts leave other groups to be replaced; one that ends before the advantages knows of none."""
+    play(monkeypatch, {"0-1", "1-0", "1-1"})
+    again = {"overrides": ["assignment.group_size=2"], "from_stage": "assignment"}
+    for name, until, drawn in (("anew", "advantage", [(0, 2), (0, 6), (1, 4), (1, 6)]), ("cut", "rollout", PLAIN)):
+        session, _ = walk(ask(origin, name=name, until=until, **again))
+        assigned = session.place.store.ledger.entries(run=name, stage="assignment")
+        assert sorted((entry.step, entry.slices("assignments")[0].rows) for entry in assigned) == drawn
+
+
+PLAIN = [(0, 2), (0, 4), (0, 6), (1, 2), (1, 6)]
+"""Rollouts of the recorded assignments with groups of two, by step."""
+
+
+def test_a_replay_that_only_samples_anew_goes_through_all_that_was_assigned(origin: Path, weights: None) -> None:
+    session, steps = walk(ask(origin, name="hot", from_stage="rollout", overrides=["rollout.temperature=0.5"]))
+    sampled = [entry for entry in session.place.store.ledger.entries(run="hot", stage="rollout") if entry.step == 0]
+    assert len(sampled) == 3 and [step["num_traces"] for step in steps] == [6 * SIZE, 4 * SIZE]
+
+
+def test_refills_that_were_not_judged_yet_are_of_one_batch_nevertheless(origin: Path, weights: None) -> None:
+    """A replay that ends before filtering can itself be gone through: with all that it sampled."""
+    hotter = {"overrides": ["rollout.temperature=0.5"], "from_stage": "rollout"}
+    walk(ask(origin, name="half", until="rollout", **hotter))
+    past = step_history(open_store(origin), "half").steps[0]
+    assert list(past.work) == ["examples", *(f"{s}{n}" for s in ("assignment", "rollout") for n in ("", ".1", ".2"))]
+    _, steps = walk(ask(origin, run="half", name="whole", from_stage="filtering"))
+    assert [step["num_traces"] for step in steps] == [6 * SIZE, 4 * SIZE]
+
+
+def test_a_refused_group_is_replaced_too_and_has_no_weight(tmp_path: Path) -> None:
+    changes = {"filtering": {"filters": [{"type": "errored"}]}, "admission": {}}
+    session = session_for(tmp_path / "store", "base", **REFILL | changes | {"steps": 1})
+    with record_run(session):
+        for step, drawn, trained, measured, _ in pipeline.run_steps(Rehearsal(session), SOURCE, session.config):
+            described = finish_step(session, step, drawn, trained, measured)
+    assert described["groups"] == {"wanted": 3, "drawn": 6, "admitted": 3, "batches": 3}
+    outcomes = {share["outcome"]: share["num_traces"] for share in described["outcomes"]}
+    assert outcomes == {"trained": 3 * SIZE, "no weight": 3 * SIZE}
+
+
+def test_without_the_gate_and_the_filter_equal_groups_are_trained_on(tmp_path: Path) -> None:
+    changes = {"filtering": {"filters": [{"type": "errored"}]}}
+    store = rehearse(tmp_path / "store", "base", **REFILL | changes)
+    assert len(entries(store, "rollout", 0)) == 1
+
+
+def test_looking_at_a_step_counts_all_its_rollouts(origin: Path) -> None:
+    store = open_store(origin)
+    traces = [row for each in rows(store, "rollout", "traces", 0) for row in each]
+    mean = sum(row["reward"] for row in traces) / len(traces)
+    config = session_for(origin, "base", **REFILL).config
+    (shown, _) = describe(store, "base", config)["steps"]
+    assert shown["reward"] == pytest.approx(mean) and shown["rows"]["rollout"]["traces"] == 6 * SIZE
+    (figures,) = read_steps(store, [work_of(Library(store), "base")[0]])
+    assert figures.figures()["reward_mean"] == pytest.approx(mean)
+    outcomes = accounting(Frames(store, DERIVED)).collect().filter(run="base", step=0)
+    found = {row["outcome"]: row["num_traces"] for row in outcomes.to_dicts()}
+    assert found == {"trained": 3 * SIZE, "filtered": 3 * SIZE}
+
+
+@pytest.mark.parametrize("last", ["advantage", "rollout"])
+def test_a_step_that_still_lacks_groups_is_not_replayed(tmp_path: Path, last: str) -> None:
+    """Dies in step 1 after its first batch was credited, or the second one sampled."""
+
+    class Dying(Rehearsal):
+        done: ClassVar[list[str]] = []
+
+        def __call__(self, task: StageTask, step: int, *arguments: Any, **named: Any) -> Ref:
+            wanted = ["advantage"] if last == "advantage" else ["rollout", "rollout"]
+            if [name for name in self.done if name == last] == wanted:
+                raise KeyboardInterrupt
+            self.done += [task.stage.name] if step == 1 else []
+            return super().__call__(task, step, *arguments, **named)
+
+    session = session_for(tmp_path / "store", "base", **REFILL)
+    with pytest.raises(KeyboardInterrupt), record_run(session):
+        list(pipeline.run_steps(Dying(session), SOURCE, session.config))
+    assert list(step_history(open_store(tmp_path / "store"), "base").steps) == [0, 1]
+    for begin in ("filtering", "advantage", "packing"):
+        assert ask(tmp_path / "store", from_stage=begin).replay.last_step == 1
+    with pytest.raises(
+        ConfigError, match="has not recorded step 1 up to stage packing, which tells that all its groups"
+    ):
+        ask(tmp_path / "store", from_stage="advantage", steps="0:2")
+    rehearse(tmp_path / "store", "base", **REFILL)
+    assert ask(tmp_path / "store", from_stage="advantage", steps="0:2").steps == 2

@@ -1,0 +1,101 @@
+"""Functions by import path in whole runs: refused before anything starts, and part of the key."""
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from configs.errors import ConfigError
+from configs.functions import imported
+from flows.runtime.prepare import prepare
+from flows.runtime.session import record_run
+from flows.runtime.versions import function_facts
+from tasks.runtime.import_paths import code_version
+from tests.fixtures.rehearsal import rehearse, session_for
+from tests.fixtures.replays import ask
+
+Refused = Callable[..., str]
+OWN = 'algorithm={type="custom", function="own_credit:credit"}'
+CREDIT = """
+from tasks.advantage.algorithms.grpo import GrpoConfig, grpo
+
+def credit(kept, settings):
+    return grpo(kept, GrpoConfig())
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A working directory with a module that a config may name; it is forgotten after."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "own_credit.py").write_text(CREDIT)
+    yield tmp_path
+    sys.modules.pop("own_credit", None)
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        (OWN, ["algorithm.function: 'own_credit:credit'", "No module named 'own_credit'"]),
+        ('algorithm={type="custom", function="json:loadz"}', ["algorithm.function: 'json:loadz'", "it has no 'loadz'"]),
+        ('algorithm={type="echo", keep_mask="json:__all__"}', ["algorithm.keep_mask: ", "'__all__' there cannot be"]),
+    ],
+)
+def test_what_cannot_be_called_is_refused(refused: Refused, model: str, override: str, words: list[str]) -> None:
+    said = refused("run", "demo", model, override)
+    assert all(word in said for word in words), said
+
+
+def test_every_function_that_cannot_be_loaded_is_told(place: Path, model: str) -> None:
+    own = 'environments.0.algorithm={type="echo", keep_mask="nowhere:short"}'
+    with pytest.raises(ConfigError) as caught:
+        prepare("train", ["demo"], [model, OWN, own])
+    assert [line.partition(":")[0] for line in caught.value.problems] == [
+        "environments.0.algorithm.keep_mask",
+        "algorithm.function",
+    ]
+
+
+def test_a_run_records_the_version_and_goes_on_with_that_one_only(here: Path, model: str) -> None:
+    config = prepare("train", ["demo"], [model, OWN], name="mine", seed=1, store=str(here / "store"))
+    (function,) = imported(config)
+    assert function.version.startswith("sha256:")
+    with record_run(session_for(here / "store", "mine", **config.model_dump(exclude={"name", "store"}))):
+        pass
+    assert prepare("train", [], [model], name="mine", store=str(here / "store")).algorithm == config.algorithm
+    (here / "own_credit.py").write_text(CREDIT + "\n# otherwise\n")
+    del sys.modules["own_credit"]
+    with pytest.raises(ConfigError, match=r"algorithm\.version: recorded as 'sha256:"):
+        prepare("train", [], [model], name="mine", store=str(here / "store"))
+
+
+def test_an_evaluation_loads_no_algorithm(here: Path, model: str) -> None:
+    assert function_facts(prepare("evaluate", ["demo"], [model, 'algorithm={type="custom", function="no:no"}'])) == {}
+
+
+def test_a_replay_credits_by_it_and_by_its_version(here: Path) -> None:
+    rehearse(here / "store", "base")
+    one = ask(here / "store", overrides=[OWN])
+    (function,) = imported(one)
+    (here / "own_credit.py").write_text(CREDIT + "\n# otherwise\n")
+    del sys.modules["own_credit"]
+    two = ask(here / "store", overrides=[OWN], name="two")
+    (otherwise,) = imported(two)
+    assert function.version != otherwise.version and function.path == otherwise.path
+
+
+def test_a_whole_run_credits_by_it_as_its_source_does(here: Path) -> None:
+    def own() -> dict[str, str]:
+        return {"type": "custom", "function": "own_credit:credit", "version": code_version("own_credit:credit")}
+
+    store = rehearse(here / "store", "own", algorithm=own(), steps=1)
+    rehearse(here / "store", "grpo", steps=1)
+    (here / "own_credit.py").write_text(CREDIT + "\n# otherwise\n")
+    del sys.modules["own_credit"]
+    rehearse(here / "store", "again", algorithm=own(), steps=1)
+    work = {name: store.ledger.entries(run=name, stage="advantage")[0] for name in ("own", "grpo", "again")}
+    assert len({entry.key for entry in work.values()}) == 3
+    rows = [store.read(entry.slices("credits"), ["sample_id", "advantage"]) for entry in work.values()]
+    assert rows[0].equals(rows[1]) and rows[0].equals(rows[2]) and rows[0].num_rows == 12

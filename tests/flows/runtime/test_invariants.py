@@ -1,0 +1,309 @@
+"""Every invariant of a step with a fault planted: the run stops there, and one message says where and what is safe.
+
+The stages, the adapter and the store are the real ones; what is planted stands in for the stage before. That a real
+engine's faults look like those of the stand-in here is shown in tests/tasks/inference/engine/test_engine.py.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import wraps
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from configs.run import RunConfig
+from flows.cli import explanation
+from flows.outcome import check_account
+from flows.runtime.pipeline import StepBatch
+from flows.services.base import Supervisor
+from flows.services.engine import InferenceService
+from storage.store import open_store
+from tasks.advantage.stage import STAGE as ADVANTAGE
+from tasks.filtering.stage import STAGE as FILTERING
+from tasks.inference.engine.checks import EngineMismatch
+from tasks.learner.rows import batches_from_table
+from tasks.packing.stage import STAGE as PACKING
+from tasks.rollout.stage import STAGE as ROLLOUT
+from tasks.runtime.execute import perform
+from tasks.runtime.run_context import RunContext
+from tasks.runtime.services import Services
+from tasks.runtime.stage import Policy, Ref, Stage, Tables
+from tasks.training.stage import STAGE as TRAINING
+from tests.fixtures.builders import example, exchange, failed, table, trace
+
+TRACES = [trace("a"), trace("b", reward=0.0), failed("c")]
+STEP = 4
+CONFIG = RunConfig.model_validate(
+    {
+        "name": "faulty",
+        "seed": 7,
+        "model": {"vocab_size": 512},
+        "engine": {"url": "http://127.0.0.1:9", "dtype": "float32"},
+    }
+)
+Change = Callable[[pa.Table], pa.Table]
+
+
+def assignment(row: Mapping[str, Any]) -> dict[str, Any]:
+    given = {name: row[name] for name in ("assignment_id", "group_id", "environment", "example_id")}
+    return {**given, "member": 0, "seed": 1}
+
+
+def with_first(column: str, value: Any) -> Change:
+    """Return a change that puts `value` into the first row of a column."""
+
+    def change(rows: pa.Table) -> pa.Table:
+        place = rows.schema.get_field_index(column)
+        field = rows.schema.field(place)
+        return rows.set_column(place, field, pa.array([value, *rows[column].to_pylist()[1:]], field.type))
+
+    return change
+
+
+class Step:
+    """A step of a run in a real store; `changes` are made to the rows of a table before they are handed over."""
+
+    def __init__(self, root: Path, changes: Mapping[str, Change]) -> None:
+        self.place = RunContext(open_store(root), "faulty", CONFIG, {})
+        self.changes = changes
+
+    def planted(self, name: str, refs: Sequence[Ref] = (), **rows: pa.Table) -> Ref:
+        """Write rows as if a stage of that name had made them, changed where the test says so."""
+        made = {key: self.changes.get(key, lambda same: same)(value) for key, value in rows.items()}
+        stage = Stage(name, 1, (), tuple(made), (), lambda tables, config: made)
+        return perform(stage, self.place, STEP, refs)
+
+    def or_changed(self, stage: Stage, refs: Sequence[Ref]) -> Ref:
+        """Run a real stage, with a change to its output where the test says so."""
+
+        @wraps(stage.function)
+        def function(tables: Tables, config: Any, **keywords: Any) -> Tables:
+            made = dict(stage.function(tables, config, **keywords))
+            return {name: self.changes.get(name, lambda same: same)(rows) for name, rows in made.items()}
+
+        changed = replace(stage, function=function)
+        return perform(changed, self.place, STEP, refs)
+
+    def draw(self) -> StepBatch:
+        """Go from assignments to batches."""
+        messages = [row for one in TRACES for row in exchange(one["trace_id"])]
+        assigned = self.planted("assignment", assignments=table("assignments", [assignment(row) for row in TRACES]))
+        traces = self.planted(
+            "rollout", (assigned,), traces=table("traces", TRACES), messages=table("messages", messages)
+        )
+        verdicts = self.or_changed(FILTERING, (traces,))
+        credits = self.or_changed(ADVANTAGE, (traces, verdicts))
+        return StepBatch((assigned,), (traces,), verdicts, credits, self.or_changed(PACKING, (credits, traces)))
+
+    def account(self, drawn: StepBatch) -> None:
+        check_account(SimpleNamespace(place=self.place), drawn)  # type: ignore[arg-type]
+
+    def train(self, drawn: StepBatch) -> Ref:
+        """Hand the batches to a learner that takes them apart like the real one, and has no weights."""
+        learner = SimpleNamespace(train=lambda batches, **_: batches_from_table(batches, 1))
+        services = Services(learner=SimpleNamespace(restore=lambda policy: learner))
+        return perform(TRAINING, self.place, STEP, (drawn.packing,), Policy("p", STEP), services)
+
+    def finished(self) -> list[str]:
+        """The stages that the ledger knows as finished, read by someone else."""
+        return [entry.stage for entry in open_store(self.place.store.root.address).ledger.entries()]
+
+
+def told(error: BaseException) -> str:
+    """Return what the command line prints."""
+    message = explanation(error)
+    assert message is not None, f"{error!r} would be a traceback"
+    return message
+
+
+def test_a_step_without_a_fault_is_not_stopped(tmp_path: Path) -> None:
+    step = Step(tmp_path, {})
+    drawn = step.draw()
+    step.account(drawn)
+    assert step.finished() == ["assignment", "rollout", "filtering", "advantage", "packing"]
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "words"),
+    [
+        ("logprobs", [0.0, 0.0], "'logprobs' has 2 values where 'token_ids' has 3"),
+        ("mask", [False] * 4, "'mask' has 4 values where 'token_ids' has 3"),
+        ("is_content", [True], "'is_content' has 1 values where 'token_ids' has 3"),
+        ("logprobs", [0.0, 0.5, 0.0], "holds 0.5 at position 1: a log-prob above zero"),
+        ("logprobs", [0.0, 0.0, float("nan")], "holds nan at position 2: not finite"),
+        ("logprobs", [float("-inf"), 0.0, 0.0], "holds -inf at position 0: not finite"),
+        ("mask", [True, False, False], "although 'sampled' is false"),
+    ],
+)
+def test_per_token_arrays(tmp_path: Path, column: str, value: list[Any], words: str) -> None:
+    step = Step(tmp_path, {"messages": with_first(column, value)})
+    with pytest.raises(ValueError, match=words) as caught:
+        step.draw()
+    message = told(caught.value)
+    assert f"run 'faulty', step {STEP}, table 'messages'" in message
+    assert f"column '{column}', row {{'trace_id': 'a', 'message': 0}}" in message
+    assert f"Run faulty, step {STEP}, stage rollout. Nothing of this attempt is visible" in message
+    assert step.finished() == ["assignment"]
+
+
+def keep_all(rows: pa.Table) -> pa.Table:
+    kept = rows.to_pylist()
+    return table("verdicts", [row | {"keep": True, "reason": None} for row in kept])
+
+
+def test_an_errored_row_in_a_baseline(tmp_path: Path) -> None:
+    step = Step(tmp_path, {"verdicts": keep_all})
+    with pytest.raises(ValueError, match="errored trace c is kept and would enter a baseline") as caught:
+        step.draw()
+    message = told(caught.value)
+    assert "table verdicts, column keep" in message
+    assert "all that was sampled is safe" in message
+    assert f"Run faulty, step {STEP}, stage advantage." in message
+    assert step.finished() == ["assignment", "rollout", "filtering"]
+
+
+def twice(rows: pa.Table) -> pa.Table:
+    """The rows and, under the next row number, the first one again."""
+    again = rows.slice(0, 1).to_pylist()[0] | {"row": rows.num_rows}
+    return pa.concat_tables([rows, table("batches", [again])])
+
+
+@pytest.mark.parametrize(
+    ("changes", "words", "column"),
+    [
+        ({"batches": twice}, "table batches, column sample_ids: sample ./0 is there 2 times", "sample_ids"),
+        (
+            {"traces": lambda rows: rows.slice(0, 2), "messages": lambda rows: rows.slice(0, 4)},
+            "1 assignments left no trace, first g0/c",
+            "assignment_id",
+        ),
+        ({"assignments": lambda rows: rows.slice(1)}, "g0/a was never assigned", "assignment_id"),
+    ],
+    ids=["a sample in two rows", "an assignment without a trace", "a trace that nobody assigned"],
+)
+def test_rollouts_that_are_lost_or_there_twice(
+    tmp_path: Path, changes: dict[str, Change], words: str, column: str
+) -> None:
+    step = Step(tmp_path, changes)
+    drawn = step.draw()
+    with pytest.raises(ValueError, match=words) as caught:
+        step.account(drawn)
+    message = told(caught.value)
+    assert f"column {column}" in message
+    assert "The rows stay as they are" in message
+    assert f"Run faulty, step {STEP}, between the stages packing and training." in message
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "words"),
+    [
+        ("rl_tokens", 5, r"rl_tokens says \[5\], but 4 tokens have rl weight"),
+        ("ce_tokens", 1, r"ce_tokens says \[1\], but 0 tokens have ce weight"),
+    ],
+)
+def test_denominators_that_do_not_match(tmp_path: Path, column: str, value: int, words: str) -> None:
+    step = Step(tmp_path, {"batches": with_first(column, value)})
+    drawn = step.draw()
+    with pytest.raises(Exception, match=words) as caught:
+        step.train(drawn)
+    assert "batches" in told(caught.value)
+    assert f"Run faulty, step {STEP}, stage training. Nothing of this attempt is visible" in told(caught.value)
+    assert "training" not in step.finished()
+
+
+class LyingEngine:
+    """An engine that says that it holds what it was told to, and answers with the log-probs that a test gives it."""
+
+    fresh = cached = -1.0
+    holds = ""
+
+    def __init__(self, url: str, key: str, model: str = "policy") -> None:
+        self.url = url
+
+    def close(self) -> None: ...
+
+    def healthy(self) -> bool:
+        return True
+
+    def served(self) -> str:
+        return LyingEngine.holds
+
+    def serve(self, policy_key: str, directory: Path, base: object = None) -> None:
+        LyingEngine.holds = policy_key
+
+    def probe(self, token_ids: list[int], policy_key: str) -> list[float]:
+        return [0.0, *[LyingEngine.fresh] * (len(token_ids) - 1)]
+
+    def probe_cached(self, token_ids: list[int], policy_key: str) -> float:
+        return LyingEngine.cached
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> type[LyingEngine]:
+    """An engine of others: it outlives the run, as one of our own would not."""
+    monkeypatch.setattr("flows.services.engine.Engine", LyingEngine)
+    monkeypatch.setattr("flows.services.engine.engine_command", lambda *_, **__: ([], {}))
+    monkeypatch.setattr(LyingEngine, "holds", "")
+    return LyingEngine
+
+
+def sample_with(engine: type[LyingEngine], root: Path) -> Step:
+    """Come to the rollout of a step with an engine; its environments answer nothing that could be sampled."""
+    step = Step(root, {})
+    row = {"policy_key": "unknown", "version": 0, "parent_key": None, "weights_sha256": "0", "has_optimizer": False}
+    probe = {"probe_token_ids": [1, 2, 3], "probe_logprobs": [0.0, -1.0, -1.0]}
+
+    def imported(tables: Tables, config: Any, *, key: str, directory: Path) -> Tables:
+        (directory / "model.safetensors").write_bytes(b"weights")
+        return {"policies": table("policies", [row | probe | {"policy_key": key}])}
+
+    stage = Stage("policy_import", 1, (), ("policies",), (), imported)
+    policy = perform(stage, step.place, 0)
+    assigned = step.planted("assignment", assignments=table("assignments", [assignment(TRACES[0])]))
+    found = step.planted("examples", examples=table("examples", [example()]))
+    with Supervisor("faulty", root / "logs") as supervisor:
+        services = Services(
+            engine=InferenceService(supervisor, step.place, root),
+            environments=SimpleNamespace(addresses=lambda: {}, sharing=lambda alone: nullcontext()),
+            teachers=SimpleNamespace(serve=None),  # nobody asks for one
+        )
+        perform(ROLLOUT, step.place, STEP, (assigned, found), Policy(policy.key, 0), services)
+    return step
+
+
+@pytest.mark.parametrize(
+    ("fresh", "cached", "cause"),
+    [
+        (-1.7, -1.7, "it holds other weights: a reload that kept old ones, or an output head that was not reloaded"),
+        (float("nan"), -1.0, "it holds other weights"),
+        (-1.0, -1.7, "the weights are right and the prefix cache holds states of other weights"),
+    ],
+    ids=["old weights or head", "not a number", "stale prefix cache"],
+)
+def test_an_engine_that_does_not_hold_what_it_says(
+    tmp_path: Path, engine: type[LyingEngine], monkeypatch: pytest.MonkeyPatch, fresh: float, cached: float, cause: str
+) -> None:
+    monkeypatch.setattr(engine, "fresh", fresh)
+    monkeypatch.setattr(engine, "cached", cached)
+    for attempt in ("the first", "resumed, when the engine already says that it holds the policy"):
+        with pytest.raises(EngineMismatch) as caught:
+            sample_with(engine, tmp_path / "store")
+        message = told(caught.value)
+        assert cause in message, attempt
+        assert "Nothing was sampled with it. Restart the engine and run again" in message
+        assert f"Run faulty, step {STEP}, stage rollout. Nothing of this attempt is visible" in message
+    finished = [entry.stage for entry in open_store(tmp_path / "store").ledger.entries()]
+    assert sorted(finished) == ["assignment", "examples", "policy_import"]
+
+
+@pytest.mark.engine
+def test_an_honest_engine_gets_to_sample(tmp_path: Path, engine: type[LyingEngine]) -> None:
+    """The way there is not what stops: with honest log-probs the stage goes on to look for its environments."""
+    with pytest.raises(Exception) as caught:
+        sample_with(engine, tmp_path / "store")
+    assert not isinstance(caught.value, EngineMismatch)
+    assert engine.holds

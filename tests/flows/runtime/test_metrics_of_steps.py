@@ -1,0 +1,86 @@
+"""Metrics of the steps of a run, out of its store: of tokens too, with what is known of their masks."""
+
+from dataclasses import replace
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+from configs.run import View
+from flows.outcome import describe
+from flows.runtime import pipeline
+from flows.runtime.session import record_run
+from tasks.runtime.stage import Tables
+from tasks.training import stage as training
+from tests.fixtures import rehearsal
+from tests.fixtures.builders import table
+from tests.fixtures.fixed import ENVIRONMENT
+
+
+def learnt(fraction: float, with_masks: bool) -> Any:
+    """Return a stand-in for training that leaves statistics: every ratio is 1, every entropy 2."""
+
+    @wraps(rehearsal.trained)
+    def train(tables: Tables, config: View, **facts: Any) -> Tables:
+        made = rehearsal.trained(tables, config, **facts)
+        place = made["updates"].schema.get_field_index("masked_fraction")
+        made["updates"] = made["updates"].set_column(place, "masked_fraction", pa.array([fraction], pa.float64()))
+        statistics, masks = [], []
+        for row in tables["batches"].to_pylist():
+            for number, sample in enumerate(row["sample_ids"]):
+                start, end = row["cu_seqlens"][number : number + 2]
+                statistics.append(
+                    {"sample_id": sample, "logprobs": row["logprobs"][start:end], "entropies": [2.0] * (end - start)}
+                )
+                masks.append({"sample_id": sample, "masked": [weight != 0 for weight in row["rl_weights"][start:end]]})
+        made["token_statistics"] = table("token_statistics", statistics)
+        return made | ({"token_masks": table("token_masks", masks)} if with_masks else {})
+
+    return train
+
+
+def walked(root: Path, monkeypatch: pytest.MonkeyPatch, stand_in: Any = None) -> list[dict[str, Any]]:
+    """Return the metrics of the steps of a small run, and of each how many rl tokens there should be."""
+    if stand_in is not None:
+        stage = replace(
+            training.STAGE,
+            writes=("updates", "token_statistics", "token_masks"),
+            function=stand_in,
+        )
+        monkeypatch.setitem(rehearsal.STAND_INS, "training", stage)
+    session = rehearsal.session_for(root, "small")
+    steps = []
+    with record_run(session):
+        do = rehearsal.Rehearsal(session)
+        for step, drawn, trained, measured, _ in pipeline.run_steps(do, rehearsal.SOURCE, session.config):
+            described = describe(session.place, step, (*drawn.refs, trained, measured))
+            rl = pc.sum(session.place.table("batches", [drawn.packing])["rl_tokens"].slice(0, 1)).as_py()
+            steps.append({**described["metrics"], "expected": rl})
+    return steps
+
+
+@pytest.mark.parametrize(
+    ("fraction", "with_masks", "masked"),
+    [(1.0, True, 1.0), (0.0, False, 0.0), (0.5, False, None)],
+    ids=["masked", "none masked", "masked before masks were kept"],
+)
+def test_a_trained_step_has_metrics_of_its_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fraction: float, with_masks: bool, masked: float | None
+) -> None:
+    steps = walked(tmp_path / "store", monkeypatch, learnt(fraction, with_masks))
+    assert len(steps) == 2
+    for found in steps:
+        assert found["rl_tokens/all"] == found[f"rl_tokens/{ENVIRONMENT}"] == found["expected"] > 0
+        assert found[f"entropy/{ENVIRONMENT}"] == 2
+        assert found["mismatch_kl/all/max"] == 0
+        assert found["ratio/all/q0.99"] == 1
+        assert found.get("masked_fraction/all") == masked
+        assert ("mismatch_kl_masked/all/mean" in found) == with_masks
+
+
+def test_a_step_without_statistics_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for found in walked(tmp_path / "store", monkeypatch):
+        assert not [name for name in found if name.startswith(("entropy/", "rl_tokens/", "mismatch_kl/"))]

@@ -1,0 +1,128 @@
+"""Everything at once: two environments with algorithms of their own, one with state, groups replaced, examples drawn by
+difficulty, one step off-policy. Interrupted and replayed, such a run is the run that it would have been."""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from configs.run import View
+from flows.runtime import pipeline
+from flows.runtime.dry_run import plan_work
+from flows.runtime.session import record_run
+from storage.schemas.stage_tables import EXAMPLES
+from storage.store import Store, open_store
+from tasks.runtime.import_paths import code_version
+from tasks.runtime.prefect_task import StageTask
+from tasks.runtime.stage import Policy, Ref, Tables
+from tests.fixtures import rehearsal
+from tests.fixtures.builders import example
+from tests.fixtures.rehearsal import SOURCE, Rehearsal, rehearse, session_for
+from tests.fixtures.replays import ask, pieces
+
+pytestmark = pytest.mark.engine
+
+REMEMBERING = "tests.fixtures.masks:remembering"
+NAMES = ("plain", "remembered")
+MIXED: dict[str, Any] = {
+    "steps": 3,
+    "rollout": {"max_off_policy_steps": 1},
+    "assignment": {"groups_per_step": 6, "group_size": 4, "refill": True, "sampler": {"type": "difficulty_pools"}},
+    "algorithm": {"type": "dr_grpo", "length_normaliser": 8, "overlong": {"max_tokens": 8, "buffer_tokens": 4}},
+    "admission": {},
+    "environments": (
+        {"name": "plain", "taskset": {"id": "plain"}},
+        {
+            "name": "remembered",
+            "taskset": {"id": "remembered"},
+            "weight": 2.0,
+            "algorithm": {
+                "type": "custom",
+                "function": REMEMBERING,
+                "keeps_state": True,
+                "version": code_version(REMEMBERING),
+            },
+        },
+    ),
+}
+
+
+def sampled(tables: Tables, config: View, *, step: int, policy: Policy) -> Tables:
+    """Stand in for sampling: some groups earn the same, and some fail, as the group's name and the policy say."""
+    made = rehearsal.sampled(tables, config, step=step, policy=policy)
+    rows = made["traces"].to_pylist()
+    for row in rows:
+        luck = hashlib.sha256(f"{row['group_id']} {policy.version}".encode()).digest()[0]
+        row |= {"reward": 1.0} if luck % 3 == 0 else {"error_class": "TimeoutError"} if luck % 5 == 0 else {}
+    return {**made, "traces": pa.Table.from_pylist(rows, made["traces"].schema)}
+
+
+def listed(tables: Tables, view: View) -> Tables:
+    rows = [example(f"{name}-{number}", name) for name in NAMES for number in range(8)]
+    return {"examples": pa.Table.from_pylist(rows, schema=EXAMPLES.arrow)}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def played() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        stages = {"rollout": sampled, "examples": listed}
+        stand_ins = {name: replace(rehearsal.STAND_INS[name], function=each) for name, each in stages.items()}
+        patch.setattr(rehearsal, "STAND_INS", rehearsal.STAND_INS | stand_ins)
+        yield
+
+
+@pytest.fixture(scope="module")
+def origin(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("mixed") / "store"
+    rehearse(root, "base", **MIXED)
+    return root
+
+
+class Dying(Rehearsal):
+    """A process that dies after so many pieces of work."""
+
+    left = 0
+
+    def __call__(self, task: StageTask, *arguments: Any, **named: Any) -> Ref:
+        if not self.left:
+            raise KeyboardInterrupt
+        self.left -= 1
+        return super().__call__(task, *arguments, **named)
+
+
+def rows(store: Store) -> dict[tuple[str, str], list[str]]:
+    """The digests of all rows of the run, by the key of the work and the table."""
+    entries = store.ledger.entries(run="base")
+    return {(each.key, piece.table): [piece.digest] for each in entries for piece in each.outputs}
+
+
+def test_every_part_of_it_has_work_to_do(origin: Path) -> None:
+    store = open_store(origin)
+    assigned = store.ledger.entries(run="base", stage="assignment")
+    assert len(assigned) > MIXED["steps"], "groups were replaced"
+    state = max(store.ledger.entries(run="base", stage="advantage"), key=lambda entry: entry.finished_at)
+    assert state.step == MIXED["steps"] - 1 and "advantage" in state.inputs
+    kept = store.read(state.slices("estimator_states"), ["environment"])["environment"].to_pylist()
+    assert {*kept} == {"remembered"}
+
+
+@pytest.mark.parametrize("left", [9, 20])
+def test_killed_anywhere_it_goes_on_as_if_it_had_not(origin: Path, tmp_path: Path, left: int) -> None:
+    session = session_for(tmp_path / "store", "base", **MIXED)
+    do = Dying(session)
+    do.left = left
+    with pytest.raises(KeyboardInterrupt), record_run(session):
+        list(pipeline.run_steps(do, SOURCE, session.config))
+    assert len(rows(open_store(tmp_path / "store"))) < len(rows(open_store(origin)))
+    assert rows(rehearse(tmp_path / "store", "base", **MIXED)) == rows(open_store(origin))
+
+
+def test_all_of_it_is_foretold_and_found_by_replays(origin: Path) -> None:
+    place = session_for(origin, "base", **MIXED).place
+    assert not any(ref.computed for ref in plan_work(place, SOURCE))
+    for steps in ("", "1:"):
+        assert not any(ref.computed for ref in pieces(ask(origin, from_stage="filtering", steps=steps)))

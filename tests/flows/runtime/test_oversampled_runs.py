@@ -1,0 +1,106 @@
+"""Oversampling in whole runs: as many groups are trained as without it, and every rollout is accounted for."""
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from configs.checks.run import problems
+from configs.load import load
+from configs.run import RunConfig, View
+from flows.outcome import finish_step
+from flows.runtime import pipeline
+from flows.runtime.evaluation_sets import evaluation_configs
+from flows.runtime.session import record_run
+from tasks.assignment import stage as assignment
+from tasks.assignment.oversampling import num_needed
+from tasks.inference.sampling.rollouts import straggler
+from tasks.rollout import stage as rollout
+from tasks.runtime.stage import Policy, Tables
+from tests.fixtures import rehearsal
+from tests.fixtures.rehearsal import SMALL, SOURCE, Rehearsal, session_for
+
+FILTERS = [{"type": "errored"}, {"type": "zero_advantage"}, {"type": "incomplete_group"}]
+OVERSAMPLED: dict[str, Any] = {
+    "assignment": SMALL["assignment"] | {"oversampling": 1.5},
+    "filtering": {"filters": FILTERS},
+}
+
+
+def sampled(tables: Tables, config: View, *, step: int, policy: Policy) -> Tables:
+    """Stand in for sampling: of each group beyond those that are enough, the first two members are stopped."""
+    made = rehearsal.sampled(tables, config, step=step, policy=policy)
+    groups = list(dict.fromkeys(made["traces"]["group_id"].to_pylist()))
+    stopped = set(groups[num_needed(len(groups), config.oversampling) :])
+    rows = [_stopped(row) if row["group_id"] in stopped else row for row in made["traces"].to_pylist()]
+    return {**made, "traces": pa.Table.from_pylist(rows, made["traces"].schema)}
+
+
+def _stopped(row: dict[str, Any]) -> dict[str, Any]:
+    if row["assignment_id"].endswith(("/2", "/3")):
+        return row
+    failure = straggler(row["environment"], 1.0)
+    error = {"error_class": failure.kind, "error_type": failure.type, "error_message": failure.message}
+    return row | error | {"reward": None}
+
+
+@pytest.fixture
+def steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """The finished steps of a run, as watchers are told of them."""
+    stage = replace(rehearsal.STAND_INS["rollout"], function=sampled)
+    monkeypatch.setattr(rehearsal, "STAND_INS", rehearsal.STAND_INS | {"rollout": stage})
+    session = session_for(tmp_path / "store", "oversampled", **OVERSAMPLED)
+    with record_run(session):
+        walk = pipeline.run_steps(Rehearsal(session), SOURCE, session.config)
+        return [finish_step(session, step, drawn, trained, measured) for step, drawn, trained, measured, _ in walk]
+
+
+def test_what_is_needed_is_trained_and_the_rest_accounted_for(steps: list[dict[str, Any]]) -> None:
+    assert len(steps) == 2
+    for step in steps:
+        # ceil(1.5 x 3) = 5 groups of 4: 3 are trained; of each of the other 2, two are stopped and two filtered.
+        found = Counter({(share["outcome"], share["detail"]): share["num_traces"] for share in step["outcomes"]})
+        assert found == {("trained", ""): 12, ("filtered", "incomplete_group"): 4, ("stopped", ""): 4}
+        metrics = step["metrics"]
+        assert metrics["stragglers/all"] == 4 / 20 == metrics["stragglers/reverse_text"]
+        assert (metrics["rollouts/all"], metrics["errored_rollout/all"]) == (16, 0)
+        assert (metrics["accounting/stopped"], metrics["rollout/all/retokenised_turns"]) == (4, 0)
+        assert (step["num_traces"], step["num_errored"]) == (20, 0)
+
+
+def test_without_the_filter_it_is_refused_with_the_reason() -> None:
+    (line,) = problems(_with([{"type": "errored"}, {"type": "zero_advantage"}]))
+    assert line.startswith("assignment.oversampling: 1.5 begins more groups") and "short rollouts" in line
+    watching = [*FILTERS[:2], {"type": "incomplete_group", "enforce": False}]
+    assert problems(_with(FILTERS)) == [] and len(problems(_with(watching))) == 1
+
+
+@pytest.mark.parametrize(("stage", "num_problems"), [("rollout", 1), ("filtering", 1), ("advantage", 0)])
+def test_a_replay_that_judges_rollouts_again_needs_the_filter_as_well(stage: str, num_problems: int) -> None:
+    replay = {"kind": "replay", "replay": {"run": "before", "from_stage": stage}}
+    found = [line for line in problems(_with(FILTERS[:2], **replay)) if "oversampling" in line]
+    assert len(found) == num_problems
+    assert [line for line in problems(_with(FILTERS, **replay)) if "oversampling" in line] == []
+
+
+def _with(filters: list[dict[str, Any]], **changes: Any) -> RunConfig:
+    content = load(["demo"], []).model_dump()
+    content["assignment"]["oversampling"] = 1.5
+    return RunConfig.model_validate(content | {"filtering": {"filters": filters}} | changes)
+
+
+def test_it_is_in_the_keys_of_training_and_not_of_evaluation() -> None:
+    plain, more = RunConfig(), RunConfig.model_validate({"assignment": {"oversampling": 1.5}})
+
+    def said(config: RunConfig, stage: Any) -> Any:
+        return View(config, stage.sections, stage.name).content()
+
+    for stage in (assignment.STAGE, rollout.STAGE):
+        assert said(plain, stage) != said(more, stage)
+    scoring = [evaluation_configs(config)[""] for config in (plain, more)]
+    for stage in (assignment.EVALUATION_STAGE, rollout.STAGE):
+        assert said(scoring[0], stage) == said(scoring[1], stage)
+    assert said(scoring[1], rollout.STAGE) == said(plain, rollout.STAGE)

@@ -1,0 +1,140 @@
+"""Preparation: what a new run, a resumed one and a wrong request come to, with nothing started."""
+
+import json
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from configs.errors import ConfigError
+from configs.run import RunConfig
+from flows.runtime.prepare import prepare
+from storage.store import open_store
+from tasks.inference.engine.model_files import directory_digest
+from tasks.runtime.execute import perform
+from tasks.runtime.run_context import RunContext
+from tasks.runtime.stage import Stage
+from tests.fixtures.builders import table
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A directory that says of itself what preparation reads of a model."""
+    directory = tmp_path / "model"
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps({"vocab_size": 300, "max_position_embeddings": 4096}))
+    (directory / "model.safetensors").write_bytes(b"")
+    return directory
+
+
+def prepared(tmp_path: Path, *overrides: str, **settings: Any) -> RunConfig:
+    store = str(tmp_path / "store")
+    return prepare("train", settings.pop("files", ["demo"]), overrides, **{"store": store, **settings})
+
+
+def record(config: RunConfig) -> None:
+    open_store(config.store).runs.record(
+        run=config.name, event="started", kind=config.kind, config=config.model_dump(mode="json")
+    )
+
+
+def test_what_is_left_open_is_filled_in(tmp_path: Path, model: Path) -> None:
+    config = prepared(tmp_path, f"model.path={model}")
+    assert config.seed is not None and config.name.startswith("train-")
+    assert config.model.vocab_size == 300 and config.model.renderer == "qwen3"
+    assert config.engine.version.startswith("vllm") and config.environments[0].version
+
+
+@pytest.mark.parametrize(
+    ("chosen", "library"), [("lora={rank=4}", "peft"), ('optimizer={type="sign_sgd"}', "pytorch-optimizer")]
+)
+def test_what_a_setting_trains_with_is_part_of_the_version(
+    tmp_path: Path, model: Path, chosen: str, library: str
+) -> None:
+    with_it = prepared(tmp_path, f"model.path={model}", f"training.{chosen}").training.version
+    plain = prepared(tmp_path, f"model.path={model}").training.version
+    assert with_it == f"{plain}, {library} {version(library)}"
+
+
+def test_two_new_runs_take_two_seeds_unless_one_is_given(tmp_path: Path, model: Path) -> None:
+    seeds = {prepared(tmp_path, f"model.path={model}").seed for _ in range(3)}
+    given = {prepared(tmp_path, f"model.path={model}", seed=5).seed for _ in range(3)}
+    assert len(seeds) > 1 and given == {5}
+
+
+def test_a_recorded_run_goes_on_with_its_own_config(tmp_path: Path, model: Path) -> None:
+    first = prepared(tmp_path, f"model.path={model}", "training.learning_rate=1e-4", name="a")
+    record(first)
+    assert prepared(tmp_path, files=(), name="a") == first
+    assert prepared(tmp_path, files=(), name="a", steps=50) == first.model_copy(update={"steps": 50})
+
+
+def test_the_same_request_under_the_same_name_resumes(tmp_path: Path, model: Path) -> None:
+    asked = (f"model.path={model}", "training.learning_rate=1e-4")
+    first = prepared(tmp_path, *asked, name="a")
+    record(first)
+    assert prepared(tmp_path, *asked, name="a").seed == first.seed
+
+
+def test_another_config_under_the_same_name_is_refused(tmp_path: Path, model: Path) -> None:
+    record(prepared(tmp_path, f"model.path={model}", name="a"))
+    with pytest.raises(ConfigError, match=r"training.learning_rate: 0.0003 is recorded, 0.5 is asked for") as caught:
+        prepared(tmp_path, f"model.path={model}", "training.learning_rate=0.5", name="a")
+    assert len(caught.value.problems) == 1 and "--name" in "".join(caught.value.__notes__)
+
+
+def test_operational_settings_may_change_on_resume(tmp_path: Path, model: Path) -> None:
+    record(prepared(tmp_path, f"model.path={model}", name="a"))
+    assert prepared(tmp_path, "engine.threads=2", files=(), name="a").engine.threads == 2
+
+
+def test_a_missing_model_is_said_before_anything_is_started(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"model\.path: there is no directory"):
+        prepared(tmp_path, f"model.path={tmp_path}/absent")
+
+
+@pytest.mark.parametrize("renderer", ["qwen33", ""])
+def test_a_renderer_that_is_not_known_is_refused(tmp_path: Path, model: Path, renderer: str) -> None:
+    with pytest.raises(ValueError, match=r"renderer") as caught:
+        prepared(tmp_path, f"model.path={model}", f'model.renderer="{renderer}"')
+    assert "Nothing was started" in "".join(getattr(caught.value, "__notes__", []))
+
+
+def begun_with(config: RunConfig, digest: str) -> None:
+    """Let the ledger say which weights the run began with."""
+    stage = Stage("policy_import", 1, (), ("examples",), (), lambda tables, view: {"examples": table("examples", [])})
+    place = RunContext(open_store(config.store), config.name, config, {})
+    perform(stage, place, 0, extra_inputs={"weights": digest})
+
+
+def test_other_weights_under_the_same_name_are_refused(tmp_path: Path, model: Path) -> None:
+    config = prepared(tmp_path, f"model.path={model}", name="a")
+    record(config)
+    begun_with(config, directory_digest(model))
+    assert prepared(tmp_path, files=(), name="a") == config
+    (model / "model.safetensors").write_bytes(b"other")
+    with pytest.raises(ConfigError, match=r"model.path: run 'a' began with other content"):
+        prepared(tmp_path, files=(), name="a")
+
+
+def test_another_kind_under_the_same_name_is_refused(tmp_path: Path, model: Path) -> None:
+    record(prepared(tmp_path, f"model.path={model}", name="a"))
+    with pytest.raises(ConfigError, match=r'kind: "train" is recorded, "evaluate" is asked for'):
+        prepare("evaluate", ["demo"], [f"model.path={model}"], name="a", store=str(tmp_path / "store"))
+
+
+def test_a_supervised_run_is_prepared_again_from_its_record(tmp_path: Path, model: Path) -> None:
+    data = tmp_path / "demonstrations.jsonl"
+    data.write_text(json.dumps({"prompt": "p", "completion": "c"}) + "\n")
+    settings = {"name": "s", "store": str(tmp_path / "store")}
+    first = prepare("sft", ["sft_demo"], [f"model.path={model}", f"data.path={data}"], **settings)
+    record(first)
+    assert prepare("sft", (), (), **settings) == first
+    assert prepare("sft", ["sft_demo"], [f"model.path={model}", f"data.path={data}"], **settings) == first
+
+
+def test_another_chat_template_is_another_config(tmp_path: Path, model: Path) -> None:
+    before = prepared(tmp_path, f"model.path={model}", seed=1).model.tokenizer_digest
+    (model / "chat_template.jinja").write_text("{{ messages }}")
+    assert prepared(tmp_path, f"model.path={model}", seed=1).model.tokenizer_digest != before

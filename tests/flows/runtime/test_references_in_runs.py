@@ -1,0 +1,164 @@
+"""Whole runs and replays with a reference, the teacher played: what is scored, shared, found again and asked for."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from configs.algorithms import TeacherConfig
+from configs.errors import ConfigError
+from configs.run import RunConfig
+from flows.queries.step_history import step_history
+from flows.runtime.evaluation_sets import evaluation_contexts
+from flows.runtime.preflight import needs
+from flows.services.teachers import TeacherEngines
+from flows.views.show import describe
+from storage.store import Store
+from tasks.advantage import reference
+from tasks.inference.engine.model_files import tokenizer_digest
+from tasks.inference.engine.scoring import Served
+from tasks.rollout.stage import STAGE
+from tests.fixtures.rehearsal import SMALL, rehearse, session_for
+from tests.fixtures.replays import ask, pieces, walk
+from tests.flows.services.test_teacher_versions import model
+
+SCORE = -0.5
+
+
+def play(patch: pytest.MonkeyPatch) -> list[int]:
+    """Let a teacher be played that gives every token the same; return how many sequences it was asked for."""
+    counts: list[int] = []
+
+    def score(served: Served, sequences: Sequence[Sequence[int]], most: int) -> Iterator[tuple[int, list[float]]]:
+        counts.append(len(sequences))
+        yield from ((place, [SCORE] * len(tokens)) for place, tokens in enumerate(sequences))
+
+    def serve(self: TeacherEngines, teacher: TeacherConfig) -> Served:
+        return Served("http://teacher", "", salt=teacher.version)
+
+    patch.setattr(reference, "score", score)
+    patch.setattr(TeacherEngines, "serve", serve)
+    return counts
+
+
+@pytest.fixture(autouse=True)
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    return play(monkeypatch)
+
+
+def opd(root: Path, name: str = "teacher") -> dict[str, Any]:
+    """Return settings of a run that is drawn to the teacher of a name below `root`."""
+    teacher = model(root / name, name.encode())
+    known = {"vocab_size": 512, "tokenizer_digest": tokenizer_digest(teacher)}
+    return {"algorithm": {"type": "opd", "teacher": {"path": str(teacher), "version": name}}, "model": known}
+
+
+@pytest.fixture(scope="module")
+def taught(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a recorded run of two steps, drawn to a teacher, in `store`, and the `teacher`."""
+    place = tmp_path_factory.mktemp("taught")
+    with pytest.MonkeyPatch.context() as patch:
+        play(patch)
+        rehearse(place / "store", "base", **opd(place))
+    return place
+
+
+def rows(store: Store, run: str, stage: str, table: str) -> list[dict[str, Any]]:
+    entries = [each for each in store.ledger.entries(run=run, stage=stage) if not each.part]
+    return [row for entry in entries for row in store.read(entry.slices(table)).to_pylist()]
+
+
+def test_a_run_scores_before_it_credits_and_finds_both_again(tmp_path: Path, asked: list[int]) -> None:
+    store = rehearse(tmp_path / "store", "base", **opd(tmp_path))
+    assert len(asked) == 2, "one call for each step"
+    sampled = {
+        (row["trace_id"], row["message"]) for row in rows(store, "base", "rollout", "messages") if any(row["mask"])
+    }
+    kept = {row["trace_id"] for row in rows(store, "base", "filtering", "verdicts") if row["keep"]}
+    found = {(row["trace_id"], row["message"]) for row in rows(store, "base", "reference", "references")}
+    assert found == {each for each in sampled if each[0] in kept} and found
+    for row in rows(store, "base", "advantage", "credits"):
+        assert sum(row["ref_kl_weights"]) > 0 and not any(row["rl_weights"]) and row["advantage"] is None
+        assert np.array(row["advantages"])[np.array(row["ref_kl_weights"]) == 0] == pytest.approx(0)
+    rehearse(tmp_path / "store", "base", **opd(tmp_path))
+    assert len(asked) == 2
+    work = step_history(store, "base").steps[0].work
+    assert work["reference"].inputs.keys() == {"rollout", "filtering"}, "a frozen teacher knows no policy"
+    assert work["advantage"].inputs["reference"] == work["reference"].key
+    config = RunConfig.model_validate(SMALL | {"name": "base", "store": str(tmp_path / "store")} | opd(tmp_path))
+    assert all("reference" in step["seconds"] for step in describe(store, "base", config)["steps"])
+
+
+def test_another_teacher_scores_anew_and_the_same_under_another_name_is_found(tmp_path: Path, asked: list[int]) -> None:
+    rehearse(tmp_path / "store", "base", steps=1, **opd(tmp_path))
+    rehearse(tmp_path / "store", "same", steps=1, **opd(tmp_path))
+    assert len(asked) == 1
+    rehearse(tmp_path / "store", "other", steps=1, **opd(tmp_path, "another"))
+    assert len(asked) == 2
+
+
+def test_a_recorded_run_is_credited_by_a_teacher_and_asks_for_nobody_else(tmp_path: Path, asked: list[int]) -> None:
+    settings = opd(tmp_path)
+    store = rehearse(tmp_path / "store", "base", model=settings["model"])
+    drawn = ["algorithm.type=opd", f"algorithm.teacher.path={tmp_path / 'teacher'}"]
+    config = ask(tmp_path / "store", from_stage="advantage", overrides=drawn)
+    missing = [piece for piece in pieces(config) if piece.computed]
+    assert [piece.stage for piece in missing] == ["reference", "advantage", "packing", "metrics"] * 2
+    assert needs(missing, config) == ["teachers"]
+    walk(config)
+    scored = rows(store, config.name, "reference", "references")
+    assert len(asked) == 2 and scored
+    assert {value for row in scored for value in row["logprobs"]} == {np.float32(SCORE)}
+    assert len(rows(store, config.name, "advantage", "credits")) == len(rows(store, "base", "advantage", "credits"))
+
+
+def test_a_replay_of_what_comes_after_takes_the_references_over(taught: Path, asked: list[int]) -> None:
+    config = ask(taught / "store", overrides=["packing.tokens_per_row=96"])
+    assert needs([piece for piece in pieces(config) if piece.computed], config) == []
+    store = walk(config)[0].place.store
+    assert asked == [] and len(step_history(store, config.name).steps[1].work) > 6
+    ours, theirs = (step_history(store, run).steps[1].work["reference"] for run in (config.name, "base"))
+    assert ours.key == theirs.key and config.name in ours.runs
+
+
+def test_settings_of_the_engine_mean_something_to_a_reference(taught: Path) -> None:
+    longer = "engine.max_model_len=1024"
+    with pytest.raises(ConfigError, match="belongs to stage rollout"):
+        ask(taught / "store", from_stage="packing", overrides=[longer])
+    drawn = ["algorithm.type=opd", f"algorithm.teacher.path={taught / 'teacher'}"]
+    assert ask(taught / "store", from_stage="advantage", overrides=[longer, *drawn]).engine.max_model_len == 1024
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "own", "every", "expected"),
+    [
+        ({"type": "grpo"}, None, 0, {"engine", "environments", "learner"}),
+        ({"type": "opd"}, None, 0, {"engine", "teachers", "environments", "learner"}),
+        ({"type": "opsd"}, None, 0, {"engine", "environments", "learner"}),
+        ({"type": "sft"}, None, 0, {"teachers", "environments", "learner"}),
+        ({"type": "sft"}, None, 1, {"engine", "teachers", "environments", "learner"}),
+        ({"type": "grpo"}, {"type": "sft"}, 0, {"teachers", "environments", "learner"}),
+    ],
+)
+def test_only_who_is_needed_is_started(
+    tmp_path: Path, algorithm: dict[str, Any], own: dict[str, Any] | None, every: int, expected: set[str]
+) -> None:
+    environments = tuple(each | {"algorithm": own} for each in SMALL["environments"])
+    changes = {"algorithm": algorithm, "environments": environments, "evaluation": {"every": every}}
+    session = session_for(tmp_path / "store", "run", **changes)
+    assert set(needs(session.pieces(), session.config)) == expected
+
+
+def test_an_evaluation_is_of_the_policy_and_is_found_whoever_taught_it(tmp_path: Path) -> None:
+    made = [session_for(tmp_path / "store", "run", algorithm={"type": kind}).place for kind in ("grpo", "sft")]
+    keys = [evaluation_contexts(place)[""].key(STAGE, 0, {}) for place in made]
+    assert keys[0] == keys[1] and made[0].key(STAGE, 0, {}) != made[1].key(STAGE, 0, {})
+
+
+def test_rollouts_of_a_teacher_do_not_depend_on_the_policy(tmp_path: Path) -> None:
+    session = session_for(tmp_path / "store", "run", algorithm={"type": "sft"})
+    inputs = [piece for piece in session.pieces() if piece.stage == "rollout"]
+    other = session_for(tmp_path / "store", "run", algorithm={"type": "sft"}, training={"learning_rate": 1.0})
+    assert [each.key for each in inputs] == [each.key for each in other.pieces() if each.stage == "rollout"]

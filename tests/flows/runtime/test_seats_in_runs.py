@@ -1,0 +1,174 @@
+"""A run whose episodes are debates: three rollouts each, of which the judge's is never trained, and only the learner's
+where the config says so."""
+
+import json
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from configs.errors import ConfigError
+from configs.run import RunConfig, View
+from flows.replays.request import refuse_unread
+from storage.store import Store
+from tasks.arrays.seats import LearnerSeatMissing
+from tasks.assignment import stage as assignment
+from tasks.runtime.stage import Policy, Tables
+from tests.fixtures import fixed, rehearsal
+from tests.fixtures.builders import view
+from tests.fixtures.rehearsal import rehearse
+from tests.fixtures.replays import ask, walk
+
+pytestmark = pytest.mark.engine
+
+SEATS = ("for", "against", "judge")
+ENVIRONMENT: dict[str, Any] = {"name": fixed.ENVIRONMENT, "taskset": {"id": fixed.ENVIRONMENT}}
+
+
+def debated(tables: Tables, config: View, *, step: int, policy: Policy) -> Tables:
+    """Stand in for sampling: every rollout is an episode of two debaters, who share out one point, and a judge."""
+    made = rehearsal.sampled(tables, config, step=step, policy=policy)
+    traces, messages = [], []
+    for number, row in enumerate(made["traces"].to_pylist()):
+        for seat, reward in zip(SEATS, (row["reward"], 1 - row["reward"], 0.0), strict=True):
+            name = f"{row['trace_id']}-{seat}"
+            own = {"trace_id": name, "episode_id": row["trace_id"], "agent": seat, "reward": reward}
+            traces.append(row | own | {"info": json.dumps({"learner_seat": SEATS[number % 2]})})
+            messages += [
+                each | {"trace_id": name}
+                for each in made["messages"].to_pylist()
+                if each["trace_id"] == row["trace_id"]
+            ]
+    found = {"traces": traces, "messages": messages}
+    return {name: pa.Table.from_pylist(rows, made[name].schema) for name, rows in found.items()}
+
+
+@pytest.fixture(autouse=True)
+def debates(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = rehearsal.STAND_INS["rollout"]
+    monkeypatch.setitem(rehearsal.STAND_INS, "rollout", replace(stage, function=debated))
+
+
+MAKERS = {
+    "difficulties": "assignment",
+    "traces": "rollout",
+    "verdicts": "filtering",
+    "estimator_states": "advantage",
+    "batches": "packing",
+}
+
+
+def table(store: Store, name: str, columns: list[str]) -> list[dict[str, Any]]:
+    """Return the rows of a table that a store's runs made, those that several runs use once."""
+    entries = {each.key: each for each in store.ledger.entries(stage=MAKERS[name])}
+    return [row for each in entries.values() for row in store.read(each.slices(name), columns).to_pylist()]
+
+
+def run(root: Path, name: str, **environment: Any) -> Store:
+    return rehearse(root, name, environments=(ENVIRONMENT | environment,), algorithm={"type": "rae"})
+
+
+def reasons(store: Store) -> Counter[tuple[str, str | None]]:
+    agents = {row["trace_id"]: row["agent"] for row in table(store, "traces", ["trace_id", "agent"])}
+    return Counter((agents[row["trace_id"]], row["reason"]) for row in table(store, "verdicts", ["trace_id", "reason"]))
+
+
+def packed(store: Store) -> Counter[str]:
+    return Counter(sample for row in table(store, "batches", ["sample_ids"]) for sample in row["sample_ids"] if sample)
+
+
+def test_debaters_are_trained_and_the_judge_is_not(tmp_path: Path) -> None:
+    store = run(tmp_path / "store", "debate")
+    assert reasons(store) == {("for", None): 24, ("against", None): 24, ("judge", "judge"): 24}
+    assert set(packed(store).values()) == {1} and len(packed(store)) == 48
+    assert not any("judge" in sample for sample in packed(store))
+    states = table(store, "estimator_states", ["agent"])
+    assert {row["agent"] for row in states} == {"for", "against"}, "no baseline ever saw a judge"
+
+
+def test_only_the_learner_of_each_episode_is_trained(tmp_path: Path) -> None:
+    store = run(tmp_path / "store", "learner", learner_seat=True)
+    found = reasons(store)
+    assert found == {
+        ("for", None): 12,
+        ("for", "other_seat"): 12,
+        ("against", None): 12,
+        ("against", "other_seat"): 12,
+        ("judge", "judge"): 24,
+    }
+    assert len(packed(store)) == 24
+
+
+def test_examples_are_as_hard_as_they_are_for_the_learner(tmp_path: Path) -> None:
+    """What one debater earns the other loses: over both, every example would be as hard as any."""
+    pools = {"assignment": rehearsal.SMALL["assignment"] | {"sampler": {"type": "difficulty_pools"}}}
+    both, learner = (
+        rehearse(tmp_path / name, name, environments=(ENVIRONMENT | own,), algorithm={"type": "rae"}, **pools)
+        for name, own in (("both", {}), ("learner", {"learner_seat": True}))
+    )
+    assert {row["reward"] for row in table(both, "difficulties", ["reward"])} == {0.5}
+    assert {row["reward"] for row in table(learner, "difficulties", ["reward"])} - {0.5}
+
+
+def test_what_samplers_know_of_seats_is_in_keys_only_where_they_ask() -> None:
+    pools = {"assignment": {"sampler": {"type": "difficulty_pools"}}}
+    for own, sections, known in (
+        ({"learner_seat": True}, {}, False),
+        ({"drop_judge": False}, pools, False),
+        ({}, pools, False),
+        ({"learner_seat": True}, pools, True),
+    ):
+        content = view(assignment.STAGE, environments=[ENVIRONMENT | own], **sections).content()
+        assert ("drawn_by_learners" in content) == known
+
+
+def test_another_rule_is_other_work_and_the_same_rollouts(tmp_path: Path) -> None:
+    store = run(tmp_path / "store", "debate")
+    run(tmp_path / "store", "learner", learner_seat=True)
+    keys = {
+        name: {entry.key for entry in store.ledger.entries(run=name, stage="filtering")}
+        for name in ("debate", "learner")
+    }
+    assert not keys["debate"] & keys["learner"]
+    first = {name: store.ledger.entries(run=name, stage="rollout")[0].key for name in ("debate", "learner")}
+    assert first["debate"] == first["learner"]
+
+
+def test_a_run_whose_rollouts_do_not_name_the_learner_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = replace(rehearsal.STAND_INS["rollout"], function=rehearsal.sampled)
+    monkeypatch.setitem(rehearsal.STAND_INS, "rollout", stage)
+    with pytest.raises(LearnerSeatMissing, match="has no 'learner_seat'"):
+        run(tmp_path / "store", "nameless", learner_seat=True)
+
+
+def test_recorded_episodes_are_replayed_with_other_seats_trained(tmp_path: Path) -> None:
+    store = run(tmp_path / "store", "base")
+    config = ask(tmp_path / "store", overrides=["environments.0.learner_seat=true"])
+    assert config.replay.from_stage == "filtering"
+    walk(config)
+    (again,) = {entry.run for entry in store.ledger.entries(stage="packing")} - {"base"}
+    made = [each.slices("batches") for each in store.ledger.entries(run=again, stage="packing")]
+    rows = [row for each in made for row in store.read(each, ["sample_ids"]).to_pylist()]
+    assert len({sample for row in rows for sample in row["sample_ids"]}) == 24, "of 48 in the run itself"
+
+
+@pytest.mark.parametrize(
+    ("begin", "setting", "said"),
+    [
+        ("filtering", "drop_judge=false", ""),
+        ("advantage", "drop_judge=false", "drop_judge: belongs to stage filtering.* use --from filtering"),
+        ("rollout", "seats.for.temperature=0.5", ""),
+        ("rollout", "hang_seconds=600", ""),
+        ("rollout", "pool.num_workers=2", ""),
+        ("filtering", "seats.for.temperature=0.5", "seats.for.temperature: the examples are the recorded ones"),
+    ],
+)
+def test_a_replay_reads_settings_of_seats_where_they_are_used(begin: str, setting: str, said: str) -> None:
+    config = RunConfig.model_validate({"kind": "replay", "replay": {"run": "base", "from_stage": begin}})
+    if not said:
+        return refuse_unread(config, [f"environments.0.{setting}"], supervised=False)
+    with pytest.raises(ConfigError, match=said):
+        refuse_unread(config, [f"environments.0.{setting}"], supervised=False)

@@ -1,0 +1,127 @@
+"""What a session writes into a run's events, whichever way the run ends."""
+
+import signal
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from configs.run import RunConfig
+from flows.orchestration import process_setup as lost_signals
+from flows.orchestration.process_setup import lost_terminations_repeated
+from flows.orchestration.server import termination_reported
+from flows.runtime.pipeline import EmptyBatch, Source
+from flows.runtime.session import Session, record_run
+from flows.services.base import Supervisor
+from storage.store import open_store
+from tasks.runtime.run_context import RunContext
+from tests.fixtures.waiting import until
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Session:
+    """A session that starts nothing."""
+    place = RunContext(open_store(tmp_path / "store"), "a", RunConfig(name="a"), {})
+    return Session(place, Source("", ""), Supervisor("a", tmp_path / "logs"))
+
+
+def events(session: Session) -> list[tuple[str, str]]:
+    return [(event.event, event.message) for event in session.place.store.runs.events("a")]
+
+
+def test_a_run_that_ends_well_is_started_and_finished(session: Session) -> None:
+    for _ in range(2):
+        with record_run(session):
+            pass
+    assert [event for event, _ in events(session)] == ["started", "finished", "resumed", "finished"]
+
+
+def test_a_run_without_anything_to_train_on_is_marked_as_evicted(session: Session) -> None:
+    with pytest.raises(EmptyBatch), record_run(session):
+        raise EmptyBatch("step 3: nothing to train on")
+    assert events(session)[-1] == ("evicted", "step 3: nothing to train on")
+
+
+@pytest.mark.parametrize("error", [ValueError("broken"), KeyboardInterrupt()])
+def test_what_goes_wrong_is_in_the_events_and_passed_on(session: Session, error: BaseException) -> None:
+    with pytest.raises(type(error)), record_run(session):
+        raise error
+    event, message = events(session)[-1]
+    assert event == "failed" and message.startswith(type(error).__name__)
+
+
+class TerminationSignal(BaseException):
+    """Stands for what Prefect raises in a flow at SIGTERM; it is known by its name."""
+
+
+def as_prefect_does(*_: Any) -> None:
+    raise TerminationSignal
+
+
+@pytest.fixture
+def handled() -> Iterator[Callable[..., None]]:
+    """Sets the handler of SIGTERM; the one before is put back."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield lambda handler: signal.signal(signal.SIGTERM, handler)
+    signal.signal(signal.SIGTERM, before)
+
+
+def told_in_a_callback() -> None:
+    """Get a signal where an exception is printed and lost; then wait for what it does."""
+
+    class Thing:
+        pass
+
+    thing = Thing()
+    watched = weakref.ref(thing, lambda _: signal.raise_signal(signal.SIGTERM))
+    del thing
+    until(lambda: False, lambda: f"the signal was lost for good, {watched}")
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_signal_that_was_printed_and_lost_ends_a_run_all_the_same(
+    session: Session, handled: Callable[..., None]
+) -> None:
+    handled(as_prefect_does)
+    with pytest.raises(TerminationSignal), record_run(session):
+        told_in_a_callback()
+    assert events(session)[-1][0] == "failed"
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_one_outside_a_flow_of_prefect_is_not_lost_either(session: Session) -> None:
+    with pytest.raises(SystemExit, match="143"), termination_reported(), record_run(session):
+        told_in_a_callback()
+
+
+def test_runs_that_end_in_another_order_than_they_began_leave_no_hook_that_sends_signals() -> None:
+    at_first = sys.unraisablehook
+    sent: list[object] = []
+    sys.unraisablehook = sent.append
+    try:
+        first, second = lost_terminations_repeated(), lost_terminations_repeated()
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(lost_signals, "start_new_thread", lambda *_: sent.append("again"))
+            first.__enter__()
+            second.__enter__()
+            first.__exit__(None, None, None)
+            lose_a_signal()
+            assert sent.count("again") == 1, "the second looks after itself"
+            second.__exit__(None, None, None)
+            lose_a_signal()
+            assert sent.count("again") == 1 and len(sent) == 3, "both were printed, and no more was done"
+    finally:
+        sys.unraisablehook = at_first
+
+
+def lose_a_signal() -> None:
+    """Raise what Prefect does where it is printed and lost."""
+
+    class Thing:
+        def __del__(self) -> None:
+            raise TerminationSignal
+
+    Thing()

@@ -1,0 +1,260 @@
+"""Estimators with state in whole runs: interrupted, resumed and replayed, they credit as if nothing had happened."""
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from configs.errors import ConfigError
+from flows.queries.step_history import step_history
+from flows.runtime import maintenance as gc
+from flows.runtime import pipeline
+from flows.runtime.session import record_run
+from storage.store import Store, open_store
+from tasks.advantage.stage import StateMissing
+from tests.fixtures import rehearsal
+from tests.fixtures.rehearsal import SOURCE, Rehearsal, rehearse, session_for
+from tests.fixtures.replays import ask, pieces, quarantine, walk
+
+STEPS = 3
+DECAY = 0.5
+# All twelve examples are tried in two steps, so that the third goes on from what the first left.
+RAE: dict[str, Any] = {
+    "steps": STEPS,
+    "assignment": {"groups_per_step": 6, "group_size": 4},
+    "algorithm": {"type": "rae", "decay": DECAY},
+}
+Rows = list[dict[str, Any]]
+
+
+@wraps(rehearsal.sampled)
+def in_turns(tables: dict[str, pa.Table], *arguments: Any, **named: Any) -> dict[str, pa.Table]:
+    """Stand in for sampling two seats: the traces of a group are the one's and the other's in turn."""
+    made = rehearsal.sampled(tables, *arguments, **named)
+    traces = made["traces"]
+    seats = pa.array(["second" if row % 2 else "first" for row in range(traces.num_rows)])
+    return {**made, "traces": traces.set_column(traces.schema.get_field_index("agent"), traces.field("agent"), seats)}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def two_seats() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rehearsal, "STAND_INS", dict(rehearsal.STAND_INS))
+        play("rollout", in_turns)
+        yield
+
+
+def play(stage: str, function: Any) -> None:
+    rehearsal.STAND_INS[stage] = replace(rehearsal.STAND_INS[stage], function=function)
+
+
+@pytest.fixture(scope="module")
+def origin(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with a recorded run of three steps whose estimator has state."""
+    root = tmp_path_factory.mktemp("stateful") / "store"
+    rehearse(root, "base", **RAE)
+    return root
+
+
+def made(store: Store, table: str, stage: str = "advantage", run: str = "base") -> list[Rows]:
+    """The rows of a table that a run made or shares, by step."""
+    entries = sorted(store.ledger.entries(run=run, stage=stage), key=lambda entry: entry.step)
+    return [store.read(entry.slices(table)).to_pylist() for entry in entries if not entry.part]
+
+
+def credits(store: Store, run: str = "base") -> list[Rows]:
+    columns = ("sample_id", "baseline", "advantage", "advantages", "rl_weights")
+    return [[{name: row[name] for name in columns} for row in rows] for rows in made(store, "credits", run=run)]
+
+
+def states(store: Store, run: str = "base") -> list[Rows]:
+    names = ("environment", "example_id", "agent", "values", "num_traces")
+    return [[{name: row[name] for name in names} for row in rows] for rows in made(store, "estimator_states", run=run)]
+
+
+def test_a_run_credits_as_one_trace_after_the_other_says_and_keeps_the_last_state(origin: Path) -> None:
+    store = open_store(origin)
+    baselines: dict[tuple[str, str], float] = {}
+    for step, traces in enumerate(made(store, "traces", "rollout")):
+        rows = {row["sample_id"]: row for row in credits(store)[step]}
+        for one in traces:
+            seat = one["example_id"], one["agent"]
+            baselines[seat] = DECAY * baselines.get(seat, 0.0) + (1 - DECAY) * one["reward"]
+            assert rows[f"{one['trace_id']}/0"]["advantage"] == pytest.approx(one["reward"] - baselines[seat])
+        found = {(row["example_id"], row["agent"]): row["values"] for row in states(store)[step]}
+        assert found == {seat: [pytest.approx(value)] for seat, value in baselines.items()}
+    assert step == STEPS - 1 and len(baselines) == 24
+    assert {row["num_traces"] for row in states(store)[-1]} == {2, 4}
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("stage", ["advantage", "training"])
+def test_killed_in_the_second_step_and_resumed_it_is_the_same_run(
+    origin: Path, tmp_path: Path, stage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "store"
+    real = rehearsal.Played.__call__
+
+    def dying(played: Any, *arguments: Any) -> Any:
+        done = real(played, *arguments)
+        if played.stage.name == stage and done.step == 1:
+            raise KeyboardInterrupt
+        return done
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rehearsal.Played, "__call__", dying)
+        with pytest.raises(KeyboardInterrupt):
+            rehearse(root, "base", **RAE)
+    assert len(credits(open_store(root))) == 2
+    store = rehearse(root, "base", **RAE)
+    assert credits(store) == credits(open_store(origin)) and states(store) == states(open_store(origin))
+
+
+@pytest.mark.engine
+def test_a_longer_run_goes_on_from_the_state_of_the_shorter(origin: Path, tmp_path: Path) -> None:
+    rehearse(tmp_path / "store", "base", **RAE | {"steps": 1})
+    store = rehearse(tmp_path / "store", "base", **RAE)
+    assert credits(store) == credits(open_store(origin)) and states(store) == states(open_store(origin))
+
+
+def test_state_is_part_of_the_key(origin: Path) -> None:
+    entries = open_store(origin).ledger.entries(run="base", stage="advantage")
+    keys = {entry.step: entry.key for entry in entries}
+    before = {entry.step: entry.inputs.get("advantage") for entry in entries}
+    assert before == {0: None, 1: keys[0], 2: keys[1]}
+
+
+def test_no_state_no_rows(origin: Path) -> None:
+    store = rehearse(origin, "plain", **RAE | {"algorithm": {"type": "supervised"}})
+    for entry in store.ledger.entries(run="plain", stage="advantage"):
+        assert not entry.slices("estimator_states") and "advantage" not in entry.inputs
+
+
+def test_a_replay_from_the_second_step_finds_the_same_work(origin: Path) -> None:
+    again = pieces(ask(origin, from_stage="advantage", steps="1:"))
+    assert {piece.stage for piece in again if piece.computed} == {"metrics"}, "those of steps that are not trained"
+    assert {piece.step for piece in again} == {1, 2}
+
+
+def test_a_replay_that_credits_the_second_step_anew_credits_the_same(origin: Path) -> None:
+    filters = ['filtering.filters=[{type="errored"}]']
+    session, _ = walk(ask(origin, steps="1:", overrides=filters, name="anew"))
+    store = session.place.store
+    entry = max(store.ledger.entries(run="anew", stage="advantage"), key=lambda entry: entry.step)
+    assert entry.step == 2 and entry.key not in {each.key for each in store.ledger.entries(run="base")}
+    assert credits(store, "anew") == credits(store)[1:]
+    assert states(store, "anew") == states(store)[1:]
+
+
+def test_the_step_whose_state_a_replay_goes_on_from_is_none_of_its_own(origin: Path) -> None:
+    filters = ['filtering.filters=[{type="errored"}, {type="truncated"}]']
+    session, _ = walk(ask(origin, steps="1:", overrides=filters, name="late"))
+    assert list(step_history(session.place.store, "late").steps) == [1, 2]
+    again = ask(origin, run="late", from_stage="packing", overrides=["packing.tokens_per_row=128"])
+    assert (again.replay.first_step, again.replay.last_step) == (1, 3)
+
+
+@pytest.mark.engine
+def test_state_with_rollouts_in_quarantine_in_it_is_refused(origin: Path, tmp_path: Path) -> None:
+    root = shutil.copytree(origin, tmp_path / "store")
+    name = quarantine(open_store(root), step=0, count=1)[0]
+    for first in (1, 2):
+        with pytest.raises(ConfigError, match=rf"step {first} goes on from holds 1 rollout\(s\) of step 0 .* {name}"):
+            ask(root, from_stage="advantage", steps=f"{first}:")
+    assert ask(root, from_stage="advantage", steps="2:", quarantine=False).steps == 1
+    assert ask(root, steps="2:", overrides=["algorithm.type=supervised"]).steps == 1
+    walk(ask(root, from_stage="filtering", name="without"))
+    assert ask(root, run="without", from_stage="advantage", steps="1:").steps == 2
+
+
+@pytest.mark.engine
+def test_a_replay_of_a_replay_goes_on_from_the_state_that_it_did(origin: Path, tmp_path: Path) -> None:
+    root = shutil.copytree(origin, tmp_path / "store")
+    filters = ['filtering.filters=[{type="errored"}, {type="repetition"}]']
+    walk(ask(root, steps="1:", overrides=filters, name="kept"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("storage.maintenance.activity.RECENT_HOURS", 0.0)
+        gc.remove_planned(open_store(root), gc.chosen(open_store(root), (), 0, ["base"], (), "all"))
+    assert not [piece for piece in pieces(ask(root, run="kept", from_stage="advantage")) if piece.computed]
+    session, _ = walk(ask(root, run="kept", overrides=['filtering.filters=[{type="errored"}]'], name="later"))
+    assert credits(session.place.store, "later") == credits(open_store(origin))[1:]
+    assert states(session.place.store, "later") == states(open_store(origin))[1:]
+
+
+def test_another_decay_from_the_first_step_on_differs(origin: Path) -> None:
+    session, _ = walk(ask(origin, overrides=["algorithm.order=pre"], name="pre"))
+    before, after = credits(session.place.store, "pre"), credits(session.place.store)
+    for pre, post in zip(before, after, strict=True):
+        # From one state and the same rewards, post is pre times the decay.
+        assert [row["advantage"] * DECAY for row in pre] == pytest.approx([row["advantage"] for row in post])
+
+
+@pytest.mark.parametrize("changed", ["algorithm.decay=0.9", "algorithm.order=pre"])
+def test_state_that_other_settings_made_is_refused(origin: Path, changed: str) -> None:
+    with pytest.raises(ConfigError, match="goes on from the state after step 0, and run 'base' recorded none under"):
+        ask(origin, steps="1:", overrides=[changed])
+    assert ask(origin, steps="0:", overrides=[changed]).steps == STEPS
+
+
+def test_a_replay_from_the_third_step_of_a_run_without_state_is_refused(origin: Path) -> None:
+    rehearse(origin, "without", **RAE | {"algorithm": {"type": "supervised"}})
+    with pytest.raises(ConfigError, match="goes on from the state after step 1, and run 'without' recorded none") as no:
+        ask(origin, run="without", steps="2:", overrides=["algorithm.type=rae"])
+    assert "Begin at step 0" in str(no.value)
+    assert ask(origin, run="without", overrides=["algorithm.type=rae"]).steps == STEPS
+
+
+def test_a_replay_without_state_of_a_run_with_it_needs_none(origin: Path) -> None:
+    assert ask(origin, steps="1:", overrides=["algorithm.type=supervised"]).steps == 2
+
+
+class Forgetful(Rehearsal):
+    """Hands the state of the step before to no one."""
+
+    def __call__(self, task: Any, step: int, refs: Any = (), *others: Any, **named: Any) -> Any:
+        given = [ref for ref in refs if task.stage.name != "advantage" or ref.stage != "advantage"]
+        return super().__call__(task, step, given, *others, **named)
+
+
+def test_state_that_is_gone_stops_the_stage(tmp_path: Path) -> None:
+    session = session_for(tmp_path / "store", "base", **RAE)
+    with record_run(session), pytest.raises(StateMissing, match="the state after step 0, which recorded none"):
+        list(pipeline.run_steps(Forgetful(session), SOURCE, session.config))
+
+
+def test_several_agents_are_refused_under_another_algorithm(tmp_path: Path) -> None:
+    session = session_for(tmp_path / "store", "base", **RAE | {"algorithm": {"type": "grpo"}})
+    with record_run(session), pytest.raises(ValueError, match="'first' and 'second', and 'grpo' keeps no agents apart"):
+        next(pipeline.run_steps(Rehearsal(session), SOURCE, session.config))
+
+
+def test_one_agent_is_refused_under_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    play("rollout", rehearsal.sampled)
+    try:
+        with pytest.raises(ValueError, match="has one trainable agent, 'agent', and 'rae' is for several"):
+            rehearse(tmp_path / "store", "base", **RAE)
+    finally:
+        play("rollout", in_turns)
+
+
+def test_a_function_of_ones_own_keeps_its_state_too(tmp_path: Path) -> None:
+    own = {"type": "custom", "function": "tests.fixtures.masks:remembering", "keeps_state": True}
+    play("rollout", rehearsal.sampled)
+    try:
+        store = rehearse(tmp_path / "store", "base", **RAE | {"algorithm": own})
+    finally:
+        play("rollout", in_turns)
+    counts = [sum(row["num_traces"] for row in rows) for rows in states(store)]
+    assert counts == [24, 48, 72], "every step goes on from the one before"
+    assert max(abs(row["baseline"]) for row in credits(store)[2]) > 0
+    entries = store.ledger.entries(run="base", stage="advantage")
+    assert [each.inputs.get("advantage") for each in entries] == [None, *(each.key for each in entries[:-1])]
+
+
+def test_the_recorded_config_says_the_estimator(origin: Path) -> None:
+    assert open_store(origin).runs.config("base")["algorithm"] == {"type": "rae", "decay": DECAY, "order": "post"}

@@ -1,0 +1,158 @@
+"""The graders of a replay: real processes that score recorded traces, with no model, engine or environment server."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from configs.errors import ConfigError
+from configs.run import RunConfig
+from flows.services.base import Supervisor
+from flows.services.graders import GraderProcesses, grader_digest
+from flows.services.process import ServiceFailed
+from storage.store import open_store
+from tasks.inference.grading.client import GraderLost, NotRegradable, answers
+from tasks.rollout.regrade import STAGE
+from tasks.runtime.execute import perform
+from tasks.runtime.run_context import RunContext
+from tasks.runtime.services import Services
+from tasks.runtime.stage import Ref, Stage
+from tests.fixtures.recorded import example_of, rows_of, scored, trace_of
+
+pytestmark = pytest.mark.engine
+
+PLUGINS = Path(__file__).parents[2] / "fixtures" / "plugins"
+REPLIES = ("<rev>cba</rev>", "<rev>cb</rev>", "cba")
+EXAMPLE = '{"prompt":"Reverse inside <rev>: abc","text":"abc"}'
+
+
+@pytest.fixture
+def plugins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the tests' own tasksets importable, here and in the processes that are started."""
+    monkeypatch.syspath_prepend(PLUGINS)
+    monkeypatch.setenv("PYTHONPATH", str(PLUGINS))
+
+
+@pytest.fixture
+def supervisor(tmp_path: Path) -> Iterator[Supervisor]:
+    with Supervisor("regrading", tmp_path / "logs") as started:
+        yield started
+
+
+def config(*environments: dict[str, Any]) -> RunConfig:
+    return RunConfig.model_validate({"seed": 7, "environments": [{"version": "1", **each} for each in environments]})
+
+
+def reverse(**task: Any) -> dict[str, Any]:
+    return {"name": "reverse", "taskset": {"id": "reverse_text", "num_examples": 4, "task": task}}
+
+
+def reversals() -> dict[str, pa.Table]:
+    """Rows of an example and of three answers to it, as verifiers scored them when they were made."""
+    from reverse_text.taskset import ReverseTextData, ReverseTextTask
+
+    task = ReverseTextTask(ReverseTextData(prompt="Reverse inside <rev>: abc", text="abc"))
+    made = {str(number): [scored(trace_of(task, [reply]), task)] for number, reply in enumerate(REPLIES)}
+    return {"examples": example_of("reverse", EXAMPLE), **rows_of(made, "reverse")}
+
+
+def planted(place: RunContext, rows: dict[str, pa.Table]) -> tuple[Ref, Ref]:
+    """Write the rows as if rollout and examples had made them."""
+    examples = {"examples": rows["examples"]}
+    sampled = {"traces": rows["traces"], "messages": rows["messages"]}
+    stages = (
+        Stage("rollout", 1, (), ("traces", "messages"), (), lambda tables, config: sampled),
+        Stage("examples", 1, (), ("examples",), (), lambda tables, config: examples),
+    )
+    return perform(stages[0], place, 2), perform(stages[1], place, 0)
+
+
+def test_a_changed_reward_function_is_another_piece_of_work(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "store")
+    as_it_was = config(reverse())
+    stricter = {"similarity": {"fn": f"{PLUGINS / 'stricter.py'}:exactly", "weight": 3.0}}
+    changed = config(reverse(rewards=stricter))
+    digests = [grader_digest(each.environments) for each in (as_it_was, changed)]
+    assert digests[0] != digests[1]
+    done, rows = [], reversals()
+    for each, digest in zip((as_it_was, changed), digests, strict=True):
+        place = RunContext(store, "replayed", each, {})
+        refs = planted(place, rows)
+        with Supervisor("again", tmp_path / digest[:4]) as own:
+            services = Services(graders=GraderProcesses(own, each))
+            done.append(perform(STAGE, place, 2, refs, services=services, extra_inputs={"graders": digest}))
+            assert [handle.spec.name for handle in own._handles] == ["grader reverse"], "nothing else was started"
+    recorded = place.table("traces", [refs[0]])
+    same, other = (place.table("traces", [each, *refs]) for each in done)
+    assert recorded["reward"].to_pylist() == [1.0, 0.8, 0.0] and other["reward"].to_pylist() == [3.0, 0.0, 0.0]
+    assert same.drop_columns(["scoring_seconds"]).equals(recorded.drop_columns(["scoring_seconds"]))
+    assert place.table("regrades", [done[0]])["changed"].to_pylist() == [False] * 3
+    compared = place.table("regrades", [done[1]])
+    assert compared["reward_before"].to_pylist() == [1.0, 0.8, 0.0]
+    assert compared["reward"].to_pylist() == [3.0, 0.0, 0.0]
+    assert compared["changed"].to_pylist() == [True, True, False]
+
+
+def test_a_killed_grader_comes_back(supervisor: Supervisor, plugins: None) -> None:
+    rows = reversals()
+    graders = GraderProcesses(supervisor, config(reverse()))
+    first = graders.scores(**rows)
+    handle = supervisor._handles[0]
+    assert handle.pid is not None
+    os.kill(handle.pid, signal.SIGKILL)
+    assert graders.scores(**rows).drop_columns(["seconds"]).equals(first.drop_columns(["seconds"]))
+    assert handle.generation == 2
+
+
+def test_who_does_not_know_the_key_is_not_served(supervisor: Supervisor) -> None:
+    rows = reversals()
+    graders = GraderProcesses(supervisor, config(reverse()))
+    graders.begin()
+    address = supervisor._handles[0].wait()["address"]
+    with pytest.raises(GraderLost, match="digest"):
+        answers(address, "a guess")
+    assert graders.scores(**rows)["reward"].to_pylist() == [1.0, 0.8, 0.0], "and it serves on"
+
+
+def test_two_environments_are_scored_each_by_its_own(supervisor: Supervisor, plugins: None) -> None:
+    import duel
+
+    task = duel.DuelTask(duel.DuelData(prompt="p"))
+    other = rows_of({"d": [trace_of(task, ["word"], "left"), trace_of(task, ["wo"], "right")]}, "duel")
+    own = reversals()
+    rows = {name: pa.concat_tables([own[name], other[name]]) for name in ("traces", "messages")}
+    graders = GraderProcesses(supervisor, config(reverse(), {"name": "duel", "taskset": {"id": "duel"}}))
+    examples = pa.concat_tables([own["examples"], example_of("duel", '{"prompt":"p"}')])
+    assert graders.scores(examples, **rows)["reward"].to_pylist() == [1.0, 0.8, 0.0, 2 * 4 + 1.0, 2 * 2 + 0.0]
+    only = GraderProcesses(supervisor, config(reverse()))
+    with pytest.raises(ConfigError, match="environment 'duel', the config has: reverse"):
+        only.scores(examples, **other)
+
+
+def test_what_needs_a_rollout_is_refused_and_the_grader_lives(supervisor: Supervisor, plugins: None) -> None:
+    import duel
+
+    graders = GraderProcesses(supervisor, config({"name": "duel", "taskset": {"id": "duel"}}))
+    for fault, refused in (("state", True), ("none", False)):
+        task = duel.DuelTask(duel.DuelData(prompt="p", fault=fault))
+        rows = rows_of({"d": [trace_of(task, ["word"], "left")]}, "duel")
+        if refused:
+            with pytest.raises(NotRegradable, match="environment 'duel' cannot be regraded"):
+                graders.scores(example_of("duel", '{"prompt":"p"}'), **rows)
+        else:
+            assert graders.scores(example_of("duel", '{"prompt":"p"}'), **rows)["reward"].to_pylist() == [9.0]
+    assert supervisor._handles[0].generation == 1
+
+
+def test_an_environment_that_does_not_load(supervisor: Supervisor, tmp_path: Path, monkeypatch: Any) -> None:
+    (tmp_path / "broken_taskset.py").write_text("raise RuntimeError('the planted error')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    rows = reversals()
+    graders = GraderProcesses(supervisor, config({"name": "reverse", "taskset": {"id": "broken_taskset"}}))
+    with pytest.raises(ServiceFailed, match=r"before it was ready[\s\S]*the planted error"):
+        graders.scores(**rows)

@@ -1,0 +1,158 @@
+"""Whatever ends a flow, no process of its services is left."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from flows.services import guardian
+from flows.services.ownership import OWNER, SERVICE, identity, is_alive, marked, owned, start_time, sweep
+from tests.fixtures.waiting import PATIENCE, until
+
+pytestmark = pytest.mark.engine
+
+ROOT = Path(__file__).parents[3]
+PROGRAMS = Path(__file__).parents[1] / "programs"
+
+
+class Flow:
+    """The test flow in a process group of its own, started and ready."""
+
+    def __init__(self, directory: Path, ending: str) -> None:
+        self.directory = directory
+        command = [sys.executable, str(PROGRAMS / "flow.py"), str(directory), ending]
+        self.process = subprocess.Popen(
+            command,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            # Whoever runs the tests with nohup has a hangup ignored, and so would the flow.
+            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
+        )
+        self.owner = identity(self.process.pid)
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == b"ready\n"
+
+    def orphan(self) -> int:
+        """Process id of the double-forked grandchild of the stubborn service."""
+        return int((self.directory / "stubborn.json.orphan").read_text())
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[[str], Flow]]:
+    flows: list[Flow] = []
+
+    def begin(ending: str) -> Flow:
+        flows.append(Flow(tmp_path, ending))
+        return flows[-1]
+
+    yield begin
+    for flow in flows:
+        flow.process.kill()
+        flow.process.wait()
+        assert flow.process.stdout is not None
+        flow.process.stdout.close()
+    sweep()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_killed_flow_leaves_nothing(start: Callable[[str], Flow], number: signal.Signals) -> None:
+    flow = start("wait")
+    before = owned(flow.owner)
+    assert flow.orphan() in before
+    assert len(before) == 5  # two guardians, two services, the orphan
+    os.killpg(flow.process.pid, number)  # the group, as a terminal does it
+    flow.process.wait(PATIENCE)
+    until(lambda: owned(flow.owner) == [], lambda: f"left: {owned(flow.owner)}")
+    until(lambda: not any(map(start_time, before)), lambda: f"one of {before} lives")  # the last dies a moment later
+
+
+@pytest.mark.parametrize(("ending", "status"), [("return", 0), ("raise", 1)])
+def test_the_end_of_the_block_leaves_nothing(start: Callable[[str], Flow], ending: str, status: int) -> None:
+    flow = start(ending)
+    assert flow.process.wait(PATIENCE) == status
+    assert owned(flow.owner) == []  # at once: the block waits
+    assert (flow.directory / "polite.json.ended").exists()  # and was polite
+
+
+def test_a_killed_guardian_takes_the_service_along_and_the_sweep_finds_the_rest(start: Callable[[str], Flow]) -> None:
+    flow = start("wait")
+    service = int((flow.directory / "stubborn.json").read_text().split()[-1].rstrip("}"))
+    keeper = guardian.parents()[service]
+    flow.process.send_signal(signal.SIGSTOP)  # so that the flow itself cannot clean up
+    os.waitid(os.P_PID, flow.process.pid, os.WSTOPPED)  # told when the last of its threads stands, not before
+    os.kill(keeper, signal.SIGKILL)
+    until(lambda: start_time(service) is None, lambda: "the service lives on without its guardian")
+    assert flow.orphan() in owned(flow.owner)
+    flow.process.kill()
+    flow.process.wait()
+    sweep()  # unless another flow of this machine has begun at this moment, and swept first
+    assert start_time(flow.orphan()) is None
+    assert owned(flow.owner) == []
+
+
+def test_sweep_spares_what_has_a_living_owner(start: Callable[[str], Flow]) -> None:
+    flow = start("wait")
+    sweep()
+    assert len(owned(flow.owner)) == 5
+
+
+def test_guardian_exits_with_the_status_of_its_service() -> None:
+    def guard(*program: str) -> int:
+        read, write = os.pipe()
+        command = [sys.executable, "-I", "-S", guardian.__file__, str(read), "0.5", *program]
+        try:
+            return subprocess.run(command, pass_fds=[read], stderr=subprocess.DEVNULL, timeout=PATIENCE).returncode
+        finally:
+            os.close(read)
+            os.close(write)
+
+    assert guard("sh", "-c", "exit 7") == 7
+    assert guard("sh", "-c", "kill -9 $$") == 137
+    assert guard("/no/such/program") == 127
+
+
+def test_guardian_forwards_sigterm(tmp_path: Path) -> None:
+    read, write = os.pipe()
+    report = tmp_path / "report"
+    program = [sys.executable, str(PROGRAMS / "polite.py"), str(report)]
+    command = [sys.executable, "-I", "-S", guardian.__file__, str(read), str(PATIENCE), *program]
+    process = subprocess.Popen(command, pass_fds=[read], stdout=subprocess.DEVNULL)
+    try:
+        until(report.exists, lambda: "the service did not report")
+        process.terminate()
+        assert process.wait(PATIENCE) == 0
+        assert (tmp_path / "report.ended").exists()
+    finally:
+        process.kill()
+        os.close(read)
+        os.close(write)
+
+
+def test_an_identity_is_of_one_process_only() -> None:
+    process = subprocess.Popen(["sleep", "60"])
+    name = identity(process.pid)
+    assert is_alive(name)
+    assert not is_alive(f"{process.pid}:1")  # another process that had the same number
+    process.kill()
+    until(lambda: not is_alive(name), lambda: "a zombie is not alive")
+    process.wait()
+    assert not is_alive(name)
+    assert not is_alive("")
+
+
+def test_marked_finds_a_process_by_its_environment() -> None:
+    process = subprocess.Popen(["sleep", "60"], env={**os.environ, OWNER: identity(), SERVICE: "engine#1"})
+    try:
+        wanted = (process.pid, identity(), "engine#1")
+        until(lambda: wanted in list(marked()), lambda: f"not marked: {list(marked())}")
+        assert owned(identity(), "engine#1") == [process.pid]
+        assert owned(identity(), "engine#2") == []
+    finally:
+        process.kill()
+        process.wait()

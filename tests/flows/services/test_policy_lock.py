@@ -1,0 +1,105 @@
+"""The lock on policies of the engine: shared by one policy, handed on when nobody holds it, and never to two."""
+
+import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from flows.services.base import PolicyLock
+from tasks.inference.engine.scoring import Served
+from tasks.runtime.stage import Policy
+from tests.fixtures.rehearsal import session_for
+from tests.fixtures.waiting import PATIENCE
+
+SECONDS = PATIENCE
+
+
+def test_the_same_policy_is_shared() -> None:
+    lock, both = PolicyLock(), threading.Barrier(2)
+
+    def hold() -> None:
+        with lock.hold("a"):
+            both.wait(SECONDS)  # broken, if one had to wait for the other's end
+
+    with ThreadPoolExecutor(2) as threads:
+        for done in [threads.submit(hold), threads.submit(hold)]:
+            done.result()
+
+
+def test_another_policy_waits_until_nobody_holds_the_first() -> None:
+    lock, told, left = PolicyLock(), threading.Event(), []
+
+    def other() -> None:
+        told.set()
+        with lock.hold("b"):
+            left.append("b")
+
+    with ThreadPoolExecutor(1) as threads:
+        with lock.hold("a"), lock.hold("a"):
+            done = threads.submit(other)
+            assert told.wait(SECONDS)
+            left.append("a")
+        done.result(SECONDS)
+    assert left == ["a", "b"]
+
+
+def test_who_fails_lets_go() -> None:
+    lock = PolicyLock()
+    with pytest.raises(ValueError, match="lost"), lock.hold("a"):
+        raise ValueError("lost")
+    with lock.hold("b"):
+        pass
+
+
+def test_draws_ahead_and_evaluations_never_see_two_policies_and_all_end() -> None:
+    """As in a run one step off policy: each policy is drawn with and evaluated, by threads of their own."""
+    lock, guard = PolicyLock(), threading.Lock()
+    held: Counter[str] = Counter()
+    mixed: list[dict[str, int]] = []
+
+    def work(policy: str) -> None:
+        with lock.hold(policy):
+            with guard:
+                held[policy] += 1
+                if len(+held) > 1:
+                    mixed.append(dict(+held))
+            threading.Event().wait(0.001)
+            with guard:
+                held[policy] -= 1
+
+    with ThreadPoolExecutor(1) as ahead, ThreadPoolExecutor(1) as evaluation:
+        begun = []
+        for version in range(30):
+            evaluated = evaluation.submit(work, f"policy {version}")
+            begun += [evaluated, ahead.submit(work, f"policy {version}")]
+            begun[-1].result(SECONDS)  # the draw is waited for before the next policy is there
+        for each in begun:
+            each.result(SECONDS)
+    assert not mixed and not +held
+
+
+def test_the_engine_hands_a_policy_out_only_to_those_who_hold_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = session_for(tmp_path / "store", "run").engine
+    brought: list[str] = []
+
+    def serve(policy: Policy) -> Served:
+        brought.append(policy.key)
+        return Served("http://engine", "key", salt=policy.key)
+
+    monkeypatch.setattr(engine, "serve", serve)
+
+    def other() -> str:
+        with engine.pinned(Policy("b", 1)) as served:
+            return served.salt
+
+    with ThreadPoolExecutor(1) as threads:
+        with engine.pinned(Policy("a", 0)) as one, engine.pinned(Policy("a", 0)) as same:
+            assert one == same
+            waiting = threads.submit(other)
+            assert brought == ["a", "a"], "the other is not even brought as long as this one is held"
+        assert waiting.result(SECONDS) == "b"
+    assert brought == ["a", "a", "b"]

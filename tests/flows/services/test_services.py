@@ -1,0 +1,223 @@
+"""The supervisor with real processes: side by side, watched, restarted a bounded number of times, gone at the end."""
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.services.base import Supervisor
+from flows.services.logs import last_lines
+from flows.services.ownership import identity, owned, start_time
+from flows.services.process import ServiceFailed, ServiceSpec
+from tests.fixtures.waiting import PATIENCE
+
+pytestmark = pytest.mark.engine
+
+PROGRAMS = Path(__file__).parents[1] / "programs"
+SECRET = "sk-very-secret-0123"
+
+
+def spec(directory: Path, name: str = "engine", program: str = "polite", **changes: Any) -> ServiceSpec:
+    """A service that runs one of the test programs. One that will not go is not waited for when it is told to."""
+    report = directory / f"{name}.json"
+    arguments = changes.pop("arguments", ())
+    values: dict[str, Any] = {
+        "name": name,
+        "argv": [sys.executable, str(PROGRAMS / f"{program}.py"), str(report), *arguments],
+        "env": {"DEMO_API_KEY": SECRET},
+        "report": report,
+        "log": directory / f"{name}.log",
+        "ready": lambda _: True,
+        "startup_seconds": PATIENCE,
+        "max_restarts": 1,
+        "grace_seconds": 0.5 if program == "stubborn" else PATIENCE,
+    }
+    return ServiceSpec(**{**values, **changes})
+
+
+@pytest.fixture
+def supervisor(tmp_path: Path) -> Iterator[Supervisor]:
+    with Supervisor("run", tmp_path / "services") as supervisor:
+        yield supervisor
+    assert owned(identity()) == []
+
+
+def test_a_service_starts_reports_and_ends(tmp_path: Path) -> None:
+    with Supervisor("run", tmp_path) as supervisor:
+        handle = supervisor.start(spec(tmp_path))
+        assert handle.wait() == {"pid": handle.pid}
+        assert (handle.generation, handle.alive, handle.report) == (1, True, {"pid": handle.pid})
+        assert len(owned(identity())) == 2
+    assert owned(identity()) == []
+    assert not handle.alive
+    assert (tmp_path / "engine.json.ended").exists()
+
+
+def test_starts_are_side_by_side(supervisor: Supervisor, tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    def both_there(_: dict[str, Any]) -> bool:
+        asked.append("first")
+        return (tmp_path / "second.json").exists()
+
+    first = supervisor.start(spec(tmp_path, "first", ready=both_there))
+    second = supervisor.start(spec(tmp_path, "second", ready=lambda _: (tmp_path / "first.json").exists()))
+    first.wait()
+    second.wait()
+    assert asked
+
+
+def test_a_killed_service_comes_back_with_a_fresh_report_until_no_restart_is_left(
+    supervisor: Supervisor, tmp_path: Path
+) -> None:
+    handle = supervisor.start(spec(tmp_path))
+    first = handle.wait()["pid"]
+    os.kill(first, signal.SIGKILL)
+    handle._await_change(1, PATIENCE)
+    second = handle.wait()["pid"]
+    assert handle.generation == 2
+    assert second != first
+    assert start_time(first) is None
+    os.kill(second, signal.SIGKILL)
+    handle._await_change(2, PATIENCE)
+    with pytest.raises(ServiceFailed, match="killed by signal 9 in generation 2: no restart of 1 is left"):
+        handle.wait()
+    assert not handle.alive
+    assert handle.status == 137
+
+
+def test_a_killed_guardian_leaves_nothing_and_counts_as_a_restart(supervisor: Supervisor, tmp_path: Path) -> None:
+    handle = supervisor.start(spec(tmp_path, program="stubborn"))
+    handle.wait()
+    orphan = int((tmp_path / "engine.json.orphan").read_text())
+    assert handle._process is not None
+    os.kill(handle._process.pid, signal.SIGKILL)
+    handle._await_change(1, PATIENCE)
+    assert handle.generation == 2
+    assert start_time(orphan) is None
+    handle.wait()
+    assert len(owned(identity())) == 3
+
+
+def test_a_service_that_changes_its_title_keeps_its_mark(supervisor: Supervisor, tmp_path: Path) -> None:
+    pytest.importorskip("setproctitle")
+    handle = supervisor.start(spec(tmp_path, program="titled"))
+    handle.wait()
+    assert handle.pid is not None
+    assert b"Engine::Core" in Path(f"/proc/{handle.pid}/cmdline").read_bytes()
+    assert handle.pid in owned(identity())
+
+
+def test_restart_on_request(supervisor: Supervisor, tmp_path: Path) -> None:
+    handle = supervisor.start(spec(tmp_path))
+    first = handle.wait()
+    handle.restart()
+    handle._await_change(1, PATIENCE)
+    assert handle.wait() != first
+    assert handle.generation == 2
+
+
+def test_a_service_that_cannot_start_fails_at_once_with_the_end_of_its_log(
+    supervisor: Supervisor, tmp_path: Path
+) -> None:
+    handle = supervisor.start(spec(tmp_path, arguments=("3",), max_restarts=5))
+    with pytest.raises(ServiceFailed) as failure:
+        handle.wait()
+    message = str(failure.value)
+    assert "service 'engine' ended with status 3 before it was ready" in message
+    assert "  | no such model" in message
+    assert str(tmp_path / "engine.log") in message
+    assert "is safe" in message
+    assert "key *** starts" in message
+    assert SECRET not in message
+    assert handle.generation == 1
+
+
+def test_a_service_that_never_gets_ready_fails_with_its_last_answer(supervisor: Supervisor, tmp_path: Path) -> None:
+    def refuse(_: dict[str, Any]) -> bool:
+        raise ConnectionError("not yet listening")
+
+    handle = supervisor.start(spec(tmp_path, ready=refuse, report=None, startup_seconds=0.3))  # asked from the start on
+    with pytest.raises(ServiceFailed, match=r"after 0.3 s; it last said: ConnectionError: not yet") as failure:
+        handle.wait()
+    assert isinstance(failure.value.__cause__, ConnectionError)
+
+
+def test_a_half_written_report_is_not_a_report(supervisor: Supervisor, tmp_path: Path) -> None:
+    handle = supervisor.start(spec(tmp_path))
+    handle.wait()
+    for text in ('{"pid": 1', "[1]", ""):
+        (tmp_path / "engine.json").write_text(text)
+        assert handle.read_report() is None
+
+
+def test_an_external_service_is_adopted_and_left_alone(supervisor: Supervisor, tmp_path: Path) -> None:
+    asked: list[dict[str, Any]] = []
+    url = "http://127.0.0.1:1"
+    handle = supervisor.start(spec(tmp_path, external=url, ready=lambda report: not asked.append(report)))
+    assert handle.wait() == {"url": url, "address": url}
+    assert asked == [{"url": url, "address": url}]
+    assert (handle.alive, handle.pid, handle.generation) == (True, None, 0)
+    assert not (tmp_path / "engine.log").exists()
+
+
+def test_an_unreachable_external_service_stops_before_anything_is_started(
+    supervisor: Supervisor, tmp_path: Path
+) -> None:
+    away = spec(tmp_path, "away", external="http://127.0.0.1:1", ready=lambda _: False, startup_seconds=0.1)
+    with pytest.raises(ServiceFailed, match=r"'away' at http://127.0.0.1:1 is not ready .*Nothing was started"):
+        supervisor.start_all([spec(tmp_path), away])
+    assert owned(identity()) == []
+
+
+def test_start_all_keeps_the_order(supervisor: Supervisor, tmp_path: Path) -> None:
+    handles = supervisor.start_all([spec(tmp_path), spec(tmp_path, "away", external="http://127.0.0.1:1")])
+    assert [handle.spec.name for handle in handles] == ["engine", "away"]
+
+
+@pytest.mark.parametrize("problem", [RuntimeError, KeyboardInterrupt])
+def test_an_exception_ends_the_services(tmp_path: Path, problem: type[BaseException]) -> None:
+    with pytest.raises(problem), Supervisor("run", tmp_path) as supervisor:
+        supervisor.start(spec(tmp_path)).wait()
+        assert owned(identity()) != []
+        raise problem
+    assert owned(identity()) == []
+
+
+def test_services_end_though_a_forked_child_of_the_flow_lives(tmp_path: Path) -> None:
+    with Supervisor("run", tmp_path) as supervisor:
+        supervisor.start(spec(tmp_path)).wait()
+        child = os.fork()
+        if child == 0:
+            signal.pause()
+            os._exit(0)
+    ended = (tmp_path / "engine.json.ended").exists()
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert ended
+
+
+def test_a_secret_in_the_command_line_is_refused(supervisor: Supervisor, tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="a secret in the command line"):
+        supervisor.start(spec(tmp_path, arguments=(f"--key={SECRET}",)))
+
+
+def test_last_lines_of_a_log(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    assert last_lines(log, {}) == []
+    log.write_text("".join(f"line {number} {SECRET}\n" for number in range(50)))
+    assert last_lines(log, {"HF_TOKEN": SECRET}, 2) == ["line 48 ***", "line 49 ***"]
+    assert last_lines(log, {"PORT": SECRET}, 1) == [f"line 49 {SECRET}"]
+
+
+def test_a_line_as_long_as_a_log_is_shown_without_its_middle_and_without_a_cut_secret(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("x" * 1000 + SECRET + "y" * (64 * 1024 - 10))  # the last ten characters of the secret are read
+    (line,) = last_lines(log, {"HF_TOKEN": SECRET})
+    assert set(line.replace(" characters", "")) <= set("y []0123456789") and 500 < len(line) < 530
+    log.write_text("z" * 501)
+    assert last_lines(log, {}) == ["z" * 250 + " [1 characters] " + "z" * 250]

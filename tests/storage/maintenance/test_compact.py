@@ -1,0 +1,218 @@
+"""Housekeeping changes where rows lie and nothing else."""
+
+import os
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from storage.delta.log import prune_log
+from storage.delta.parquet import decode
+from storage.errors import DamagedSlice
+from storage.maintenance.compact import compact, maintain, sweep, vacuum
+from storage.refs import Slice
+from storage.store import Store, open_store
+from tests.fixtures.rows import entry, messages
+
+
+def fill(store: Store, count: int, run: str = "run") -> list[Slice]:
+    """Finished work of so many steps, two slices each, the second under its own attempt."""
+    pieces = []
+    for step in range(count):
+        key = f"{run}-{step}"
+        made = [
+            store.append("messages", messages(2 + n), run=run, step=step, key=key, attempt=f"{key}-{n}") for n in (0, 1)
+        ]
+        store.ledger.commit(entry(key, run=run, outputs=tuple(made), step=step))
+        pieces += made
+    return pieces
+
+
+def age(root: Path, hours: float) -> None:
+    """Make every file and directory of a store look older."""
+    then = time.time() - hours * 3600
+    for path in root.rglob("*"):
+        os.utime(path, (then, then))
+
+
+@pytest.mark.engine
+def test_compaction_then_deletion_leaves_every_slice_readable(root: Path, store: Store) -> None:
+    pieces = fill(store, 6) + fill(store, 5, "other")
+    before = [store.read([piece]) for piece in pieces]
+    scanned = store.scan("messages").sort("run", "step", "attempt", "seq").collect()
+    ledger = store.ledger.entries()
+
+    assert compact(store, store.slices.table("messages")) == 22
+    assert len(store.slices.table("messages").active()) == 2
+    age(root, 200)
+    assert vacuum(store, store.slices.table("messages")) == (22, [])
+    assert len(list((root / "tables/messages").rglob("run=*/*.parquet"))) == 2
+
+    for reader in (store, open_store(root)):
+        assert [reader.read([piece]) for piece in pieces] == before
+        assert reader.read(pieces[::-1]).equals(pa.concat_tables(before[::-1]))
+        assert reader.read([pieces[3]], ["message"])["message"].to_pylist() == [0, 1, 2]
+        assert reader.scan("messages").sort("run", "step", "attempt", "seq").collect().equals(scanned)
+        assert reader.ledger.entries() == ledger
+
+
+def test_rows_of_one_key_share_a_row_group(root: Path, store: Store) -> None:
+    fill(store, 6)
+    table = store.slices.table("messages")
+    compact(store, table)
+    (active,) = table.active()
+    with pa.OSFile(str(root / table.place / active.path)) as file:
+        groups = pq.ParquetFile(file).metadata
+        assert [groups.row_group(n).num_rows for n in range(groups.num_row_groups)] == [5] * 6
+        file.seek(0)
+        rows = decode(file, table.data_schema, {"run-2-1"})
+    assert rows["attempt"].to_pylist() == ["run-2-1"] * 3
+
+
+def test_rows_that_the_ledger_does_not_name_are_left_where_they_are(root: Path, store: Store) -> None:
+    fill(store, 6)
+    flying = store.append("messages", messages(4), run="run", step=6, key="run-6", attempt="in flight")
+    table = store.slices.table("messages")
+    compact(store, table)
+    age(root, 200)
+    vacuum(store, table)
+    assert {each.path for each in table.active()} >= {flying.files[0].path}
+    store.ledger.commit(entry("run-6", outputs=(flying,), step=6))
+    assert store.read([flying]).equals(messages(4))
+
+
+def test_young_files_are_not_deleted(root: Path, store: Store) -> None:
+    fill(store, 6)
+    table = store.slices.table("messages")
+    compact(store, table)
+    age(root, 167)
+    assert vacuum(store, table) == (0, [])
+    assert vacuum(store, table, retention_hours=100) == (12, [])
+
+
+def test_the_only_copy_of_a_slice_is_never_deleted(root: Path, store: Store) -> None:
+    pieces = fill(store, 6)
+    table = store.slices.table("messages")
+    compact(store, table)
+    (compacted,) = (root / table.place / each.path for each in table.active())
+    data = bytearray(compacted.read_bytes())
+    data[len(data) // 2] ^= 1
+    compacted.write_bytes(data)
+    age(root, 200)
+    deleted, kept = vacuum(store, table)
+    assert kept and deleted + len(kept) == 12
+    assert store.read(pieces).num_rows == 30  # the originals of what was damaged are still there
+
+
+@pytest.mark.engine
+def test_a_damaged_copy_is_found_when_nothing_else_is_left(root: Path, store: Store) -> None:
+    pieces = fill(store, 6)
+    table = store.slices.table("messages")
+    compact(store, table)
+    age(root, 200)
+    vacuum(store, table)
+    (compacted,) = (root / table.place / each.path for each in table.active())
+    good, before, found = compacted.read_bytes(), store.read(pieces), 0
+    for place in range(4, len(good), 97):
+        data = bytearray(good)
+        data[place] ^= 16
+        compacted.write_bytes(data)
+        try:
+            assert open_store(root).read(pieces).equals(before)  # some bytes of a page's header mean nothing
+        except DamagedSlice:
+            found += 1
+    assert found > len(good) / 97 / 3
+
+
+@pytest.mark.engine
+def test_ledger_and_runs_are_compacted_under_a_reader_that_has_them_open(root: Path, store: Store) -> None:
+    elsewhere = open_store(root)
+    fill(store, 10)
+    for number in range(9):
+        store.runs.record(run="run", event=f"event-{number}", kind="train", config={"number": number})
+    assert len(elsewhere.ledger.entries()) == 10
+    before = store.ledger.entries()
+    maintain(store)
+    assert len(store.ledger.table.active()) == 1
+    assert len(store.runs.table.active()) == 1
+    late = store.ledger.commit(entry("late", step=99))
+    for reader in (store, elsewhere, open_store(root)):
+        assert reader.ledger.entries() == [*before, late]
+        assert [event.event for event in reader.runs.events("run")] == [f"event-{n}" for n in range(9)]
+        assert reader.ledger.commit(entry("run-3", attempt="again")) == before[3]
+
+
+def test_a_second_compactor_that_looked_too_early_changes_nothing(root: Path, store: Store) -> None:
+    fill(store, 8)
+    other = open_store(root)
+    stale = other.slices.table("messages")
+    stale.refresh()
+    compact(store, store.slices.table("messages"))
+    stale.refresh = lambda: stale.version  # type: ignore[method-assign]
+    compact(other, stale)
+    assert len(open_store(root).slices.table("messages").active()) == 1
+    assert open_store(root).scan("messages").collect().height == 8 * 5
+
+
+@pytest.mark.engine
+def test_old_checkpoints_and_half_made_things_are_swept(root: Path, store: Store) -> None:
+    fill(store, 18)
+    table = store.slices.table("messages")
+    log = root / table.place / "_delta_log"
+    assert len(list(log.glob("*.checkpoint.parquet"))) == 3
+    assert prune_log(store.root, table.place) == 0, "young files stay"
+    age(root, 1)
+    assert prune_log(store.root, table.place) == 20
+    assert sorted(path.name[:20] for path in log.glob("*.checkpoint.parquet")) == [f"{19:020d}", f"{29:020d}"]
+    assert min(path.name for path in log.glob("*.json")) == f"{19:020d}.json"
+
+    draft = log / "00000000000000000099.json#1"
+    draft.write_text("{")
+    scratch = store.policies.scratch("policy")
+    (scratch / "model.safetensors").write_text("half")
+    assert sweep(store.root) == 0
+    age(root, 25)
+    young = store.policies.scratch("policy")
+    assert sweep(store.root) == 2
+    assert not draft.exists() and not scratch.exists() and young.exists()
+    assert len(open_store(root).ledger.entries()) == 18
+
+
+def test_a_quiet_store_is_left_alone(store: Store) -> None:
+    fill(store, 2)
+    done = maintain(store)
+    assert (done.merged, done.deleted, done.only_copies) == (0, 0, ())
+
+
+@pytest.mark.engine
+def test_a_process_that_was_long_idle_goes_on_after_pruning(root: Path, store: Store) -> None:
+    idle = open_store(root)
+    pieces = fill(store, 2)
+    assert idle.read(pieces).num_rows == 10
+    assert len(idle.ledger.entries()) == 2
+    idle.runs.record(run="run", event="started", kind="train", config={})
+    pieces += fill(store, 24, "later")
+    for number in range(24):
+        store.runs.record(run="run", event=f"event-{number}")
+    age(root, 1)
+    assert sum(prune_log(store.root, f"tables/{name}") for name in ("messages", "ledger", "runs")) >= 60
+    compact(store, store.runs.table)
+    made = idle.append("messages", messages(7), run="run", step=9, key="idle", attempt="idle")
+    idle.ledger.commit(entry("idle", outputs=(made,)))
+    for reader in (idle, store, open_store(root)):
+        assert len(reader.ledger.entries()) == 27
+        assert [e.event for e in reader.runs.events("run")] == ["started", *(f"event-{n}" for n in range(24))]
+        assert reader.scan("messages").collect().height == 26 * 5 + 7
+
+
+@pytest.mark.engine
+def test_a_commit_prunes_the_log_by_itself(root: Path, store: Store) -> None:
+    for number in range(48):
+        store.runs.record(run="run", event=f"event-{number}", kind="train", config={})
+    age(root, 1)
+    for number in range(48, 52):
+        store.runs.record(run="run", event=f"event-{number}")
+    assert len(list((root / "tables/runs/_delta_log").glob("*.json"))) < 20
+    assert len(open_store(root).runs.events("run")) == 52

@@ -1,0 +1,86 @@
+"""A gc that dies at any moment leaves a store in which no row names what is gone; the next call finishes it."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from storage.maintenance import activity
+from storage.store import Store, open_store
+from tests.fixtures.histories import contents, train
+from tests.storage.maintenance.gc_dying import Died, collect, moments
+
+
+@pytest.fixture
+def full(root: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A store with runs to remove, a kept run that shares a step with one, and policies to thin."""
+    monkeypatch.setattr(activity, "RECENT_HOURS", 0.0)
+    train(store, "first", "xy")
+    train(store, "kept", "xzzz")
+    train(store, "last", "y")
+    return root
+
+
+def left(root: Path) -> tuple[set[str], list[str], int]:
+    """What counts of a store: names of data files that a table holds or the disk has, policies, rows."""
+    store = open_store(root)
+    disk = {path.name for path in root.glob("tables/messages/run=*/*.parquet")}
+    return disk, store.policies.names(), len(store.ledger.entries())
+
+
+def check(root: Path, before: dict[tuple[str, str, str], list]) -> None:
+    store = open_store(root)
+    every = contents(store, [entry.run for entry in store.ledger.entries()])
+    assert {row: rows for row, rows in every.items() if row[0] == "kept"} == before
+    keys = {entry.key for entry in store.ledger.entries() if entry.run != "kept" and entry.stage == "training"}
+    assert keys <= set(store.policies.names())
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 9])
+def test_dying_at_any_moment(full: Path, tmp_path: Path, every: int) -> None:
+    before = contents(open_store(full), ["kept"])
+    whole = tmp_path / "whole"
+    shutil.copytree(full, whole)
+    num_moments = 0
+
+    def count(number: int) -> None:
+        nonlocal num_moments
+        num_moments = number + 1
+
+    with moments(count):
+        collect(open_store(whole))
+    expected = left(whole)
+    assert expected[0] < left(full)[0] and len(expected[1]) == 3 and expected[2] == 8
+    assert num_moments > 30
+    for moment in range(0, num_moments, every):
+        _die_and_call_again(full, tmp_path / str(moment), moment, before, expected)
+
+
+def _die_and_call_again(full: Path, root: Path, moment: int, before: dict, expected: tuple) -> None:
+    shutil.copytree(full, root)
+
+    def die(number: int) -> None:
+        if number == moment:
+            raise Died
+
+    with pytest.raises(Died), moments(die):
+        collect(open_store(root))
+    check(root, before)
+    collect(open_store(root))
+    check(root, before)
+    assert left(root) == expected, f"after dying at moment {moment}"
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("moment", [2, 9, 21, 30])
+def test_killed_for_real(full: Path, moment: int) -> None:
+    before = contents(open_store(full), ["kept"])
+    command = [sys.executable, "-m", "tests.storage.maintenance.gc_dying", str(full), str(moment)]
+    assert subprocess.run(command, timeout=120, check=False).returncode == -9
+    check(full, before)
+    collect(open_store(full))
+    check(full, before)
+    assert left(full)[1:] == (["training-x", "training-xzz", "training-xzzz"], 8)

@@ -1,0 +1,91 @@
+"""Whatever runs share and whatever is removed, merged and deleted: kept runs lose nothing."""
+
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from storage.maintenance.compact import maintain
+from storage.maintenance.plan import Thinning, plan
+from storage.maintenance.sweep import sweep_plan
+from storage.store import Store, open_store
+from tests.fixtures.histories import contents, evaluate, lasting, train
+
+RUNS = ("a", "b", "c", "d")
+RUN = st.sampled_from(RUNS)
+STEPS = st.text("xy", min_size=1, max_size=3)
+TRAIN = st.tuples(st.just("train"), RUN, STEPS)
+EVALUATE = st.tuples(st.just("evaluate"), RUN, STEPS)
+MAINTAIN = st.tuples(st.just("maintain"), st.just(0))
+COLLECT = st.tuples(st.just("gc"), st.sets(RUN), st.sampled_from(["all", "last", "every:2"]))
+HISTORIES = st.lists(TRAIN | EVALUATE | MAINTAIN | COLLECT, min_size=2, max_size=6)
+
+
+@pytest.mark.engine
+@settings(max_examples=3, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(HISTORIES, st.sets(RUN))
+def test_kept_runs_lose_nothing(monkeypatch: pytest.MonkeyPatch, history: list[tuple], last: set[str]) -> None:
+    _live_through(monkeypatch, history, last)
+
+
+@pytest.mark.slow
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(HISTORIES, st.sets(RUN))
+def test_kept_runs_lose_nothing_for_long(monkeypatch: pytest.MonkeyPatch, history: list[tuple], last: set[str]) -> None:
+    _live_through(monkeypatch, history, last)
+
+
+def _live_through(monkeypatch: pytest.MonkeyPatch, history: list[tuple], last: set[str]) -> None:
+    """Begin with a run that nobody keeps and one that shares its first step, end with gc and retention 0."""
+    monkeypatch.setattr("storage.maintenance.activity.RECENT_HOURS", 0.0)
+    monkeypatch.setattr("storage.maintenance.compact.MIN_FILES", 2)
+    with tempfile.TemporaryDirectory() as directory:
+        root = Path(directory) / "store"
+        store = open_store(root)
+        train(store, "train-nobody", "xz")
+        made = store.ledger.find("training-xz")
+        assert made is not None
+        unwanted = [root / "tables" / piece.table / file.path for piece in made.outputs for file in piece.files]
+        assert all(path.exists() for path in unwanted) and len(unwanted) == 2
+        for what, *given_ in [("train", "a", "x"), *history]:
+            {"train": _train, "evaluate": _evaluate, "maintain": _maintain, "gc": _collect}[what](store, *given_)
+        _collect(store, last, "all")
+        _maintain(store, 0)
+        assert store.ledger.find("training-xz") is None and store.policies.find("training-xz") is None
+        assert not any(path.exists() for path in unwanted), "something was removed"
+        assert not list((root / "removals").glob("*"))
+
+
+def _train(store: Store, run: str, steps: str) -> None:
+    train(store, f"train-{run}", steps)
+
+
+def _evaluate(store: Store, run: str, steps: str) -> None:
+    if store.policies.find(f"training-{steps}"):
+        evaluate(store, f"evaluate-{run}", f"training-{steps}")
+
+
+def _maintain(store: Store, hours: int) -> None:
+    before = contents(store, store.runs.names())
+    maintain(store, hours)
+    assert contents(open_store(store.root.address), store.runs.names()) == before
+
+
+def _collect(store: Store, runs: set[str], policies: str) -> None:
+    keep = [run for run in store.runs.names() if run[-1] in runs and store.runs.events(run)[-1].event != "removed"]
+    going = plan(store, keep, thinning=Thinning.parse(policies))
+    before = contents(store, keep)
+    rows = len(store.ledger.entries())
+    tried = [key for run in keep for entry in store.ledger.entries(run=run) for key in entry.inputs.values()]
+    tried = [key for key in tried if store.ledger.find(key)]
+    swept = sweep_plan(store, going)
+    for reader in (store, open_store(store.root.address)):
+        assert contents(reader, keep) == before
+        assert all(reader.ledger.find(key) for key in tried), "what went into kept work is still named"
+        assert len(reader.ledger.entries()) == rows - swept.rows
+        every = contents(reader, reader.runs.names())  # not a row, of any run, names what is gone
+    assert set(before) <= set(every)
+    if policies == "all":
+        lasting(store, keep)

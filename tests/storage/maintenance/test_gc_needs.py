@@ -1,0 +1,85 @@
+"""What a run needs of another though none of its rows names it: to go on, and to be trained on from."""
+
+import pytest
+
+from storage.errors import PolicyAbsent
+from storage.maintenance.plan import Needs, Thinning, plan
+from storage.maintenance.sweep import sweep_plan
+from storage.store import Store
+from tests.fixtures.histories import contents, finish, lasting, train, work
+
+LAST = Thinning("last")
+
+
+@pytest.fixture(autouse=True)
+def long_ago(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs that finish in a test finished long enough ago."""
+    monkeypatch.setattr("storage.maintenance.activity.RECENT_HOURS", 0.0)
+
+
+def train_again(store: Store, run: str, policy: str, finished: bool = True) -> None:
+    """A run of one step that trains on from a policy of another, as a replay does."""
+    store.runs.record(run=run, event="started", kind="replay", config={})
+    work(store, run, f"training-{run}", 5, "training", {"policy": policy})
+    if finished:
+        finish(store, run)
+
+
+@pytest.mark.parametrize("kind", ["all", "last"])
+def test_the_way_back_to_optimizer_state_stays_with_a_policy_that_is_trained_on(store: Store, kind: str) -> None:
+    train(store, "a", "xxxxxx")  # every other policy has optimizer state
+    train_again(store, "again", "training-xxxx")
+    going = plan(store, ["again"], thinning=Thinning(kind))
+    assert {entry.key for entry in going.staying} == {"training-xxxx", "rollout-xxxx", "training-xxx"}
+    sweep_plan(store, going)
+    lasting(store, ["again", "a"])
+    assert len(contents(store, ["a"])) == 3
+    later = plan(store, ["again", "a"], thinning=LAST)
+    assert later.thinned == (), "what stays of a removed run is what others need"
+    assert not plan(store, ["again"]).rows
+
+
+def test_a_policy_with_optimizer_state_is_enough(store: Store) -> None:
+    train(store, "a", "xxxx")
+    train_again(store, "again", "training-xxx")
+    assert [entry.key for entry in plan(store, ["again"]).staying] == ["training-xxx"]
+
+
+def test_what_an_unfinished_run_goes_through_again_stays_whole(store: Store) -> None:
+    train(store, "a", "xxxx")
+    train(store, "b", "yy")
+    train_again(store, "again", "training-x", finished=False)
+    store.runs.record(run="again", event="failed", message="no luck")
+    needs = {"again": Needs("b", frozenset()), "b": Needs("a", frozenset())}
+    for keep in (["again"], []):
+        going = plan(store, keep, thinning=LAST, needs=needs)
+        assert (going.removed, going.thinned) == ((), ())
+        assert dict(going.protected)["a"] == "run 'again', which may go on, goes through it again"
+    kept = plan(store, ["a", "b", "again"], thinning=LAST, needs=needs)
+    assert kept.thinned == ()
+    assert plan(store, ["again"], thinning=LAST).removed == ("a", "b"), "without needs nothing speaks for them"
+    assert plan(store, ["again"], force=["a", "b"], needs=needs).removed == ("a", "b")
+    assert plan(store, [], force=["again"], needs=needs).removed == ("a", "b", "again")
+    finish(store, "again")
+    assert plan(store, ["again"], needs=needs).removed == ("a", "b")
+
+
+def test_runs_that_go_through_each_other_are_no_endless_way(store: Store) -> None:
+    train(store, "a", "x", finished=False)
+    train(store, "b", "y", finished=False)
+    needs = {"a": Needs("b", frozenset()), "b": Needs("a", frozenset())}
+    assert plan(store, ["a", "b"], needs=needs).empty
+
+
+def test_work_that_a_kept_run_may_go_on_from_stays(store: Store) -> None:
+    train(store, "a", "xxxxx")
+    train(store, "again", "y")
+    needs = {"again": Needs("a", frozenset({"training-xxxx"}))}
+    assert plan(store, ["a", "again"], thinning=LAST).thinned == ("training-xx", "training-xxx", "training-xxxx")
+    assert "training-xxxx" not in plan(store, ["a", "again"], thinning=LAST, needs=needs).thinned
+    going = plan(store, ["again"], needs=needs)
+    assert {entry.key for entry in going.staying} == {"training-xxxx", "rollout-xxxx", "training-xxx"}
+    sweep_plan(store, going)
+    assert store.policies.directory("training-xxxx", verify=True).is_dir()
+    with pytest.raises(PolicyAbsent):
+        store.policies.directory("training-xxxxx")

@@ -1,0 +1,269 @@
+"""Damage that a store does not survive by itself, each shown to be so, then mended with nothing lost that was whole."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from storage.delta.log import prune_log
+from storage.errors import DamagedSlice, StoreError
+from storage.maintenance.compact import compact
+from storage.maintenance.damage import inspect_policies, inspect_slices
+from storage.maintenance.files import sizes
+from storage.maintenance.plan import plan
+from storage.maintenance.repair import Mended, forget, inspect_logs, mend_logs, plan_forgetting
+from storage.maintenance.sweep import sweep_plan
+from storage.refs import Slice
+from storage.roots import open_root
+from storage.store import Store, open_store
+from tests.fixtures.histories import contents, finish, lasting, train, work
+from tests.storage.maintenance.test_compact import age, fill
+
+pytestmark = pytest.mark.engine
+
+RUNS = ("a",)
+
+
+def mended(root: Path) -> list[Mended]:
+    place = open_root(str(root))
+    return mend_logs(place, inspect_logs(place))
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
+    """A store whose logs are long enough to have been pruned up to the last checkpoint but one, and what it holds."""
+    root = tmp_path_factory.mktemp("original") / "my store"
+    store = open_store(root)
+    store.runs.record(run="a", event="started", kind="train", config={})
+    for step in range(26):
+        work(store, "a", f"key-{step}", step)
+    finish(store, "a")
+    age(root, 1)
+    for name in ("messages", "ledger"):
+        assert prune_log(store.root, f"tables/{name}") > 0
+    return root, contents(store, RUNS)
+
+
+@pytest.fixture
+def long(root: Path, original: tuple[Path, dict]) -> dict:
+    """The same store at this test's root; what it holds."""
+    shutil.copytree(original[0], root)
+    return original[1]
+
+
+def log(root: Path, table: str) -> Path:
+    return root / "tables" / table / "_delta_log"
+
+
+def last(root: Path, table: str, ending: str) -> Path:
+    return max(log(root, table).glob(f"*{ending}"))
+
+
+def cut(path: Path, keep: int) -> None:
+    path.write_bytes(path.read_bytes()[:keep])
+
+
+def whole_again(root: Path, before: dict) -> None:
+    store = open_store(root)
+    assert contents(store, RUNS) == before
+    assert store.scan("messages").collect().height == sum(rows[0].num_rows for rows in before.values())
+    work(store, "a", "one more", 99)
+    assert len(open_store(root).ledger.entries()) == len(before) + 1
+    assert inspect_logs(store.root) == [] and inspect_slices(store, deep=True) == []
+
+
+@pytest.mark.parametrize("table", ["messages", "ledger"])
+def test_a_missing_last_checkpoint(root: Path, long: dict, table: str) -> None:
+    last(root, table, ".checkpoint.parquet").unlink()
+    with pytest.raises(StoreError):
+        contents(open_store(root), RUNS)
+        open_store(root).slices.table(table)
+    (one,) = mended(root)
+    assert one.damage.files == ("_last_checkpoint",) and one.damage.lost_versions == ()
+    assert (Path(one.quarantine) / "_last_checkpoint").is_file()
+    whole_again(root, long)
+
+
+@pytest.mark.parametrize("table", ["messages", "ledger"])
+@pytest.mark.parametrize("keep", [0, 200])
+def test_a_truncated_checkpoint(root: Path, long: dict, table: str, keep: int) -> None:
+    checkpoint = last(root, table, ".checkpoint.parquet")
+    cut(checkpoint, keep)
+    (one,) = mended(root)
+    assert one.damage.files == (checkpoint.name, "_last_checkpoint")
+    whole_again(root, long)
+
+
+@pytest.mark.parametrize("keep", [0, 10])
+def test_a_truncated_pointer(root: Path, long: dict, keep: int) -> None:
+    cut(log(root, "messages") / "_last_checkpoint", keep)
+    (one,) = mended(root)
+    assert one.damage.files == ("_last_checkpoint",)
+    whole_again(root, long)
+
+
+def test_a_missing_pointer_is_no_damage(root: Path, long: dict) -> None:
+    (log(root, "messages") / "_last_checkpoint").unlink()
+    assert mended(root) == []
+    whole_again(root, long)
+
+
+def test_a_last_commit_cut_at_the_end_of_a_line_would_be_believed(root: Path, long: dict) -> None:
+    commit = last(root, "ledger", ".json")
+    commit.write_text(commit.read_text().splitlines(keepends=True)[0])
+    assert len(open_store(root).ledger.entries()) == 25  # Delta says nothing: finished work is not there any more
+    (one,) = mended(root)
+    assert one.damage.lost_versions == (int(commit.name[:20]),) and len(one.restored) == 1
+    whole_again(root, long)
+
+
+@pytest.mark.parametrize("keep", [0, 40])
+@pytest.mark.parametrize("table", ["messages", "ledger"])
+def test_a_truncated_last_commit_goes_and_its_rows_come_back(root: Path, long: dict, table: str, keep: int) -> None:
+    cut(last(root, table, ".json"), keep)
+    (one,) = mended(root)
+    assert len(one.damage.lost_versions) == len(one.restored) == 1
+    whole_again(root, long)
+
+
+@pytest.mark.parametrize("table", ["messages", "ledger"])
+def test_a_commit_missing_in_the_middle(root: Path, long: dict, table: str) -> None:
+    commits = sorted(log(root, table).glob("*.json"))
+    checkpoint = last(root, table, ".checkpoint.parquet").name[:20]
+    after = [commit for commit in commits if commit.name[:20] > checkpoint]
+    assert len(after) > 2
+    after[1].unlink()
+    with pytest.raises(StoreError):
+        contents(open_store(root), RUNS)
+        open_store(root).slices.table(table)
+    (one,) = mended(root)
+    assert len(one.damage.files) == len(after) - 2
+    assert len(one.restored) == len(after) - 1
+    whole_again(root, long)
+
+
+def test_a_log_that_is_gone_is_made_anew_from_what_the_ledger_names(root: Path, long: dict) -> None:
+    for path in log(root, "messages").iterdir():
+        cut(path, 5)
+    (one,) = mended(root)
+    assert len(one.restored) == 26
+    whole_again(root, long)
+
+
+def test_nothing_wrong_nothing_touched(root: Path, long: dict) -> None:
+    before = sizes(open_root(str(root)), "")
+    assert inspect_logs(open_root(str(root))) == [] and mended(root) == []
+    store = open_store(root)
+    assert inspect_slices(store, deep=True) == inspect_policies(store, deep=True) == []
+    assert sizes(store.root, "") == before
+
+
+def test_rows_that_gc_removed_do_not_come_back(root: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("storage.maintenance.activity.RECENT_HOURS", 0.0)
+    train(store, "gone", "yy")
+    train(store, "a", "xx")
+    sweep_plan(store, plan(store, ["a"]))
+    before = contents(store, RUNS)
+    store.ledger.commit(store.ledger.entries(run="a")[0])
+    work(store, "late", "late")
+    cut(last(root, "ledger", ".json"), 0)
+    mended(root)
+    again = open_store(root)
+    assert contents(again, RUNS) == before
+    assert [entry.run for entry in again.ledger.entries() if entry.run != "a"] == ["late"]
+
+
+def test_a_removal_whose_commit_is_lost_is_done_again(
+    root: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("storage.maintenance.activity.RECENT_HOURS", 0.0)
+    train(store, "gone", "yy")
+    train(store, "a", "xx")
+    work(store, "a", "one more", 2)  # the removal is not the version that a checkpoint repeats
+    sweep_plan(store, plan(store, ["a"]))
+    before = contents(store, RUNS)
+    cut(last(root, "ledger", ".json"), 30)
+    assert [entry.run for entry in open_store(root).ledger.entries()].count("gone") == 4  # naming what is gone
+    for path in log(root, "ledger").glob("*.torn"):
+        path.rename(path.with_suffix(""))  # as if nobody had opened it
+    (one,) = mended(root)
+    assert one.removed_again == 4
+    again = open_store(root)
+    assert contents(again, RUNS) == before and inspect_slices(again) == []
+    assert {entry.run for entry in again.ledger.entries()} == {"a"}
+
+
+def first_file(root: Path, piece: Slice) -> Path:
+    return root / "tables" / piece.table / piece.files[0].path
+
+
+HARM = {
+    "missing": (Path.unlink, "is missing, and no compacted file holds its rows", False),
+    "short": (lambda path: cut(path, 30), "has 30 bytes instead of", False),
+    "other": (lambda path: path.write_bytes(path.read_bytes()[:-9] + b"x" + path.read_bytes()[-8:]), "SHA-256", True),
+}
+
+
+@pytest.mark.parametrize(("harm", "words", "deep"), HARM.values(), ids=HARM)
+def test_damaged_work_that_can_be_done_again_is_forgotten_and_done_again(
+    root: Path, store: Store, harm: Callable[[Path], None], words: str, deep: bool
+) -> None:
+    train(store, "a", "xx")
+    train(store, "b", "xx")
+    before = contents(store, ["a", "b"])
+    entry = store.ledger.entries(run="a", stage="training")[0]
+    harm(first_file(root, entry.outputs[0]))
+    with pytest.raises(DamagedSlice):
+        contents(open_store(root), ["b"])
+    again = open_store(root)
+    if deep:
+        assert inspect_slices(again) == []
+    (damage,) = inspect_slices(again, deep=deep)
+    assert words in damage.what
+    assert {each.run for each in damage.entries} == {"a", "b"} and damage.stage == "training"
+
+    kept = plan_forgetting(again, [damage], repeatable=["advantage"])
+    assert kept.rows == () and kept.lost == (damage,)  # other work was made of it, and it would not come out the same
+    forgetting = plan_forgetting(again, [damage], repeatable=["training"])
+    assert forget(again, forgetting) == 2
+    assert again.ledger.find(entry.key) is None
+    assert inspect_slices(again, deep=True) == []
+    for run in ("a", "b"):
+        train(again, run, "xx")
+    after = contents(open_store(root), ["a", "b"])
+    assert {row: [table.num_rows for table in tables] for row, tables in after.items()} == {
+        row: [table.num_rows for table in tables] for row, tables in before.items()
+    }
+    lasting(again, ["a", "b"])
+
+
+def test_work_by_chance_is_done_again_while_nothing_was_made_of_it(root: Path, store: Store) -> None:
+    train(store, "a", "x")
+    last_work = work(store, "a", "nobody built on it", 1)
+    first_file(root, last_work.outputs[0]).unlink()
+    (damage,) = inspect_slices(store)
+    forgetting = plan_forgetting(store, [damage], repeatable=())
+    assert forgetting.lost == () and forget(store, forgetting) == 1
+    assert store.ledger.find("nobody built on it") is None
+
+
+def test_damaged_weights_are_found_forgotten_and_made_again(root: Path, store: Store) -> None:
+    train(store, "a", "xx")
+    weights = root / "policies" / "training-x" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"?")
+    assert inspect_policies(store) == []
+    (damage,) = inspect_policies(store, deep=True)
+    assert "SHA-256 differs" in damage.what
+    forget(store, plan_forgetting(store, [damage], repeatable=["training"]))
+    train(store, "a", "xx")
+    lasting(store, ["a"])
+    assert inspect_policies(store, deep=True) == []
+
+
+def test_a_slice_that_compaction_moved_is_not_missing(root: Path, store: Store) -> None:
+    pieces = fill(store, 6)
+    compact(store, store.slices.table("messages"))
+    for piece in pieces:
+        first_file(root, piece).unlink()
+    assert inspect_slices(store, deep=True) == []

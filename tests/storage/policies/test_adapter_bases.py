@@ -1,0 +1,101 @@
+"""Policies that are adapters: what they are laid over stays as long as they do, whatever is thinned or removed."""
+
+import json
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from storage.maintenance.plan import Thinning, plan
+from storage.maintenance.sweep import sweep_plan
+from storage.policies.adapters import BASE_FILE, base_in, bases
+from storage.refs import Entry
+from storage.store import Store
+from tests.fixtures.histories import evaluate, finish, policy_row
+
+BASE = "import-base"
+
+
+@pytest.fixture(autouse=True)
+def long_ago(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs that finish in a test finished long enough ago."""
+    monkeypatch.setattr("storage.maintenance.activity.RECENT_HOURS", 0.0)
+
+
+def made(store: Store, run: str, key: str, version: int, parent: str | None, base: str = "") -> None:
+    """Publish a policy and name it in the ledger, as a training would, or an import; twice is taken over."""
+    standing = store.ledger.find(key)
+    if standing is not None:
+        store.ledger.commit(replace(standing, run=run))
+        return
+    scratch = store.policies.scratch(key)
+    name = "adapter_model.safetensors" if base else "model.safetensors"
+    Path(scratch, name).write_bytes(key.encode() * 50)
+    if base:
+        Path(scratch, BASE_FILE).write_text(json.dumps({"policy_key": base, "weights_sha256": "w"}))
+    store.policies.publish(scratch, key)
+    row = policy_row(key, version, parent, has_optimizer=version > 0)
+    step, now = max(0, version - 1), datetime.now(UTC)
+    piece = store.append("policies", row, run=run, step=step, key=key, attempt=f"attempt-{key}")
+    stage, inputs = ("training", {"policy": parent}) if parent else ("policy_import", {})
+    store.ledger.commit(Entry(run, step, stage, 1, key, "", piece.attempt, {}, inputs, (piece,), now, now))
+
+
+def adapted(store: Store, run: str, name: str, steps: int = 4) -> None:
+    """A run that imports the base and trains so many adapters over it."""
+    store.runs.record(run=run, event="started", kind="train", config={})
+    made(store, run, BASE, 0, None)
+    parent = BASE
+    for step in range(steps):
+        made(store, run, f"{name}-{step + 1}", step + 1, parent, BASE)
+        parent = f"{name}-{step + 1}"
+    finish(store, run)
+
+
+def test_an_adapter_names_its_base(store: Store) -> None:
+    adapted(store, "a", "a", steps=1)
+    assert bases(store, ["a-1"]) == {BASE}
+    assert bases(store, [BASE, "no-such-policy"]) == set()
+    assert base_in(store.policies.directory("a-1")) == BASE
+    assert base_in(store.policies.directory(BASE)) is None
+
+
+@pytest.mark.parametrize("thinning", ["last", "every:2"])
+def test_thinning_keeps_the_base(store: Store, thinning: str) -> None:
+    adapted(store, "a", "a")
+    sweep_plan(store, plan(store, ["a"], thinning=Thinning.parse(thinning)))
+    left = {BASE, "a-4"} | ({"a-2"} if thinning == "every:2" else set())
+    assert set(store.policies.names()) == left
+    assert store.policies.directory(BASE, verify=True).is_dir()
+
+
+def test_a_base_in_the_middle_of_a_kept_run_stays(store: Store) -> None:
+    """A replay laid adapters over a later policy of whole weights; it is gone, and a kept run tried its last one."""
+    adapted(store, "source", "source", steps=0)
+    for version in (1, 2, 3):
+        made(store, "source", f"whole-{version}", version, f"whole-{version - 1}" if version > 1 else BASE)
+    store.runs.record(run="replay", event="started", kind="replay", config={})
+    made(store, "replay", "over-3", 3, "whole-2", "whole-2")
+    made(store, "replay", "over-4", 4, "over-3", "whole-2")
+    finish(store, "replay")
+    evaluate(store, "tried", "over-4")
+    going = plan(store, ["source", "tried"], thinning=Thinning.parse("last"))
+    assert going.removed == ("replay",)
+    assert going.thinned == ("whole-1",)
+
+
+def test_the_base_stays_while_a_kept_run_tried_an_adapter(store: Store) -> None:
+    adapted(store, "a", "a")
+    evaluate(store, "tried", "a-3")
+    going = plan(store, ["tried"])
+    assert {entry.key for entry in going.staying} == {"a-3", BASE}
+    sweep_plan(store, going)
+    assert set(store.policies.names()) == {"a-3", BASE}
+    assert plan(store, ["tried"]).policies == ()
+
+
+def test_without_a_user_the_base_goes_as_well(store: Store) -> None:
+    adapted(store, "a", "a")
+    sweep_plan(store, plan(store, []))
+    assert store.policies.names() == []

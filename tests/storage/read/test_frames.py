@@ -1,0 +1,142 @@
+"""Tables for a notebook: the rows that the ledger names and no others, of all runs or of one, and nothing is made."""
+
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+import storage
+from storage.errors import LayoutError, RunUnknown, SchemaError
+from storage.maintenance.compact import MIN_FILES, compact
+from storage.read.frames import Frames
+from storage.schemas.stage_tables import TABLES
+from storage.store import Store, open_store
+from tests.fixtures.rows import entry, messages
+
+
+def add(store: Store, key: str, run: str = "a", count: int = 4, part: str = "", commit: bool = True) -> str:
+    """Write messages under a key and, if so asked, the ledger row; return the attempt."""
+    attempt = f"attempt-{run}-{key}{part}"
+    made = store.append("messages", messages(count), run=run, step=int(key), key=key, attempt=attempt)
+    if commit:
+        store.ledger.commit(entry(key, run, part=part, outputs=(made,), attempt=attempt, step=int(key)))
+    if run not in store.runs.names():
+        store.runs.record(run=run, event="started", kind="train", config={})
+    return attempt
+
+
+def share(store: Store, key: str, run: str) -> None:
+    """Let another run use finished work."""
+    found = store.ledger.find(key)
+    assert found is not None
+    store.ledger.commit(entry(key, run, outputs=found.outputs, attempt=found.attempt, step=found.step))
+    store.runs.record(run=run, event="started", kind="replay", config={})
+
+
+def counts(frame: pl.LazyFrame) -> dict[str, int]:
+    return dict(frame.group_by("key").len().collect().iter_rows())
+
+
+def test_only_rows_that_the_ledger_names(store: Store, root: Path) -> None:
+    add(store, "1", count=3)
+    add(store, "2", count=2, commit=False)
+    assert counts(storage.open(root).messages) == {"1": 3}
+
+
+def test_a_run_has_the_rows_that_it_shares(store: Store, root: Path) -> None:
+    add(store, "1", "a", count=3)
+    share(store, "1", "b")
+    add(store, "2", "b", count=2)
+    tables = storage.open(root)
+    assert counts(tables["messages"]) == {"1": 3, "2": 2}, "each row once"
+    assert counts(tables.run("a").messages) == {"1": 3}
+    assert counts(tables.run("b").messages) == {"1": 3, "2": 2}
+    assert tables.run("b").messages.select("run", "key").unique().sort("key").collect().rows() == [
+        ("a", "1"),
+        ("b", "2"),
+    ]
+    assert tables.uses.select("run", "key", "computed_by").sort("run", "key").collect().rows() == [
+        ("a", "1", "a"),
+        ("b", "1", "a"),
+        ("b", "2", "b"),
+    ]
+    assert tables.run("b").ledger.select("run").unique().collect().rows() == [("b",)]
+    assert tables.run("b").runs.collect()["run"].to_list() == ["b"]
+
+
+def test_parts_are_seen_until_the_whole_names_what_counts(store: Store, root: Path) -> None:
+    add(store, "1", part=".one", count=2)
+    add(store, "1", part=".two", count=3)
+    assert counts(storage.open(root).messages) == {"1": 5}
+    kept = store.ledger.parts("1")[0]
+    store.ledger.commit(entry("1", "a", outputs=kept.outputs, attempt="whole", step=1))
+    assert counts(storage.open(root).messages) == {"1": 2}
+
+
+def test_compaction_changes_nothing_and_attempts_without_a_row_stay_hidden(store: Store, root: Path) -> None:
+    for key in range(MIN_FILES + 1):
+        add(store, str(key), count=key + 1, commit=key != 3)
+    before = storage.open(root).messages.sort("key", "seq").collect()
+    assert compact(store, store.slices.table("messages")) == MIN_FILES
+    after = storage.open(root)
+    assert len(after.store.slices.table("messages").active()) == 2
+    assert after.messages.sort("key", "seq").collect().equals(before)
+    assert counts(after.messages) == {str(key): key + 1 for key in range(MIN_FILES + 1) if key != 3}
+
+
+def test_every_table_is_there_with_its_columns(store: Store, root: Path) -> None:
+    tables = storage.open(root)
+    for name, table in TABLES.items():
+        frame = getattr(tables, name)
+        wanted = table.arrow if name in ("ledger", "runs", "quarantines", "retirements") else table.stored
+        assert frame.collect_schema().names() == wanted.names
+        assert frame.collect().is_empty()
+    assert set(tables.names) <= set(dir(tables))
+
+
+def test_looking_makes_no_store_and_no_table(store: Store, root: Path, tmp_path: Path) -> None:
+    with pytest.raises(LayoutError, match="there is no store"):
+        storage.open(tmp_path / "elsewhere")
+    assert not (tmp_path / "elsewhere").exists()
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(LayoutError):
+        storage.open(tmp_path / "empty")
+    assert not list((tmp_path / "empty").iterdir())
+    add(store, "1")
+    before = sorted(root.rglob("*"))
+    tables = storage.open(root)
+    for name in tables.names:
+        tables[name].collect()
+    assert sorted(root.rglob("*")) == before
+
+
+def test_names_that_are_not_there_are_errors(store: Store, root: Path) -> None:
+    tables = storage.open(root)
+    with pytest.raises(SchemaError, match="no table 'rollouts'"):
+        tables["rollouts"]
+    with pytest.raises(AttributeError, match="the tables are: examples, assignments"):
+        _ = tables.rollouts
+    with pytest.raises(RunUnknown):
+        tables.run("nobody")
+    with pytest.raises(AttributeError):
+        _ = storage.opened
+
+
+def test_tables_made_out_of_others_are_handed_over(store: Store, root: Path) -> None:
+    add(store, "1", count=3)
+
+    def texts(frames: Frames) -> pl.LazyFrame:
+        return frames.messages.select("key", "content")
+
+    tables = storage.open(root, derived={"texts": texts})
+    assert len(tables.texts.collect()) == 3 and tables.names[-1] == "texts"
+    assert len(tables.run("a").texts.collect()) == 3
+
+
+def test_a_frame_is_a_snapshot(store: Store, root: Path) -> None:
+    add(store, "1")
+    tables = storage.open(root)
+    assert counts(tables.messages) == {"1": 4}
+    add(open_store(root), "2")
+    assert counts(tables.messages) == {"1": 4}
+    assert counts(storage.open(root).messages) == {"1": 4, "2": 4}

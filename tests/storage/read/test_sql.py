@@ -1,0 +1,175 @@
+"""SQL over a store: pruned, pushed down, read-only, and with the database's own words where it is wrong."""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from storage.errors import StoreError
+from storage.read.frames import Frames
+from storage.read.sql import QuestionError, ask, columns_of
+from storage.schemas.stage_tables import TABLES
+from storage.store import Store, open_store
+from tests.storage.read.test_frames import add, share
+
+PER_TOKEN = {
+    "messages": {"token_ids", "mask", "is_content", "logprobs"},
+    "credits": {"path", "advantages", "rl_weights", "ce_weights", "ref_kl_weights"},
+    "policies": {"probe_token_ids", "probe_logprobs"},
+    "token_statistics": {"logprobs", "entropies"},
+    "token_masks": {"masked"},
+}
+
+
+@pytest.fixture(scope="module")
+def frames(tmp_path_factory: pytest.TempPathFactory) -> Frames:
+    """Run `a` with two pieces of work; run `my-replay` shares one of them and has one of its own."""
+    store = open_store(tmp_path_factory.mktemp("asked") / "my store")
+    add(store, "1", "a", count=3)
+    add(store, "2", "a", count=4)
+    share(store, "1", "my-replay")
+    add(store, "3", "my-replay", count=5)
+    return Frames(store)
+
+
+def rows(frames: Frames, sql: str, tokens: bool = False) -> list[dict[str, object]]:
+    found: list[dict[str, object]] = ask(frames, sql, tokens).to_pylist()
+    return found
+
+
+def test_tables_go_by_name_and_rows_are_there_once(frames: Frames) -> None:
+    found = rows(frames, "select run, count(*) as num, sum(seq) as total from messages group by run order by run")
+    assert found == [{"run": "a", "num": 7, "total": 9}, {"run": "my-replay", "num": 5, "total": 10}]
+
+
+def test_the_rows_of_a_run_are_those_that_it_uses(frames: Frames) -> None:
+    used = 'select key, count(*) as num from "my-replay".messages group by key order by key'
+    assert rows(frames, used) == [{"key": "1", "num": 3}, {"key": "3", "num": 5}]
+    assert rows(frames, "select count(*) as num from a.messages") == [{"num": 7}]
+    assert rows(frames.run("my-replay"), "select count(*) as num from messages") == [{"num": 8}]
+    both = (
+        "select u.run, count(*) as num from messages m join uses u on u.attempt = m.attempt"
+        " where u.\"table\" = 'messages' group by u.run order by u.run"
+    )
+    assert rows(frames, both) == [{"run": "a", "num": 7}, {"run": "my-replay", "num": 8}]
+
+
+def test_books_are_there_too(frames: Frames) -> None:
+    assert rows(frames, "select count(*) as num from ledger where stage = 'rollout'") == [{"num": 4}]
+    assert rows(frames, "select run from runs order by pid, run") == [{"run": "a"}, {"run": "my-replay"}]
+    assert rows(frames, "select * from quarantines") == []
+    assert rows(frames, "select inputs[1].key as key from ledger limit 1") == [{"key": "upstream"}]
+
+
+@pytest.mark.parametrize("name", sorted(PER_TOKEN))
+def test_columns_per_token_are_left_out_unless_asked_for(frames: Frames, name: str) -> None:
+    stored = TABLES[name].stored.names
+    assert columns_of(frames, name) == [column for column in stored if column not in PER_TOKEN[name]]
+    assert ask(frames, f"select * from {name}").column_names == columns_of(frames, name)
+    assert ask(frames, f"select * from {name}", tokens=True).column_names == stored
+
+
+def test_an_error_says_how_to_get_them(frames: Frames) -> None:
+    with pytest.raises(QuestionError, match='"token_ids" not found') as caught:
+        ask(frames, "select token_ids from messages")
+    assert "add --tokens" in str(caught.value)
+    assert rows(frames, "select token_ids from messages where key = '1' and seq = 0", tokens=True) == [
+        {"token_ids": [0, 1, 2]}
+    ]
+
+
+def spoil(path: Path, columns: str = "") -> None:
+    """Overwrite the bytes of the columns of a file whose names begin so."""
+    group = pq.ParquetFile(path).metadata.row_group(0)
+    data = bytearray(path.read_bytes())
+    for chunk in (group.column(place) for place in range(group.num_columns)):
+        if chunk.path_in_schema.startswith(columns):
+            first = chunk.dictionary_page_offset or chunk.data_page_offset
+            data[first : first + chunk.total_compressed_size] = b"\xff" * chunk.total_compressed_size
+    path.write_bytes(data)
+
+
+def test_one_column_of_twenty_steps_does_not_read_tokens(store: Store, root: Path) -> None:
+    for step in range(20):
+        add(store, str(step), count=4)
+    for path in (root / "tables/messages").glob("run=*/*.parquet"):
+        spoil(path, "token_ids")
+    frames = Frames(open_store(root))
+    question = "select step, count(*) as num from messages where role = 'user' group by step order by step"
+    assert rows(frames, question, tokens=True) == [{"step": step, "num": 2} for step in range(20)]
+    assert rows(frames, "select max(length(content)) as longest from messages") == [{"longest": 7}]
+    with pytest.raises(StoreError):
+        ask(frames, "select sum(len(token_ids)) from messages", tokens=True)
+
+
+def test_one_step_does_not_read_the_others(store: Store, root: Path) -> None:
+    for step in range(5):
+        add(store, str(step), count=4)
+    kept = {file.path for found in store.ledger.entries() if found.step == 3 for file in found.outputs[0].files}
+    for path in (root / "tables/messages").glob("run=*/*.parquet"):
+        if f"{path.parent.name}/{path.name}" not in kept:
+            spoil(path)
+    frames = Frames(open_store(root))
+    assert rows(frames, "select count(content) as num from messages where step = 3") == [{"num": 4}]
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "insert into messages values (1)",
+        "create table x as select 1",
+        "copy (select 1) to 'out.csv'",
+        "attach 'other.db'",
+        "install httpfs",
+        "load httpfs",
+        "set enable_external_access = true",
+        "pragma database_list",
+        "call pragma_version()",
+        "select 1; drop view messages",
+        "select * from read_text('{root}/format.json')",
+        "select * from '{root}/tables/messages/*.parquet'",
+        "select * from read_parquet('https://example.invalid/x.parquet')",
+        "from glob('{root}/*')",
+        "select * from frames",
+    ],
+)
+def test_nothing_but_the_tables_can_be_read_and_nothing_changed(frames: Frames, sql: str) -> None:
+    root = Path(frames.store.root.address)
+    before = {path: path.stat().st_mtime_ns for path in root.rglob("*")}
+    with pytest.raises(QuestionError):
+        ask(frames, sql.replace("{root}", str(root)))
+    assert {path: path.stat().st_mtime_ns for path in root.rglob("*")} == before
+    assert not Path("out.csv").exists() and not Path("other.db").exists()
+
+
+@pytest.mark.parametrize(
+    ("sql", "words"),
+    [
+        ("selec 1", "syntax error"),
+        ("", "one SELECT at a time, not none"),
+        ("select 1; select 2", "one SELECT at a time, not 2"),
+        ("select nothing from messages", '"nothing" not found'),
+        ("select * from rollouts", "rollouts does not exist"),
+        ("delete from messages", "DELETE is not a question"),
+    ],
+)
+def test_errors_are_the_databases_with_what_to_do(frames: Frames, sql: str, words: str) -> None:
+    with pytest.raises(QuestionError, match=words) as caught:
+        ask(frames, sql)
+    assert caught.value.safe == "the store was only read" and caught.value.do
+
+
+def test_runs_that_differ_by_case_alone_are_not_mixed_up(store: Store) -> None:
+    add(store, "1", "a", count=3)
+    add(store, "9", "A", count=1)
+    with pytest.raises(QuestionError, match="differ by case alone"):
+        ask(Frames(store), "select count(*) from a.messages")
+    assert rows(Frames(store).run("A"), "select count(*) as num from messages") == [{"num": 1}]
+
+
+def test_sums_are_integers_and_times_are_in_utc(frames: Frames) -> None:
+    answer = ask(frames, "select sum(step) as steps, max(started_at) as latest from ledger")
+    assert answer.schema.field("steps").type == pa.int64()
+    assert answer.schema.field("latest").type == pa.timestamp("us", tz="UTC")
+    assert ask(frames, "select sum(9223372036854775807) as sum from range(3)")["sum"][0].as_py() == 3 * (2**63 - 1)

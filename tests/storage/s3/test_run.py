@@ -1,0 +1,97 @@
+"""A whole training run with its store in S3: killed, gone on with, and beside another run in the same store."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.views import show
+from storage.store import Store, open_store
+from tasks.learner.tiny import tiny_qwen3
+from tests.fixtures.driving import ROOT, SECONDS
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_qwen3(tmp_path_factory.mktemp("s3-model") / "tiny", hidden=64, layers=2, seed=3)
+
+
+class Runs:
+    """Runs over one store, each in a process and a directory of its own."""
+
+    def __init__(self, directory: Path, url: str, model: Path) -> None:
+        self.directory, self.url, self.model = directory, url, model
+
+    def begin(self, name: str, kill: str = "") -> "subprocess.Popen[str]":
+        """Start a run, or go on with it."""
+        mine = self.directory / name
+        mine.mkdir(exist_ok=True)
+        given = [str(mine), self.url, str(self.model), name, kill]
+        command = [sys.executable, "-P", "-m", "tests.storage.s3.training_run", *given]
+        environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_WAIT_POLICY": "PASSIVE"}
+        environment |= {"TMPDIR": str(mine)}  # its own local copies of policies, as on another machine
+        return subprocess.Popen(
+            command, cwd=mine, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+
+    def live(self, name: str, kill: str = "") -> tuple[int, str]:
+        """Start a run and wait for its end; return its status and what it said."""
+        life = self.begin(name, kill)
+        output, _ = life.communicate(timeout=SECONDS)
+        return life.returncode, output
+
+    def outcome(self, name: str) -> Mapping[str, Any]:
+        """What the last process of a run made."""
+        found: Mapping[str, Any] = json.loads((self.directory / name / "outcome.json").read_text())
+        return found
+
+
+def finished(store: Store) -> set[tuple[str, str, int]]:
+    return {(entry.run, entry.stage, entry.step) for entry in store.ledger.entries() if entry.part == ""}
+
+
+def test_a_run_survives_a_kill_and_another_run_beside_it(s3_root: str, tmp_path: Path, model: Path) -> None:
+    runs = Runs(tmp_path, s3_root, model)
+    status, output = runs.live("one", "after commit training 0")
+    assert status == -9, output
+    before = {entry.key: entry.attempt for entry in open_store(s3_root).ledger.entries()}
+    assert before, "something was finished, or the test shows nothing"
+
+    lives = {name: runs.begin(name) for name in ("one", "two")}
+    for life in lives.values():
+        told, _ = life.communicate(timeout=SECONDS)
+        assert life.returncode == 0, told
+
+    store = open_store(s3_root)
+    entries = store.ledger.entries()
+    assert {entry.attempt for entry in entries if entry.key in before} == set(before.values()), "nothing done twice"
+    assert {(stage, step) for run, stage, step in finished(store) if run == "one"} == {
+        (stage, step) for run, stage, step in finished(store) if run == "two"
+    }
+    assert len({(entry.run, entry.key, entry.part) for entry in entries}) == len(entries)
+    for table in ("traces", "verdicts", "credits", "batches", "updates"):
+        slices = list(dict.fromkeys(piece for entry in entries for piece in entry.slices(table)))
+        assert store.read(slices).num_rows == store.scan(table).collect().height > 0
+    for key in store.policies.names():
+        store.policies.directory(key, verify=True)
+    assert len(store.policies.names()) == 3, "the first, and one of each step, shared by both runs"
+
+    status, output = runs.live("one")
+    assert status == 0, output
+    again = runs.outcome("one")
+    assert again["num_computed"] == 0
+    assert again["num_found"] > 10
+    assert open_store(s3_root).ledger.entries() == entries
+
+
+def test_a_run_in_s3_is_shown(s3_root: str, capsys: pytest.CaptureFixture[str]) -> None:
+    open_store(s3_root).runs.record(run="one", event="started", kind="train", config={"seed": 7, "steps": 2})
+    assert show.main("one", store=s3_root) == 0
+    assert s3_root in capsys.readouterr().out

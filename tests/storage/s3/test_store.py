@@ -1,0 +1,281 @@
+"""The store over S3: the tests of the local store, and what an object store alone can do to us."""
+
+import json
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from flows.views import doctor
+from storage.errors import LayoutError, StoreError, StoreUnavailable
+from storage.ledger import Ledger
+from storage.maintenance.compact import maintain
+from storage.store import Store, open_store
+from tests.fixtures.rows import entry, messages
+from tests.fixtures.s3_host import S3Host
+from tests.storage.test_ledger import (
+    test_find_prefers_the_run_s_own_row_and_else_the_earliest as test_find_prefers,
+)
+from tests.storage.test_ledger import (
+    test_parts_and_entries_are_listed as test_parts_and_entries,
+)
+from tests.storage.test_ledger import (
+    test_processes_that_race_on_the_same_keys_agree as test_races_on_the_same_keys,
+)
+from tests.storage.test_ledger import (
+    test_the_same_row_again_is_not_appended as test_the_same_row_again,
+)
+from tests.storage.test_ledger import (
+    test_threads_that_share_a_store_agree as test_threads,
+)
+from tests.storage.test_ledger import (
+    test_what_is_committed_is_found_by_everyone as test_what_is_committed,
+)
+
+__all__ = [
+    "test_find_prefers",
+    "test_parts_and_entries",
+    "test_races_on_the_same_keys",
+    "test_the_same_row_again",
+    "test_threads",
+    "test_what_is_committed",
+]
+
+pytestmark = pytest.mark.engine
+
+
+@pytest.fixture
+def root(s3_root: str) -> str:
+    return s3_root
+
+
+@pytest.fixture
+def store(root: str) -> Store:
+    return open_store(root)
+
+
+def fill(store: Store, steps: range) -> None:
+    for step in steps:
+        piece = store.append("messages", messages(2), run="run", step=step, key=f"k{step}", attempt=f"a{step}")
+        store.ledger.commit(entry(f"k{step}", step=step, outputs=(piece,)))
+
+
+def test_rows_come_back_in_every_way(root: str, store: Store) -> None:
+    fill(store, range(3))
+    store.runs.record(run="run", event="started", kind="train", config={"seed": 7})
+    elsewhere = open_store(root)
+    slices = [piece for found in elsewhere.ledger.entries() for piece in found.outputs]
+    rows = elsewhere.read(slices)
+    assert rows.num_rows == 6
+    assert rows.slice(4).equals(messages(2))
+    scanned = elsewhere.scan("messages").filter(step=1).select("trace_id", "token_ids").collect()
+    assert scanned["token_ids"].to_list() == [[0, 1, 2], [100, 101, 102]]
+    assert elsewhere.runs.names() == ["run"]
+    assert elsewhere.runs.events("run")[-1].config == {"seed": 7}
+    assert elsewhere.scan("verdicts").collect().height == 0
+
+
+def test_housekeeping_merges_and_deletes_and_every_slice_is_still_read(root: str, store: Store) -> None:
+    fill(store, range(12))
+    slices = [piece for found in store.ledger.entries() for piece in found.outputs]
+    before = store.read(slices)
+    done = maintain(store, retention_hours=0)
+    assert done.merged >= 24, "twelve files of messages and twelve of the ledger"
+    assert done.only_copies == ()
+    for each in (store, open_store(root)):
+        assert len(each.slices.table("messages").active()) == 1
+        assert each.read(slices).equals(before)
+        assert [found.step for found in each.ledger.entries()] == list(range(12))
+
+
+def test_a_place_that_is_no_store_is_left_alone(s3: S3Host, root: str) -> None:
+    s3.put(f"{root}/notes.txt", b"mine")
+    with pytest.raises(LayoutError, match=r"this is not a store.*notes\.txt"):
+        open_store(root)
+    s3.put(f"{root}/format.json", json.dumps({"layout": 99}).encode())
+    with pytest.raises(LayoutError, match="layout 99"):
+        open_store(root)
+    assert s3.get(f"{root}/format.json") == b'{"layout": 99}'
+
+
+def test_the_first_to_make_a_store_decides(s3: S3Host, root: str, store: Store) -> None:
+    assert store.root.create("format.json", b"another") is False
+    assert json.loads(s3.get(f"{root}/format.json")) == {"layout": 1}
+    assert store.root.create("once", b"one") is True
+    assert store.root.create("once", b"two") is False
+    assert store.root.read("once") == b"one"
+    store.root.delete("once")
+    assert not store.root.exists("once")
+    assert store.root.exists("tables/ledger"), "a directory, too"
+
+
+def test_two_writers_side_by_side_lose_nothing(root: str, store: Store) -> None:
+    count, runs = 50, ("one", "two")
+    command = [sys.executable, "-m", "tests.fixtures.writer", root, "rows"]
+    writers = [
+        subprocess.Popen([*command, run, str(count)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for run in runs
+    ]
+    try:
+        for writer in writers:
+            assert writer.stdout is not None and writer.stdout.readline() == "ready\n"
+        for writer in writers:
+            assert writer.stdin is not None
+            writer.stdin.write("go\n")
+            writer.stdin.flush()
+        told = [writer.communicate(timeout=240)[0].split() for writer in writers]
+    finally:
+        for writer in writers:
+            writer.kill()
+            writer.wait()
+    assert told == [[str(number) for number in range(count)]] * 2
+    wanted = {(run, f"{run}-{number}") for run in runs for number in range(count)}
+    assert {(found.run, found.key) for found in store.ledger.entries()} == wanted
+    rows = [row for each in store.ledger.table.active() for row in store.ledger.table.read(each.path).to_pylist()]
+    assert len(rows) == len(wanted), "each of them once"
+
+
+def test_every_commit_is_a_conditional_put(s3: S3Host, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_S3_ALLOW_UNSAFE_RENAME", "true")
+    monkeypatch.setenv("AWS_CONDITIONAL_PUT", "disabled")  # what somebody's environment says must not undo it
+    s3.requests()
+    fill(open_store(s3.new_place()), range(2))
+    puts = [each for each in s3.requests() if each.startswith("PUT") and "_delta_log" in each]
+    assert len(puts) >= 6, "three tables are made, two steps are committed to two of them"
+    assert all(each.endswith("if-none-match") for each in puts)
+
+
+@pytest.mark.parametrize(("mode", "told"), [("ignored", "wrote over an object"), ("unknown", "501 NotImplemented")])
+def test_a_server_without_conditional_puts_is_refused(s3: S3Host, root: str, mode: str, told: str) -> None:
+    s3.behave(conditional=mode)
+    with pytest.raises(LayoutError, match=f"does not keep writers apart.*{told}") as caught:
+        open_store(root)
+    assert "lose each other's commits" in caught.value.do
+    assert not [each for each in s3.requests() if "/tables/" in each], "no table was made"
+    s3.behave()
+    fill(open_store(root), range(1))
+    s3.behave(conditional=mode)
+    with pytest.raises(LayoutError, match="does not keep writers apart"):
+        open_store(root)  # a server that changed
+
+
+@pytest.mark.parametrize("num_lost", [1, 3])
+def test_lost_answers_neither_lose_nor_double_a_commit(s3: S3Host, root: str, store: Store, num_lost: int) -> None:
+    s3.behave(lost=str(num_lost))
+    fill(store, range(2))
+    assert [found.step for found in open_store(root).ledger.entries()] == [0, 1]
+    assert store.scan("messages").collect().height == 4
+    rows = [store.ledger.table.read(each.path).num_rows for each in store.ledger.table.active()]
+    assert sum(rows) == 2
+
+
+def test_a_conflict_is_not_taken_for_an_object_that_is_there(s3: S3Host, store: Store) -> None:
+    """S3 answers 409 to a conditional put beside another one, which may fail: then nobody's object is there."""
+    s3.behave(conflict="2")
+    assert store.root.create("once", b"one") is True
+    assert store.root.read("once") == b"one"
+    assert store.root.create("once", b"two") is False
+
+
+def test_an_endpoint_where_nobody_listens_is_an_error(s3: S3Host, root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{unused.getsockname()[1]}")
+        with pytest.raises(StoreUnavailable, match=r"does not answer.*refused") as caught:
+            open_store(root)
+    assert "AWS_ENDPOINT_URL" in caught.value.do
+
+
+def test_a_server_that_goes_away_is_an_error_for_everyone_at_work(store: Store) -> None:
+    host = S3Host()
+    options = {**host.environment}
+    mine = open_store(host.new_place(), options)
+    fill(mine, range(1))
+    pieces = mine.ledger.entries()[0].outputs
+    host.stop()
+    for work in (lambda: fill(mine, range(1, 2)), lambda: mine.ledger.find("k0"), lambda: mine.read(pieces)):
+        with pytest.raises(StoreUnavailable):
+            work()
+    with pytest.raises(StoreUnavailable):
+        mine.policies.find("policy")
+    fill(store, range(1))  # the other server is well
+
+
+def test_a_bucket_that_is_not_there_is_an_error(s3: S3Host) -> None:
+    with pytest.raises(StoreUnavailable, match="there is no bucket 'nowhere'"):
+        open_store("s3://nowhere/store")
+
+
+def test_a_server_of_another_kind_is_an_error(s3: S3Host, root: str) -> None:
+    s3.behave(missing="all")
+    with pytest.raises(StoreUnavailable, match="answered GET with 404") as caught:
+        open_store(root)
+    assert "S3-compatible" in caught.value.do
+
+
+def test_the_doctor_asks_the_server(s3: S3Host, root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert list(doctor.object_store("a directory")) == []
+    (new,) = doctor.object_store(root)
+    assert (new.level, new.what) == ("ok", f"the store's server answers for {root}, where no store is yet")
+    assert not [each for each in s3.requests() if each.startswith("PUT")], "a doctor makes nothing"
+    open_store(root)
+    assert [found.what for found in doctor.object_store(root)] == [f"the store's server answers for {root}"]
+    monkeypatch.setenv("AWS_ALLOW_HTTP", "")
+    (bad,) = doctor.object_store(root)
+    assert (bad.level, "AWS_ALLOW_HTTP=true" in bad.advice) == ("bad", True)
+
+
+def test_a_bucket_elsewhere_is_an_error(s3: S3Host, root: str) -> None:
+    s3.behave(region="ap-south-1")
+    with pytest.raises(StoreUnavailable, match="in region ap-south-1, not eu-central-1") as caught:
+        open_store(root)
+    assert caught.value.do == "set AWS_REGION=ap-south-1"
+
+
+def test_who_may_not_read_is_told_and_who_may_only_read_reads(s3: S3Host, root: str, store: Store) -> None:
+    fill(store, range(1))
+    s3.behave(denied="all")
+    with pytest.raises(StoreUnavailable, match="refuses us: 403 AccessDenied") as caught:
+        open_store(root)
+    assert "AWS_SECRET_ACCESS_KEY" in caught.value.do
+    s3.behave(denied="puts")
+    reader = open_store(root)
+    assert reader.scan("messages").collect().height == 2
+    with pytest.raises(StoreError):
+        fill(reader, range(1, 2))
+    with pytest.raises(StoreError):
+        open_store(s3.new_place())
+
+
+def test_a_stage_s_commit_costs_few_requests(s3: S3Host, store: Store) -> None:
+    """What docs/s3.md says: one step of one table, its row in the ledger included, once everything is open."""
+    fill(store, range(3))
+    s3.requests()
+    fill(store, range(3, 4))
+    kinds = [each.split()[0] for each in s3.requests()]
+    assert (kinds.count("PUT"), len(kinds)) == (4, 19)
+    piece = Ledger(store.root).entries()[-1].outputs
+    s3.requests()
+    store.read(piece)
+    assert len(s3.requests()) == 1
+    scratch = store.policies.scratch("policy")
+    for name in ("config.json", "model.safetensors"):
+        (scratch / name).write_bytes(b"x")
+    s3.requests()
+    store.policies.publish(scratch, "policy")
+    kinds = [each.split()[0] for each in s3.requests()]
+    assert (kinds.count("PUT"), len(kinds)) == (3, 8)
+    store.policies.directory("policy", verify=True)
+    assert len(s3.requests()) == 1, "what was just published is its own copy"
+
+
+def test_a_committing_process_ends_well_every_time(root: str, store: Store) -> None:
+    """One process in four aborted at its end when Arrow's threads held on to bytes that Python owned."""
+    command = [sys.executable, "-m", "tests.fixtures.writer", root, "rows"]
+    for number in range(8):
+        done = subprocess.run(
+            [*command, f"run-{number}", "1"], input="go\n", capture_output=True, text=True, timeout=120
+        )
+        assert (done.returncode, done.stdout) == (0, "ready\n0\n"), done.stderr
+    assert len(store.ledger.entries()) == 8

@@ -1,0 +1,127 @@
+"""Combining: every environment is credited as if it were alone, wherever its rows lie among the others'."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tasks.advantage.algorithms.credit import GroupedTraces
+from tasks.advantage.stage import STAGE, advantage
+from tests.fixtures.builders import message, table, trace, verdict, view
+from tests.fixtures.crediting import credited, group, tables_of
+
+ALGORITHMS = [
+    {"type": "grpo"},
+    {"type": "rloo"},
+    {"type": "supervised"},
+    {"type": "echo", "tool": {"alpha": 0.5}},
+    {"type": "rae", "decay": 0.5},
+]
+NAMES = ("x", "y", "z")
+QUARTERS = st.integers(-4, 4).map(lambda quarters: quarters / 4)
+
+
+def run(traces, messages, own, states=None, step=1):
+    """Return credits by sample and the states, with an algorithm for each environment."""
+    verdicts = [verdict(one["trace_id"], group_id=one["group_id"]) for one in traces]
+    tables = tables_of(traces, messages, verdicts)
+    if states is not None:
+        tables["estimator_states"] = table("estimator_states", states)
+    named = [{"name": name, "taskset": {"id": name}, "algorithm": section} for name, section in own.items()]
+    made = advantage(tables, view(STAGE, environments=named), step=step)
+    rows = made["estimator_states"].to_pylist() if "estimator_states" in made else []
+    return {row["sample_id"]: row for row in made["credits"].to_pylist()}, rows
+
+
+def answered(trace_id):
+    """A question, an answer, what a tool says to it, and another answer."""
+    return [
+        message(trace_id, 0),
+        message(trace_id, 1, parent=0, tokens=[4, 5], sampled=True),
+        message(trace_id, 2, parent=1, tokens=[6, 7], role="tool", is_content=[False, True]),
+        message(trace_id, 3, parent=2, tokens=[8], sampled=True),
+    ]
+
+
+@st.composite
+def several(draw):
+    """Draw traces of several environments in any order, with their messages in any order, and who credits each."""
+    own = {name: draw(st.sampled_from(ALGORITHMS)) for name in NAMES}
+    traces = [
+        trace(
+            f"{name}{number}", group_id=f"{name}-g{number % 2}", environment=name, reward=draw(st.integers(-4, 4)) / 4
+        )
+        for name in NAMES
+        for number in range(draw(st.integers(0, 4)))
+    ]
+    messages = [row for one in traces for row in answered(one["trace_id"])]
+    return own, draw(st.permutations(traces)), draw(st.permutations(messages))
+
+
+@settings(max_examples=12)
+@given(several())
+def test_each_environment_is_credited_as_if_it_were_alone(drawn):
+    own, traces, messages = drawn
+    known = [
+        {"environment": name, "example_id": "e0", "agent": "agent", "values": [0.25], "num_traces": 2}
+        for name in NAMES
+        if own[name]["type"] == "rae"
+    ]
+    rows, states = run(traces, messages, own, known)
+    apart, apart_states = {}, []
+    for name in NAMES:
+        mine = [one for one in traces if one["environment"] == name]
+        ids = {one["trace_id"] for one in mine}
+        parts = [row for row in messages if row["trace_id"] in ids]
+        found, after = run(mine, parts, {name: own[name]}, [row for row in known if row["environment"] == name])
+        apart |= found
+        apart_states += after
+    assert rows == apart
+    assert sorted(states, key=str) == sorted(apart_states, key=str)
+
+
+def test_each_by_its_own_by_hand():
+    traces = [*group(1.0, 0.0, environment="x"), *group(1.0, 0.0, group_id="g1", environment="y")]
+    mixed = [traces[2], traces[0], traces[3], traces[1]]
+    rows = credited(mixed, environments={"x": {"type": "rloo"}}, type="grpo")
+    assert {row["sample_id"]: row["advantage"] for row in rows} == {
+        "g0-0/0": 1,
+        "g0-1/0": -1,
+        "g1-0/0": 0.5,
+        "g1-1/0": -0.5,
+    }
+
+
+def test_an_environment_that_was_not_drawn_keeps_its_state():
+    known = [{"environment": "z", "example_id": "e0", "agent": "agent", "values": [0.7], "num_traces": 9}]
+    traces = group(1.0, 0.0, environment="x")
+    messages = [row for one in traces for row in answered(one["trace_id"])]
+    _, states = run(traces, messages, {"x": {"type": "grpo"}, "z": {"type": "rae"}}, known, step=3)
+    assert states == known
+
+
+def test_each_environment_is_taken_apart_once_however_many_seats_it_remembers(monkeypatch):
+    taken = []
+    of = GroupedTraces.of
+    monkeypatch.setattr(GroupedTraces, "of", lambda kept, name: taken.append(name) or of(kept, name))
+    known = [
+        {"environment": "x", "example_id": f"e{number}", "agent": "agent", "values": [0.7], "num_traces": 9}
+        for number in range(50)
+    ]
+    traces = group(1.0, 0.0, environment="x", example_id="e0")
+    messages = [row for one in traces for row in answered(one["trace_id"])]
+    _, states = run(traces, messages, {"x": {"type": "rae"}}, known, step=3)
+    assert len(states) == 50 and len(taken) <= 3
+
+
+def test_state_is_for_algorithms_that_have_any():
+    traces = group(1.0, 0.0, environment="x")
+    messages = [row for one in traces for row in answered(one["trace_id"])]
+    known = [{"environment": "x", "example_id": "e0", "agent": "agent", "values": [0.7], "num_traces": 9}]
+    _, states = run(traces, messages, {"x": {"type": "grpo"}, "z": {"type": "rae"}}, known, step=3)
+    assert states == []
+
+
+@pytest.mark.parametrize("environment", ["x", "other"])
+def test_the_runs_algorithm_is_for_environments_without_one(environment):
+    rows = credited(group(1.0, 0.0, environment=environment), environments={"x": {"type": "rloo"}}, type="grpo")
+    assert rows[0]["advantage"] == (1.0 if environment == "x" else 0.5)

@@ -1,0 +1,128 @@
+"""Custom: a function of one's own is called, and what it returns is held to what training needs."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tasks.advantage.algorithms.credit import AdvantageBreach, GroupedTraces
+from tasks.advantage.stage import STAGE, StateMissing, advantage
+from tasks.arrays.ragged import Ragged
+from tasks.runtime.import_paths import NotImportable, code_version
+from tests.fixtures.builders import exchange, trace, view
+from tests.fixtures.crediting import advantages, credited, group, tables_of
+
+HERE = "tests.fixtures.masks"
+REFUSED = {
+    "a table": "it returned Table, not tasks.advantage.algorithms.Credit",
+    "short": r"advantage is float64 \(3,\), not an array of float64 for 2 traces",
+    "a list": "baseline is list, not an array of float64 for 2 traces",
+    "double weights": r"rl is float64 \(10,\), not an array of float32 for 10 tokens",
+    "infinite": "advantage is infinite",
+    "negative": "ce has weights that are negative or not finite",
+    "nan": "rl has weights that are negative or not finite",
+    "unsampled": "rl has weight on tokens that the policy did not sample",
+    "unsampled reference": "ref_kl has weight on tokens that the policy did not sample",
+    "both": "a token has weight in rl and in ref_kl",
+    "no signal": "ref_kl has weight, and there is no signal",
+    "signal not finite": "signal is not finite",
+    "no advantage": "rl has weight in a trace without an advantage",
+    "state": "it returned states, which would be lost; set keeps_state=true",
+}
+
+
+def test_it_credits_with_its_arguments():
+    rows = credited(group(1.0, 0.0), type="custom", function=f"{HERE}:halved")
+    assert advantages(rows) == [0.25, -0.25] and rows[0]["rl_weights"] == [0, 0, 0, 1, 1]
+    rows = credited(group(1.0, 0.0), type="custom", function=f"{HERE}:halved", arguments={"factor": 3})
+    assert advantages(rows) == [1.5, -1.5]
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_cannot_be_trained_on_is_refused(kind):
+    with pytest.raises(AdvantageBreach, match=f"^algorithm {HERE}:broken: {REFUSED[kind]}"):
+        credited(group(1.0, 0.0), type="custom", function=f"{HERE}:broken", arguments={"kind": kind})
+
+
+def test_what_it_does_to_its_arguments_is_its_own_affair():
+    section = {"type": "custom", "function": f"{HERE}:careless", "arguments": {"factor": 3}}
+    config, tables = view(STAGE, algorithm=section), tables_of(group(1.0, 0.0))
+    first, again = (advantage(tables, config, step=1)["credits"].to_pylist() for _ in range(2))
+    assert first == again, "what one step does to the arguments is not known to the next"
+    assert advantages(first) == [1.5, -1.5] and [row["rl_weights"] for row in first] == [[0, 0, 0, 1, 1]] * 2
+
+
+def test_it_is_given_references_in_arrays_of_its_own():
+    rows = Ragged(np.array([-0.5, -1.0]), np.array([0, 2]))
+    tables = tables_of([trace("t0")], exchange("t0")[:1])
+    kept = GroupedTraces(tables["traces"], tables["messages"], np.zeros(1, np.int64), rows, rows)
+    own = kept.copy()
+    assert own.references is not None and own.references.values.tolist() == [-0.5, -1.0]
+    pairs = [(own.references, rows), (own.mask, rows)]
+    assert not any(np.shares_memory(a.values, b.values) or a.offsets is b.offsets for a, b in pairs)
+    assert not np.shares_memory(own.owner, kept.owner) and replace(kept, references=None).copy().references is None
+
+
+def test_it_is_judged_by_what_was_sampled_and_not_by_what_it_made_of_that():
+    with pytest.raises(AdvantageBreach, match="rl has weight on tokens that the policy did not sample"):
+        credited(group(1.0, 0.0), type="custom", function=f"{HERE}:greedy")
+
+
+def test_other_code_than_the_config_was_resolved_with_is_refused():
+    function = f"{HERE}:halved"
+    rows = credited(group(1.0, 0.0), type="custom", function=function, version=code_version(function))
+    assert advantages(rows) == [0.25, -0.25]
+    with pytest.raises(NotImportable, match=r"was resolved with sha256:other\. Nothing was computed; all .* is safe"):
+        credited(group(1.0, 0.0), type="custom", function=function, version="sha256:other")
+
+
+def test_a_trace_without_a_reward_may_go_without_an_advantage():
+    rows = credited(group(1.0, 0.0, None), type="custom", function=f"{HERE}:halved")
+    assert advantages(rows) == [0.25, -0.25, None]
+
+
+def test_a_path_to_nothing_is_refused():
+    with pytest.raises(NotImportable, match="it has no 'doubled'"):
+        credited(group(1.0, 0.0), type="custom", function=f"{HERE}:doubled")
+
+
+@pytest.mark.parametrize("component", ["rl", "ref_kl"])
+def test_a_signal_of_its_own_stands_for_advantages(component):
+    section = {"type": "custom", "function": f"{HERE}:signalled", "arguments": {"component": component}}
+    rows = credited(group(1.0, 0.0), **section)
+    assert rows[0]["advantages"] == [0, 0, 0, 0.25, 0.25] and rows[0][f"{component}_weights"] == [0, 0, 0, 1, 1]
+    assert advantages(rows) == [None, None]
+
+
+def test_state_that_it_keeps_is_what_it_finds_at_the_next_step():
+    own = view(STAGE, algorithm={"type": "custom", "function": f"{HERE}:remembering", "keeps_state": True})
+    tables, states = tables_of(group(1.0, 0.0)), {}
+    found = []
+    for step in range(2):
+        made = advantage(tables | states, own, step=step)
+        found.append(made["credits"]["advantage"].to_pylist())
+        states = {"estimator_states": made["estimator_states"]}
+    # b: 0 -> 0.5 -> 0.25 -> 0.625 -> 0.3125, taken first.
+    assert found == [[0.5, -0.25], [0.375, -0.3125]]
+    assert states["estimator_states"].to_pylist()[0]["num_traces"] == 4
+    with pytest.raises(StateMissing, match="algorithm custom goes on from the state after step 0"):
+        advantage(tables, own, step=1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("none", "it keeps state and returned NoneType for states, not a table with the schema ESTIMATOR_STATES.arrow"),
+        (
+            "credits",
+            r"it keeps state and returned a table of \[.*'trace_id'.*\] for states, not a table with the schema .*",
+        ),
+        ("elsewhere", "states are of environment 'elsewhere', whose traces it was not given"),
+        ("twice", "states have an example and agent twice"),
+        ("nan", "states have values that are not finite"),
+    ],
+)
+def test_state_that_could_not_be_handed_back_is_refused(kind, message):
+    section = {"function": f"{HERE}:misremembering", "arguments": {"kind": kind}, "keeps_state": True}
+    with pytest.raises(AdvantageBreach, match=rf": {message}\. Nothing was trained"):
+        credited(group(1.0, 0.0), type="custom", step=0, **section)

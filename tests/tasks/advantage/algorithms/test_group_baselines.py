@@ -1,0 +1,174 @@
+"""What compares groups, by hand: each algorithm's figures, who is in a baseline, and which tokens get weight."""
+
+import numpy as np
+import pytest
+
+from tasks.advantage.algorithms import ALGORITHMS
+from tests.fixtures.builders import exchange, trace, verdict
+from tests.fixtures.crediting import advantages, credited, forked, group
+
+SINGLE = ("grpo", "dr_grpo", "rloo", "max_rl", "reinforce_pp")
+
+
+def baselines(rows):
+    return [row["baseline"] for row in rows]
+
+
+def test_dr_grpo_is_grpo_without_the_deviation():
+    rows = credited(group(3.0, 0.0, 0.0), type="dr_grpo", length_normaliser=7)
+    assert advantages(rows) == [2, -1, -1] and baselines(rows) == [1, 1, 1]
+    assert rows[0]["rl_weights"] == [0, 0, 0, 1, 1]  # the constant length is packing's
+
+
+@pytest.mark.parametrize(
+    ("rewards", "expected"),
+    [
+        ((1.0, 1.0, 0.0, 0.0), [1, 1, -1, -1]),
+        ((1.0, 0.0, 0.0, 0.0), [3, -1, -1, -1]),
+        ((1.0, 1.0), [0, 0]),
+        ((0.5, 0.0, 0.25, 0.25), [1, -1, 0, 0]),
+        ((3.0, -1.0), [2, -2]),
+    ],
+)
+def test_max_rl_by_hand(rewards, expected):
+    rows = credited(group(*rewards), type="max_rl")
+    assert advantages(rows) == expected and set(baselines(rows)) == {np.mean(rewards)}
+    assert rows[0]["rl_weights"] == [0, 0, 0, 1, 1]
+
+
+@pytest.mark.parametrize("rewards", [(0.0, 0.0), (-1.0, 1.0), (0.0, -1.0, -2.0)])
+def test_max_rl_is_exactly_zero_where_the_mean_is_not_above_zero(rewards):
+    rows = credited([*group(*rewards), *group(1.0, 0.0, group_id="g1")], type="max_rl")
+    assert advantages(rows) == [0] * len(rewards) + [1, -1]
+
+
+@pytest.mark.parametrize("scale", [2.0**-40, 1.0, 2.0**20])
+def test_max_rl_judges_rounding_by_the_size_of_the_rewards(scale):
+    cancelling = credited(group(0.1 * scale, 0.2 * scale, -0.3 * scale), type="max_rl")
+    assert advantages(cancelling) == [0, 0, 0] and baselines(cancelling)[0] > 0
+    assert advantages(credited(group(2e-15 * scale, 0.0), type="max_rl")) == [1, -1]
+
+
+def test_max_rl_does_not_divide_by_what_rounding_leaves():
+    assert 0.1 + 0.2 - 0.3 > 0
+    assert advantages(credited(group(0.1, 0.2, -0.3), type="max_rl")) == [0, 0, 0]
+    assert 0.1 - 0.7 * (1 / 7) > 0 == 0.3 - 0.7 * (3 / 7)
+    shaping = {"max_tokens": 7, "buffer_tokens": 7, "penalty": 0.7}
+    one, other = group(0.1, 0.3)
+    traces = [one | {"num_output_tokens": 1}, other | {"num_output_tokens": 3}]
+    assert advantages(credited(traces, type="max_rl", overlong=shaping)) == [0, 0]
+    small = credited(group(1e-9, 0.0), type="max_rl")
+    assert advantages(small) == pytest.approx([1, -1])
+
+
+def test_reinforce_pp_has_one_scale_for_all_groups():
+    rows = credited([*group(1.0, 0.0), *group(4.0, 0.0, group_id="g1")], type="reinforce_pp", epsilon=1e-9)
+    # Less their means: 0.5, -0.5, 2, -2; the mean of the squares is (0.25 + 0.25 + 4 + 4) / 4 = 2.125.
+    assert advantages(rows) == pytest.approx([each / 2.125**0.5 for each in (0.5, -0.5, 2, -2)])
+    assert baselines(rows) == [0.5, 0.5, 2, 2]
+    rows = credited(group(1.0, 0.0), type="reinforce_pp", epsilon=0.5)
+    assert advantages(rows) == [0.5, -0.5]
+
+
+def test_reinforce_pp_of_equal_rewards_divides_by_epsilon():
+    assert advantages(credited(group(0.1, 0.1, 0.1), type="reinforce_pp")) == pytest.approx([0, 0, 0], abs=1e-9)
+
+
+def test_reinforce_pp_leaves_other_environments_out_of_its_scale():
+    traces = [*group(1.0, 0.0), *group(9.0, 0.0, group_id="g1", environment="other")]
+    rows = credited(traces, environments={"other": {"type": "grpo"}}, type="reinforce_pp", epsilon=1e-9)
+    assert advantages(rows) == pytest.approx([1, -1, 4.5, -4.5])
+
+
+def played(name, agent, episode, reward, group_id="g0"):
+    return trace(name, agent=agent, episode_id=episode, reward=reward, group_id=group_id)
+
+
+HIERARCHY = [
+    played("s0", "solver", "e0", 1.0),
+    played("p0", "proposer", "e0", 1.0),
+    played("s1", "solver", "e1", 3.0),
+    played("s2", "solver", "e0", 0.0),
+    played("p1", "proposer", "e1", 0.0),
+    played("s3", "solver", "e1", 0.0),
+    played("s4", "solver", "e1", 0.0),
+    played("p2", "proposer", "e2", 8.0, "g1"),
+]
+
+
+def test_hierarchical_grpo_compares_solvers_within_an_episode_and_proposers_within_the_group():
+    rows = {row["trace_id"]: row for row in credited(HIERARCHY, type="hierarchical_grpo")}
+    found = {name: (row["baseline"], row["advantage"]) for name, row in rows.items()}
+    assert found == {
+        "s0": (0.5, 0.5),
+        "s2": (0.5, -0.5),
+        "s1": (1, 2),
+        "s3": (1, -1),
+        "s4": (1, -1),
+        "p0": (0.5, 0.5),
+        "p1": (0.5, -0.5),
+        "p2": (8, 0),
+    }
+
+
+def test_hierarchical_grpo_compares_all_of_an_agent_that_is_not_named():
+    rows = credited(HIERARCHY[:-1], type="hierarchical_grpo", episode_agents=[])
+    assert {row["baseline"] for row in rows if row["trace_id"].startswith("s")} == {0.8}
+    rows = credited(HIERARCHY[:-1], type="hierarchical_grpo", episode_agents=["proposer", "solver"])
+    assert [row["advantage"] for row in rows if row["trace_id"].startswith("p")] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("grpo", [2 / 3, -1 / 3, -1 / 3]),
+        ("dr_grpo", [2 / 3, -1 / 3, -1 / 3]),
+        ("rloo", [1, -1 / 2, -1 / 2]),
+        ("max_rl", [2, -1, -1]),
+        ("reinforce_pp", [2**0.5, -(0.5**0.5), -(0.5**0.5)]),
+        ("hierarchical_grpo", [2 / 3, -1 / 3, -1 / 3]),
+    ],
+)
+@pytest.mark.parametrize("gone", ["errored", "filtered", "unrewarded"])
+def test_who_is_not_kept_or_has_no_reward_is_in_no_baseline(kind, expected, gone):
+    first, *others = group(1.0, 1.0, 0.0, 0.0)
+    changed = {"errored": {"error_class": "timeout"}, "filtered": {}, "unrewarded": {"reward": None}}[gone]
+    reason = {"errored": "errored", "filtered": "gibberish"}.get(gone)
+    verdicts = [verdict("g0-0", reason=reason), *(verdict(row["trace_id"]) for row in others)]
+    rows = credited([first | changed, *others], verdicts=verdicts, type=kind)
+    own = [row for row in rows if row["trace_id"] != "g0-0"]
+    assert advantages(own) == pytest.approx(expected, rel=1e-5)
+    assert [row["baseline"] for row in own if kind != "rloo"] == pytest.approx([1 / 3] * 3 if kind != "rloo" else [])
+    alone = [row for row in rows if row["trace_id"] == "g0-0"]
+    assert len(alone) == (gone == "unrewarded") and not any(sum(row["rl_weights"]) for row in alone)
+    assert advantages(alone) == [None] * len(alone)
+
+
+@pytest.mark.parametrize("kind", SINGLE)
+def test_tokens_that_branches_share_count_once(kind):
+    rows = credited(group(1.0, 0.0), [*forked("g0-0"), *exchange("g0-1")], type=kind)
+    first, second, other = rows
+    assert first["rl_weights"] == [0, 0, 1, 1, 0, 1] and second["rl_weights"] == [0, 0, 0, 0, 0, 1, 1]
+    assert first["advantages"][2] == second["advantages"][-1] == np.float32(first["advantage"]) > 0
+    assert second["advantages"][2:4] == [0, 0] and sum(other["rl_weights"]) == 2
+
+
+@pytest.mark.filterwarnings("error")  # nothing divided by zero on the way
+@pytest.mark.parametrize("kind", SINGLE)
+def test_a_group_of_one(kind):
+    (row,) = credited(group(0.25), type=kind)
+    alone = kind == "rloo"
+    assert row["advantage"] == (None if alone else 0) and sum(row["rl_weights"]) == (0 if alone else 2)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("kind", [*SINGLE, "hierarchical_grpo"])
+@pytest.mark.parametrize("shaping", [{}, {"length_penalty": {}, "overlong": {"max_tokens": 2, "buffer_tokens": 1}}])
+def test_a_step_without_any_reward(kind, shaping):
+    (row,) = credited(group(None), type=kind, **shaping)
+    assert row["advantage"] is None and row["baseline"] is None and not any(row["rl_weights"])
+    assert credited([], type=kind, **shaping) == []
+
+
+def test_none_lets_a_group_add_up_to_more_than_zero():
+    assert all(ALGORITHMS[kind].zero_sum for kind in (*SINGLE, "hierarchical_grpo"))

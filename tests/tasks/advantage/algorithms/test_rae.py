@@ -1,0 +1,184 @@
+"""RAE: golden values by hand, one trace at a time as the paper has it, and state that goes from step to step."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from storage.schemas.stage_tables import ESTIMATOR_STATES
+from storage.schemas.validation import RowPlace, check_rows
+from tasks.advantage.stage import STAGE, StateMissing, advantage
+from tests.fixtures.builders import exchange, failed, table, trace, view
+from tests.fixtures.crediting import advantages, tables_of
+
+DYADIC = st.integers(-8, 8).map(lambda eighths: eighths / 8)
+SEATS = st.tuples(st.sampled_from(["x", "y"]), st.sampled_from(["e0", "e1"]), st.sampled_from(["first", "second"]))
+OTHER = trace("other", agent="second", example_id="elsewhere", reward=None)
+"""Without a reward, it changes nothing; it makes an environment one of two agents."""
+
+
+def step(traces, states=None, number=0, environments=("x", "y"), **section):
+    """Return the credits and the states after these traces, every one without an error kept."""
+    tables = tables_of(traces) | ({} if states is None else {"estimator_states": table("estimator_states", states)})
+    named = [{"name": name, "taskset": {"id": name}} for name in environments]
+    config = view(STAGE, algorithm={"type": "rae"} | section, environments=named)
+    made = advantage(tables, config, step=number)
+    check_rows(made["estimator_states"], ESTIMATOR_STATES, RowPlace("estimator_states"))
+    return made["credits"].to_pylist(), made["estimator_states"].to_pylist()
+
+
+def seat(*rewards, agent="first", **others):
+    return [trace(f"{agent}-{i}", agent=agent, reward=reward, **others) for i, reward in enumerate(rewards)]
+
+
+def state(value, count=1, agent="first", example_id="e0", environment="reverse"):
+    row = {"environment": environment, "example_id": example_id, "agent": agent}
+    return row | {"values": [value], "num_traces": count}
+
+
+def test_a_cold_start_by_hand():
+    rows, states = step([*seat(1.0, 1.0), OTHER])
+    assert advantages(rows) == pytest.approx([0.9, 0.81, None])
+    assert [row["baseline"] for row in rows] == pytest.approx([0.1, 0.19, None])
+    assert rows[0]["rl_weights"] == [0, 0, 0, 1, 1] and rows[0]["advantages"] == pytest.approx([0, 0, 0, 0.9, 0.9])
+    assert states == [state(pytest.approx(0.19), 2)]
+
+
+def test_traces_of_one_seat_compound_and_are_not_averaged():
+    rows, states = step([*seat(1.0, 0.0), OTHER], decay=0.5)
+    assert advantages(rows) == [0.5, -0.25, None]
+    assert states == [state(0.25, 2)]
+
+
+def test_a_reward_of_zero_goes_on_from_the_state():
+    rows, states = step([*seat(0.0), OTHER], [state(0.7, 3)], number=4, decay=0.5)
+    assert advantages(rows) == [pytest.approx(-0.35), None] and rows[0]["baseline"] == pytest.approx(0.35)
+    assert states == [state(pytest.approx(0.35), 4)]
+
+
+def test_pre_subtracts_the_baseline_before():
+    rows, states = step([*seat(1.0, 0.0), OTHER], decay=0.5, order="pre")
+    assert advantages(rows) == [1.0, -0.5, None] and [row["baseline"] for row in rows] == [0.0, 0.5, None]
+    assert states == [state(0.25, 2)]
+
+
+def test_no_reward_is_no_advantage_no_weight_and_no_change():
+    rows, states = step([*seat(1.0, None, 1.0), OTHER], decay=0.5)
+    assert advantages(rows) == [0.5, None, 0.25, None]
+    assert rows[1]["baseline"] is None and not any(rows[1]["rl_weights"]) and rows[1]["reward"] is None
+    assert states == [state(0.75, 2)]
+
+
+def test_an_errored_trace_changes_nothing():
+    rows, states = step([*seat(1.0), failed("bad", agent="first", reward=5.0), OTHER], decay=0.5)
+    assert advantages(rows) == [0.5, None] and states == [state(0.5)]
+
+
+def test_seats_examples_and_environments_have_baselines_of_their_own():
+    keys = [
+        {"environment": environment, "example_id": example, "agent": agent}
+        for environment in ("x", "y")
+        for example in ("e0", "e1")
+        for agent in ("first", "second")
+    ]
+    traces = [trace(f"t{i}", group_id=f"g{i}", reward=float(i), **key) for i, key in enumerate(keys)]
+    rows, states = step(traces, decay=0.5)
+    assert advantages(rows) == [i / 2 for i in range(8)]
+    assert states == [key | {"values": [i / 2], "num_traces": 1} for i, key in enumerate(keys)]
+
+
+def test_states_of_seats_that_were_not_tried_are_kept():
+    known = [state(0.3, 7, example_id="gone"), state(0.4, 8, environment="z"), state(0.5, 9, agent="second")]
+    _, states = step([*seat(1.0), OTHER], known, number=1, decay=0.5)
+    expected = [state(0.5), state(0.5, 9, agent="second"), *known[:2]]
+    assert sorted(states, key=str) == sorted(expected, key=str)
+
+
+@pytest.mark.parametrize("known", [None, [state(0.5)]])
+def test_nothing_kept_leaves_the_state(known):
+    rows, states = step([failed("bad", agent="first", num_turns=0)], known, number=1 if known else 0)
+    assert rows == [] and states == (known or [])
+
+
+def test_missing_state_after_the_first_step_is_an_error_and_none_at_all_is_not():
+    with pytest.raises(StateMissing, match="goes on from the state after step 3, which recorded none"):
+        step(seat(1.0), number=4)
+    rows, _ = step([*seat(1.0), OTHER], [], number=4)
+    assert advantages(rows) == pytest.approx([0.9, None])
+
+
+@st.composite
+def played(draw):
+    """Draw traces of several seats in any order, some without a reward, and states of some of the seats."""
+    traces = []
+    for number in range(draw(st.integers(0, 12))):
+        environment, example, agent = draw(SEATS)
+        columns = {"environment": environment, "example_id": example, "agent": agent}
+        traces.append(trace(f"t{number}", group_id=f"g{number}", reward=draw(DYADIC | st.none()), **columns))
+    known = draw(st.dictionaries(SEATS, st.tuples(DYADIC, st.integers(1, 5))))
+    states = [state(v, n, agent, example, environment) for (environment, example, agent), (v, n) in known.items()]
+    return traces, states
+
+
+def slowly(traces, states, decay, order):
+    """Algorithm 1, one trace at a time: advantages, and baselines by seat."""
+    baselines = {(row["environment"], row["example_id"], row["agent"]): row["values"][0] for row in states}
+    found = []
+    for one in traces:
+        key, reward = (one["environment"], one["example_id"], one["agent"]), one["reward"]
+        if reward is None:
+            found.append(None)
+            continue
+        old = baselines.get(key, 0.0)
+        baselines[key] = decay * old + (1 - decay) * reward
+        found.append(reward - (baselines[key] if order == "post" else old))
+    return found, baselines
+
+
+@settings(max_examples=20)
+@given(played(), st.sampled_from([0.0, 0.25, 0.9]), st.sampled_from(["post", "pre"]))
+def test_any_traces_are_credited_as_one_at_a_time_says(drawn, decay, order):
+    traces, states = drawn
+    rows, after = step(traces, states, number=1, decay=decay, order=order)
+    expected, baselines = slowly(traces, states, decay, order)
+    assert advantages(rows) == pytest.approx(expected)
+    assert {(r["environment"], r["example_id"], r["agent"]): r["values"][0] for r in after} == pytest.approx(baselines)
+    rewarded = sum(one["reward"] is not None for one in traces)
+    assert sum(row["num_traces"] for row in after) == rewarded + sum(row["num_traces"] for row in states)
+    for row in rows:
+        assert sum(row["rl_weights"]) == (0 if row["advantage"] is None else 2)
+
+
+@settings(max_examples=15)
+@given(st.lists(DYADIC, min_size=1, max_size=4), DYADIC, st.sampled_from([0.25, 0.5, 0.75]))
+def test_post_is_pre_times_the_decay_exactly(rewards, before, decay):
+    known = [state(before)]
+    post, pre = (step([*seat(*rewards), OTHER], known, number=1, decay=decay, order=order) for order in ("post", "pre"))
+    # Eighths times powers of a quarter are exact in binary, so that nothing is rounded.
+    assert advantages(post[0])[:-1] == [decay * value for value in advantages(pre[0])[:-1]]
+    assert post[1] == pre[1]
+
+
+@settings(max_examples=15)
+@given(played(), st.integers(0, 12))
+def test_two_steps_are_one_step_cut_in_two(drawn, cut):
+    traces, states = drawn
+    whole, after = step(traces, states, number=1)
+    first, between = step(traces[:cut], states, number=1)
+    second, end = step(traces[cut:], between, number=2)
+    assert first + second == whole
+    assert sorted(end, key=str) == sorted(after, key=str)
+
+
+def test_the_order_of_rows_matters():
+    forward, backward = ([*seat(1.0, 0.0), OTHER], [*seat(0.0, 1.0), OTHER])
+    assert advantages(step(forward)[0]) != advantages(step(backward)[0])[::-1]
+
+
+def test_its_sampled_tokens_are_all_trained_and_no_others():
+    traces = [*seat(1.0, 0.5), OTHER]
+    messages = [row for one in traces for row in exchange(one["trace_id"])]
+    rows, _ = step(traces)
+    sampled = sum(np.sum(row["mask"]) for row in messages if row["trace_id"] != "other")
+    assert sum(sum(row["rl_weights"]) for row in rows) == sampled
+    assert not any(any(row["ce_weights"]) or any(row["ref_kl_weights"]) for row in rows)

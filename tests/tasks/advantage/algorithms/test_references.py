@@ -1,0 +1,125 @@
+"""What the reference-KL signal and the teacher's tokens are worth: figures by hand, a loop per token, and refusals."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks.advantage.algorithms.credit import AdvantageBreach
+from tasks.advantage.stage import STAGE, ImportedWithoutTokens, advantage
+from tests.fixtures.builders import exchange, message, table, trace, verdict, view
+
+OPD: dict[str, Any] = {"type": "opd", "teacher": {"path": "/teacher"}}
+SFT: dict[str, Any] = {"type": "sft", "teacher": {"path": "/teacher"}}
+
+
+def scored(trace_id: str, number: int, logprobs: list[float]) -> dict[str, Any]:
+    return {"trace_id": trace_id, "message": number, "logprobs": logprobs}
+
+
+def credited(algorithm: dict[str, Any], messages: list[Any], references: list[Any] | None = None, **of_trace: Any):
+    """Return the credits of the traces that some messages are of."""
+    names = list(dict.fromkeys(each["trace_id"] for each in messages))
+    tables = {
+        "traces": table("traces", [trace(name, **of_trace) for name in names]),
+        "messages": table("messages", messages),
+        "verdicts": table("verdicts", [verdict(name) for name in names]),
+    }
+    if references is not None:
+        tables["references"] = table("references", references)
+    return advantage(tables, view(STAGE, algorithm=algorithm))["credits"].to_pylist()
+
+
+@pytest.mark.parametrize("kind", ["opd", "opsd"])
+def test_the_signal_is_the_difference_of_log_probs_on_sampled_tokens_whatever_the_reward(kind: str) -> None:
+    algorithm = OPD if kind == "opd" else {"type": "opsd"}
+    completion = exchange("t0", (1, 2, 3), (4, 5), logprobs=[-1.0, -0.25])
+    for reward in (0.0, 7.0, None):
+        (row,) = credited(algorithm, completion, [scored("t0", 1, [-0.5, -2.0])], reward=reward)
+        assert row["advantages"] == [0, 0, 0, 0.5, -1.75]
+        assert row["ref_kl_weights"] == [0, 0, 0, 1, 1]
+        assert row["rl_weights"] == row["ce_weights"] == [0] * 5
+        assert row["advantage"] is None and row["baseline"] is None
+
+
+def test_a_reference_that_is_certain_is_no_reference_that_is_missing() -> None:
+    (row,) = credited(OPD, exchange("t0", (1,), (4, 5)), [scored("t0", 1, [0.0, 0.0])])
+    assert row["advantages"] == [0, 1, 1]
+
+
+@pytest.mark.parametrize("references", [None, [], [scored("t0", 0, [0.0, 0.0, 0.0])], [scored("other", 1, [0, 0])]])
+def test_a_sampled_token_without_a_reference_is_a_breach(references: list[Any] | None) -> None:
+    with pytest.raises(AdvantageBreach, match=r"2 sampled tokens have no log-prob.*message 1 of trace t0"):
+        credited(OPD, exchange("t0"), references)
+
+
+def test_each_environment_is_drawn_to_its_own_rows() -> None:
+    traces = [trace("t0", environment="x"), trace("t1", environment="y"), trace("t2", environment="x")]
+    tables = {
+        "traces": table("traces", traces),
+        "messages": table("messages", [row for one in traces for row in exchange(one["trace_id"], (1,), (4, 5))]),
+        "verdicts": table("verdicts", [verdict(one["trace_id"]) for one in traces]),
+        "references": table("references", [scored(f"t{n}", 1, [-n, -2.0 * n]) for n in range(3)]),
+    }
+    rows = advantage(tables, view(STAGE, algorithm=OPD))["credits"].to_pylist()
+    assert [row["advantages"] for row in rows] == [[0, 1 - n, 1 - 2 * n] for n in range(3)]
+
+
+def test_references_of_another_length_are_a_breach() -> None:
+    with pytest.raises(AdvantageBreach, match="has another length"):
+        credited(OPD, exchange("t0"), [scored("t0", 1, [-1.0])])
+
+
+@pytest.mark.parametrize("kind", ["opd", "grpo", "rloo"])
+def test_what_no_policy_sampled_is_refused(kind: str) -> None:
+    algorithm = OPD if kind == "opd" else {"type": kind}
+    messages = [*exchange("t0"), *exchange("t1")]
+    references = [scored(name, 1, [-1.0, -1.0]) for name in ("t0", "t1")]
+    with pytest.raises(ImportedWithoutTokens, match="a frozen teacher sampled them"):
+        credited(algorithm, messages, references, policy_key="")
+
+
+def test_the_teachers_tokens_are_imitated_whatever_they_earned() -> None:
+    rows = credited(SFT, [*exchange("t0"), *exchange("t1")], policy_key="", reward=-1.0)
+    for row in rows:
+        assert row["ce_weights"] == [0, 0, 0, 1, 1] and row["advantages"] == [0] * 5
+        assert row["rl_weights"] == row["ref_kl_weights"] == [0] * 5 and row["advantage"] is None
+
+
+def tokens(values: list[tuple[bool, float, float]]) -> dict[str, Any]:
+    """Return columns of a message with these tokens: whether sampled, the engine's log-prob, the reference's."""
+    mask = [each[0] for each in values]
+    engine = [each[1] if each[0] else 0.0 for each in values]
+    return {"tokens": range(len(values)), "mask": mask, "logprobs": engine}
+
+
+LOGPROB = st.floats(-20, 0, width=32)
+NODE = st.lists(st.tuples(st.booleans(), LOGPROB, LOGPROB), max_size=5)
+GRAPH = st.lists(st.tuples(NODE, st.integers(0, 5)), min_size=1, max_size=6)
+
+
+@given(st.lists(GRAPH, min_size=1, max_size=3))
+def test_a_loop_over_tokens_says_the_same_of_any_graphs(graphs: list[Any]) -> None:
+    messages, references = [], []
+    for number, graph in enumerate(graphs):
+        for node, (values, above) in enumerate(graph):
+            parent = above % node if node and above else None
+            columns = tokens(values)
+            messages.append(message(f"t{number}", node, parent=parent, **columns) | {"sampled": any(columns["mask"])})
+            if any(columns["mask"]):
+                scores = [each[2] if each[0] else 0.0 for each in values]
+                references.append(scored(f"t{number}", node, scores))
+    rows = credited(OPD, messages, references)
+    seen: set[tuple[str, int]] = set()
+    for row in rows:
+        signal, weights = [], []
+        for node in row["path"]:
+            for is_sampled, engine, reference in graphs[int(row["trace_id"][1:])][node][0]:
+                trained = is_sampled and (row["trace_id"], node) not in seen
+                weights.append(float(trained))
+                signal.append(float(np.float32(reference) - np.float32(engine)) if trained else 0.0)
+            seen.add((row["trace_id"], node))
+        assert row["ref_kl_weights"] == weights
+        assert row["advantages"] == signal

@@ -1,0 +1,128 @@
+"""Shaping by hand: the length penalty relative to the group, and DAPO's punishment near the limit."""
+
+import pytest
+
+from tasks.advantage.stage import STAGE
+from tests.fixtures.builders import verdict, view
+from tests.fixtures.crediting import advantages, credited, group
+
+
+def of_lengths(rewards, outputs, inputs=0, turns=0, group_id="g0"):
+    """A group of these rewards and numbers of sampled tokens; `inputs` and `turns` are those of all."""
+    traces = group(*rewards, group_id=group_id, num_input_tokens=inputs, num_turns=turns)
+    return [row | {"num_output_tokens": output} for row, output in zip(traces, outputs, strict=True)]
+
+
+def test_the_length_penalty_by_hand():
+    first, second, third, last = of_lengths((1.0, 1.0, 0.0, 0.0), (10, 20, 40, 30))
+    traces = [
+        first | {"num_input_tokens": 5, "num_turns": 1},
+        second | {"num_input_tokens": 0, "num_turns": 2},
+        third | {"num_input_tokens": 5, "num_turns": 2},
+        last | {"num_input_tokens": 10, "num_turns": 4},
+    ]
+    rows = credited(traces, length_penalty={}, type="grpo")
+    # Half of them pass. 0.25 * output / 40 + 0.1 * input / 10 + 0.1 * turns / 4, halved:
+    penalties = [
+        (0.0625 + 0.05 + 0.025) / 2,
+        (0.125 + 0.0 + 0.05) / 2,
+        (0.25 + 0.05 + 0.05) / 2,
+        (0.1875 + 0.1 + 0.1) / 2,
+    ]
+    worth = [reward - penalty for reward, penalty in zip((1, 1, 0, 0), penalties, strict=True)]
+    mean = sum(worth) / 4
+    assert [row["baseline"] for row in rows] == pytest.approx([mean] * 4)
+    assert advantages(rows) == pytest.approx([each - mean for each in worth])
+    assert [row["reward"] for row in rows] == [1, 1, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("name", "column"), [("output", "output_tokens"), ("input", "input_tokens"), ("turns", "turns")]
+)
+def test_each_length_has_its_own_weight(name, column):
+    weights = {"output": 0.0, "input": 0.0, "turns": 0.0, name: 0.8}
+    one, other = group(1.0, 1.0, num_output_tokens=9, num_input_tokens=9, num_turns=9)
+    traces = [one | {f"num_{column}": 1}, other | {f"num_{column}": 4}]
+    # 1 - 0.8 / 4 and 1 - 0.8, so 0.8 and 0.2.
+    assert advantages(credited(traces, type="grpo", length_penalty=weights)) == pytest.approx([0.3, -0.3])
+
+
+def test_lengths_that_are_zero_in_the_whole_group_add_nothing():
+    rows = credited(of_lengths((1.0, 0.0), (0, 0)), type="grpo", length_penalty={})
+    assert advantages(rows) == [0.5, -0.5] and rows[0]["baseline"] == 0.5
+
+
+def test_rollouts_of_one_turn_all_have_the_longest():
+    rows = credited(of_lengths((1.0, 1.0), (0, 0), turns=1), type="grpo", length_penalty={"turns": 0.25})
+    assert rows[0]["baseline"] == 0.75
+
+
+def test_the_pass_rate_is_of_the_raw_rewards_at_or_above_passing():
+    lengths = {"output": 1.0, "input": 0.0, "turns": 0.0, "passing": 0.5}
+    rows = credited(of_lengths((0.5, 0.4, 0.6, 0.0), (4, 4, 4, 4)), type="grpo", length_penalty=lengths)
+    assert rows[0]["baseline"] == pytest.approx(1.5 / 4 - 0.5)
+
+
+def test_every_group_has_its_own_longest_and_its_own_pass_rate():
+    lengths = {"output": 1.0, "input": 0.0, "turns": 0.0}
+    traces = [*of_lengths((1.0, 1.0), (1, 2)), *of_lengths((1.0, 0.0), (50, 100), group_id="g1")]
+    rows = credited([traces[2], traces[0], traces[3], traces[1]], type="grpo", length_penalty=lengths)
+    found = {row["trace_id"]: (row["baseline"], row["advantage"]) for row in rows}
+    assert found == {"g0-0": (0.25, 0.25), "g0-1": (0.25, -0.25), "g1-0": (0.125, 0.625), "g1-1": (0.125, -0.625)}
+
+
+@pytest.mark.parametrize("gone", ["errored", "filtered", "unrewarded"])
+def test_only_kept_rewarded_members_count_for_longest_and_pass_rate(gone):
+    *own, out = of_lengths((1.0, 0.0, 1.0), (2, 4, 1000))
+    changed = {"errored": {"error_class": "timeout"}, "filtered": {}, "unrewarded": {"reward": None}}[gone]
+    reason = {"errored": "errored", "filtered": "gibberish"}.get(gone)
+    verdicts = [verdict("g0-0"), verdict("g0-1"), verdict("g0-2", reason=reason)]
+    rows = credited([*own, out | changed], verdicts=verdicts, type="grpo", length_penalty={"input": 0, "turns": 0})
+    # Half of the two pass; 0.25 * 2 / 4 and 0.25 of it: 0.9375 and -0.125.
+    assert advantages(rows)[:2] == pytest.approx([0.53125, -0.53125])
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected"), [(0, 0), (79, 0), (80, 0), (81, 0.025), (90, 0.25), (99, 0.475), (100, 0.5), (1000, 0.5)]
+)
+def test_overlong_rises_over_the_buffer(tokens, expected):
+    section = {"max_tokens": 100, "buffer_tokens": 20, "penalty": 0.5}
+    (row,) = credited(of_lengths((2.0,), (tokens,)), type="grpo", overlong=section)
+    assert row["baseline"] == pytest.approx(2 - expected) and row["reward"] == 2
+
+
+def test_the_whole_penalty_is_one_as_in_dapo():
+    rows = credited(of_lengths((1.0, 1.0), (10, 4)), type="grpo", overlong={"max_tokens": 8, "buffer_tokens": 4})
+    assert advantages(rows) == [-0.5, 0.5]
+
+
+def test_both_penalties_go_by_the_raw_reward():
+    sections = {
+        "length_penalty": {"output": 0.5, "input": 0.0, "turns": 0.0},
+        "overlong": {"max_tokens": 8, "buffer_tokens": 4},
+    }
+    rows = credited(of_lengths((1.0, 1.0), (8, 4)), type="grpo", **sections)
+    # All pass: 1 - 0.5 - 1 and 1 - 0.25 - 0.
+    assert advantages(rows) == [-0.625, 0.625] and rows[0]["baseline"] == 0.125
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected", "baseline"),
+    [
+        ("grpo", [0.25, -0.25], 0.75),
+        ("dr_grpo", [0.25, -0.25], 0.75),
+        ("rloo", [0.5, -0.5], 0.5),
+        ("max_rl", [1 / 3, -1 / 3], 0.75),
+        ("reinforce_pp", [1, -1], 0.75),
+        ("hierarchical_grpo", [0.25, -0.25], 0.75),
+    ],
+)
+def test_every_algorithm_of_groups_compares_shaped_rewards(kind, expected, baseline):
+    rows = credited(of_lengths((1.0, 1.0), (4, 6)), type=kind, overlong={"max_tokens": 8, "buffer_tokens": 4})
+    assert advantages(rows) == pytest.approx(expected, rel=1e-5) and rows[0]["baseline"] == pytest.approx(baseline)
+
+
+def test_shaping_that_is_off_is_in_no_key():
+    plain, off = (view(STAGE, algorithm={"type": "rloo"} | each) for each in ({}, {"overlong": None}))
+    assert plain.content() == off.content() and plain.content()["advantage"] == {"type": "rloo"}
+    assert "length_penalty" in view(STAGE, algorithm={"type": "rloo", "length_penalty": {}}).content()["advantage"]

@@ -1,0 +1,213 @@
+"""What may not be trained on: turns that the environment could not read, and groups that the gate refuses."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from storage.schemas.stage_tables import CREDITS
+from storage.schemas.validation import RowPlace, check_rows
+from tasks.advantage.algorithms.credit import Credit, GroupedTraces
+from tasks.advantage.stage import STAGE, advantage, silenced
+from tasks.arrays.parse_errors import StrangeFlag
+from tasks.arrays.ragged import Ragged
+from tasks.filtering.stage import STAGE as FILTERING
+from tasks.filtering.stage import filtering
+from tests.fixtures.builders import exchange, message, table, trace, verdict, view
+from tests.fixtures.exactly import exactly
+
+WEIGHTS = ("rl_weights", "ce_weights", "ref_kl_weights")
+EXTRAS = {"extras": {"parse_error": True}}
+# Where the flag may be: of message 1 in its body, in the trace's record, in the environment's notes.
+PLACES = [
+    ({"body": json.dumps(EXTRAS)}, {}),
+    ({}, {"record": json.dumps({"nodes": [{}, EXTRAS, {}, {}]})}),
+    ({}, {"info": json.dumps({"parse_errors": [1]})}),
+]
+
+
+def turns(trace_id, flagged=None):
+    """A conversation of two sampled turns; the columns given are those of the first."""
+    first = message(trace_id, 1, parent=0, tokens=(4, 5), sampled=True, **(flagged or {}))
+    return [
+        *[message(trace_id, 0), first, message(trace_id, 2, parent=1, tokens=(6,))],
+        message(trace_id, 3, parent=2, tokens=(7, 8, 9), sampled=True),
+    ]
+
+
+def credited(traces, messages, **sections):
+    tables = {"traces": table("traces", traces), "messages": table("messages", messages)}
+    tables["verdicts"] = table("verdicts", [verdict(row["trace_id"], group_id=row["group_id"]) for row in traces])
+    rows = advantage(tables, view(STAGE, **sections))["credits"]
+    check_rows(rows, CREDITS, RowPlace("credits"))
+    return {row["sample_id"]: row for row in rows.to_pylist()}
+
+
+@pytest.mark.parametrize(("of_message", "of_trace"), PLACES, ids=["body", "record", "info"])
+def test_only_the_turn_that_could_not_be_read_is_masked(of_message, of_trace):
+    traces = [trace("a", **of_trace), trace("b", reward=0.0)]
+    rows = credited(traces, [*turns("a", of_message), *turns("b")])
+    assert rows["a/0"]["rl_weights"] == [0.0] * 3 + [0.0, 0.0] + [0.0] + [1.0] * 3
+    assert rows["a/0"]["advantages"] == [0.0] * 6 + [0.5] * 3
+    assert rows["b/0"]["rl_weights"] == [0.0] * 3 + [1.0, 1.0] + [0.0] + [1.0] * 3
+    assert rows["a/0"]["advantage"] == 0.5, "its reward counts in the baseline as before"
+
+
+def test_a_branch_that_goes_on_from_such_a_turn_trains_its_own():
+    flagged = message("a", 1, parent=0, tokens=(4, 5), sampled=True, body=json.dumps(EXTRAS))
+    forks = [message("a", number, parent=1, tokens=(7,), sampled=True) for number in (2, 3)]
+    rows = credited([trace("a"), trace("b", reward=0.0)], [message("a", 0), flagged, *forks, *exchange("b")])
+    assert [rows[name]["rl_weights"] for name in ("a/0", "a/1")] == [[0.0] * 5 + [1.0]] * 2
+
+
+@pytest.mark.parametrize(
+    "of_trace",
+    [
+        {"info": json.dumps({"note": "no parse_error"})},
+        {"info": json.dumps({"parse_errors": [0, 2]})},
+        {"info": json.dumps({"parse_errors": []})},
+        {"info": json.dumps({"parse_errors": 2})},
+        {"info": json.dumps({"parse_errors": True})},
+        {"info": json.dumps({"parse_errors": ["no closing tag"]})},
+        {"record": json.dumps({"nodes": [{}, {"extras": {"parse_error": False}}]})},
+        {"record": json.dumps({"nodes": ["parse_error"]})},
+        {"record": json.dumps({"nodes": None, "note": "parse_error"})},
+        {"record": json.dumps(["parse_error"])},
+        {"info": json.dumps(["parse_errors"])},
+    ],
+    ids=[
+        *["mentioned", "not sampled", "none", "a count", "a truth", "words", "false"],
+        *["no node", "no nodes", "no record", "no notes"],
+    ],
+)
+def test_what_is_no_flag_of_a_sampled_turn_masks_nothing(of_trace):
+    rows = [trace("a"), trace("b", reward=0.0)]
+    plain = credited(rows, [*turns("a"), *turns("b")])
+    assert credited([rows[0] | of_trace, rows[1]], [*turns("a"), *turns("b")]) == plain
+
+
+@pytest.mark.parametrize("number", [4, -1, 99])
+def test_a_flag_of_a_message_that_is_not_there_stops_the_stage(number):
+    rows = [trace("a", info=json.dumps({"parse_errors": [1, number]})), trace("b", reward=0.0)]
+    said = (
+        f"table traces: trace a flags message {number} as unreadable (parse_error), and has none of that number. "
+        "Nothing was trained; all that was sampled is safe. Let the environment name messages by their place in the "
+        "trace, from 0 with the first of the prompt; leave rollouts recorded so far out with stagecoach quarantine."
+    )
+    with pytest.raises(StrangeFlag, match=exactly(said)):
+        credited(rows, [*turns("a"), *turns("b")])
+
+
+@pytest.mark.parametrize("algorithm", ["supervised", "grpo", "reinforce_pp", "dr_grpo"])
+def test_no_algorithm_trains_it_in_any_component(algorithm):
+    rows = credited(
+        [trace("a"), trace("b", reward=0.0)], [*turns("a", PLACES[0][0]), *turns("b")], algorithm={"type": algorithm}
+    )
+    assert not any(rows["a/0"][name][place] for name in WEIGHTS for place in (3, 4))
+    assert any(rows["a/0"][name][place] for name in WEIGHTS for place in (6, 7, 8))
+
+
+@pytest.mark.parametrize("enforce", [False, True])
+def test_the_filter_says_which_turns_and_excludes_only_when_it_enforces(enforce):
+    traces = [trace("a", info=json.dumps({"parse_errors": [1, 3]})), trace("b", reward=0.0)]
+    tables = {"traces": table("traces", traces), "messages": table("messages", [*turns("a"), *turns("b")])}
+    filters = [{"type": "errored"}, {"type": "parse_error", "enforce": enforce}]
+    found = filtering(tables, view(FILTERING, filtering={"filters": filters}), quarantined={})["verdicts"].to_pylist()
+    assert [row["detected"] for row in found] == [["parse_error"], []]
+    assert json.loads(found[0]["evidence"]) == {"parse_error": {"messages": [1, 3], "tokens": 5}}
+    assert [row["keep"] for row in found] == [not enforce, True]
+
+
+def test_a_turn_that_is_masked_makes_no_group_silent_to_the_gate():
+    rows = credited(
+        [trace("a", info=json.dumps({"parse_errors": [1]})), trace("b", reward=0.0)],
+        [*turns("a"), *turns("b")],
+        admission={},
+    )
+    assert sum(rows["a/0"]["rl_weights"]) == 3
+
+
+def two_groups(rewards_g, rewards_h):
+    given_rewards = [("g", reward) for reward in rewards_g] + [("h", reward) for reward in rewards_h]
+    rows = [trace(f"{group}{n}", group_id=group, reward=reward) for n, (group, reward) in enumerate(given_rewards)]
+    return rows, [row for one in rows for row in exchange(one["trace_id"])]
+
+
+def test_a_group_whose_advantages_are_all_zero_is_refused_and_shows_it():
+    rows = credited(*two_groups([0.1, 0.1, 0.1], [0.0, 1.0]), admission={})
+    for name, row in rows.items():
+        assert any(row["rl_weights"]) is name.startswith("h"), name
+        assert any(row["advantages"]) is name.startswith("h"), name
+    assert all(
+        row["advantage"] == pytest.approx(0) and row["baseline"] == pytest.approx(0.1)
+        for name, row in rows.items()
+        if name[0] == "g"
+    )
+
+
+def test_silence_takes_every_component_and_the_signal():
+    traces, messages = table("traces", [trace("a")]), table("messages", exchange("a")[:1])
+    kept = GroupedTraces(traces, messages, np.zeros(1, np.int64), Ragged(np.ones(3, np.bool_), np.array([0, 3])))
+    one = np.ones(3, np.float32)
+    credit = Credit(np.zeros(1), np.ones(1), one, 2 * one, 3 * one, 4 * one)
+    found = silenced(kept, credit, np.array([False, True, False]))
+    streams = [found.rl, found.ce, found.ref_kl, found.signal]
+    assert [stream.tolist() for stream in streams] == [[n, 0, n] for n in (1, 2, 3, 4)]
+
+
+def test_one_token_is_enough_to_refuse_a_group():
+    rows, _ = two_groups([0.5], [0.0, 1.0])
+    messages = [row for one in rows for row in exchange(one["trace_id"], completion=[4])]
+    found = credited(rows, messages, admission={})
+    assert [sum(row["rl_weights"]) for row in found.values()] == [0.0, 1.0, 1.0]
+
+
+def test_both_ends_of_the_range_are_refused_and_one_token_outside_admits_the_group():
+    groups = two_groups([0.0, 0.5], [0.0, 1.0])
+    within = {"reject_min": -0.25, "reject_max": 0.25}
+    assert [any(row["rl_weights"]) for row in credited(*groups, admission=within).values()] == [
+        False,
+        False,
+        True,
+        True,
+    ]
+    half = {"reject_min": -0.5, "reject_max": 0.25}
+    assert [any(row["rl_weights"]) for row in credited(*groups, admission=half).values()] == [False, False, True, True]
+    whole = {"reject_min": -0.5, "reject_max": 0.5}
+    assert not any(any(row["rl_weights"]) for row in credited(*groups, admission=whole).values())
+
+
+def test_a_group_that_rl_does_not_train_is_admitted():
+    rows = credited(*two_groups([0.5, 0.5], [0.0, 0.0]), admission={}, algorithm={"type": "supervised"})
+    assert all(any(row["ce_weights"]) for row in rows.values())
+
+
+REWARDS = st.lists(st.sampled_from([0.0, 0.25, 1.0]), min_size=1, max_size=4)
+
+
+@given(one=REWARDS, other=REWARDS, low=st.sampled_from([-1.0, -0.3, 0.0]), high=st.sampled_from([0.0, 0.3, 1.0]))
+def test_the_gate_is_what_a_loop_over_groups_says(one, other, low, high):
+    rows, messages = two_groups(one, other)
+    open_, gated = credited(rows, messages), credited(rows, messages, admission={"reject_min": low, "reject_max": high})
+    for group in "gh":
+        of_group = [name for name in open_ if name[0] == group]
+        worth = [
+            value
+            for name in of_group
+            for value, weight in zip(open_[name]["advantages"], open_[name]["rl_weights"], strict=True)
+            if weight
+        ]
+        refused = all(low - 1e-6 <= value <= high + 1e-6 for value in worth)
+        for name in of_group:
+            silent = {stream: [0.0] * open_[name]["num_tokens"] for stream in (*WEIGHTS, "advantages")}
+            assert gated[name] == open_[name] | (silent if refused else {})
+
+
+@pytest.mark.parametrize("end", [0.1, 0.3, 1e6 / 3])
+def test_the_ends_of_the_range_hold_for_advantages_that_single_precision_rounds(end):
+    rows = credited(
+        *two_groups([-end, end], [-1.01 * end, 1.01 * end]), admission={"reject_min": -end, "reject_max": end}
+    )
+    assert [any(row["rl_weights"]) for row in rows.values()] == [False, False, True, True]

@@ -1,0 +1,212 @@
+"""Advantage: baselines by hand, invariants that stop the stage, tokens of forks trained exactly once."""
+
+from dataclasses import replace
+from typing import get_args
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from configs.algorithms import AlgorithmConfig
+from tasks.advantage.algorithms import ALGORITHMS
+from tasks.advantage.algorithms.credit import AdvantageBreach, Credit
+from tasks.advantage.stage import check_zero_sum
+from tests.fixtures.builders import exchange, failed, message, table, trace, verdict
+from tests.fixtures.crediting import advantages, credited, forked, group
+
+REWARDS = st.lists(st.floats(-100, 100).map(lambda r: round(r, 3)), min_size=1, max_size=12)
+
+
+def test_every_algorithm_of_the_config_is_there():
+    kinds = get_args(get_args(AlgorithmConfig)[0])
+    known = {get_args(kind.model_fields["type"].annotation)[0] for kind in kinds}
+    assert set(ALGORITHMS) <= known
+
+
+def test_grpo_by_hand():
+    rows = credited(group(1.0, 1.0, 0.0, 0.0))
+    assert advantages(rows) == [0.5, 0.5, -0.5, -0.5]
+    assert {row["baseline"] for row in rows} == {0.5}
+    assert rows[0]["sample_id"] == "g0-0/0" and rows[0]["path"] == [0, 1] and rows[0]["num_tokens"] == 5
+    assert rows[0]["rl_weights"] == [0, 0, 0, 1, 1] and rows[0]["advantages"] == [0, 0, 0, 0.5, 0.5]
+    assert rows[0]["ce_weights"] == rows[0]["ref_kl_weights"] == [0, 0, 0, 0, 0]
+
+
+def test_rloo_by_hand():
+    rows = credited(group(1.0, 1.0, 0.0, 0.0), type="rloo")
+    assert advantages(rows) == pytest.approx([2 / 3, 2 / 3, -2 / 3, -2 / 3])
+    assert [row["baseline"] for row in rows] == pytest.approx([1 / 3, 1 / 3, 2 / 3, 2 / 3])
+    assert rows[0]["rl_weights"] == [0, 0, 0, 1, 1]
+
+
+@given(REWARDS)
+def test_rloo_is_the_mean_of_the_others_and_a_multiple_of_grpo(rewards):
+    rows, grouped = (credited(group(*rewards), type=kind) for kind in ("rloo", "grpo"))
+    size = len(rewards)
+    if size == 1:
+        assert advantages(rows) == [None] and rows[0]["baseline"] is None and not any(rows[0]["rl_weights"])
+        return
+    others = [(sum(rewards) - reward) / (size - 1) for reward in rewards]
+    assert advantages(rows) == pytest.approx([r - o for r, o in zip(rewards, others, strict=True)], abs=1e-9)
+    assert advantages(rows) == pytest.approx([a * size / (size - 1) for a in advantages(grouped)], abs=1e-9)
+
+
+def test_an_errored_member_is_in_no_baseline():
+    first, *others = group(1.0, 1.0, 0.0, 0.0)
+    rows = credited([first | {"error_class": "timeout"}, *others])
+    assert advantages(rows) == pytest.approx([2 / 3, -1 / 3, -1 / 3])
+    assert [row["baseline"] for row in rows] == pytest.approx([1 / 3] * 3)
+
+
+def test_a_filtered_member_is_in_no_baseline():
+    verdicts = [verdict("g0-0", reason="truncated"), verdict("g0-1"), verdict("g0-2"), verdict("g0-3")]
+    rows = credited(group(9.0, 1.0, 1.0, 0.0), verdicts=verdicts)
+    assert advantages(rows) == pytest.approx([1 / 3, 1 / 3, -2 / 3])
+
+
+def test_no_reward_is_not_a_reward_of_zero():
+    rows = credited(group(1.0, 0.0, None))
+    assert advantages(rows) == [0.5, -0.5, None]
+    assert rows[2]["baseline"] is None and rows[2]["reward"] is None and rows[2]["rl_weights"] == [0.0] * 5
+
+
+def test_groups_do_not_mix():
+    rows = credited([*group(1.0, 0.0), *group(7.0, 5.0, group_id="g1")])
+    assert advantages(rows) == [0.5, -0.5, 1.0, -1.0]
+
+
+def test_standard_deviation_is_the_populations():
+    rows = credited(group(1.0, 1.0, 0.0, 0.0), type="grpo", normalise_std=True, epsilon=0.5)
+    assert advantages(rows) == [0.5, 0.5, -0.5, -0.5]
+    three = credited(group(3.0, 0.0, 0.0), type="grpo", normalise_std=True, epsilon=1e-6)
+    assert advantages(three) == pytest.approx([2 / np.sqrt(2), -1 / np.sqrt(2), -1 / np.sqrt(2)], rel=1e-5)
+
+
+def test_equal_rewards_divide_by_epsilon_and_not_by_zero():
+    assert advantages(credited(group(0.1, 0.1, 0.1), type="grpo", normalise_std=True)) == pytest.approx([0.0] * 3)
+
+
+@settings(max_examples=25)
+@given(rewards=REWARDS, normalise=st.booleans())
+def test_a_groups_advantages_add_up_to_zero(rewards, normalise):
+    rows = credited(group(*rewards), type="grpo", normalise_std=normalise)
+    assert sum(advantages(rows)) == pytest.approx(0, abs=1e-9 * (1 + sum(map(abs, advantages(rows)))))
+
+
+@settings(max_examples=25)
+@given(rewards=REWARDS, data=st.data())
+def test_order_does_not_matter(rewards, data):
+    traces = [*group(*rewards), *group(1.0, 0.0, group_id="g1")]
+    shuffled = data.draw(st.permutations(traces))
+    before = {row["trace_id"]: row["advantage"] for row in credited(traces)}
+    after = {row["trace_id"]: row["advantage"] for row in credited(shuffled)}
+    assert after == pytest.approx(before, abs=1e-9)
+
+
+def test_large_rewards_with_a_small_spread_still_add_up():
+    rows = credited(group(1e9, 1e9 + 1e-6, 1e9 + 2e-6), type="grpo", normalise_std=True)
+    assert sum(advantages(rows)) == pytest.approx(0, abs=1e-9) and rows[2]["advantage"] > 0.5
+
+
+def test_supervised_weighs_masked_tokens_and_has_no_advantage():
+    rows = credited(group(None, 0.3), type="supervised")
+    assert rows[0]["ce_weights"] == [0, 0, 0, 1, 1] and rows[0]["rl_weights"] == [0] * 5
+    assert advantages(rows) == [None, None] and rows[1]["baseline"] is None and rows[1]["reward"] == 0.3
+
+
+@pytest.mark.parametrize(("algorithm", "stream"), [("grpo", "rl_weights"), ("supervised", "ce_weights")])
+def test_sampled_tokens_that_branches_share_are_trained_once(algorithm, stream):
+    rows = credited(group(1.0, 0.0), [*forked("g0-0"), *exchange("g0-1")], type=algorithm)
+    assert [row["sample_id"] for row in rows] == ["g0-0/0", "g0-0/1", "g0-1/0"]
+    assert rows[0]["path"] == [0, 1, 2, 3] and rows[0][stream] == [0, 0, 1, 1, 0, 1]
+    assert rows[1]["path"] == [0, 1, 4, 5] and rows[1][stream] == [0, 0, 0, 0, 0, 1, 1]
+
+
+def test_advantages_are_zero_where_weights_are():
+    rows = credited(group(1.0, 0.0), [*forked("g0-0"), *exchange("g0-1")])
+    for row in rows:
+        assert [a != 0 for a in row["advantages"]] == [w != 0 for w in row["rl_weights"]]
+
+
+@settings(max_examples=25)
+@given(data=st.data(), size=st.integers(1, 9))
+def test_every_sampled_token_of_any_graph_is_trained_exactly_once(data, size):
+    messages = []
+    for number in range(size):
+        parent = data.draw(st.none() | st.integers(0, number - 1)) if number else None
+        sampled, length = data.draw(st.booleans()), data.draw(st.integers(0, 3))
+        messages.append(message("g0-0", number, parent=parent, tokens=[1] * length, sampled=sampled))
+    rows = credited(group(None), messages, type="supervised")
+    sampled = sum(len(row["token_ids"]) for row in messages if row["sampled"])
+    assert sum(sum(row["ce_weights"]) for row in rows) == sampled
+
+
+def test_nothing_kept_gives_no_credits():
+    assert credited([failed("a")]) == [] == credited([])
+
+
+def test_an_errored_trace_that_is_kept_stops_the_stage():
+    with pytest.raises(AdvantageBreach, match="errored trace bad is kept and would enter a baseline"):
+        credited([*group(1.0, 0.0), failed("bad")], verdicts=[verdict("g0-0"), verdict("g0-1"), verdict("bad")])
+
+
+@pytest.mark.parametrize("verdicts", [["g0-0"], ["g0-0", "g0-1", "g0-2"], ["g0-0", "g0-0"]])
+def test_there_must_be_one_verdict_for_every_trace(verdicts):
+    with pytest.raises(AdvantageBreach, match="exactly one verdict"):
+        credited(group(1.0, 0.0), verdicts=[verdict(name) for name in verdicts])
+
+
+@pytest.mark.parametrize("reward", [float("inf"), float("nan")])
+def test_a_reward_that_is_no_number_stops_the_stage(reward):
+    with pytest.raises(AdvantageBreach, match="reward that is not finite"):
+        credited(group(1.0, reward))
+
+
+def test_a_kept_trace_without_messages_stops_the_stage():
+    with pytest.raises(AdvantageBreach, match="kept trace g0-1 has no messages"):
+        credited(group(1.0, 0.0), exchange("g0-0"))
+
+
+def test_grpo_does_not_average_over_different_seats():
+    with pytest.raises(AdvantageBreach, match="'first' and 'second'"):
+        credited([trace("a", agent="first"), trace("b", agent="second")])
+
+
+def test_an_algorithm_that_lets_an_outsider_into_a_group_stops_the_stage(monkeypatch):
+    grpo = ALGORITHMS["grpo"]
+
+    def generous(kept, settings):
+        credit = grpo.credit(kept, settings)
+        return replace(credit, advantage=credit.advantage + 0.25)
+
+    monkeypatch.setitem(ALGORITHMS, "grpo", replace(grpo, credit=generous))
+    with pytest.raises(AdvantageBreach, match=r"group g0 adds up to 0\.5"):
+        credited(group(1.0, 0.0))
+    monkeypatch.setitem(ALGORITHMS, "grpo", replace(grpo, credit=generous, zero_sum=False))
+    assert advantages(credited(group(1.0, 0.0))) == [0.75, -0.25]
+
+
+def test_advantages_that_do_not_add_up_stop_the_stage():
+    traces = table("traces", group(1.0, 0.0))
+    stream = np.zeros(0, np.float32)
+    honest = Credit(np.array([0.5, 0.5]), np.array([0.5, -0.5]), stream, stream, stream)
+    check_zero_sum(traces, honest)
+    wrong = Credit(np.array([0.5, 0.5]), np.array([0.5, -0.4]), stream, stream, stream)
+    with pytest.raises(AdvantageBreach, match=r"group g0 adds up to 0\.1"):
+        check_zero_sum(traces, wrong)
+
+
+def test_zero_is_up_to_rounding_of_what_is_added_up():
+    traces = table("traces", group(1.0, 0.0))
+    stream = np.zeros(0, np.float32)
+
+    def of(*advantage):
+        return Credit(np.zeros(2), np.array(advantage), stream, stream, stream)
+
+    check_zero_sum(traces, of(1e6, -1e6 + 5e-4))
+    with pytest.raises(AdvantageBreach, match=r"adds up to 0\.005"):
+        check_zero_sum(traces, of(1e6, -1e6 + 5e-3))
+    check_zero_sum(traces, of(0.5e-9, 0.0))
+    with pytest.raises(AdvantageBreach, match=r"adds up to 1\.5e-09"):
+        check_zero_sum(traces, of(1.5e-9, 0.0))

@@ -1,0 +1,201 @@
+"""The reference stage with a teacher that is played: what is scored, once each, on which path, and what is refused."""
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks.advantage import reference as stage
+from tasks.advantage.reference import STAGE, reference
+from tasks.inference.engine.client import EngineLost
+from tasks.inference.engine.scoring import NotScorable, Served
+from tasks.runtime.services import MOST_LOSSES
+from tasks.runtime.stage import Policy
+from tests.fixtures.builders import exchange, message, table, trace, verdict, view
+
+TEACHER = {"type": "opd", "teacher": {"path": "/teacher", "max_in_flight": 3}}
+
+
+def logprob(sequence: Sequence[int], place: int) -> float:
+    """What the played teacher gives a token: it depends on all tokens up to it, and on their order."""
+    value = 0
+    for token in sequence[: place + 1]:
+        value = (31 * value + token + 1) % 997
+    return -1.0 - value / 64
+
+
+class Played:
+    """Services and a teacher in this process; `losses` is after how many sequences each of its lives ends."""
+
+    def __init__(self, losses: Sequence[int] = ()) -> None:
+        self.losses = list(losses)
+        self.asked: list[list[int]] = []
+        self.most: set[int] = set()
+        self.lives = 0
+
+    def serve(self, who: Any) -> Any:
+        self.lives += 1
+        return Served("http://somewhere", "key", salt=who.key if isinstance(who, Policy) else who.path)
+
+    @contextmanager
+    def pinned(self, policy: Policy) -> Iterator[Any]:
+        yield self.serve(policy)
+
+    def score(self, served: Served, sequences: Sequence[Sequence[int]], most: int) -> Iterator[tuple[int, list[float]]]:
+        self.most.add(most)
+        left = self.losses.pop(0) if self.losses else len(sequences)
+        for place in reversed(range(len(sequences))):  # in no order that one could rely on
+            if not left:
+                raise EngineLost("the teacher died")
+            left -= 1
+            tokens = list(sequences[place])
+            self.asked.append(tokens)
+            yield place, [0.0, *(logprob(tokens, index) for index in range(1, len(tokens)))]
+
+
+def scored(
+    monkeypatch: pytest.MonkeyPatch, messages: list[Any], traces: list[Any], played: Played, **sections: Any
+) -> dict[tuple[str, int], list[float]]:
+    """Return the references of some traces, all of which are kept, by trace and message."""
+    monkeypatch.setattr(stage, "score", played.score)
+    tables = {
+        "traces": table("traces", traces),
+        "messages": table("messages", messages),
+        "verdicts": table("verdicts", [verdict(each["trace_id"]) for each in traces]),
+    }
+    config = view(STAGE, **({"algorithm": TEACHER, "engine": {"max_model_len": 64}} | sections))
+    rows = reference(tables, config, policy=None, engine=played, teachers=played)["references"].to_pylist()
+    return {(row["trace_id"], row["message"]): row["logprobs"] for row in rows}
+
+
+def test_sampled_tokens_are_scored_after_all_before_them_and_others_are_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    played = Played()
+    messages = [*exchange("t0", (1, 2), (3, 4)), message("t0", 2, parent=1, tokens=(5,))]
+    found = scored(monkeypatch, messages, [trace("t0")], played)
+    path = [1, 2, 3, 4]
+    assert found == {("t0", 1): [logprob(path, 2), logprob(path, 3)]}
+    assert played.asked == [path], "what comes after the last sampled token needs no scoring"
+    assert played.most == {3}
+
+
+def test_a_message_that_branches_share_is_scored_on_the_first_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    messages = [
+        message("t0", 0, tokens=(1, 2)),
+        message("t0", 1, parent=0, tokens=(3, 4), sampled=True),
+        message("t0", 2, parent=1, tokens=(5,)),
+        message("t0", 3, parent=2, tokens=(6, 7), sampled=True),
+        message("t0", 4, parent=1, tokens=(8,)),
+        message("t0", 5, parent=4, tokens=(9,), sampled=True),
+    ]
+    played = Played()
+    found = scored(monkeypatch, messages, [trace("t0")], played)
+    assert sorted(played.asked) == [[1, 2, 3, 4, 5, 6, 7], [1, 2, 3, 4, 8, 9]]
+    assert set(found) == {("t0", 1), ("t0", 3), ("t0", 5)}
+    assert found["t0", 5] == [logprob([1, 2, 3, 4, 8, 9], 5)]
+
+
+def test_only_kept_traces_of_environments_with_a_scorer_are_scored(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = {"name": "own", "taskset": {"id": "own"}, "algorithm": TEACHER}
+    traces = [trace("t0", environment="own"), trace("t1", environment="other"), trace("t2", environment="own")]
+    messages = [*exchange("t0"), *exchange("t1"), *exchange("t2")]
+    played = Played()
+    monkeypatch.setattr(stage, "score", played.score)
+    tables = {
+        "traces": table("traces", traces),
+        "messages": table("messages", messages),
+        "verdicts": table("verdicts", [verdict("t0"), verdict("t1"), verdict("t2", reason="truncated")]),
+    }
+    config = view(STAGE, algorithm={"type": "grpo"}, environments=(own,))
+    made = reference(tables, config, policy=None, engine=played, teachers=played)["references"]
+    assert made["trace_id"].to_pylist() == ["t0"]
+
+
+def test_what_a_lost_teacher_had_not_scored_is_asked_of_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    messages = [each for name in ("t0", "t1", "t2") for each in exchange(name, (1, 2), (len(name), int(name[1])))]
+    traces = [trace(name) for name in ("t0", "t1", "t2")]
+    whole, broken = Played(), Played(losses=[1, 0])
+    assert scored(monkeypatch, messages, traces, broken) == scored(monkeypatch, messages, traces, whole)
+    assert (whole.lives, broken.lives) == (1, 3)
+    assert len(broken.asked) == 3, "what was scored is not asked again"
+
+
+def test_a_teacher_that_is_lost_for_ever_ends_the_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    played = Played(losses=[0] * 100)
+    with pytest.raises(EngineLost):
+        scored(monkeypatch, exchange("t0"), [trace("t0")], played)
+    assert played.lives == MOST_LOSSES + 1
+
+
+def test_another_temperature_a_long_path_and_a_sampled_beginning_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    played = Played()
+    with pytest.raises(NotScorable, match=r"sampled at 0\.7"):
+        scored(monkeypatch, exchange("t0"), [trace("t0", temperature=0.7)], played)
+    with pytest.raises(NotScorable, match=r"has 9 tokens to be scored.*engine\.max_model_len is 8"):
+        long = exchange("t0", range(7), (8, 9))
+        scored(monkeypatch, long, [trace("t0")], played, engine={"max_model_len": 8})
+    with pytest.raises(NotScorable, match="begins with a sampled token"):
+        scored(monkeypatch, [message("t0", 0, sampled=True)], [trace("t0")], played)
+    assert played.asked == []
+
+
+def test_the_policy_must_be_known_where_it_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(NotScorable, match="no policy of the store sampled these"):
+        scored(monkeypatch, exchange("t0"), [trace("t0")], Played(), algorithm={"type": "opsd"})
+
+
+def test_a_missing_demonstration_is_said_with_environment_and_example(monkeypatch: pytest.MonkeyPatch) -> None:
+    played = Played()
+    tables = {
+        "traces": table("traces", [trace("t0", example_id="e9", info=json.dumps({"answer": ""}))]),
+        "messages": table("messages", exchange("t0")),
+        "verdicts": table("verdicts", [verdict("t0")]),
+    }
+    config = view(STAGE, algorithm={"type": "opsd"})
+    with pytest.raises(NotScorable, match=r"environment reverse, example e9 \(trace t0\).*'answer'"):
+        reference(tables, config, policy=Policy("key", 0), engine=played, teachers=played)
+
+
+NODE = st.lists(st.tuples(st.integers(0, 50), st.booleans()), max_size=4)
+GRAPH = st.lists(st.tuples(NODE, st.integers(0, 6)), min_size=1, max_size=7)
+
+
+@given(st.lists(GRAPH, min_size=1, max_size=3))
+def test_a_loop_over_branches_scores_the_same(graphs: list[Any]) -> None:
+    messages, expected = [], {}
+    for number, graph in enumerate(graphs):
+        name = f"t{number}"
+        parents = [None if not node else (above % node) for node, (_, above) in enumerate(graph)]
+        nodes = [[(token, sampled and node > 0) for token, sampled in values] for node, (values, _) in enumerate(graph)]
+        nodes[0] = [(1, False), *nodes[0]]
+        for node, values in enumerate(nodes):
+            columns = {"tokens": [token for token, _ in values], "mask": [flag for _, flag in values]}
+            row = message(name, node, parent=parents[node], **columns)
+            messages.append(row | {"sampled": any(columns["mask"])})
+        expected |= slowly(name, parents, nodes)
+    with pytest.MonkeyPatch.context() as patch:
+        found = scored(patch, messages, [trace(f"t{number}") for number in range(len(graphs))], Played())
+    assert found.keys() == expected.keys()
+    for key, values in expected.items():
+        assert found[key] == [float(np.float32(each)) for each in values]
+
+
+def slowly(name: str, parents: list[int | None], nodes: list[Any]) -> dict[tuple[str, int], list[float]]:
+    """Score each token of each message with sampled tokens, after everything above it."""
+    found = {}
+    for node, values in enumerate(nodes):
+        above: list[int] = []
+        place = parents[node]
+        while place is not None:
+            above = [token for token, _ in nodes[place]] + above
+            place = parents[place]
+        if any(flag for _, flag in values):
+            whole = above + [token for token, _ in values]
+            found[name, node] = [
+                logprob(whole, len(above) + index) if flag else 0.0 for index, (_, flag) in enumerate(values)
+            ]
+    return found

@@ -1,0 +1,80 @@
+"""Oversampling: how many groups are begun, which are enough, and that epochs still miss nothing."""
+
+from collections import Counter
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks.assignment.group_refill import groups_to_refill
+from tasks.assignment.oversampling import num_begun, num_needed, oversampled_turn
+from tasks.assignment.stage import STAGE, assignment
+from tests.fixtures.builders import example, table, view
+from tests.tasks.assignment.test_group_refill import assignments, credits
+
+FACTORS = st.integers(100, 400).map(lambda percent: percent / 100)
+
+
+@pytest.mark.parametrize(
+    ("needed", "factor", "count"), [(8, 1.0, 8), (8, 1.5, 12), (3, 1.5, 5), (10, 1.1, 11), (1, 1.01, 2), (7, 4.0, 28)]
+)
+def test_groups_begun_for_those_needed(needed, factor, count):
+    assert num_begun(needed, factor) == count
+    assert num_needed(count, factor) == needed
+
+
+@given(needed=st.integers(0, 500), factor=FACTORS)
+def test_what_was_needed_is_enough_of_what_was_begun(needed, factor):
+    assert num_begun(needed, factor) >= needed * Fraction(repr(factor)) > num_begun(needed, factor) - 1
+    assert num_needed(num_begun(needed, factor), factor) == needed
+
+
+@given(turn=st.integers(0, 500), needed=st.integers(1, 50), factor=FACTORS)
+def test_the_next_step_goes_on_where_this_one_ends_or_one_before(turn, needed, factor):
+    end = oversampled_turn(turn, factor) + num_begun(needed, factor)
+    assert oversampled_turn(turn + needed, factor) in (end - 1, end)
+
+
+def walked(step=0, batch=0, groups=None, weights=None, **settings):
+    weights = weights or {"reverse": 1.0}
+    rows = [example(f"{name}{i:02}", name) for name in weights for i in range(30)]
+    environments = [{"name": name, "taskset": {"id": name}, "weight": weight} for name, weight in weights.items()]
+    config = view(STAGE, seed=7, environments=environments, assignment={"group_size": 1, "shuffle": False} | settings)
+    made = assignment({"examples": table("examples", rows)}, config, step=step, batch=batch, groups=groups)
+    return [(row["group_id"], row["example_id"]) for row in made["assignments"].to_pylist()]
+
+
+def test_an_environment_begins_more_groups_and_walks_faster():
+    first = walked(0, groups_per_step=3, oversampling=1.5)
+    assert first == [("0-0", "reverse00"), *((f"0-{i}", f"reverse{i:02}") for i in range(1, 5))]
+    # 1.5 x 3 = 4.5: the second step begins in the middle of the fifth example, which is tried again.
+    assert [name for _, name in walked(1, groups_per_step=3, oversampling=1.5)] == [
+        f"reverse{i:02}" for i in range(4, 9)
+    ]
+    assert walked(2, groups_per_step=3, oversampling=1.5)[0] == ("2-0", "reverse09")
+
+
+def test_each_environment_has_its_own_more():
+    names = [name for _, name in walked(groups_per_step=6, oversampling=1.5, weights={"a": 2.0, "b": 1.0})]
+    assert Counter(name[0] for name in names) == {"a": 6, "b": 3}
+    assert len(set(names)) == 9
+    assert Counter(name[0] for name in names[:6]) == {"a": 4, "b": 2}, "what is needed comes first"
+
+
+def test_replacements_are_oversampled_as_well():
+    rows = walked(batch=1, groups={"a": 2}, groups_per_step=6, oversampling=2.0, weights={"a": 2.0, "b": 1.0})
+    assert [group for group, _ in rows] == ["0.1-0", "0.1-1", "0.1-2", "0.1-3"]
+    assert {name[0] for _, name in rows} == {"a"}
+
+
+def test_off_nothing_changes():
+    assert walked(3, groups_per_step=4) == walked(3, groups_per_step=4, oversampling=1.0)
+    assert [name for _, name in walked(1, groups_per_step=4)] == [f"reverse{i:02}" for i in range(4, 8)]
+
+
+def test_groups_beyond_the_needed_ones_need_no_replacement():
+    first = assignments("a0", "a1", "a2", "b0", "b1", "b2")
+    held = credits(("a0", [0.0, 1.0]), ("a1", [0.0, 1.0]), ("b2", [0.0, 1.0]))
+    assert groups_to_refill(first, first, held, 1.5) == {"b": 1}
+    assert groups_to_refill(first, first, held) == {"a": 1, "b": 2}

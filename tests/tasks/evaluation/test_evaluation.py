@@ -1,0 +1,141 @@
+"""Evaluation: estimators by hand, against enumeration, and with errors in plain sight."""
+
+from dataclasses import replace
+from itertools import combinations
+
+import pytest
+
+from tasks.assignment.evaluation_retries import errored_assignments, latest_attempts
+from tasks.evaluation.confidence import of_mean
+from tasks.evaluation.stage import PassAt, estimates, pass_at_k
+from tests.fixtures.builders import failed, table, trace
+
+
+def estimated(rows, **options):
+    return estimates(table("traces", rows), **options)
+
+
+def passes(found):
+    """The shares of an estimate, without their intervals."""
+    return tuple(replace(each, interval=None) for each in found.pass_at)
+
+
+def attempts(example, *rewards, environment="reverse"):
+    """One trace per reward; None is an attempt that timed out."""
+    return [
+        (failed if reward is None else trace)(
+            f"{environment}-{example}-{i}", reward=reward, example_id=example, environment=environment
+        )
+        for i, reward in enumerate(rewards)
+    ]
+
+
+def test_pass_at_k_by_hand():
+    assert pass_at_k(4, 1, 1) == 0.25
+    assert pass_at_k(4, 1, 2) == 0.5
+    assert pass_at_k(4, 0, 4) == 0.0 and pass_at_k(4, 4, 1) == 1.0 and pass_at_k(4, 1, 4) == 1.0
+    assert pass_at_k(200, 3, 100) == pytest.approx(1 - 100 * 99 * 98 / (200 * 199 * 198))
+
+
+def test_pass_at_k_is_the_share_of_all_choices_of_k():
+    for n in range(1, 7):
+        for c in range(n + 1):
+            for k in range(1, n + 1):
+                choices = list(combinations([True] * c + [False] * (n - c), k))
+                assert pass_at_k(n, c, k) == pytest.approx(sum(map(any, choices)) / len(choices))
+
+
+@pytest.mark.parametrize(("n", "c", "k"), [(4, 1, 5), (4, 5, 1), (4, 1, 0), (4, -1, 1), (0, 0, 1)])
+def test_pass_at_k_that_does_not_exist_is_an_error(n, c, k):
+    with pytest.raises(ValueError, match="does not exist"):
+        pass_at_k(n, c, k)
+
+
+def test_averages_by_hand_and_by_environment():
+    rows = [*attempts("a", 1.0, 0.0), *attempts("b", 0.5, 0.5), *attempts("a", 0.25, environment="sums")]
+    first, second = estimated(rows, pass_at=(1, 2))
+    assert (first.environment, first.num_examples, first.num_attempts) == ("reverse", 2, 4)
+    assert first.average == first.average_floor == 0.5 and first.errors == {}
+    assert passes(first) == (PassAt(1, 0.25, 2, 0.25), PassAt(2, 0.5, 2, 0.5))
+    assert second.environment == "sums" and second.average == 0.25 and second.pass_at[1] == PassAt(2, None, 0, None)
+
+
+def test_errors_are_counted_and_make_the_floor():
+    rows = [*attempts("a", 1.0, None), *attempts("b", None, None)]
+    (found,) = estimated(rows, pass_at=(1, 2))
+    assert found.errors == {"timeout": 3} and found.num_attempts == 4 and found.num_examples == 2
+    assert found.average == 1.0 and found.average_floor == 0.25
+    assert passes(found) == (PassAt(1, 1.0, 1, 0.25), PassAt(2, None, 0, 0.5))
+
+
+def test_an_error_with_a_reward_is_an_error():
+    (found,) = estimated([trace("a", reward=1.0, error_class="infrastructure")])
+    assert found.errors == {"infrastructure": 1} and found.average is None and found.average_floor == 0.0
+
+
+def test_no_reward_without_an_error_is_counted_too():
+    (found,) = estimated([trace("a", reward=None), trace("b", reward=0.5)])
+    assert found.errors == {"unscored": 1} and found.average == 0.5 and found.average_floor == 0.25
+
+
+def test_nothing_scored_is_none_and_not_zero():
+    (found,) = estimated(attempts("a", None))
+    assert found.average is None and found.average_floor == 0.0 and found.pass_at == (PassAt(1, None, 0, 0.0),)
+
+
+def test_what_passes_is_a_choice():
+    rows = attempts("a", 0.6, 0.4)
+    assert estimated(rows)[0].pass_at[0].estimate == 0.0
+    assert estimated(rows, pass_reward=0.5)[0].pass_at[0].estimate == 0.5
+
+
+def test_seats_of_others_are_no_attempts():
+    (found,) = estimated([trace("a"), trace("judge", reward=0.0, trainable=False)])
+    assert found.num_attempts == 1 and found.average == 1.0
+
+
+def test_no_traces_no_estimates():
+    assert estimated([]) == []
+
+
+def test_turns_and_tokens_are_of_all_who_took_part_and_not_of_the_first():
+    seats = [
+        trace("a", num_turns=3, num_input_tokens=10, num_output_tokens=4),
+        trace("b", agent="user", trainable=False, num_turns=2, num_input_tokens=20, num_output_tokens=8),
+        trace("judge", agent="judge", trainable=False, num_turns=1, num_input_tokens=30, num_output_tokens=1),
+    ]
+    (found,) = estimated(seats[:1], took_part=table("traces", seats))
+    assert (found.num_attempts, found.num_turns, found.num_tokens) == (1, 6, 73)
+    assert estimated(seats[:1])[0].num_turns == 3
+
+
+def test_intervals_stand_beside_the_figures():
+    rows = [*attempts("a", 1.0, 0.0), *attempts("b", 0.0, 0.0), *attempts("c", 1.0, 1.0)]
+    (found,) = estimated(rows, pass_at=(1, 2))
+    assert found.average == 0.5 and found.interval == of_mean([0.5, 0.0, 1.0])
+    assert [each.interval for each in found.pass_at] == [of_mean([0.5, 0.0, 1.0]), of_mean([1.0, 0.0, 1.0])]
+
+
+def test_what_was_made_again_takes_the_place_of_the_whole_assignment():
+    first = [trace("a1", assignment_id="a"), failed("a2", assignment_id="a"), trace("b1", assignment_id="b")]
+    again = [trace("a3", assignment_id="a", reward=0.5)]
+    rounds = [table("traces", first), table("traces", again)]
+    assert errored_assignments(rounds[0]) == ["a"] and errored_assignments(rounds[1]) == []
+    assert latest_attempts(rounds)["trace_id"].to_pylist() == ["b1", "a3"]
+    assert latest_attempts([*rounds, table("traces", [failed("a4", assignment_id="a")])])["trace_id"].to_pylist() == [
+        *("b1", "a4"),
+    ]
+    assert latest_attempts(rounds[:1]).equals(rounds[0])
+
+
+def test_a_failed_attempt_leaves_its_siblings():
+    """pass@k of the k - 1 that ended is what it would be had the failed one not been asked for."""
+    three, four = attempts("a", 1.0, 0.0, 0.0), attempts("a", 1.0, 0.0, 0.0, None)
+    for k in (1, 2, 3):
+        (alone,), (beside,) = estimated(three, pass_at=(k,)), estimated(four, pass_at=(k,))
+        assert alone.pass_at[0].estimate == beside.pass_at[0].estimate == pass_at_k(3, 1, k)
+
+
+def test_an_error_never_passes_whatever_passes():
+    (found,) = estimated(attempts("a", -1.0, None), pass_reward=-1.0)
+    assert found.pass_at[0].estimate == 1.0 and found.pass_at[0].floor == 0.5

@@ -1,0 +1,271 @@
+"""Filtering: what each filter finds, what it says about it, and what is kept."""
+
+import json
+from math import exp, log
+from typing import get_args
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from configs.filters import FilterConfig
+from configs.run import RunConfig
+from storage.schemas.stage_tables import TABLES, VERDICTS
+from storage.schemas.validation import RowPlace, check_rows
+from tasks.advantage.stage import STAGE as ADVANTAGE
+from tasks.advantage.stage import advantage
+from tasks.arrays.message_graph import BrokenGraph
+from tasks.filtering.filters import FILTERS
+from tasks.filtering.filters.gibberish import UnknownVocabulary
+from tasks.filtering.filters.repetition import runs
+from tasks.filtering.stage import STAGE, filtering
+from tasks.runtime.run_context import key_of
+from tests.fixtures.builders import exchange, failed, message, table, trace, view
+
+VOCABULARY = 1000
+
+
+def judged(traces, messages=None, filters=None, vocab_size=VOCABULARY, quarantined=None):
+    """The verdicts by trace id, evidence decoded."""
+    if messages is None:
+        messages = [row for one in traces for row in exchange(one["trace_id"])]
+    tables = {"traces": table("traces", traces), "messages": table("messages", messages)}
+    sections = {"model": {"vocab_size": vocab_size}}
+    if filters is not None:
+        sections["filtering"] = {"filters": filters}
+    verdicts = filtering(tables, view(STAGE, **sections), quarantined=quarantined or {})["verdicts"]
+    check_rows(verdicts, VERDICTS, RowPlace("verdicts"))
+    return {row["trace_id"]: row | {"evidence": json.loads(row["evidence"])} for row in verdicts.to_pylist()}
+
+
+def test_every_filter_of_the_config_has_a_detector():
+    kinds = get_args(get_args(FilterConfig)[0])
+    assert {get_args(kind.model_fields["type"].annotation)[0] for kind in kinds} == set(FILTERS)
+
+
+def test_a_clean_trace_is_kept():
+    verdict = judged([trace("a", reward=1.0), trace("b", reward=0.0)])["a"]
+    assert verdict["keep"] and verdict["reason"] is None and verdict["detected"] == [] and verdict["evidence"] == {}
+
+
+def test_no_rows_give_no_verdicts():
+    assert judged([], []) == {}
+
+
+def test_errored_traces_go_even_if_no_filter_asks_for_it():
+    rows = [failed("a", error_class="infrastructure"), trace("b"), trace("c", reward=0.0)]
+    for filters in (None, [], [{"type": "truncated"}]):
+        verdicts = judged(rows, filters=filters)
+        assert verdicts["a"]["reason"] == "errored" and verdicts["b"]["keep"]
+        assert verdicts["a"]["evidence"]["errored"] == {"error_class": "infrastructure", "error_type": "TimeoutError"}
+
+
+def test_truncated_is_recorded_and_excludes_only_when_it_enforces():
+    rows = [trace("a", is_truncated=True, stop_condition="length"), trace("b", reward=0.0)]
+    noted = judged(rows)["a"]
+    assert noted["keep"] and noted["detected"] == ["truncated"]
+    assert noted["evidence"]["truncated"] == {"stop_condition": "length", "num_output_tokens": 2}
+    enforced = judged([*rows, trace("c")], filters=[{"type": "truncated", "enforce": True}])
+    assert enforced["a"]["reason"] == "truncated" and enforced["b"]["keep"]
+
+
+def test_a_group_of_equal_rewards_teaches_nothing():
+    rows = [trace("a"), trace("b"), trace("c", group_id="g1"), trace("d", group_id="g1", reward=0.5)]
+    verdicts = judged(rows)
+    assert verdicts["a"]["reason"] == verdicts["b"]["reason"] == "zero_advantage"
+    assert verdicts["a"]["evidence"]["zero_advantage"] == {"spread": 0.0, "reward": 1.0, "members": 2}
+    assert verdicts["c"]["keep"] and verdicts["d"]["keep"]
+
+
+def test_the_spread_may_be_up_to_the_tolerance():
+    rows = [trace("a", reward=0.5), trace("b", reward=0.75)]
+    kept = [judged(rows, filters=[{"type": "zero_advantage", "tolerance": t}])["a"]["keep"] for t in (0.24, 0.25)]
+    assert kept == [True, False]
+
+
+def test_an_errored_member_does_not_make_a_group_worth_comparing():
+    verdicts = judged([trace("a"), trace("b"), failed("c", reward=0.0)])
+    assert verdicts["a"]["reason"] == "zero_advantage"
+    assert verdicts["c"]["reason"] == "errored" and verdicts["c"]["detected"] == ["errored"]
+
+
+@pytest.mark.parametrize("first", ["zero_advantage", "truncated"])
+def test_groups_are_judged_on_what_the_other_filters_leave(first):
+    filters = [{"type": "zero_advantage"}, {"type": "truncated", "enforce": True}]
+    rows = [trace("a"), trace("b"), trace("c", reward=0.0, is_truncated=True)]
+    verdicts = judged(rows, filters=filters if first == "zero_advantage" else filters[::-1])
+    assert [verdicts[i]["reason"] for i in "abc"] == ["zero_advantage", "zero_advantage", "truncated"]
+
+
+def test_a_detector_that_does_not_enforce_takes_nobody_out_of_the_group():
+    rows = [trace("a"), trace("b", reward=0.0, is_truncated=True)]
+    assert judged(rows)["a"]["keep"]
+
+
+def test_a_trace_without_reward_is_no_member_of_a_group():
+    verdicts = judged([trace("a", reward=None), trace("b")])
+    assert verdicts["a"]["detected"] == [] and verdicts["b"]["reason"] == "zero_advantage"
+
+
+def test_the_first_enforcing_filter_in_config_order_is_the_reason():
+    rows = [trace("a", is_truncated=True)]
+    both = [{"type": "truncated", "enforce": True}, {"type": "repetition", "window": 2, "enforce": True}]
+    messages = exchange("a", logprobs=[0.0, 0.0])
+    for filters in (both, both[::-1]):
+        verdict = judged(rows, messages, filters)["a"]
+        assert verdict["reason"] == filters[0]["type"]
+        assert verdict["detected"] == [settings["type"] for settings in filters]
+
+
+def test_untrainable_traces_are_not_trained_and_in_no_group():
+    verdicts = judged([trace("a"), trace("b"), trace("judge", reward=0.0, trainable=False, is_truncated=True)])
+    assert verdicts["judge"]["reason"] == "untrainable" and verdicts["judge"]["detected"] == ["truncated"]
+    assert verdicts["a"]["reason"] == "zero_advantage"
+
+
+GIBBERISH = [{"type": "gibberish", "token_id_threshold": 100, "logprob_offset": 2.0, "enforce": True}]
+BOUND = -log(VOCABULARY) - 2.0
+
+
+@pytest.mark.parametrize(
+    ("token", "logprob", "hit"),
+    [(101, BOUND - 0.01, True), (100, BOUND - 0.01, False), (101, BOUND + 0.01, False), (101, -0.1, False)],
+)
+def test_gibberish_is_a_rare_and_unlikely_token(token, logprob, hit):
+    messages = exchange("a", completion=[5, token, 6], logprobs=[-1.0, logprob, -1.0])
+    verdict = judged([trace("a")], messages, GIBBERISH)["a"]
+    assert verdict["keep"] is not hit
+    if hit:
+        evidence = verdict["evidence"]["gibberish"]
+        assert (evidence["message"], evidence["position"], evidence["token_id"], evidence["tokens"]) == (1, 1, 101, 1)
+        assert evidence["logprob"] == pytest.approx(logprob) and evidence["bound"] == pytest.approx(BOUND)
+
+
+def test_gibberish_looks_at_sampled_tokens_only():
+    messages = [message("a", 0, tokens=[900], logprobs=[-50.0]), message("a", 1, parent=0, sampled=True, tokens=[1])]
+    assert judged([trace("a")], messages, GIBBERISH)["a"]["keep"]
+
+
+def test_gibberish_needs_the_size_of_the_vocabulary():
+    with pytest.raises(UnknownVocabulary, match=r"model\.vocab_size"):
+        judged([trace("a")], vocab_size=0)
+
+
+LOOP = [{"type": "repetition", "window": 3, "probability": 0.9, "enforce": True}]
+
+
+@pytest.mark.parametrize(
+    ("logprobs", "length"),
+    [
+        ([-0.01] * 3, 3),
+        ([-0.01] * 2 + [-1.0] + [-0.01] * 2, None),
+        ([-1.0] + [-0.01] * 4, 4),
+        ([-0.01] * 3 + [-1.0] + [-0.01] * 5, 5),
+        ([log(0.9) - 1e-3] * 9, None),
+    ],
+)
+def test_repetition_is_a_long_run_of_near_certain_tokens(logprobs, length):
+    messages = exchange("a", completion=range(len(logprobs)), logprobs=logprobs)
+    verdict = judged([trace("a")], messages, LOOP)["a"]
+    assert verdict["keep"] is (length is None)
+    if length is not None:
+        position = len(logprobs) - length if length > 3 else 0
+        assert verdict["evidence"]["repetition"] == {"message": 1, "position": position, "length": length}
+
+
+def test_a_run_ends_with_its_message():
+    certain = {"sampled": True, "tokens": [1, 2], "logprobs": [0.0, 0.0]}
+    turns = [message("a", number, parent=number - 1 if number else None, **certain) for number in range(3)]
+    assert judged([trace("a")], turns, LOOP)["a"]["keep"]
+
+
+def test_a_token_that_was_not_sampled_breaks_a_run():
+    answer = message("a", 0, sampled=True, tokens=range(5), logprobs=[0.0] * 5, mask=[True, True, False, True, True])
+    assert judged([trace("a")], [answer], LOOP)["a"]["keep"]
+
+
+def test_runs_by_hand():
+    flags = np.array([1, 1, 0, 1, 1, 1, 0, 1], bool)
+    start, length = runs(flags, np.array([0, 4, 4, 8]))
+    assert start.tolist() == [0, 3, 4, 7] and length.tolist() == [2, 1, 2, 1]
+
+
+def test_a_row_of_one_token_is_a_run_of_its_own_and_an_empty_one_none():
+    start, length = runs(np.array([True, True]), np.array([0, 0, 1, 2, 2]))
+    assert start.tolist() == [0, 1] and length.tolist() == [1, 1]
+
+
+def test_bounds_of_log_probs_are_outside():
+    at = {"completion": [5, 6], "logprobs": [-0.5, -0.5]}
+    certain = [{"type": "repetition", "window": 2, "probability": exp(-0.5)}]
+    assert log(exp(-0.5)) == -0.5 and judged([trace("a")], exchange("a", **at), certain)["a"]["detected"] == []
+    rare = [{"type": "gibberish", "token_id_threshold": 1, "logprob_offset": 0.5}]
+    assert judged([trace("a")], exchange("a", **at), rare, vocab_size=1)["a"]["detected"] == []
+
+
+def test_of_runs_of_equal_length_the_last_is_told():
+    messages = exchange("a", completion=[5] * 200, logprobs=[-0.01, -0.01, -9.0, -0.01, -9.0] * 40)
+    found = judged([trace("a")], messages, [{"type": "repetition", "window": 1, "probability": 0.9}])["a"]
+    assert found["evidence"]["repetition"] == {"message": 1, "position": 195, "length": 2}
+
+
+def test_a_quarantined_trace_goes_first_and_no_group_sees_it():
+    rows = [trace("a"), trace("b", reward=0.0), trace("c"), trace("d", trainable=False), failed("e")]
+    said = {name: f"why {name}" for name in "bde"}
+    verdicts = judged(rows, quarantined=said)
+    assert [verdicts[name]["reason"] for name in "bde"] == ["quarantined"] * 3
+    assert verdicts["b"]["evidence"]["quarantined"] == {"reason": "why b"}
+    assert verdicts["e"]["detected"] == ["quarantined", "errored"]
+    # Without b, the rest of the group are alike: a baseline of a and c alone has nothing to tell.
+    assert verdicts["a"]["reason"] == verdicts["c"]["reason"] == "zero_advantage"
+    assert verdicts["a"]["evidence"]["zero_advantage"] == {"spread": 0.0, "reward": 1.0, "members": 2}
+    assert judged(rows)["a"]["keep"], "not so without the quarantine"
+
+
+def test_a_quarantine_of_other_traces_changes_nothing():
+    rows = [trace("a"), trace("b", reward=0.0)]
+    assert judged(rows, quarantined={"elsewhere": "why"}) == judged(rows)
+
+
+@given(
+    rewards=st.lists(st.sampled_from([0.0, 0.25, 1.0, None]), min_size=1, max_size=12),
+    data=st.data(),
+)
+def test_credits_are_those_of_a_store_in_which_the_quarantined_traces_never_were(rewards, data):
+    rows = [
+        trace(f"t{n}", group_id=f"g{n % 3}", reward=reward)
+        if reward is not None
+        else failed(f"t{n}", group_id=f"g{n % 3}")
+        for n, reward in enumerate(rewards)
+    ]
+    unfit = data.draw(st.sets(st.sampled_from([row["trace_id"] for row in rows])))
+    rest = [row for row in rows if row["trace_id"] not in unfit]
+    assert credited(rows, dict.fromkeys(unfit, "why")).equals(credited(rest, {}))
+
+
+def credited(rows, quarantined):
+    """The credits of these traces, by the group's mean as the baseline."""
+    messages = [row for one in rows for row in exchange(one["trace_id"])]
+    tables = {"traces": table("traces", rows), "messages": table("messages", messages)}
+    tables |= filtering(tables, view(STAGE, model={"vocab_size": VOCABULARY}), quarantined=quarantined)
+    return advantage(tables, view(ADVANTAGE, algorithm={"type": "grpo"}))["credits"]
+
+
+def test_credits_tell_a_quarantine_from_none():
+    rows = [trace("a"), trace("b", reward=0.0), trace("c", reward=0.25)]
+    assert not credited(rows, {}).slice(0, 2).equals(credited(rows, {"c": "why"}))
+
+
+def test_a_message_without_its_trace_stops_the_stage():
+    with pytest.raises(BrokenGraph, match="table messages, column trace_id: stray"):
+        judged([trace("a")], exchange("stray"))
+
+
+def test_what_was_filtered_before_there_were_quarantines_is_found_again():
+    config = RunConfig.model_validate({"seed": 7, "model": {"vocab_size": VOCABULARY}})
+    assert key_of(config, STAGE, 3, {"rollout": "r"}) == "1742b3ec1471d317b3859f55c9a7d0e3"
+
+
+def test_the_stage_declares_its_tables():
+    assert set(STAGE.reads) | set(STAGE.writes) <= set(TABLES)

@@ -1,0 +1,126 @@
+"""The engine serves what it says: reloads are exact, and every way to serve something else is caught."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.inference.engine.checks import EngineMismatch, check_serving
+from tasks.inference.engine.client import CPU_BLOCK_TOKENS, Engine, EngineLost
+from tasks.inference.engine.weights_view import WeightsUnusable
+from tests.fixtures.hosts import ENGINE, KEY, engine_of
+
+pytestmark = pytest.mark.engine
+
+PROBE = [(7 * index + 3) % 256 for index in range(3 * CPU_BLOCK_TOKENS)]
+
+
+def policy_row(key: str, directory: Path, adapter: Path | None = None) -> dict[str, Any]:
+    """A policies row with the probe as transformers, and peft, compute it."""
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+    model = PeftModel.from_pretrained(model, adapter).eval() if adapter else model
+    tokens = torch.tensor([PROBE])
+    with torch.no_grad():
+        logprobs = torch.log_softmax(model(input_ids=tokens, use_cache=False).logits[0, :-1].double(), -1)
+    scored = logprobs.gather(1, tokens[0, 1:, None])[:, 0].tolist()
+    return {"policy_key": key, "version": 0, "probe_token_ids": PROBE, "probe_logprobs": [0.0, *scored]}
+
+
+def test_reload_is_exact_there_and_back(small_engine: Engine, models: dict[str, Path]) -> None:
+    rows = {name: policy_row(f"exact-{name}", models[name]) for name in "ab"}
+    assert max(abs(x - y) for x, y in zip(*(rows[n]["probe_logprobs"] for n in "ab"), strict=True)) > 0.1
+    for name in "aba":
+        small_engine.serve(rows[name]["policy_key"], models[name])
+        assert small_engine.served() == f"exact-{name}"
+        probe = small_engine.probe(PROBE, rows[name]["policy_key"])
+        assert probe == pytest.approx(rows[name]["probe_logprobs"], abs=1e-4)
+        assert check_serving(small_engine, rows[name], ENGINE) < 1e-4
+
+
+def test_the_cached_probe_reads_the_cache(small_engine: Engine, models: dict[str, Path]) -> None:
+    small_engine.serve("cached", models["a"])
+    first, second = (small_engine.probe_cached(PROBE, "cached") for _ in range(2))
+    assert first == pytest.approx(second, abs=1e-5)
+    assert first == pytest.approx(small_engine.probe(PROBE, "cached")[-1], abs=1e-4)
+
+
+def test_a_reload_that_keeps_the_old_weights_is_caught(
+    small_engine: Engine, models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_engine.serve("kept-a", models["a"])
+    monkeypatch.setattr(small_engine, "_reload", lambda weights: None)
+    small_engine.serve("kept-b", models["b"])
+    assert small_engine.served() == "kept-b"  # it acknowledges
+    with pytest.raises(EngineMismatch, match="it holds other weights"):
+        check_serving(small_engine, policy_row("kept-b", models["b"]), ENGINE)
+
+
+def test_a_stale_prefix_cache_is_caught(small_engine: Engine, models: dict[str, Path]) -> None:
+    small_engine.serve("stale", models["a"])
+    small_engine.probe_cached(PROBE, "stale")
+    # Without the pause that empties the cache, and under the salt of the weights before.
+    small_engine._reload(models["b"])
+    with pytest.raises(EngineMismatch, match="prefix cache holds states of other weights"):
+        check_serving(small_engine, policy_row("stale", models["b"]), ENGINE)
+
+
+def test_another_salt_does_not_read_the_stale_states(small_engine: Engine, models: dict[str, Path]) -> None:
+    small_engine.serve("salt-a", models["a"])
+    small_engine.probe_cached(PROBE, "salt-a")
+    small_engine._reload(models["b"])
+    assert check_serving(small_engine, policy_row("salt-b", models["b"]), ENGINE) < 1e-4
+
+
+def test_optimizer_state_beside_the_weights_is_not_loaded(
+    small_engine: Engine, models: dict[str, Path], tmp_path: Path
+) -> None:
+    import shutil
+
+    directory = shutil.copytree(models["b"], tmp_path / "with_optimizer")
+    shutil.copy(models["a"] / "model.safetensors", directory / "optimizer.safetensors")
+    small_engine.serve("optimizer", directory)
+    assert check_serving(small_engine, policy_row("optimizer", models["b"]), ENGINE) < 1e-4
+
+
+def test_a_damaged_directory_is_refused_before_the_engine_is_touched(
+    small_engine: Engine, models: dict[str, Path], tmp_path: Path
+) -> None:
+    small_engine.serve("whole", models["a"])
+    content = (models["b"] / "model.safetensors").read_bytes()
+    (tmp_path / "model.safetensors").write_bytes(content[:-100])
+    (tmp_path / "config.json").write_text((models["b"] / "config.json").read_text())
+    with pytest.raises(WeightsUnusable, match="it is damaged"):
+        small_engine.serve("damaged", tmp_path)
+    assert small_engine.served() == "whole"
+    assert small_engine.healthy()
+
+
+def test_a_wrong_key_and_an_absent_engine_are_not_healthy(small_engine: Engine) -> None:
+    assert small_engine.healthy()
+    assert not Engine(small_engine.url, KEY + "x").healthy()
+    assert not Engine("http://127.0.0.1:9", KEY).healthy()
+    with pytest.raises(EngineLost, match="no answer"):
+        Engine("http://127.0.0.1:9", KEY).served()
+
+
+def test_a_tied_head_is_reloaded(models: dict[str, Path], tmp_path: Path) -> None:
+    with engine_of(models["tied"], tmp_path / "report.json") as tied:
+        for name in ("tied", "tied_b", "tied"):
+            tied.serve(f"k-{name}", models[name])
+            assert check_serving(tied, policy_row(f"k-{name}", models[name]), ENGINE) < 1e-4
+
+
+def test_a_tied_head_that_was_not_reloaded_is_caught(models: dict[str, Path], tmp_path: Path) -> None:
+    # The plain way, as if the head were no trouble: this is what the build does by itself.
+    config = ENGINE.model_copy(
+        update={"extra_arguments": ("--hf-overrides", json.dumps({"tie_word_embeddings": True}))}
+    )
+    with engine_of(models["tied"], tmp_path / "report.json", config) as tied:
+        tied._reload(models["tied_b"])
+        with pytest.raises(EngineMismatch, match="an output head that was not reloaded"):
+            check_serving(tied, policy_row("head", models["tied_b"]), ENGINE)

@@ -1,0 +1,118 @@
+"""Examples and packages of environments, and what is told when they are not there."""
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from configs.environments import EnvironmentConfig
+from flows.services.ownership import start_time
+from storage.schemas.stage_tables import EXAMPLES
+from tasks.inference.environments import servers as environments
+from tasks.inference.environments.examples import example_id, rows, split_of
+from tasks.inference.environments.servers import EnvironmentUnavailable, examples, package_version
+from tests.fixtures.waiting import PATIENCE, until
+
+pytestmark = pytest.mark.engine
+
+REVERSE = EnvironmentConfig(name="reverse", taskset={"id": "reverse_text", "num_examples": 300, "seed": 5})
+
+
+def test_examples_have_the_schema_and_a_holdout() -> None:
+    table = examples(REVERSE)
+    assert table.schema.equals(EXAMPLES.arrow)
+    assert table.num_rows == len(set(table["example_id"].to_pylist())) == 300
+    held = table["split"].to_pylist().count("eval")
+    assert 15 <= held <= 45  # one in ten, by hash
+    fewer = examples(REVERSE.model_copy(update={"max_examples": 7}))
+    assert fewer.equals(table.slice(0, 7))
+
+
+@pytest.mark.usefixtures("plugins")
+def test_a_taskset_that_lets_a_child_go_holds_nothing_up_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(environments, "EXAMPLES_SECONDS", PATIENCE)
+    taskset = {"id": "misbehaving_taskset", "faults": ["lingers"], "task": {"directory": str(tmp_path)}}
+    assert examples(EnvironmentConfig(name="bad", taskset=taskset)).num_rows == 1
+    child = int((tmp_path / "lingers").read_text())
+    until(lambda: start_time(child) is None, lambda: "the child lives on")
+    assert [list(each.iterdir()) for each in (tmp_path / "temporary").iterdir()] == [[]]
+
+
+@given(st.dictionaries(st.text(max_size=4), st.text(max_size=4)), st.integers(0, 5))
+def test_the_split_is_a_threshold_on_one_hash(content: dict[str, str], seed: int) -> None:
+    assert split_of(content, 0.0, seed) == "train"
+    sides = [split_of(content, fraction / 20, seed) for fraction in range(20)]
+    assert sides == sorted(sides, key="train eval".index)  # once held out, held out for every larger share
+
+
+def test_the_split_is_of_the_size_that_was_asked_for() -> None:
+    contents: list[dict[str, Any]] = [{"text": str(number)} for number in range(4000)]
+    held = [split_of(content, 0.25, 0) for content in contents].count("eval")
+    assert held / 4000 == pytest.approx(0.25, abs=0.03)
+    assert [split_of(content, 0.25, 1) for content in contents] != [split_of(content, 0.25, 0) for content in contents]
+
+
+def test_ids_come_from_the_source_then_the_key_then_the_content() -> None:
+    import verifiers.v1 as vf
+
+    class Keyed(vf.Task[vf.TaskData]):
+        @property
+        def key(self) -> str:
+            return "by key"
+
+    plain = vf.Task(vf.TaskData(idx=3, prompt="a"))
+    moved = vf.Task(vf.TaskData(idx=4, prompt="a"))
+    assert example_id(vf.Task(vf.TaskData(id="by id")), {}) == "by id"
+    assert example_id(Keyed(vf.TaskData(prompt="a")), {}) == "by key"
+    (first,), (second,) = (list(rows(SETTINGS, iter([task]))) for task in (plain, moved))
+    assert first["example_id"] == second["example_id"] and first["task"] != second["task"]
+
+
+SETTINGS = {"name": "e", "max_examples": 10, "holdout_fraction": 0.0, "holdout_seed": 0}
+
+
+def test_a_repeated_example_is_left_out_and_a_clash_is_an_error() -> None:
+    import verifiers.v1 as vf
+
+    tasks = [vf.Task(vf.TaskData(idx=number, id=name, prompt=name)) for number, name in enumerate("aba")]
+    assert [row["example_id"] for row in rows(SETTINGS, iter(tasks))] == ["a", "b"]
+    tasks.append(vf.Task(vf.TaskData(idx=3, id="a", prompt="other")))
+    with pytest.raises(ValueError, match="two different examples have the id 'a'"):
+        list(rows(SETTINGS, iter(tasks)))
+
+
+def test_messages_in_a_task_keep_their_roles() -> None:
+    import verifiers.v1 as vf
+
+    data = vf.TaskData(idx=0, prompt=[vf.SystemMessage(content="s"), vf.UserMessage(content="u")])
+    (row,) = rows(SETTINGS, iter([vf.Task(data)]))
+    assert vf.TaskData.model_validate_json(row["task"]) == data
+
+
+def test_the_version_names_every_package() -> None:
+    assert package_version(REVERSE) == "reverse-text 0.1.0, chat-loop 0.1.0, verifiers 0.4.0"
+    builtin = REVERSE.model_copy(update={"harness": {"id": "null"}})
+    assert package_version(builtin) == "reverse-text 0.1.0, verifiers 0.4.0"
+
+
+@pytest.mark.parametrize("ask", [package_version, examples, lambda one: environments.command(one, "report.json")])
+def test_an_environment_that_is_not_installed(ask: Callable[[EnvironmentConfig], Any]) -> None:
+    absent = EnvironmentConfig(name="mine", taskset={"id": "no-such-environment"})
+    with pytest.raises(EnvironmentUnavailable, match=r"'no-such-environment' is not installed.*no_such_environment"):
+        ask(absent)
+    with pytest.raises(EnvironmentUnavailable, match=r"'mine': taskset\.id is missing"):
+        ask(absent.model_copy(update={"taskset": {}}))
+
+
+def test_a_setting_that_the_taskset_does_not_know() -> None:
+    with pytest.raises(EnvironmentUnavailable, match=r"cannot be loaded: ValidationError.*\n.*num_exmples"):
+        examples(EnvironmentConfig(name="mine", taskset={"id": "reverse_text", "num_exmples": 3}))

@@ -1,0 +1,96 @@
+"""Environments and tasksets that ship with verifiers run unchanged: real servers, a real engine, exact rows."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from configs.environments import EnvironmentConfig
+from configs.run import View
+from tasks.inference.engine.client import Engine
+from tasks.inference.environments.examples import resolved
+from tests.fixtures.resource_server import REWARD, dataset, resource_server
+from tests.fixtures.sampled import Rows, failures, own, sampled
+
+pytestmark = pytest.mark.engine
+
+REVERSE = {"id": "reverse_text", "num_examples": 4}
+ViewOf = Callable[..., View]
+
+
+def check_tokens(traces: Rows, messages: Rows) -> None:
+    """What each call was given and gave is its path of the graph; lists are of one length, sampled tokens as counted.
+
+    A reply whose text has other tokens may come back in these: then a branch begins, which is counted.
+    """
+    for row in traces:
+        mine = own(row, messages)
+        assert all(m["parent"] is None or m["parent"] < number for number, m in enumerate(mine))
+        assert all(len(m["token_ids"]) == len(m["mask"]) == len(m["logprobs"]) for m in mine)
+        assert sum(sum(m["mask"]) for m in mine) == row["num_output_tokens"] > 0
+        assert row["num_turns"] == sum(m["sampled"] for m in mine)
+        assert row["num_branches"] == len(mine) - len({m["parent"] for m in mine} - {None})
+        for call in json.loads(row["record"])["calls"]:
+            used = call["usage"]["prompt_tokens"] + call["usage"]["completion_tokens"]
+            assert used + (call["usage"]["cached_input_tokens"] or 0) == length(mine, call["node"])
+
+
+def length(messages: Rows, node: int | None) -> int:
+    """The tokens from the root to a message."""
+    return 0 if node is None else len(messages[node]["token_ids"]) + length(messages, messages[node]["parent"])
+
+
+def test_best_of_n_is_several_traces_of_one_episode(small_engine: Engine, view: ViewOf, tmp_path: Path) -> None:
+    environment = EnvironmentConfig(name="best", taskset=REVERSE, env={"id": "best-of-n", "n": 3})
+    traces, messages = sampled(small_engine, environment, view, tmp_path)
+    assert failures(traces) == [] and len(traces) == 6
+    check_tokens(traces, messages)
+    for assignment in ("0", "1"):
+        attempts = [row for row in traces if row["assignment_id"].endswith(f"/{assignment}")]
+        assert len({row["episode_id"] for row in attempts}) == 1 and len({row["trace_id"] for row in attempts}) == 3
+        top = max(row["reward"] for row in attempts)
+        assert [json.loads(row["metrics"])["best"] for row in attempts] == [row["reward"] == top for row in attempts]
+
+
+def test_a_user_that_a_model_plays_is_not_trained_on(small_engine: Engine, view: ViewOf, tmp_path: Path) -> None:
+    env = {"id": "user-sim", "persona": "{scenario}", "user": {"max_turns": 2}}
+    environment = EnvironmentConfig(name="user", taskset=REVERSE, env=env)
+    traces, messages = sampled(small_engine, environment, view, tmp_path, max_tokens=6)
+    assert failures(traces) == [] and len(traces) == 4
+    check_tokens(traces, messages)
+    seats = {(row["agent"], row["trainable"]) for row in traces}
+    assert seats == {("assistant", True), ("user", False)}
+    for row in traces:
+        user = [m for m in own(row, messages) if m["sampled"]]
+        theirs = next(r for r in traces if r["episode_id"] == row["episode_id"] and r["agent"] != row["agent"])
+        heard = [m["content"] for m in own(theirs, messages) if m["role"] == "user"]
+        assert {m["content"] for m in user} & set(heard), "what one says the other hears"
+
+
+def test_a_taskset_scored_by_a_server_of_its_own(small_engine: Engine, view: ViewOf, tmp_path: Path) -> None:
+    with resource_server() as (url, verified):
+        taskset = {"id": "nemo_gym", "dataset": str(dataset(tmp_path / "sums.jsonl")), "task": {"resources_url": url}}
+        environment = EnvironmentConfig(name="nemo", taskset=taskset, max_turns=2)
+        traces, messages = sampled(small_engine, environment, view, tmp_path)
+    assert failures(traces) == [] and len(traces) == len(verified) == 2
+    check_tokens(traces, messages)
+    assert [row["reward"] for row in traces] == [REWARD] * 2
+    data = json.loads(traces[0]["record"])["task"]["data"]
+    assert data["row"]["extra"] == {"kept": [1.5, None]}, "fields that nobody here knows survive"
+    assert [asked["answer"] for asked in verified] == [3, 3]
+
+
+@pytest.mark.parametrize("harness", [{"id": "chat_loop"}, {"id": "null"}, {"id": "bash", "edit": False}], ids=str)
+@pytest.mark.parametrize("runtime", [{"type": "subprocess"}, {"type": "docker", "image": "python:3.11-slim"}], ids=str)
+@pytest.mark.parametrize(("env", "seat"), [({}, "agent"), ({"id": "best-of-n"}, "agent"), ({"id": "user-sim"}, "user")])
+def test_harness_and_runtime_are_settings(
+    harness: dict[str, Any], runtime: dict[str, Any], env: dict[str, Any], seat: str
+) -> None:
+    environment = EnvironmentConfig(name="any", taskset=REVERSE, env=env, harness=harness, runtime=runtime)
+    config = resolved(environment.model_dump())
+    assert config.taskset.id == "reverse_text"
+    found = getattr(config, seat).model_dump()
+    for wanted, name in ((harness, "harness"), (runtime, "runtime")):
+        assert {key: found[name][key] for key in wanted} == wanted

@@ -1,0 +1,85 @@
+"""A coroutine beside the thread that waits for it: results, errors, context, and signals that come while it runs."""
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import Any
+
+import pytest
+
+from tasks.inference.sampling.background_loop import run_in_background_loop
+from tests.fixtures.waiting import until_told
+
+NAME: ContextVar[str] = ContextVar("name", default="nobody")
+
+
+class Told(BaseException):
+    """What a handler raises, as Prefect's does: no error that anybody expects."""
+
+
+@pytest.fixture
+def raising() -> Iterator[None]:
+    """Within the test SIGTERM raises."""
+
+    def handler(*_: Any) -> None:
+        raise Told
+
+    before = signal.signal(signal.SIGTERM, handler)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_it_gives_what_the_coroutine_gives_and_knows_the_caller_s_context() -> None:
+    async def work() -> tuple[str, str]:
+        await asyncio.sleep(0)
+        return NAME.get(), threading.current_thread().name
+
+    NAME.set("Ada")
+    name, thread = run_in_background_loop(work())
+    assert name == "Ada" and thread.startswith("event loop")
+
+
+def test_what_it_raises_is_raised() -> None:
+    async def work() -> None:
+        raise KeyError("planted")
+
+    with pytest.raises(KeyError, match="planted"):
+        run_in_background_loop(work())
+
+
+@pytest.mark.usefixtures("raising")
+@pytest.mark.parametrize("where", ["callback", "task"])
+def test_a_signal_in_the_middle_of_a_loop_cancels_the_work_and_is_passed_on(where: str) -> None:
+    ended: list[str] = []
+
+    async def tell() -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    async def work() -> None:
+        if where == "task":
+            told = asyncio.create_task(tell())
+        else:
+            asyncio.get_running_loop().call_soon(os.kill, os.getpid(), signal.SIGTERM)
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            await asyncio.sleep(0)  # there is time to end in order
+            ended.append("in order" if where == "callback" or told.done() else "early")
+            raise
+
+    with pytest.raises(Told):
+        run_in_background_loop(work())
+    assert ended == ["in order"]
+
+
+@pytest.mark.usefixtures("raising")
+def test_a_signal_that_comes_when_the_work_is_done_is_passed_on() -> None:
+    async def work() -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Told):
+        run_in_background_loop(work())
+        until_told()  # where the work was quicker than the signal

@@ -1,0 +1,171 @@
+"""What environments do wrong: each fault is a row with its class, and nothing else is touched by it.
+
+One real server below a real supervisor, and the small engine; the faults are those of plugins/misbehaving_taskset.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from configs.run import RunConfig, View
+from flows.services.base import Supervisor
+from flows.services.environments import EnvironmentServers
+from flows.services.ownership import start_time
+from storage.schemas.stage_tables import MESSAGES
+from tasks.advantage.stage import STAGE as ADVANTAGE
+from tasks.advantage.stage import advantage
+from tasks.filtering.stage import STAGE as FILTERING
+from tasks.filtering.stage import filtering
+from tasks.inference.engine.client import Engine
+from tasks.inference.environments import servers as environments
+from tasks.inference.sampling import rollouts
+from tasks.rollout.stage import STAGE
+from tests.fixtures.builders import view as of_stage
+from tests.fixtures.hosts import KEY, PLUGINS, assigned
+from tests.fixtures.waiting import until
+
+pytestmark = pytest.mark.engine
+
+FAULTS = {
+    "fine": None,
+    "extra": None,
+    "floods": None,
+    "leaks": None,
+    "infinite": "environment",
+    "nothing": "environment",
+    "words": "environment",
+    "memory": "environment",
+    "cancels": "environment",
+    "unserialisable": "environment",
+    "image": "environment",
+    "program": "timeout",
+}
+"""The class of each fault's row; None where the rollout is sound."""
+SIZE = 4
+
+
+class Sampled:
+    """The rows of one call of `sample`, and where the environment left its marks."""
+
+    def __init__(self, directory: Path, supervisor: Supervisor) -> None:
+        self.directory = directory
+        self.supervisor = supervisor
+        self.groups: dict[str, dict[str, pa.Table]] = {}
+        self.patience = 4.0
+        """How long the rollout that waits for ever was let run, in seconds."""
+
+    def row(self, fault: str) -> dict[str, Any]:
+        (row,) = self.groups[fault]["traces"].to_pylist()
+        return row
+
+
+@pytest.fixture(scope="module")
+def sampled(
+    small_engine: Engine, models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Sampled]:
+    directory = tmp_path_factory.mktemp("faults")
+    taskset = {"id": "misbehaving_taskset", "faults": [*FAULTS, "partly"], "task": {"directory": str(directory)}}
+    config = RunConfig.model_validate(
+        {
+            "model": {"path": str(models["a"]), "renderer": "qwen3"},
+            "environments": [{"name": "bad", "taskset": taskset}],
+            "rollout": {"max_tokens": 4, "max_attempts": 1},
+        }
+    )
+    with pytest.MonkeyPatch.context() as patch, Supervisor("run", directory / "services") as supervisor:
+        patch.syspath_prepend(PLUGINS)
+        patch.setenv("PYTHONPATH", str(PLUGINS))
+        found = Sampled(directory, supervisor)
+        examples = environments.examples(config.environments[0])
+        addresses = EnvironmentServers(supervisor, config, KEY).addresses()
+
+        def sample(assignments: pa.Table, **settings: Any) -> None:
+            of_rollout = config.rollout.model_copy(update=settings)
+            rollouts.sample(
+                assignments,
+                examples,
+                engine_url=small_engine.url,
+                api_key=KEY,
+                addresses=addresses,
+                policy={"key": "policy-of-faults", "version": 3},
+                step=4,
+                config=View(config.model_copy(update={"rollout": of_rollout}), STAGE.sections, "rollout"),
+                on_group=found.groups.__setitem__,
+            )
+
+        sound = [name for name in FAULTS if name != "program"]
+        sample(pa.concat_tables([assigned("bad", sound, 1), assigned("bad", ["partly"], SIZE)]))
+        while not (directory / "tree").exists():  # on a slow machine its time may end before it begins
+            found.patience *= 2
+            sample(assigned("bad", ["program"], 1), timeout_seconds=found.patience)
+        yield found
+
+
+def test_every_fault_is_one_row_of_its_class(sampled: Sampled) -> None:
+    assert {fault: sampled.row(fault)["error_class"] for fault in FAULTS} == FAULTS
+    assert all((sampled.row(fault)["reward"] is None) == (kind is not None) for fault, kind in FAULTS.items())
+    assert sampled.row("fine")["reward"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "text"),
+    [
+        ("infinite", "NonFiniteReward", "reward 'outcome' is inf"),
+        ("nothing", "TaskError", "not 'NoneType'"),
+        ("words", "TaskError", "could not convert string to float: 'good'"),
+        ("memory", "TaskError", "MemoryError: planted"),
+        ("unserialisable", "PydanticSerializationError", "must survive JSON"),
+        ("image", "HarnessError", "the renderer of this model takes text alone"),
+        ("program", "TimeoutError", "timeout_seconds = {patience:g}"),
+    ],
+)
+def test_its_message_says_what_went_wrong(sampled: Sampled, fault: str, kind: str, text: str) -> None:
+    assert sampled.row(fault)["error_type"] == kind
+    assert text.format(patience=sampled.patience) in sampled.row(fault)["error_message"]
+
+
+def test_a_field_that_nobody_knows_comes_through(sampled: Sampled) -> None:
+    assert json.loads(sampled.row("extra")["record"])["task"]["data"]["unknown"] == {"depth": [1, None]}
+
+
+def test_no_baseline_moves(sampled: Sampled) -> None:
+    group = sampled.groups["partly"]
+    rows = group["traces"].to_pylist()
+    assert sorted((row["error_class"] or "", row["reward"]) for row in rows if row["reward"] is not None) == [
+        ("", 0.0),
+        ("", 1.0),
+    ]
+    assert sorted(row["error_type"] for row in rows if row["error_class"]) == ["NonFiniteReward", "TaskError"]
+    sound = group["traces"].filter(pa.compute.is_null(group["traces"]["error_class"]))
+    names = pa.compute.is_in(group["messages"]["trace_id"], value_set=sound["trace_id"].combine_chunks())
+    alone = credited(sound, group["messages"].filter(names))
+    assert credited(group["traces"], group["messages"]) == alone
+    assert sorted(alone.values()) == [-0.5, 0.5]
+
+
+def credited(traces: pa.Table, messages: pa.Table) -> dict[str, float]:
+    """The advantages that filtering and advantage give to what is kept, by trace, with default settings but no std."""
+    tables = {"traces": traces, "messages": messages.cast(MESSAGES.arrow)}
+    verdicts = filtering(tables, of_stage(FILTERING, filtering={"filters": []}), quarantined={})["verdicts"]
+    made = advantage(tables | {"verdicts": verdicts}, of_stage(ADVANTAGE, algorithm={"type": "dr_grpo"}))["credits"]
+    return dict(zip(made["trace_id"].to_pylist(), made["advantage"].to_pylist(), strict=True))
+
+
+def test_a_rollout_past_its_time_leaves_no_program_behind(sampled: Sampled) -> None:
+    tree = [int(process) for process in (sampled.directory / "tree").read_text().split()]
+    assert len(tree) == 2, "the program and the child that it had started"
+    until(lambda: not any(map(start_time, tree)), lambda: f"one of {tree} lives")
+
+
+def test_a_child_that_was_let_go_ends_with_its_server(sampled: Sampled) -> None:
+    child = int((sampled.directory / "leaked").read_text())
+    assert start_time(child) is not None and os.getsid(child) == child
+    sampled.supervisor.close()
+    assert start_time(child) is None
+    log = (sampled.directory / "services" / "environment-bad.log").read_text()
+    assert "EnvServer down" in log and "KeyboardInterrupt" not in log, "a server that is told to end does so quietly"

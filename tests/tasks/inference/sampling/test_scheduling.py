@@ -1,0 +1,255 @@
+"""Scheduling against a real engine and a real server: attempts by class, sticky sessions, stragglers, killers."""
+
+import logging
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+from configs.environments import ElasticPool, EnvironmentConfig
+from configs.run import RunConfig, View
+from flows.services.base import Supervisor
+from flows.services.environments import EnvironmentServers
+from tasks.inference.engine.client import Engine
+from tasks.inference.environments import servers as environments
+from tasks.inference.sampling import rollouts
+from tasks.inference.sampling.attempts import RETRY_SEED_STRIDE
+from tasks.inference.sampling.rollouts import SamplingPlan
+from tasks.metrics.retokenised import retokenised_turns
+from tests.fixtures.exactness import check_packed, check_wire, packed
+from tests.fixtures.hosts import ENGINE, KEY, PLUGINS, assigned
+from tests.fixtures.proxy import EMPTY, HELD, MALFORMED, Proxy, recording
+from tests.fixtures.waiting import until
+
+pytestmark = pytest.mark.engine
+
+MOST = 3
+"""Attempts at a rollout; a model call has two of its own."""
+NAMES = ["fine 2", "fine 3", "slow 2", "broken 1", "empty 1", "malformed 1", "raises 1", "nan 1", "late 1"]
+NAMES += ["infrastructure 1", "hangs 1", "hangs b 1", "held 1"]
+ENDING = [name for name in NAMES if not name.startswith(("hangs", "held"))]
+SEEDS = {name: 100 * number for number, name in enumerate(NAMES)}
+COUNTED = EnvironmentConfig(
+    name="counted",
+    taskset={"id": "counted_taskset", "names": NAMES},
+    harness={"id": "chat_loop", "backoff_seconds": 0.0},
+    pool=ElasticPool(max_workers=2, multiplex=2),
+)
+FAULTS: dict[int, list[int | str]] = {
+    SEEDS["slow 2"]: [429],
+    SEEDS["broken 1"]: [500, 503],
+    SEEDS["empty 1"]: [EMPTY],
+    SEEDS["malformed 1"]: [MALFORMED, MALFORMED],
+    SEEDS["held 1"]: [HELD],
+}
+
+
+class Sampled:
+    """A server of this environment behind a proxy, and what was sampled there."""
+
+    def __init__(self, address: str, proxy: Proxy, models: dict[str, Path], log: Path) -> None:
+        self.address = address
+        self.proxy = proxy
+        self.models = models
+        self.log = log
+        self.examples = environments.examples(COUNTED)
+        self.tables: list[dict[str, pa.Table]] = []
+
+    def view(self, **rollout: Any) -> View:
+        given = {"max_tokens": 6, "max_attempts": MOST, "timeout_seconds": 240.0} | rollout
+        config = RunConfig.model_validate(
+            {
+                "environments": (COUNTED,),
+                "rollout": given,
+                "engine": ENGINE,
+                "model": {"path": str(self.models["a"]), "renderer": "qwen3"},
+            }
+        )
+        return View(config, ("rollout", "environments", "engine", "model", "external"), "rollout")
+
+    def sample(
+        self, assignments: pa.Table, key: str = "the policy", terms: SamplingPlan | None = None, **rollout: Any
+    ) -> Any:
+        groups: dict[str, list[dict[str, Any]]] = {}
+
+        def keep(group: str, tables: dict[str, pa.Table]) -> None:
+            groups[group] = tables["traces"].to_pylist()
+            self.tables.append(tables)
+
+        rollouts.sample(
+            assignments,
+            self.examples,
+            engine_url=self.proxy.url,
+            api_key=KEY,
+            addresses={"counted": self.address},
+            policy={"key": key, "version": 0},
+            step=0,
+            config=self.view(**rollout),
+            on_group=keep,
+            terms=terms or SamplingPlan(),
+        )
+        return groups
+
+
+@pytest.fixture(scope="module")
+def sampled(
+    small_engine: Engine, models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Sampled]:
+    directory = tmp_path_factory.mktemp("counted")
+    with ExitStack() as stack:
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
+        patch.syspath_prepend(PLUGINS)
+        patch.setenv("PYTHONPATH", str(PLUGINS))
+        proxy = stack.enter_context(recording(small_engine.url))
+        proxy.faults = FAULTS
+        supervisor = stack.enter_context(Supervisor("counted", directory))
+        address = EnvironmentServers(supervisor, RunConfig(environments=(COUNTED,)), KEY).addresses()["counted"]
+        yield Sampled(address, proxy, models, directory / "environment-counted.log")
+
+
+def of_groups(rows: pa.Table, names: list[str]) -> pa.Table:
+    """The assignments of some groups, with the seeds that they have among all."""
+    return rows.filter(pc.is_in(rows["group_id"], value_set=pa.array(names)))
+
+
+@pytest.fixture(scope="module")
+def attempted(sampled: Sampled) -> dict[str, dict[str, Any]]:
+    """The row of each task that ends, by its name."""
+    groups = sampled.sample(of_groups(assigned("counted", NAMES, 1), ENDING))
+    return {name: row for name, (row,) in groups.items()}
+
+
+def test_only_what_may_go_better_is_tried_again(sampled: Sampled, attempted: dict[str, dict[str, Any]]) -> None:
+    assert {name: row["error_class"] for name, row in attempted.items()} == {
+        "fine 2": None,
+        "fine 3": None,
+        "slow 2": None,
+        "broken 1": None,
+        "empty 1": None,
+        "malformed 1": None,
+        "raises 1": "environment",
+        "nan 1": "environment",
+        "late 1": "timeout",
+        "infrastructure 1": "infrastructure",
+    }
+    calls = {
+        name: (len(sampled.proxy.of_seed(seed)), len(sampled.proxy.of_seed(*again(seed))))
+        for name, seed in SEEDS.items()
+    }
+    assert {name: found for name, found in calls.items() if name in attempted} == {
+        "fine 2": (2, 0),
+        "fine 3": (3, 0),
+        "slow 2": (3, 0),  # the call that was refused is made again, by the harness
+        "broken 1": (3, 0),  # both tries at the call, then the rollout once more
+        "empty 1": (1, 1),  # the model's answer was at fault: another seed
+        "malformed 1": (2, 1),  # to the harness an answer that cannot be read is a 502
+        "raises 1": (1, 0),
+        "nan 1": (1, 0),
+        "late 1": (MOST, 0),
+        "infrastructure 1": (MOST, 0),
+    }
+
+
+def again(seed: int) -> list[int]:
+    """The seeds of later attempts whose first one was answered badly."""
+    return [seed + RETRY_SEED_STRIDE * attempt for attempt in range(1, MOST)]
+
+
+def test_every_call_of_an_attempt_carries_its_session_and_no_other_does(
+    sampled: Sampled, attempted: dict[str, dict[str, Any]]
+) -> None:
+    sessions: dict[str, list[list[int]]] = defaultdict(list)
+    for call in sampled.proxy.calls:
+        assert call.session, "no call goes without"
+        sessions[call.session].append([call.seed, len(call.sent), call.status])
+    by_trace = {row["trace_id"]: name for name, row in attempted.items()}
+    finished = {by_trace[session]: made for session, made in sessions.items() if session in by_trace}
+    assert {name: len(made) for name, made in finished.items()}["fine 3"] == 3
+    assert [status for *_, status in finished["slow 2"]] == [429, 200, 200], "through a retry of the call"
+    assert {len({seed for seed, *_ in made}) for made in sessions.values()} == {1}, "no session is of two rollouts"
+    attempts = {
+        name: sum(made[0][0] in (seed, *again(seed)) for made in sessions.values()) for name, seed in SEEDS.items()
+    }
+    assert {name: count for name, count in attempts.items() if count > 1} == {
+        "broken 1": 2,
+        "empty 1": 2,
+        "malformed 1": 2,
+        "late 1": MOST,
+        "infrastructure 1": MOST,
+    }
+
+
+def test_replies_that_are_tokenised_again_are_counted_and_learnt_once(
+    sampled: Sampled, attempted: dict[str, dict[str, Any]]
+) -> None:
+    # This renderer takes the thought of an earlier turn out as soon as the user speaks again.
+    ids = {attempted[name]["trace_id"] for name in ("fine 2", "fine 3", "slow 2")}
+    tables = {name: pa.concat_tables([each[name] for each in sampled.tables]) for name in ("traces", "messages")}
+    tables = {name: each.filter(pc.is_in(each["trace_id"], value_set=pa.array(ids))) for name, each in tables.items()}
+    traces, messages = tables["traces"].to_pylist(), tables["messages"].to_pylist()
+    found = retokenised_turns(tables["messages"])
+    assert {row["group_id"]: row["num_branches"] for row in traces if row["num_turns"] == 2} == {
+        "fine 2": 2,
+        "slow 2": 2,
+    }
+    assert {row["trace_id"]: row["num_branches"] - 1 for row in traces} == found
+    assert check_wire(sampled.proxy.calls, traces, messages) == 7
+    credits, batches = packed(tables["traces"], tables["messages"], 256)
+    check_packed(credits, batches, messages)
+    assert len(credits) == sum(row["num_branches"] for row in traces)
+
+
+def test_the_cache_is_salted_with_the_policy(sampled: Sampled, attempted: dict[str, dict[str, Any]]) -> None:
+    assert {call.body["cache_salt"] for call in sampled.proxy.calls} == {"the policy"}
+    seen = len(sampled.proxy.calls)
+    sampled.sample(assigned("counted", ["fine 2"], 1), key="the next policy")
+    assert {call.body["cache_salt"] for call in sampled.proxy.calls[seen:]} == {"the next policy"}
+
+
+def test_stragglers_are_stopped_when_enough_groups_have_ended(sampled: Sampled) -> None:
+    rows = assigned("counted", ["hangs 1", "fine 2", "raises 1", "hangs b 1"], 2)
+    # Five at once: the second member of the last group waits for room until others have ended.
+    groups = sampled.sample(rows, terms=SamplingPlan({"counted": 2}), max_in_flight=5)
+    assert groups.keys() == {"hangs 1", "fine 2", "raises 1", "hangs b 1"}
+    classes = {name: [row["error_class"] for row in members] for name, members in groups.items()}
+    assert classes == {
+        "fine 2": [None, None],
+        "raises 1": ["environment", "environment"],  # a group of errors has ended
+        "hangs 1": ["straggler", "straggler"],
+        "hangs b 1": ["straggler", "straggler"],
+    }
+    for row in (*groups["hangs 1"], *groups["hangs b 1"]):
+        assert (row["error_type"], row["reward"], row["trainable"]) == ("Stopped", None, True)
+        assert "enough groups of environment 'counted' had ended" in row["error_message"]
+    assert "after" in groups["hangs 1"][0]["error_message"]
+    assert {row["assignment_id"] for row in groups["hangs b 1"]} == {"hangs b 1/0", "hangs b 1/1"}
+    # The server is told while the rows are made, and does so and says so in its own time.
+    until(lambda: "cancelled run" in sampled.log.read_text(), lambda: "the server was not told to stop working on them")
+
+
+def test_the_engine_is_told_to_stop_as_well(sampled: Sampled) -> None:
+    rows = of_groups(assigned("counted", NAMES, 1), ["held 1", "fine 2"])
+    sampled.proxy.after_held.add(SEEDS["fine 2"])
+    groups = sampled.sample(rows, terms=SamplingPlan({"counted": 1}))
+    assert {name: row["error_class"] for name, (row,) in groups.items()} == {"fine 2": None, "held 1": "straggler"}
+    assert sampled.proxy.held == {SEEDS["held 1"]}
+    proxy = sampled.proxy
+    until(lambda: proxy.hung_up == proxy.held, lambda: "the call goes on although nobody waits for it")
+
+
+def test_an_environment_that_has_enough_begins_nothing(sampled: Sampled) -> None:
+    seen = len(sampled.proxy.calls)
+    groups = sampled.sample(assigned("counted", ["fine 2"], 2), terms=SamplingPlan({"counted": 0}))
+    assert ["before it was begun" in row["error_message"] for row in groups["fine 2"]] == [True, True]
+    assert len(sampled.proxy.calls) == seen
+
+
+def test_the_lag_of_the_event_loop_is_logged(sampled: Sampled, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "stagecoach"):
+        sampled.sample(assigned("counted", ["fine 2"], 1))
+    assert [record.getMessage() for record in caplog.records if "the event loop was" in record.getMessage()]

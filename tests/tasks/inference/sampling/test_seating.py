@@ -1,0 +1,206 @@
+"""Who plays which seat: each request names its models, and every call goes where it says, under its own salt and seed.
+
+One small engine stands behind two doors that write down what is asked; each of them has a name, a key and an address.
+"""
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pyarrow as pa
+import pytest
+
+from configs.environments import EnvironmentConfig
+from tasks.inference.engine.client import MODEL, Engine
+from tasks.inference.engine.scoring import Served
+from tasks.inference.environments import servers as environments
+from tasks.inference.environments.seat_assignment import SEED_STRIDE
+from tasks.inference.sampling import rollouts
+from tasks.inference.sampling.seats import HEADER, served_as
+from tasks.inference.trace_rows.rows import rebuild
+from tests.fixtures.hosts import KEY, PLUGINS, assigned, served, view_of
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+
+RIVALS = EnvironmentConfig.model_validate(
+    {
+        "name": "rivals",
+        "taskset": {"id": "rivals"},
+        "env": {"num_rounds": 2},
+        "seats": {
+            "first": {"temperature": 0.5},
+            "second": {"model": {"url": "http://stands.elsewhere"}},
+            "judge": {"trainable": False, "max_turns": 2},
+        },
+    }
+)
+OWN_KEY = "the-key-of-the-opponent"
+
+
+@dataclass
+class Door:
+    """A way into the engine that is known under a model name and a key of its own."""
+
+    url: str
+    calls: list[dict[str, Any]] = field(default_factory=list)
+
+
+@contextmanager
+def door(engine: Engine, name: str, key: str) -> Iterator[Door]:
+    """Serve the engine under another address; a request with another name or key is refused."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self._answer(httpx.get(f"{engine.url}{self.path}", headers={"Authorization": f"Bearer {KEY}"}, timeout=120))
+
+        def do_POST(self) -> None:
+            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            opened.calls.append(asked | {"headers": dict(self.headers)})
+            right = (asked["model"], self.headers["Authorization"]) == (name, f"Bearer {key}")
+            headers = {"Authorization": f"Bearer {KEY if right else 'wrong'}"}
+            own = asked | {"model": MODEL}
+            self._answer(httpx.post(f"{engine.url}{self.path}", json=own, headers=headers, timeout=120))
+
+        def _answer(self, answer: httpx.Response) -> None:
+            self.send_response(answer.status_code)
+            self.send_header("Content-Type", answer.headers.get("content-type", "application/json"))
+            self.send_header("Content-Length", str(len(answer.content)))
+            self.end_headers()
+            self.wfile.write(answer.content)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    opened = Door(f"http://127.0.0.1:{server.server_address[1]}")
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield opened
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+@dataclass
+class Played:
+    """One call of `sample` over all faults: what the two models were asked, and the rows."""
+
+    policy: Door
+    opponent: Door
+    rows: dict[str, list[dict[str, Any]]]
+    messages: list[dict[str, Any]]
+
+    def of(self, fault: str, agent: str) -> list[dict[str, Any]]:
+        return [row for row in self.rows[fault] if row["agent"] == agent]
+
+
+@pytest.fixture(scope="module")
+def played(small_engine: Engine, models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Played]:
+    patch = pytest.MonkeyPatch()
+    patch.syspath_prepend(PLUGINS)
+    patch.setenv("PYTHONPATH", str(PLUGINS))
+    found: dict[str, dict[str, pa.Table]] = {}
+    with (
+        patch.context(),
+        served(RIVALS, tmp_path_factory.mktemp("rivals")) as told,
+        door(small_engine, MODEL, KEY) as policy,
+        door(small_engine, "the-opponent", OWN_KEY) as opponent,
+    ):
+        rollouts.sample(
+            assigned("rivals", ["none", "member", "run", "finalize"], 1),
+            environments.examples(RIVALS),
+            engine_url=policy.url,
+            api_key=KEY,
+            addresses={"rivals": told["address"]},
+            policy={"key": "the-policy", "version": 3},
+            step=4,
+            config=view_of(models["a"], RIVALS, max_attempts=1),
+            on_group=found.__setitem__,
+            teachers={served_as("rivals", "second"): Served(opponent.url, OWN_KEY, "the-opponent", "its weights")},
+        )
+        rows = {name: tables["traces"].to_pylist() for name, tables in found.items()}
+        messages = [row for tables in found.values() for row in tables["messages"].to_pylist()]
+        yield Played(policy, opponent, rows, messages)
+    patch.undo()
+
+
+def test_every_call_goes_to_the_model_of_its_seat(played: Played) -> None:
+    assert {call["model"] for call in played.policy.calls} == {MODEL}
+    assert {call["model"] for call in played.opponent.calls} == {"the-opponent"}
+    assert {call["cache_salt"] for call in played.policy.calls} == {"the-policy"}
+    assert {call["cache_salt"] for call in played.opponent.calls} == {"its weights"}
+    assert {call["headers"]["Authorization"] for call in played.opponent.calls} == {f"Bearer {OWN_KEY}"}
+    ours, theirs = 4 * 2 + 3, 4 * 2  # two rounds of four episodes; the judge is called in all but one
+    assert (len(played.policy.calls), len(played.opponent.calls)) == (ours, theirs)
+    names = {name.lower() for call in [*played.policy.calls, *played.opponent.calls] for name in call["headers"]}
+    assert HEADER.lower() not in names
+
+
+def test_each_run_of_an_episode_has_a_seed_of_its_own_and_the_rows_say_it(played: Played) -> None:
+    rows = played.rows["none"]
+    assert [row["agent"] for row in rows] == ["first", "second", "first", "second", "judge"]
+    seeds = [json.loads(row["record"])["agent"]["config"]["sampling"]["seed"] for row in rows]
+    assert seeds == [number * SEED_STRIDE for number in range(5)]
+    asked = sorted(call["sampling_params"]["seed"] for call in [*played.policy.calls, *played.opponent.calls])
+    assert set(seeds) <= set(asked)
+    tokens = {row["trace_id"]: [] for row in rows}
+    for message in played.messages:
+        if message["sampled"] and message["trace_id"] in tokens:
+            tokens[message["trace_id"]] += message["token_ids"]
+    one, again = (tokens[row["trace_id"]] for row in played.of("none", "first"))
+    assert one and again and one != again, "two runs on one prompt are two draws"
+
+
+def test_rows_of_a_frozen_seat_are_nobody_s_and_those_of_the_policy_are_its(played: Played) -> None:
+    columns = ("trainable", "policy_key", "policy_version", "staleness")
+    for row in played.rows["none"]:
+        found = tuple(row[name] for name in columns)
+        expected = {
+            "first": (True, "the-policy", 3, 1),
+            "second": (False, "", 4, 0),
+            "judge": (False, "the-policy", 3, 1),
+        }
+        assert found == expected[row["agent"]], row["agent"]
+
+
+def test_rows_have_the_temperature_of_their_seat(played: Played) -> None:
+    found = {row["agent"]: row["temperature"] for row in played.rows["none"]}
+    assert found == {"first": 0.5, "second": 1.0, "judge": 1.0}
+    assert {call["sampling_params"]["temperature"] for call in played.opponent.calls} == {1.0}
+
+
+def test_no_row_holds_a_key_or_word_of_the_request_s_header(played: Played) -> None:
+    text = json.dumps([played.rows, played.messages], default=str)
+    assert KEY not in text and OWN_KEY not in text and HEADER not in text
+
+
+def test_an_agent_s_own_error_leaves_the_others_what_they_earned(played: Played) -> None:
+    """The environment went on and scored them; the reward of the errored one is none, and not zero."""
+    assert {(row["reward"], row["error_class"]) for row in played.of("member", "first")} == {(1.25, None)}
+    assert {(row["reward"], row["error_class"]) for row in played.of("member", "second")} == {(None, "environment")}
+    assert {row["error_class"] for row in played.of("none", "second")} == {None}
+
+
+@pytest.mark.parametrize(("fault", "said"), [("run", "the judge is ill"), ("finalize", "nobody wins")])
+def test_an_episode_that_was_never_scored_has_no_rewards(played: Played, fault: str, said: str) -> None:
+    """What its own task gave each agent stays in `rewards` and in the record, and is no reward."""
+    rows = played.rows[fault]
+    assert {(row["reward"], row["error_class"]) for row in rows} == {(None, "environment")}
+    assert all(said in row["error_message"] for row in rows)
+    first = played.of(fault, "first")[0]
+    assert json.loads(first["rewards"])["answered"]["score"] == 0.25
+    own = [row for row in played.messages if row["trace_id"] == first["trace_id"]]
+    assert rebuild(first, own)["rewards"]["answered"]["score"] == 0.25
+
+
+def test_a_seat_that_the_environment_does_not_have_is_refused_before_anything_starts(plugins: None) -> None:
+    wrong = RIVALS.model_copy(update={"seats": {"third": RIVALS.seats["judge"]}})
+    with pytest.raises(environments.EnvironmentUnavailable, match=r"seats\.third: .* its seats are first, s"):
+        environments.examples(wrong)

@@ -1,0 +1,153 @@
+"""Tokens of a tool environment with several turns: on the wire, in messages and in packed rows, one and the same.
+
+Its engine tells how busy it is: rollouts are sampled with the limit that follows from that, and none goes on before
+more are under way than there may be at first.
+"""
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from lookup.demonstrations import demonstrations
+from lookup.words import words
+
+from configs.environments import EnvironmentConfig
+from configs.run import RunConfig, View
+from tasks.inference.engine.scoring import Served
+from tasks.inference.environments import servers as environments
+from tasks.inference.sampling import rollouts
+from tasks.inference.sampling.adaptive_limit import START, AdaptiveLimit, Limiter
+from tasks.learner.tiny import tiny_qwen3
+from tasks.metrics.retokenised import retokenised_turns
+from tests.fixtures.exactness import check_packed, check_wire, packed
+from tests.fixtures.hosts import ENGINE, KEY, assigned, engine_of, served
+from tests.fixtures.proxy import Proxy, recording
+from tests.fixtures.waiting import PATIENCE
+from tests.fixtures.warming import taught
+
+pytestmark = pytest.mark.engine
+
+LOOKUP = EnvironmentConfig(name="lookup", taskset={"id": "lookup", "num_examples": 4}, max_turns=6)
+RENDERER = {"enable_thinking": False}
+MOST, SIZE = 64, 5
+TOGETHER = START + 1
+"""Rollouts of which each waits with its first call until the others have made theirs: more than there may be at first.
+"""
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """Rollouts by a model that calls the tool, the calls that they made, and how a limit was moved meanwhile."""
+
+    proxy: Proxy
+    tables: dict[str, pa.Table]
+    limits: list[int]
+    without_metrics: int
+
+
+async def steered(url: str) -> list[int]:
+    """The limits that an engine at rest gives a crowd that is held back by each of them."""
+    steering = AdaptiveLimit(limiter := Limiter(MOST), [Served(url, KEY)])
+    crowd = [asyncio.create_task(limiter.__aenter__()) for _ in range(2 * MOST)]
+    moving = asyncio.create_task(steering.run())
+    async with asyncio.timeout(PATIENCE):
+        while len(steering.limits) < 4 and not moving.done():
+            await asyncio.sleep(0.05)
+    for task in (moving, *crowd):
+        task.cancel()
+    await asyncio.gather(moving, *crowd, return_exceptions=True)
+    return steering.limits
+
+
+async def unsteered(url: str) -> int:
+    """The limit that an engine leaves which has no metrics."""
+    steering = AdaptiveLimit(limiter := Limiter(MOST), [Served(url, KEY)])
+    async with asyncio.timeout(PATIENCE):
+        await steering.run()
+    return limiter.limit
+
+
+def calling(directory: Path) -> Path:
+    """A model that calls the tool, or says in tags what it found."""
+    tiny_qwen3(directory, hidden=96, layers=2, heads=3, kv_heads=3, words=words())
+    rows = demonstrations(320, seed=1, right=0.8, reminded=0.2)
+    return taught(directory, RENDERER, ((row["messages"], row["tools"]) for row in rows))
+
+
+@pytest.fixture(scope="module")
+def sampled(tmp_path_factory: pytest.TempPathFactory) -> Sampled:
+    directory = tmp_path_factory.mktemp("lookup")
+    weights = calling(directory / "model")
+    sections = {
+        "environments": (LOOKUP,),
+        "rollout": {"max_tokens": 24, "timeout_seconds": 240.0, "adaptive_in_flight": True, "max_in_flight": MOST},
+        "engine": ENGINE.model_copy(update={"max_model_len": 512}),
+        "model": {"path": str(weights), "renderer": "qwen3", "renderer_settings": RENDERER},
+    }
+    config = RunConfig.model_validate(sections)
+    examples, groups = environments.examples(LOOKUP), list[dict[str, pa.Table]]()
+    with (
+        engine_of(weights, directory / "engine.json", config.engine, metrics=True) as engine,
+        recording(engine.url) as proxy,
+        served(LOOKUP, directory) as told,
+    ):
+        proxy.together = TOGETHER
+        rollouts.sample(
+            assigned("lookup", examples["example_id"].to_pylist()[:2], SIZE),
+            examples,
+            engine_url=proxy.url,
+            api_key=KEY,
+            addresses={"lookup": told["address"]},
+            policy={"key": "the policy", "version": 0},
+            step=0,
+            config=View(config, ("rollout", "environments", "engine", "model", "external"), "rollout"),
+            on_group=lambda _, tables: groups.append(tables),
+        )
+        limits, without = asyncio.run(steered(engine.url)), asyncio.run(unsteered(f"{engine.url}/nothing"))
+    tables = {name: pa.concat_tables([group[name] for group in groups]) for name in ("traces", "messages")}
+    return Sampled(proxy, tables, limits, without)
+
+
+def test_every_turn_is_what_went_over_the_wire(sampled: Sampled) -> None:
+    proxy, tables = sampled.proxy, sampled.tables
+    traces, messages = tables["traces"].to_pylist(), tables["messages"].to_pylist()
+    assert [row["error_message"] for row in traces] == [None] * 2 * SIZE
+    assert check_wire(proxy.calls, traces, messages) == len(proxy.calls) > len(traces)
+    assert any(row["role"] == "tool" for row in messages), "a model that calls no tool would show nothing"
+
+
+def test_packed_rows_hold_the_same_tokens_and_each_sampled_one_once(sampled: Sampled) -> None:
+    tables = sampled.tables
+    credits, batches = packed(tables["traces"], tables["messages"], 512)
+    check_packed(credits, batches, tables["messages"].to_pylist())
+    assert len(credits) == 2 * SIZE, "one sample for each rollout"
+
+
+def test_no_turn_is_tokenised_again(sampled: Sampled) -> None:
+    tables = sampled.tables
+    assert tables["traces"]["num_branches"].to_pylist() == [1] * 2 * SIZE
+    assert retokenised_turns(tables["messages"]) == {}
+
+
+def test_a_changed_token_would_be_noticed(sampled: Sampled) -> None:
+    proxy, tables = sampled.proxy, sampled.tables
+    traces, messages = tables["traces"].to_pylist(), tables["messages"].to_pylist()
+    answer = next(row for row in messages if row["sampled"])
+    answer["token_ids"] = [answer["token_ids"][0] + 1, *answer["token_ids"][1:]]
+    with pytest.raises(AssertionError):
+        check_wire(proxy.calls, traces, messages)
+
+
+def test_all_rollouts_end_though_more_than_the_first_limit_wait_for_each_other(sampled: Sampled) -> None:
+    assert len(sampled.proxy.seeds) == 2 * SIZE > TOGETHER > START
+    assert len({row["trace_id"] for row in sampled.tables["traces"].to_pylist()}) == 2 * SIZE
+
+
+def test_a_limit_starts_small_and_grows_while_the_engine_keeps_up(sampled: Sampled) -> None:
+    assert sampled.limits[:4] == [START, START + 4, START + 8, START + 12]
+
+
+def test_an_engine_without_metrics_is_left_alone(sampled: Sampled) -> None:
+    assert sampled.without_metrics == MOST

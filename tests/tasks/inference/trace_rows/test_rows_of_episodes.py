@@ -1,0 +1,113 @@
+"""Rows of an episode in which something failed: whose reward is real, whose is not, and what is tried again."""
+
+import asyncio
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tasks.inference.sampling.attempts import episode_rows
+from tasks.inference.sampling.failures import Failure
+from tasks.inference.sampling.seats import SeatClient, Seats
+from tasks.inference.trace_rows.rows import Attempted
+from tests.fixtures.shapes import Player, blank, sent
+
+pytestmark = pytest.mark.engine
+
+ATTEMPTED = Attempted({"assignment_id": "g/0", "group_id": "g", "environment": "e", "example_id": "x"}, "p", 0, 0, 1.0)
+POLICY = SeatClient(SimpleNamespace(base_url="http://policy/v1"), "m")
+REPLY: dict[str, Any] = {"content": "yes", "reasoning_content": None, "calls": []}
+BUSY = ("ProviderError", 503)
+PLANTED = ("TaskError", None)
+SCORED = (0.5, None)
+LOST = (None, "infrastructure")
+
+
+def played(members: dict[str, Any], wrong: tuple[str, int | None] | None = None, **noted: Any) -> Any:
+    """Return rows, as (reward, class) by agent, and the cause of an episode.
+
+    `members` has what each earned, or its error, or None where it was not scored; who is in capitals is never trained.
+    """
+    from verifiers.v1.trace import Error
+
+    traces = [blank(name.lower()) for name in members]
+    turns = [partial(Player(trace).move, "asks", "well?", REPLY) for trace in traces]
+
+    def finish() -> None:
+        for trace, (name, came) in zip(traces, members.items(), strict=True):
+            trace.agent.trainable = name.islower()
+            trace.info.update(noted.get("info", {}))
+            if isinstance(came, tuple):
+                trace.ok, trace.errors = False, [Error(type=came[0], message="gone", status_code=came[1])]
+            elif came is None:
+                trace.rewards["r"] = None
+            else:
+                trace.record_reward("r", came)
+
+    episode = asyncio.run(sent(traces, [*turns, finish]))
+    episode.ok = wrong is None and all(trace.ok for trace in traces)
+    episode.errors = [Error(type=wrong[0], message="the program fell", status_code=wrong[1])] if wrong else []
+    rows, cause = episode_rows(episode, ATTEMPTED, Seats("e", {}), POLICY)
+    assert rows is not None
+    return {row["agent"]: (row["reward"], row["error_class"]) for row in rows[0]}, cause
+
+
+def kind(cause: Failure | None) -> str | None:
+    return cause.kind if cause else None
+
+
+def test_peers_of_a_failed_agent_keep_what_they_earned() -> None:
+    rows, cause = played({"first": 0.5, "second": BUSY, "third": 0.0})
+    assert rows == {"first": SCORED, "second": LOST, "third": (0.0, None)}
+    assert kind(cause) == "infrastructure"
+    assert played({"first": 0.5}) == ({"first": SCORED}, None)
+
+
+@pytest.mark.parametrize("order", [("assistant", "USER"), ("USER", "assistant")])
+def test_what_was_earned_with_a_user_whose_model_was_gone_is_no_reward(order: tuple[str, str]) -> None:
+    """A conversation that broke off would be scored as the policy's failure."""
+    came = {"assistant": 0.5, "USER": BUSY}
+    rows, cause = played({name: came[name] for name in order})
+    assert rows == {"assistant": LOST, "user": LOST} and kind(cause) == "infrastructure"
+
+
+def test_what_an_environment_scored_in_knowledge_of_the_failure_stands() -> None:
+    rows, cause = played({"first": 0.5, "SECOND": BUSY}, info={"episode_error": "second failed"})
+    assert rows == {"first": SCORED, "second": LOST} and kind(cause) == "infrastructure"
+    fallen, _ = played({"first": 0.5, "SECOND": BUSY}, ("EnvError", None), info={"episode_error": "second failed"})
+    assert fallen["first"] == (None, "environment"), "not where its program fell"
+
+
+def test_the_row_says_whose_failure_it_was() -> None:
+    from verifiers.v1.trace import Error
+
+    traces = [blank("assistant"), blank("user")]
+    traces[1].agent.trainable, traces[1].ok = False, False
+    traces[1].errors = [Error(type="ProviderError", message="no answer", status_code=503)]
+    turns = [partial(Player(trace).move, "asks", "well?", REPLY) for trace in traces]
+    episode = asyncio.run(sent(traces, [*turns, lambda: traces[0].record_reward("r", 1.0)]))
+    rows, _ = episode_rows(episode, ATTEMPTED, Seats("e", {}), POLICY)
+    assert rows is not None
+    assert rows[0][0]["error_message"].startswith("agent 'user' of its episode failed: no answer")
+    assert rows[0][1]["error_message"].startswith("no answer")
+
+
+def test_the_code_of_a_task_that_fails_on_an_opponent_takes_nothing_from_the_policy() -> None:
+    rows, cause = played({"first": 0.5, "SECOND": PLANTED})
+    assert rows == {"first": SCORED, "second": (None, "environment")} and kind(cause) == "environment"
+
+
+def test_an_episode_that_fell_has_no_rewards() -> None:
+    rows, cause = played({"first": 0.5, "JUDGE": 0.0}, wrong=("EnvError", None))
+    assert rows == {"first": (None, "environment"), "judge": (None, "environment")}
+    assert kind(cause) == "environment"
+
+
+def test_what_is_tried_again_is_the_failure_and_not_what_followed_from_it() -> None:
+    """Peers that nobody could score then, or a program that gave up, come first in the episode as often as not."""
+    assert kind(played({"second": None, "first": BUSY})[1]) == "infrastructure"
+    assert kind(played({"second": 0.5, "first": BUSY}, wrong=("EnvError", None))[1]) == "infrastructure"
+    assert kind(played({"second": None, "first": 0.5}, wrong=("ProviderError", 503))[1]) == "infrastructure"
+    assert kind(played({"second": None, "first": 0.5})[1]) == "incomplete"
+    assert kind(played({"second": PLANTED, "first": BUSY})[1]) == "environment", "the first of several"

@@ -1,0 +1,61 @@
+"""What an environment may put on a trace, and what of an environment the sampling process never sees."""
+
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from configs.environments import EnvironmentConfig
+from configs.run import View
+from tasks.inference.engine.client import Engine
+from tasks.inference.environments import servers as environments
+from tests.fixtures.hosts import ENGINE, served
+from tests.fixtures.sampled import sampled
+
+pytestmark = pytest.mark.engine
+
+ROOT = Path(__file__).parents[4]
+
+
+@pytest.mark.usefixtures("plugins")
+def test_one_note_that_cannot_be_written_takes_no_other_rollout_with_it(
+    small_engine: Engine, view: Callable[..., View], tmp_path: Path
+) -> None:
+    environment = EnvironmentConfig(name="odd", taskset={"id": "odd_notes"})
+    traces, _ = sampled(small_engine, environment, view, tmp_path, num_examples=6, group_size=1, max_attempts=1)
+    rows = {row["example_id"]: row for row in traces}
+    notes = {name: json.loads(row["info"]).get("note") for name, row in rows.items()}
+    assert notes["plain"] == {"a": [1, 2.5, None, True]} and math.isnan(notes["number"])
+    assert notes["bytes"] == "/wA=" and notes["keys"] == {"1": "one"}
+    for name in ("plain", "number", "bytes", "keys"):
+        assert (rows[name]["reward"], rows[name]["error_class"]) == (1.0, None)
+        assert json.loads(rows[name]["record"])["task"]["data"]["unheard_of"] == {"kept": [1, None, "é"]}
+    for name in ("object", "half"):
+        assert rows[name]["error_class"] is not None and rows[name]["reward"] is None, "an error, not a zero"
+
+
+def test_sampling_imports_no_environment(small_engine: Engine, models: dict[str, Path], tmp_path: Path) -> None:
+    environment = EnvironmentConfig(name="reverse", taskset={"id": "reverse_text", "num_examples": 2})
+    with pa.OSFile(str(tmp_path / "examples.arrow"), "wb") as target:
+        found = environments.examples(environment)
+        with pa.ipc.new_file(target, found.schema) as writer:
+            writer.write_table(found)
+    config = {
+        "model": {"path": str(models["a"]), "renderer": "qwen3"},
+        "environments": [environment.model_dump()],
+        "rollout": {"max_tokens": 6},
+        "engine": ENGINE.model_dump(),
+    }
+    with served(environment, tmp_path) as told:
+        asked = {"examples": str(tmp_path / "examples.arrow"), "config": config, "engine": small_engine.url, **told}
+        argv = [sys.executable, "-m", "tests.fixtures.sampling_program"]
+        done = subprocess.run(argv, input=json.dumps(asked), capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    answer = json.loads(done.stdout.splitlines()[-1])
+    assert answer["ended"] == [None, None] and "verifiers" in answer["packages"]
+    assert not {"reverse_text", "chat_loop", "torch", "vllm"} & set(answer["packages"])

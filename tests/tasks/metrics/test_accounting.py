@@ -1,0 +1,135 @@
+"""Accounting: every rollout of a step through the real stages, and what happens when one is lost or doubled."""
+
+import pytest
+
+from tasks.advantage.stage import STAGE as ADVANTAGE
+from tasks.advantage.stage import advantage
+from tasks.filtering.stage import STAGE as FILTERING
+from tasks.filtering.stage import filtering
+from tasks.metrics.accounting import AccountBreach, Share, account
+from tasks.packing.stage import STAGE as PACKING
+from tasks.packing.stage import packing
+from tests.fixtures.builders import exchange, failed, table, trace, view
+
+TRACES = [
+    trace("a"),
+    trace("b", reward=0.0),
+    failed("c"),
+    failed("d", error_class="infrastructure"),
+    trace("e", is_truncated=True, num_output_tokens=9),
+    trace("f", group_id="g1"),
+    trace("g", group_id="g1", reward=None),
+    trace("h", group_id="g2", trainable=False, agent="judge"),
+    trace("i", reward=0.25),
+]
+
+
+def assignment(trace_row):
+    return {
+        "assignment_id": trace_row["assignment_id"],
+        "group_id": trace_row["group_id"],
+        "member": 0,
+        "environment": trace_row["environment"],
+        "example_id": trace_row["example_id"],
+        "seed": 1,
+    }
+
+
+@pytest.fixture(scope="module")
+def step():
+    """All tables of one step."""
+    messages = [row for one in TRACES for row in exchange(one["trace_id"])]
+    tables = {
+        "assignments": table("assignments", [assignment(row) for row in TRACES]),
+        "traces": table("traces", TRACES),
+        "messages": table("messages", messages),
+    }
+    filters = [{"type": "truncated", "enforce": True}, {"type": "zero_advantage"}]
+    tables |= filtering(tables, view(FILTERING, filtering={"filters": filters}), quarantined={"i": "a broken verifier"})
+    tables |= advantage(tables, view(ADVANTAGE))
+    return tables | packing(tables, view(PACKING))
+
+
+def shares(tables):
+    return account(*(tables[name] for name in ("assignments", "traces", "verdicts", "credits", "batches")))
+
+
+def test_every_rollout_has_one_outcome(step):
+    assert shares(step) == [
+        Share("errored", "infrastructure", 1, 3, 2),
+        Share("errored", "timeout", 1, 3, 2),
+        Share("filtered", "truncated", 1, 3, 9),
+        Share("filtered", "untrainable", 1, 3, 2),
+        Share("filtered", "zero_advantage", 1, 3, 2),
+        Share("no weight", "", 1, 3, 2),
+        Share("quarantined", "", 1, 3, 2),
+        Share("trained", "", 2, 6, 4),
+    ]
+    assert sum(share.num_traces for share in shares(step)) == len(TRACES)
+
+
+def doubled(rows):
+    return rows.take([*range(rows.num_rows), 0])
+
+
+def swapped(rows, column, value):
+    """The rows with `value` in the first row of a column."""
+    place = rows.schema.get_field_index(column)
+    return rows.set_column(place, rows.schema.field(place), [[value, *rows[column].to_pylist()[1:]]])
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("traces", lambda rows: rows.slice(1), "1 assignments left no trace, first g0/a"),
+        ("assignments", lambda rows: rows.slice(1), "g0/a was never assigned"),
+        ("assignments", doubled, "assignment g0/a is there 2 times"),
+        ("traces", doubled, "trace a is there 2 times"),
+        (
+            "traces",
+            lambda rows: swapped(doubled(rows), "trace_id", "z"),
+            "1 traces lack a verdict, or verdicts a trace, first z",
+        ),
+        (
+            "traces",
+            lambda rows: swapped(swapped(doubled(rows), "trace_id", "z"), "episode_id", "z"),
+            "own episode g0/a is there 2 times",
+        ),
+        ("verdicts", lambda rows: rows.slice(1), "1 traces lack a verdict, or verdicts a trace, first a"),
+        ("verdicts", doubled, "trace a is there 2 times"),
+        ("verdicts", lambda rows: swapped(rows, "reason", "truncated"), "trace a is trained although it was not kept"),
+        ("traces", lambda rows: swapped(rows, "error_class", "timeout"), "trace a is trained although it was not kept"),
+        ("credits", lambda rows: rows.slice(1), "sample a/0 is packed but is not in table credits"),
+        ("credits", lambda rows: swapped(rows, "trace_id", "z"), "trace z is trained but is not in table traces"),
+        ("batches", doubled, "is there 2 times"),
+    ],
+)
+def test_a_rollout_lost_or_doubled_is_a_breach(step, name, change, message):
+    with pytest.raises(AccountBreach, match=message):
+        shares(step | {name: change(step[name])})
+
+
+def test_an_agent_may_play_several_times_in_an_episode():
+    """Solvers of one proposed problem share a seat: each of their traces has its own outcome."""
+    played = {"episode_id": "e", "assignment_id": "g0/e"}
+    seats = (("p", "proposer", 1.0), ("s", "solver", 1.0), ("t", "solver", 0.0), ("u", "solver", None))
+    traces = [trace(name, agent=agent, reward=reward, **played) for name, agent, reward in seats]
+    messages = [row for one in traces for row in exchange(one["trace_id"])]
+    tables = {
+        "assignments": table("assignments", [assignment(traces[0])]),
+        "traces": table("traces", traces),
+        "messages": table("messages", messages),
+    }
+    tables |= filtering(tables, view(FILTERING, filtering={"filters": [{"type": "errored"}]}), quarantined={})
+    tables |= advantage(tables, view(ADVANTAGE, algorithm={"type": "hierarchical_grpo"}))
+    tables |= packing(tables, view(PACKING))
+    assert [(each.outcome, each.num_traces) for each in shares(tables)] == [("no weight", 1), ("trained", 3)]
+
+
+def test_a_step_that_trains_nothing_is_accounted_for(step):
+    empty = {name: step[name].slice(0, 0) for name in ("credits", "batches")}
+    assert {
+        (s.outcome, s.num_traces)
+        for s in shares(step | empty)
+        if s.outcome not in ("filtered", "errored", "quarantined")
+    } == {("no weight", 3)}

@@ -1,0 +1,83 @@
+"""Figures of a batch, worked out by hand, and what they are where there is nothing to make them of."""
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from storage.schemas.stage_tables import TABLES
+from tasks.metrics.figures import MEANINGS, batch_figures
+from tests.fixtures.builders import failed, table, trace, verdict
+
+
+def credit(sample_id: str, advantage: float | None) -> dict[str, Any]:
+    """Return a row of credits; only what figures read of it matters."""
+    trace_id = sample_id.partition("/")[0]
+    texts = {"sample_id": sample_id, "trace_id": trace_id, "group_id": "g0", "advantage": advantage}
+    streams = {name: [] for name in ("path", "advantages", "rl_weights", "ce_weights", "ref_kl_weights")}
+    return {**streams, **texts, "branch": 0, "reward": None, "baseline": None, "num_tokens": 0}
+
+
+def batch(*rows: tuple[list[str], int]) -> pa.Table:
+    """Return packed rows of so many tokens, each with its samples."""
+    columns = TABLES["batches"].arrow
+    blank = {name: [] if pa.types.is_list(columns.field(name).type) else 0 for name in columns.names}
+    return table("batches", [blank | {"sample_ids": ids, "cu_seqlens": [0, tokens]} for ids, tokens in rows])
+
+
+def test_every_figure_of_a_small_batch() -> None:
+    traces = [
+        trace("t0", reward=1.0),
+        trace("t1", reward=0.0, is_truncated=True),
+        trace("t2", group_id="g1", reward=0.5, trainable=False),
+        failed("t3", group_id="g1", num_output_tokens=6),
+    ]
+    verdicts = [verdict("t0"), verdict("t1", reason="truncated"), verdict("t2"), verdict("t3", reason="errored")]
+    credits = [credit("t0/0", 1.5), credit("t0/1", -0.5), credit("t2/0", None)]
+    batches = batch((["t0/0", "t0/1"], 30), ([], 2))
+    found = batch_figures(table("traces", traces), table("verdicts", verdicts), table("credits", credits), batches, 40)
+    assert found == {
+        "num_traces": 4,
+        "num_groups": 2,
+        "reward_mean": 0.5,
+        "reward_std": pytest.approx((1 / 6) ** 0.5),
+        "reward_min": 0.0,
+        "reward_max": 1.0,
+        "truncated_ratio": 0.25,
+        "errored_ratio": 0.25,
+        "output_tokens_mean": 3.0,
+        "num_kept": 2,
+        "num_trainable": 1,
+        "trainable_ratio": 0.25,
+        "num_samples": 3,
+        "advantage_mean": 0.5,
+        "advantage_std": 1.0,
+        "num_packed": 2,
+        "num_rows": 2,
+        "num_tokens": 30,
+        "fill": 0.375,
+    }
+    assert list(found) == list(MEANINGS)
+
+
+def test_of_nothing_counts_are_zero_and_the_rest_is_unknown() -> None:
+    empty = [table(name, []) for name in ("traces", "verdicts", "credits", "batches")]
+    found = batch_figures(*empty, tokens_per_row=8)
+    assert {name for name, value in found.items() if value == 0} == {name for name in MEANINGS if name[:4] == "num_"}
+    assert {name for name, value in found.items() if value is None} == {name for name in MEANINGS if name[:4] != "num_"}
+
+
+@settings(max_examples=40)
+@given(st.lists(st.tuples(st.booleans(), st.booleans(), st.none() | st.floats(0, 1)), max_size=8))
+def test_shares_agree_with_their_counts(rows: list[tuple[bool, bool, float | None]]) -> None:
+    traces = [trace(f"t{n}", trainable=ours, reward=reward) for n, (ours, _, reward) in enumerate(rows)]
+    verdicts = [verdict(f"t{n}", reason=None if keep else "truncated") for n, (_, keep, _) in enumerate(rows)]
+    found = batch_figures(
+        table("traces", traces), table("verdicts", verdicts), table("credits", []), table("batches", []), 8
+    )
+    assert found["num_kept"] == sum(keep for _, keep, _ in rows)
+    assert found["num_trainable"] == sum(ours and keep for ours, keep, _ in rows)
+    assert found["trainable_ratio"] == (found["num_trainable"] / len(rows) if rows else None)
+    assert (found["reward_mean"] is None) == all(reward is None for *_, reward in rows)

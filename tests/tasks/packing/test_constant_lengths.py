@@ -1,0 +1,170 @@
+"""Constant lengths in the rl denominator: exact weights, and sum(w x) / N as a loop over traces says."""
+
+from collections import defaultdict
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from storage.schemas.stage_tables import BATCHES
+from storage.schemas.validation import RowPlace, check_rows
+from tasks.advantage.stage import STAGE as ADVANTAGE
+from tasks.advantage.stage import advantage
+from tasks.arrays.samples import Samples
+from tasks.packing.stage import STAGE, by_constant_length, packing
+from tests.fixtures.builders import exchange, table, trace, view
+from tests.fixtures.crediting import forked, tables_of
+
+DR_GRPO = {"type": "dr_grpo", "length_normaliser": 10}
+
+
+def packed(traces, messages, algorithm=DR_GRPO, environments=(), **section):
+    """The rows of batches: `environments` are (name, algorithm) of those with an algorithm of their own."""
+    own = [{"name": name, "taskset": {"id": name}, "algorithm": each} for name, each in environments]
+    sections = {"algorithm": algorithm, "environments": own, "packing": section}
+    tables = tables_of(traces, messages)
+    tables |= advantage(tables, view(ADVANTAGE, **sections))
+    batches = packing(tables, view(STAGE, **sections))["batches"]
+    check_rows(batches, BATCHES, RowPlace("batches"))
+    return batches.to_pylist()
+
+
+def answers(**lengths):
+    """Messages of traces by name that sample so many tokens, after a prompt of one."""
+    return [row for name, length in lengths.items() for row in exchange(name, prompt=[1], completion=[2] * length)]
+
+
+def test_every_rollout_counts_for_the_constant_however_long_it_is():
+    (row,) = packed([trace("a"), trace("b", reward=0.0)], answers(a=2, b=4))
+    # 6 weighted tokens, and 2 rollouts of 10: 6 / 20.
+    assert row["sample_ids"] == ["b/0", "a/0"]
+    assert row["rl_weights"] == pytest.approx([0, 0.3, 0.3, 0.3, 0.3, 0, 0.3, 0.3])
+    assert row["rl_tokens"] == 6 and row["advantages"] == [0, -0.5, -0.5, -0.5, -0.5, 0, 0.5, 0.5]
+    assert not any(row["ce_weights"]) and not any(row["ref_kl_weights"])
+
+
+def test_each_update_has_its_own_denominator():
+    traces = [trace(f"{g}{i}", group_id=g, reward=float(i)) for g in "gh" for i in range(2)]
+    first, second = packed(traces, answers(g0=1, g1=2, h0=3, h1=4), updates_per_step=2)
+    assert {first["update"], second["update"]} == {0, 1}
+    by_group = {row["sample_ids"][0][0]: row for row in (first, second)}
+    weights = {name: sorted(set(row["rl_weights"]) - {0}) for name, row in by_group.items()}
+    assert weights == {"g": pytest.approx([3 / 20]), "h": pytest.approx([7 / 20])}
+    assert (by_group["g"]["rl_tokens"], by_group["h"]["rl_tokens"]) == (3, 7)
+
+
+def test_one_update_of_the_same_has_one_denominator():
+    traces = [trace(f"{g}{i}", group_id=g, reward=float(i)) for g in "gh" for i in range(2)]
+    (row,) = packed(traces, answers(g0=1, g1=2, h0=3, h1=4))
+    assert set(row["rl_weights"]) == {0, np.float32(10 / 40)} and row["rl_tokens"] == 10
+
+
+@pytest.mark.parametrize("constant", ["run", "environment"])
+def test_other_environments_count_their_tokens(constant):
+    traces = [
+        trace("a"),
+        trace("b", reward=0.0),
+        trace("c", group_id="g1", environment="other"),
+        trace("d", group_id="g1", environment="other", reward=0.0),
+    ]
+    messages = answers(a=1, b=2, c=3, d=4)
+    if constant == "run":
+        (row,) = packed(traces, messages, DR_GRPO, [("other", {"type": "grpo"})])
+        expected = 10 / (2 * 10 + 3 + 4)
+    else:
+        (row,) = packed(traces, messages, {"type": "grpo"}, [("other", DR_GRPO)])
+        expected = 10 / (1 + 2 + 2 * 10)
+    assert set(row["rl_weights"]) == {0, np.float32(expected)} and row["rl_tokens"] == 10
+
+
+def test_environments_have_constants_of_their_own():
+    traces = [trace("a"), trace("b", group_id="g1", environment="other")]
+    (row,) = packed(traces, answers(a=1, b=2), DR_GRPO, [("other", DR_GRPO | {"length_normaliser": 5})])
+    assert set(row["rl_weights"]) == {0, np.float32(3 / 15)}
+
+
+def test_a_rollout_of_two_branches_counts_once_and_in_two_updates_twice():
+    (row,) = packed([trace("a")], forked("a"))
+    assert sorted(row["sample_ids"]) == ["a/0", "a/1"] and row["rl_tokens"] == 5
+    assert set(row["rl_weights"]) == {0, np.float32(5 / 10)}
+    first, second = packed([trace("a")], forked("a"), updates_per_step=2)
+    assert [first["rl_tokens"], second["rl_tokens"]] == [3, 2]
+    assert set(first["rl_weights"]) == {0, np.float32(3 / 10)} and set(second["rl_weights"]) == {0, np.float32(2 / 10)}
+
+
+def test_a_rollout_without_rl_weight_does_not_count():
+    unrewarded = trace("c", group_id="g1", reward=None)
+    traces = [trace("a"), trace("b", reward=0.0), unrewarded]
+    (row,) = packed(traces, answers(a=1, b=1, c=9))
+    assert set(row["rl_weights"]) == {0, np.float32(2 / 20)}
+
+
+def test_a_sample_that_another_component_alone_weighs_does_not_count():
+    rl, ce = (np.array(stream, np.float32) for stream in ([0, 2, 1, 0, 0], [0, 0, 0, 0, 1]))
+    streams = {"rl_weights": rl, "ce_weights": ce}
+    samples = Samples(["a/0", "b/0"], ["g", "g"], np.array([0, 1]), np.array([0, 3, 5]), streams, np.array([0, 1]))
+    traces = table("traces", [trace("a"), trace("b")])
+    found = by_constant_length(samples, [np.array([0, 1])], traces, {"": 4})
+    assert found.streams["rl_weights"].tolist() == [0, 2 * 2 / 4, 1 * 2 / 4, 0, 0] and found.streams["ce_weights"] is ce
+    assert found.streams["rl_weights"].dtype == np.float32
+
+
+def test_other_components_are_left_alone():
+    traces = [trace("a"), trace("b", group_id="g1", environment="other")]
+    (row,) = packed(traces, answers(a=1, b=2), DR_GRPO, [("other", {"type": "supervised"})])
+    assert sorted(set(row["rl_weights"])) == [0, np.float32(1 / 10)] and set(row["ce_weights"]) == {0, 1}
+    assert (row["rl_tokens"], row["ce_tokens"]) == (1, 2)
+    only = packed([traces[1]], answers(b=2), DR_GRPO, [("other", {"type": "supervised"})])
+    assert set(only[0]["rl_weights"]) == {0} and only[0]["ce_weights"] == [0, 1, 1]
+
+
+def test_without_a_constant_weights_and_keys_are_as_they_were():
+    (row,) = packed([trace("a"), trace("b", reward=0.0)], answers(a=2, b=4), {"type": "grpo"})
+    assert set(row["rl_weights"]) == {0, 1}
+    assert set(view(STAGE).content()) == {"packing"}
+    other = [{"name": "other", "taskset": {"id": "x"}, "algorithm": DR_GRPO}]
+    assert view(STAGE, algorithm=DR_GRPO).content()["constant_lengths"] == {"": 10}
+    assert view(STAGE, environments=other).content()["constant_lengths"] == {"": None, "other": 10}
+
+
+ROLLOUTS = st.tuples(
+    st.sampled_from(("g0", "g1", "g2")), st.booleans(), st.integers(0, 5), st.sampled_from((0.0, 1.0, None))
+)
+
+
+@settings(max_examples=25)
+@given(
+    drawn=st.lists(ROLLOUTS, min_size=1, max_size=9),
+    num_updates=st.integers(1, 3),
+    constants=st.sampled_from(((7, None), (None, 7), (7, 900), (1, 1))),
+)
+def test_the_loss_is_what_a_loop_over_traces_says(drawn, num_updates, constants):
+    """A loss of x per token, any numbers: sum(w x) / N of the rows is sum(x) / D, token by token and trace by trace."""
+    own = dict(zip(("reverse", "other"), constants, strict=True))
+    sections = {
+        name: {"type": "dr_grpo", "length_normaliser": constant} if constant else {"type": "grpo"}
+        for name, constant in own.items()
+    }
+    traces, messages = [], []
+    for number, (group, elsewhere, length, reward) in enumerate(drawn):
+        name, environment = f"t{number}", "other" if elsewhere else "reverse"
+        traces.append(trace(name, group_id=f"{group}-{environment}", environment=environment, reward=reward))
+        messages += forked(name) if length == 0 else exchange(name, prompt=[1], completion=[2] * length)
+    rows = packed(traces, messages, sections["reverse"], [("other", sections["other"])], updates_per_step=num_updates)
+    environment_of = {row["trace_id"]: row["environment"] for row in traces}
+    for update in {row["update"] for row in rows}:
+        total = expected = denominator = 0.0
+        tokens = defaultdict(int)
+        for row in (row for row in rows if row["update"] == update):
+            for sample, start, end in zip(row["sample_ids"], row["cu_seqlens"], row["cu_seqlens"][1:], strict=False):
+                for place in range(start, end):
+                    x = 1.0 + (place * 37 % 11) * row["advantages"][place]
+                    total += row["rl_weights"][place] * x
+                    if row["rl_weights"][place]:
+                        expected += x
+                        tokens[sample.partition("/")[0]] += 1
+            num_tokens = row["rl_tokens"]
+        denominator = sum(own[environment_of[name]] or count for name, count in tokens.items())
+        assert num_tokens == sum(tokens.values()) > 0
+        assert total / num_tokens == pytest.approx(expected / denominator, rel=1e-5, abs=1e-6)

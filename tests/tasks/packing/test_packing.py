@@ -1,0 +1,245 @@
+"""Packing: rows as the learner maps them, every sample once, weights never across a border."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from storage.schemas.stage_tables import BATCHES
+from storage.schemas.validation import RowPlace, check_rows
+from tasks.advantage.stage import STAGE as ADVANTAGE
+from tasks.advantage.stage import advantage
+from tasks.arrays.message_graph import BrokenGraph
+from tasks.arrays.permutation import digest
+from tasks.arrays.samples import PackingBreach
+from tasks.packing.stage import STAGE, BudgetTooSmall, check_once, packing
+from tests.fixtures.builders import exchange, message, table, trace, verdict, view
+
+STREAMS = (
+    "token_ids", "logprobs", "temperatures", "advantages", "rl_weights", "ce_weights", "ref_kl_weights"
+)  # fmt: skip
+
+
+def inputs(traces, messages, algorithm="grpo"):
+    """What packing reads, made by the advantage stage from kept traces."""
+    tables = {
+        "traces": table("traces", traces),
+        "messages": table("messages", messages),
+        "verdicts": table("verdicts", [verdict(one["trace_id"], group_id=one["group_id"]) for one in traces]),
+    }
+    return tables | advantage(tables, view(ADVANTAGE, algorithm={"type": algorithm}))
+
+
+def of_lengths(lengths, algorithm="supervised"):
+    """A step of traces of these lengths, at least 2: one prompt token, the rest sampled; tokens name their trace."""
+    traces = [trace(f"t{i}", group_id=f"g{i // 2}", reward=float(i % 2)) for i in range(len(lengths))]
+    rows = [row for i, n in enumerate(lengths) for row in exchange(f"t{i}", prompt=[i], completion=[i] * (n - 1))]
+    return inputs(traces, rows, algorithm)
+
+
+def packed(tables, **section):
+    batches = packing(tables, view(STAGE, packing=section))["batches"]
+    check_rows(batches, BATCHES, RowPlace("batches"))
+    return batches.to_pylist()
+
+
+def segments(row):
+    borders = row["cu_seqlens"]
+    return list(itertools.pairwise(borders))
+
+
+def test_a_row_by_hand():
+    traces = [trace("a", temperature=0.5), trace("b", reward=0.0)]
+    messages = [
+        *exchange("a", prompt=[1, 2], completion=[3, 4, 5], logprobs=[-0.25, -0.5, -0.75]),
+        *exchange("b", prompt=[6], completion=[7]),
+    ]
+    (row,) = packed(inputs(traces, messages), tokens_per_row=8)
+    assert row["sample_ids"] == ["a/0", "b/0"] and row["cu_seqlens"] == [0, 5, 7]
+    assert (row["row"], row["update"], row["rank"], row["micro_step"]) == (0, 0, 0, 0)
+    assert row["token_ids"] == [1, 2, 3, 4, 5, 6, 7]
+    assert row["logprobs"] == [0, 0, -0.25, -0.5, -0.75, 0, -1]
+    assert row["temperatures"] == [0.5] * 5 + [1.0] * 2
+    assert row["advantages"] == [0, 0, 0.5, 0.5, 0.5, 0, -0.5]
+    assert row["rl_weights"] == [0, 0, 1, 1, 1, 0, 1]
+    assert (row["rl_tokens"], row["ce_tokens"], row["ref_kl_tokens"]) == (4, 0, 0)
+
+
+def test_the_first_token_of_a_segment_has_no_weight_even_if_it_was_sampled():
+    traces = [trace("a"), trace("b", reward=0.0)]
+    messages = [message(name, 0, tokens=[1, 2, 3], sampled=True) for name in "ab"]
+    (row,) = packed(inputs(traces, messages))
+    assert row["rl_weights"] == [0, 1, 1] * 2 and row["advantages"] == [0, 0.5, 0.5, 0, -0.5, -0.5]
+    assert row["rl_tokens"] == 4
+
+
+def test_a_forked_trace_is_two_samples_with_the_shared_tokens_in_both():
+    messages = [
+        message("a", 0, tokens=[1]),
+        message("a", 1, parent=0, tokens=[2], sampled=True),
+        message("a", 2, parent=1, tokens=[3], sampled=True),
+        message("a", 3, parent=1, tokens=[4], sampled=True),
+    ]
+    (row,) = packed(inputs([trace("a")], messages, "supervised"))
+    assert row["token_ids"] == [1, 2, 3, 1, 2, 4] and row["ce_weights"] == [0, 1, 1, 0, 0, 1]
+    assert row["ce_tokens"] == 3
+
+
+def test_samples_without_weight_are_not_packed():
+    traces = [trace("a"), trace("b", reward=0.0), trace("c", group_id="g1", reward=None)]
+    messages = [row for name in "abc" for row in exchange(name)]
+    rows = packed(inputs(traces, messages))
+    assert [row["sample_ids"] for row in rows] == [["a/0", "b/0"]]
+
+
+def test_nothing_to_train_is_a_batch_without_rows():
+    assert packed(inputs([], [])) == []
+    assert packed(inputs([trace("a", reward=None)], exchange("a"))) == []
+
+
+@settings(max_examples=40)
+@given(
+    lengths=st.lists(st.integers(2, 32), min_size=1, max_size=40),
+    num_ranks=st.integers(1, 5),
+    num_updates=st.integers(1, 4),
+)
+def test_every_sample_is_in_one_row_whole_and_ranks_keep_step(lengths, num_ranks, num_updates):
+    tables = of_lengths(lengths)
+    rows = packed(tables, tokens_per_row=32, data_parallel=num_ranks, updates_per_step=num_updates)
+    found = {}
+    for row in rows:
+        assert row["cu_seqlens"][0] == 0 and row["cu_seqlens"][-1] == len(row["token_ids"]) <= 32
+        for sample, (start, end) in zip(row["sample_ids"], segments(row), strict=bool(row["sample_ids"])):
+            assert sample not in found
+            found[sample] = row["token_ids"][start:end]
+            assert row["ce_weights"][start:end] == [0] + [1] * (end - start - 1)
+    assert found == {f"t{i}/0": [i] * length for i, length in enumerate(lengths)}
+    assert [row["row"] for row in rows] == list(range(len(rows)))
+    for update in range(min(num_updates, len(lengths))):
+        own = [row for row in rows if row["update"] == update]
+        places = [(row["micro_step"], row["rank"]) for row in own]
+        assert places == [divmod(place, num_ranks) for place in range(len(own))] and len(own) % num_ranks == 0
+        assert {row["ce_tokens"] for row in own} == {sum(np.count_nonzero(row["ce_weights"]) for row in own)}
+    assert {row["update"] for row in rows} == set(range(min(num_updates, len(lengths))))
+
+
+def test_updates_have_equal_numbers_of_samples_and_whole_groups_where_they_can():
+    tables = of_lengths([4] * 24)
+    rows = packed(tables, updates_per_step=3)
+    samples = [{s for row in rows if row["update"] == update for s in row["sample_ids"]} for update in range(3)]
+    assert [len(own) for own in samples] == [8, 8, 8]
+    groups = [{int(sample[1:-2]) // 2 for sample in own} for own in samples]
+    assert [len(own) for own in groups] == [4, 4, 4] and not groups[0] & groups[1] | groups[1] & groups[2]
+    assert groups[0] != {0, 1, 2, 3}  # in hash order, not in the order in which groups finished
+
+
+def test_updates_take_groups_in_the_order_of_their_hashes():
+    rows = packed(of_lengths([4] * 12), updates_per_step=6)
+    found = [{f"g{int(sample[1:-2]) // 2}" for sample in row["sample_ids"]} for row in rows]
+    order = sorted((f"g{number}" for number in range(6)), key=lambda group: digest("update", group))
+    assert found == [{group} for group in order] and order != sorted(order)
+
+
+def test_messages_may_come_in_any_order():
+    traces = [trace("a"), trace("b", reward=0.0)]
+    messages = [*exchange("a", completion=[4, 5]), *exchange("b", completion=[6, 7, 8])]
+    (expected,) = packed(inputs(traces, messages))
+    for order in ([3, 2, 1, 0], [2, 0, 3, 1], [1, 3, 0, 2]):
+        assert packed(inputs(traces, [messages[i] for i in order])) == [expected]
+    assert expected["token_ids"] == [1, 2, 3, 6, 7, 8, 1, 2, 3, 4, 5]
+
+
+def test_token_ids_are_exact_however_large():
+    largest = 2**24 + 1  # the first whole number that single precision cannot hold
+    (row,) = packed(inputs([trace("a")], exchange("a", prompt=[largest], completion=[largest]), "supervised"))
+    assert row["token_ids"] == [largest, largest]
+
+
+def test_a_sample_of_one_token_has_nothing_that_predicts_it_and_one_of_none_is_left_out():
+    messages = [message("a", 0, tokens=[1], sampled=True), *exchange("b"), message("c", 0, tokens=[])]
+    (row,) = packed(inputs([trace(name) for name in "abc"], messages, "supervised"))
+    assert row["sample_ids"] == ["b/0"] and row["ce_weights"] == [0, 0, 0, 1, 1]
+
+
+def test_a_padding_row_costs_two_tokens_and_weighs_nothing():
+    rows = packed(of_lengths([3]), data_parallel=3)
+    assert [(row["rank"], row["micro_step"]) for row in rows] == [(0, 0), (1, 0), (2, 0)]
+    for row in rows[1:]:
+        assert row["sample_ids"] == [] and row["cu_seqlens"] == [0, 2]
+        assert row["temperatures"] == [1.0, 1.0]
+        assert all(row[name] == [0, 0] for name in STREAMS if name != "temperatures")
+        assert row["ce_tokens"] == 2
+
+
+def test_the_same_samples_are_packed_the_same_way():
+    assert packed(of_lengths([9, 5, 7, 3])) == packed(of_lengths([9, 5, 7, 3]))
+
+
+def test_a_realistic_step_is_more_than_97_percent_full():
+    drawn = np.random.default_rng(1).lognormal(3.5, 0.9, 2000).clip(2, 512).astype(int)
+    rows = packed(of_lengths(drawn.tolist()), tokens_per_row=512)
+    filled = [len(row["token_ids"]) / 512 for row in rows]
+    assert np.mean(filled) > 0.97 and len(rows) > 50
+
+
+def test_a_sample_longer_than_a_row_is_named_with_what_to_do():
+    with pytest.raises(BudgetTooSmall, match=r"t1/0 has 9 tokens.*tokens_per_row is 8 \(1 of 2.*to 9 or more"):
+        packed(of_lengths([4, 9]), tokens_per_row=8)
+    assert packed(of_lengths([4, 9]), tokens_per_row=9)
+
+
+def test_greedy_samples_have_no_distribution_to_train_on():
+    with pytest.raises(PackingBreach, match=r"sample a/0 was made at temperature 0"):
+        packed(inputs([trace("a", temperature=0.0), trace("b", reward=0.0)], [*exchange("a"), *exchange("b")]))
+
+
+def test_a_path_to_a_message_that_is_not_there_stops_the_stage():
+    tables = inputs([trace("a")], exchange("a"), "supervised")
+    with pytest.raises(PackingBreach, match=r"column path.*not in table messages"):
+        packed(tables | {"messages": table("messages", exchange("a")[:1])})
+
+
+def test_streams_of_another_length_than_the_path_stop_the_stage():
+    tables = inputs([trace("a")], exchange("a"), "supervised")
+    with pytest.raises(PackingBreach, match=r"column advantages.*not as long"):
+        packed(tables | {"messages": table("messages", exchange("a", completion=[4, 5, 6]))})
+
+
+def test_a_credit_without_its_trace_stops_the_stage():
+    tables = inputs([trace("a")], exchange("a"), "supervised")
+    with pytest.raises(BrokenGraph, match="table credits, column trace_id: a"):
+        packed(tables | {"traces": table("traces", [trace("b")])})
+
+
+def test_a_packer_that_loses_a_sample_stops_the_stage(monkeypatch):
+    monkeypatch.setattr("tasks.packing.stage.pack", lambda lengths, capacity, num_ranks: [[0]])
+    with pytest.raises(PackingBreach, match=r"sample t\d/0 is in 0 rows"):
+        packed(of_lengths([3, 3]))
+
+
+@pytest.mark.parametrize(("rows", "times"), [([[0], []], 0), ([[0, 1], [1]], 2)])
+def test_a_lost_or_doubled_sample_stops_the_stage(rows, times):
+    with pytest.raises(PackingBreach, match=f"sample b is in {times} rows"):
+        check_once(rows, np.array([0, 1]), ["a", "b"])
+
+
+@given(
+    st.lists(st.lists(st.sampled_from([0, 1, 9]), min_size=2, max_size=6), min_size=1, max_size=6),
+    st.sampled_from(["supervised", "grpo"]),
+)
+@settings(max_examples=40)
+def test_a_token_that_looks_like_padding_is_trained_like_any_other(completions, algorithm):
+    traces = [trace(f"t{i}", group_id="g", reward=float(i % 2)) for i in range(len(completions))]
+    both = []
+    for others in (completions, [[5] * len(each) for each in completions]):
+        rows = [row for i, each in enumerate(others) for row in exchange(f"t{i}", prompt=[0], completion=each)]
+        both.append(packed(inputs(traces, rows, algorithm), tokens_per_row=16, data_parallel=2))
+    looks, plain = both
+    assert [{**row, "token_ids": None} for row in looks] == [{**row, "token_ids": None} for row in plain]
+    sampled = sum(map(len, completions))
+    assert {row["ce_tokens" if algorithm == "supervised" else "rl_tokens"] for row in looks} == {sampled}
+    for component in ("rl", "ce", "ref_kl"):
+        weights = sum(sum(row[f"{component}_weights"]) for row in looks)
+        assert {row[f"{component}_tokens"] for row in looks} == {weights}

@@ -1,0 +1,107 @@
+"""Demonstrations as traces: whose they are is in their ids."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from configs.run import RunConfig, View
+from storage.store import Store, open_store
+from tasks.assignment import stage as assignment
+from tasks.assignment.examples import read_demonstrations
+from tasks.filtering import stage as filtering
+from tasks.rollout import demonstration
+from tasks.runtime.execute import perform
+from tasks.runtime.run_context import RunContext
+from tasks.runtime.services import Services
+from tasks.runtime.stage import Ref, Stage
+from tests.fixtures.builders import table
+
+EXAMPLES = [
+    {"environment": "demonstrations", "example_id": str(number), "split": "train", "task": json.dumps({"messages": []})}
+    for number in range(64)
+]
+LISTING = Stage("examples", 1, (), ("examples",), (), lambda tables, config: {"examples": table("examples", EXAMPLES)})
+
+
+def rendered(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows of a question of one token and an answer of one token."""
+    row = {"is_content": [True], "logprobs": [0.0], "content": "x", "body": "{}"}
+    asked = row | {"message": 0, "parent": None, "role": "user", "sampled": False, "token_ids": [1], "mask": [False]}
+    said = row | {"message": 1, "parent": 0, "role": "assistant", "sampled": True, "token_ids": [2], "mask": [True]}
+    return [asked, said]
+
+
+def shown(store: Store, run: str, seed: int) -> tuple[RunContext, Ref]:
+    """Assign and render the demonstrations of step 0 of a supervised run."""
+    config = RunConfig.model_validate(
+        {
+            "kind": "sft",
+            "seed": seed,
+            "environments": ({"name": "demonstrations", "taskset": {"id": "demonstrations"}},),
+            "assignment": {"groups_per_step": 4, "group_size": 1},
+            "data": {"path": "demonstrations.jsonl"},
+            "filtering": {"filters": [{"type": "errored"}]},
+        }
+    )
+    place = RunContext(store, run, config, {})
+    listed = perform(LISTING, place, 0)
+    drawn = perform(assignment.task.stage, place, 0, (listed,), parameters={"batch": 0, "groups": None})
+    return place, perform(demonstration.STAGE, place, 0, (drawn, listed), services=Services(render=rendered))
+
+
+def traces_of(place: RunContext, ref: Ref) -> dict[str, str]:
+    """Return the example of every trace."""
+    found = place.table("traces", (ref,))
+    return dict(zip(found["trace_id"].to_pylist(), found["example_id"].to_pylist(), strict=True))
+
+
+def test_another_run_has_other_traces_unless_it_does_the_same_work(tmp_path: Path) -> None:
+    store, elsewhere = open_store(tmp_path / "one"), open_store(tmp_path / "two")
+    first, other = (traces_of(*shown(store, f"run-{seed}", seed)) for seed in (1, 2))
+    assert len(first) == len(other) == 4 and set(first.values()) != set(other.values())
+    assert not first.keys() & other.keys()
+    assert traces_of(*shown(elsewhere, "again", 1)) == first, "equal inputs give equal ids"
+
+
+def test_a_finding_about_one_run_takes_nothing_from_another(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "store")
+    (one, shown_one), (other, shown_other) = (shown(store, f"run-{seed}", seed) for seed in (1, 2))
+    noted = store.quarantines.record(traces_of(one, shown_one), where="true", reason="wrong answers", run="run-1")
+    bag = {"quarantined": store.quarantines.reasons([noted.quarantine])}
+    kept = [
+        place.table("verdicts", (perform(filtering.STAGE, place, 0, (ref,), parameters=bag),))["keep"].to_pylist()
+        for place, ref in ((one, shown_one), (other, shown_other))
+    ]
+    assert kept == [[False] * 4, [True] * 4]
+
+
+@pytest.mark.parametrize("form", [list, json.dumps])
+def test_tools_of_a_row_reach_the_renderer(tmp_path: Path, form: Callable[[Any], Any]) -> None:
+    tools = [{"type": "function", "function": {"name": "find", "description": "Find it."}}]
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    file = tmp_path / "rows.jsonl"
+    file.write_text(
+        json.dumps({"messages": messages, "tools": form(tools)}) + "\n" + json.dumps({"messages": messages})
+    )
+    listed = read_demonstrations(file)
+    assert [json.loads(task).get("tools") for task in listed["task"].to_pylist()] == [tools, None]
+    seen: list[Any] = []
+
+    def render(*given: Any) -> list[dict[str, Any]]:
+        seen.append(given)
+        return rendered(given[0])
+
+    names = listed["example_id"].to_pylist()
+    assigned = [
+        {"assignment_id": name, "group_id": name, "environment": "demonstrations", "example_id": name} for name in names
+    ]
+    config = View(RunConfig(), ("data", "model"), "demonstration")
+    demonstration.demonstration(
+        {"examples": listed, "assignments": pa.Table.from_pylist(assigned)}, config, step=0, key="k" * 32, render=render
+    )
+    assert seen == [(messages, tools), (messages,)]
+    assert json.dumps(seen[0][1]) == json.dumps(tools), "a template writes a schema in the order of its fields"
