@@ -42,3 +42,11 @@ def go_on(run: Driven, first: Life, *, prefect: bool = False, steps: int = 2) ->
 def check_clean(run: Driven) -> None:
     """Assert that no weights are left half made."""
     assert list((run.store / "policies" / ".scratch").glob("*")) == []
+
+
+RARELY = "training.save_optimizer_every=2"
+
+
+def requests(moments: tuple[str, ...]) -> int:
+    """Return how many times the learner was asked to train."""
+    return sum(moment.startswith("after request train") for moment in moments)

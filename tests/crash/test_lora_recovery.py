@@ -7,8 +7,7 @@ import pytest
 
 from storage.policies.adapters import base_in
 from storage.store import Store, open_store
-from tests.crash.checks import check_clean, go_on, killed
-from tests.crash.test_recovery import RARELY, requests
+from tests.crash.checks import RARELY, check_clean, go_on, killed, requests
 from tests.fixtures.contents import rows, work
 from tests.fixtures.driving import NAME, Driven, side_by_side
 

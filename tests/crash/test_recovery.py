@@ -11,18 +11,11 @@ from deltalake import DeltaTable
 from storage.refs import Entry
 from storage.schemas.stage_tables import TABLES
 from storage.store import open_store
-from tests.crash.checks import check_clean, go_on, killed
+from tests.crash.checks import RARELY, check_clean, go_on, killed, requests
 from tests.fixtures.contents import check_once, finished, weights, work
 from tests.fixtures.driving import NAME, Driven, side_by_side
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
-
-RARELY = "training.save_optimizer_every=2"
-
-
-def requests(moments: tuple[str, ...]) -> int:
-    """Return how many times the learner was asked to train."""
-    return sum(moment.startswith("after request train") for moment in moments)
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])

@@ -10,12 +10,13 @@ from tests.fixtures.s3_host import S3Host
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return tmp_path / "my store"
+def root(request: pytest.FixtureRequest, tmp_path: Path) -> Path | str:
+    """A directory, or with the parameter "s3" the URL of a place on the S3 server."""
+    return request.getfixturevalue("s3_root") if getattr(request, "param", "") == "s3" else tmp_path / "my store"
 
 
 @pytest.fixture
-def store(root: Path) -> Store:
+def store(root: Path | str) -> Store:
     return open_store(root)
 
 

@@ -18,6 +18,7 @@ from storage.store import Store, open_store
 from tests.fixtures.rows import entry
 
 LATER = timedelta(seconds=1)
+ANYWHERE = pytest.mark.parametrize("root", ["local", pytest.param("s3", marks=pytest.mark.engine)], indirect=True)
 
 
 def test_an_entry_survives_the_way_through_a_row() -> None:
@@ -26,6 +27,7 @@ def test_an_entry_survives_the_way_through_a_row() -> None:
     assert Entry.from_row(full.to_row()) == full
 
 
+@ANYWHERE
 def test_what_is_committed_is_found_by_everyone(store: Store, root: Path) -> None:
     elsewhere = open_store(root)
     assert elsewhere.ledger.find("k") is None
@@ -35,6 +37,7 @@ def test_what_is_committed_is_found_by_everyone(store: Store, root: Path) -> Non
     assert open_store(root).ledger.find("k") == mine
 
 
+@ANYWHERE
 def test_the_same_row_again_is_not_appended(store: Store) -> None:
     first = store.ledger.commit(entry("k", attempt="first"))
     version = store.ledger.table.refresh()
@@ -42,6 +45,7 @@ def test_the_same_row_again_is_not_appended(store: Store) -> None:
     assert store.ledger.table.refresh() == version
 
 
+@ANYWHERE
 def test_find_prefers_the_run_s_own_row_and_else_the_earliest(store: Store) -> None:
     now = entry().finished_at
     late = store.ledger.commit(entry("k", run="late", finished_at=now + LATER))
@@ -54,6 +58,7 @@ def test_find_prefers_the_run_s_own_row_and_else_the_earliest(store: Store) -> N
     assert store.ledger.parts("other") == [part]
 
 
+@ANYWHERE
 def test_parts_and_entries_are_listed(store: Store) -> None:
     for part in ("b", "a", ""):
         store.ledger.commit(entry("k", part=part))
@@ -155,6 +160,7 @@ def test_a_commit_that_failed_is_an_error_and_leaves_nothing(
     assert store.ledger.commit(entry("k")) == entry("k")
 
 
+@ANYWHERE
 @pytest.mark.engine
 def test_processes_that_race_on_the_same_keys_agree(root: Path, store: Store) -> None:
     keys, names = 8, ("a", "b", "c")
@@ -178,6 +184,7 @@ def test_processes_that_race_on_the_same_keys_agree(root: Path, store: Store) ->
     assert len(rows) == keys
 
 
+@ANYWHERE
 def test_threads_that_share_a_store_agree(store: Store) -> None:
     with ThreadPoolExecutor(4) as pool:
         won = list(pool.map(lambda n: store.ledger.commit(entry("k", attempt=f"attempt-{n}")).attempt, range(8)))

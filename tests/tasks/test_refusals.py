@@ -14,8 +14,7 @@ from tasks.packing.stage import BudgetTooSmall, check_once
 from tests.fixtures.builders import exchange, failed, message, table, trace, verdict, view
 from tests.fixtures.crediting import credited, group, tables_of
 from tests.fixtures.exactly import exactly
-from tests.tasks.filtering.test_filtering import judged
-from tests.tasks.packing.test_packing import inputs, of_lengths, packed
+from tests.fixtures.stages import inputs, judged, of_lengths, packed
 
 UNTRAINED = "Nothing was trained; all that was sampled is safe. "
 AGAIN = "Nothing was trained on these rows; all that was sampled is safe. Run the stage that wrote the table again."

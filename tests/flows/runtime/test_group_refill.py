@@ -1,15 +1,12 @@
 """Dynamic sampling in whole runs: which groups are replaced, when it ends, and that interruptions and replays agree."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-import pyarrow as pa
 import pytest
 
 from configs.errors import ConfigError
-from configs.run import View
 from flows.outcome import finish_step
 from flows.queries.compare import work_of
 from flows.queries.compare_rows import read_steps
@@ -28,28 +25,12 @@ from storage.read.frames import Frames
 from storage.refs import Entry
 from storage.store import Store, open_store
 from tasks.runtime.prefect_task import StageTask
-from tasks.runtime.stage import Policy, Ref, Tables
-from tests.fixtures import rehearsal
-from tests.fixtures.rehearsal import SMALL, SOURCE, Rehearsal, rehearse, session_for
+from tasks.runtime.stage import Ref
+from tests.fixtures.refills import EQUAL, REFILL, play
+from tests.fixtures.rehearsal import SOURCE, Rehearsal, rehearse, session_for
 from tests.fixtures.replays import RLOO, ask, pieces, walk
 
 GROUPS, SIZE = 3, 4
-REFILL: dict[str, Any] = {"assignment": SMALL["assignment"] | {"refill": True}, "steps": 2}
-EQUAL = {"0-0", "0-2", "0.1-0", "1-1"}
-"""Groups whose rollouts all earn the same: two of the first batch of step 0, one of the second; one of step 1."""
-
-
-def play(monkeypatch: pytest.MonkeyPatch, equal: set[str]) -> None:
-    """Let some groups earn the same; "all" is every group."""
-
-    def sampled(tables: Tables, config: View, *, step: int, policy: Policy) -> Tables:
-        made = rehearsal.sampled(tables, config, step=step, policy=policy)
-        rows = made["traces"].to_pylist()
-        same = [row | {"reward": 1.0} if {row["group_id"], "all"} & equal else row for row in rows]
-        return {**made, "traces": pa.Table.from_pylist(same, made["traces"].schema)}
-
-    stage = replace(rehearsal.STAND_INS["rollout"], function=sampled)
-    monkeypatch.setattr(rehearsal, "STAND_INS", rehearsal.STAND_INS | {"rollout": stage})
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,5 @@
 """What is known of teachers before anything starts: versions, and every reason why one cannot teach."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +11,7 @@ from configs.resolve import resolve
 from configs.run import RunConfig, content
 from flows.services.teachers import asked_teachers, reopened_teachers, require_teachers, teacher_facts
 from tasks.inference.engine.model_files import directory_digest
-
-
-def model(directory: Path, weights: bytes, tokenizer: str = "words", vocab_size: int = 512) -> Path:
-    """Write what is looked at of a model."""
-    directory.mkdir(exist_ok=True)
-    (directory / "config.json").write_text(json.dumps({"vocab_size": vocab_size, "max_position_embeddings": 64}))
-    (directory / "tokenizer.json").write_text(tokenizer)
-    (directory / "model.safetensors").write_bytes(weights)
-    return directory
+from tests.fixtures.model_files import model
 
 
 def config(root: Path, kind: str = "opd", **teacher: Any) -> RunConfig:

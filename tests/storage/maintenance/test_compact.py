@@ -1,7 +1,5 @@
 """Housekeeping changes where rows lie and nothing else."""
 
-import os
-import time
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,29 +10,9 @@ from storage.delta.log import prune_log
 from storage.delta.parquet import decode
 from storage.errors import DamagedSlice
 from storage.maintenance.compact import compact, maintain, sweep, vacuum
-from storage.refs import Slice
 from storage.store import Store, open_store
 from tests.fixtures.rows import entry, messages
-
-
-def fill(store: Store, count: int, run: str = "run") -> list[Slice]:
-    """Finished work of so many steps, two slices each, the second under its own attempt."""
-    pieces = []
-    for step in range(count):
-        key = f"{run}-{step}"
-        made = [
-            store.append("messages", messages(2 + n), run=run, step=step, key=key, attempt=f"{key}-{n}") for n in (0, 1)
-        ]
-        store.ledger.commit(entry(key, run=run, outputs=tuple(made), step=step))
-        pieces += made
-    return pieces
-
-
-def age(root: Path, hours: float) -> None:
-    """Make every file and directory of a store look older."""
-    then = time.time() - hours * 3600
-    for path in root.rglob("*"):
-        os.utime(path, (then, then))
+from tests.storage.maintenance.finished_work import age, fill
 
 
 @pytest.mark.engine

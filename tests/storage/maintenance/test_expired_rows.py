@@ -13,7 +13,7 @@ from storage.maintenance.sweep import Retention, drop, expire
 from storage.refs import Slice
 from storage.store import Store, open_store
 from tests.fixtures.rows import entry, messages
-from tests.storage.maintenance.test_compact import age
+from tests.storage.maintenance.finished_work import age
 
 DAY = Retention("messages", 24)
 

@@ -15,7 +15,7 @@ from storage.refs import Entry
 from storage.store import Store, open_store
 from tests.fixtures.histories import contents, evaluate, finish, lasting, publish, train, work
 from tests.fixtures.rows import messages
-from tests.storage.maintenance.test_compact import age
+from tests.storage.maintenance.finished_work import age
 
 pytestmark = pytest.mark.engine
 

@@ -18,7 +18,7 @@ from storage.refs import Slice
 from storage.roots import open_root
 from storage.store import Store, open_store
 from tests.fixtures.histories import contents, finish, lasting, train, work
-from tests.storage.maintenance.test_compact import age, fill
+from tests.storage.maintenance.finished_work import age, fill
 
 pytestmark = pytest.mark.engine
 

@@ -1,4 +1,4 @@
-"""The store over S3: the tests of the local store, and what an object store alone can do to us."""
+"""The store over S3: what an object store alone can do to us."""
 
 import json
 import socket
@@ -14,33 +14,6 @@ from storage.maintenance.compact import maintain
 from storage.store import Store, open_store
 from tests.fixtures.rows import entry, messages
 from tests.fixtures.s3_host import S3Host
-from tests.storage.test_ledger import (
-    test_find_prefers_the_run_s_own_row_and_else_the_earliest as test_find_prefers,
-)
-from tests.storage.test_ledger import (
-    test_parts_and_entries_are_listed as test_parts_and_entries,
-)
-from tests.storage.test_ledger import (
-    test_processes_that_race_on_the_same_keys_agree as test_races_on_the_same_keys,
-)
-from tests.storage.test_ledger import (
-    test_the_same_row_again_is_not_appended as test_the_same_row_again,
-)
-from tests.storage.test_ledger import (
-    test_threads_that_share_a_store_agree as test_threads,
-)
-from tests.storage.test_ledger import (
-    test_what_is_committed_is_found_by_everyone as test_what_is_committed,
-)
-
-__all__ = [
-    "test_find_prefers",
-    "test_parts_and_entries",
-    "test_races_on_the_same_keys",
-    "test_the_same_row_again",
-    "test_threads",
-    "test_what_is_committed",
-]
 
 pytestmark = pytest.mark.engine
 

@@ -11,7 +11,7 @@ from tasks.assignment.group_refill import groups_to_refill
 from tasks.assignment.oversampling import num_begun, num_needed, oversampled_turn
 from tasks.assignment.stage import STAGE, assignment
 from tests.fixtures.builders import example, table, view
-from tests.tasks.assignment.test_group_refill import assignments, credits
+from tests.tasks.assignment.groups import assignments, credits
 
 FACTORS = st.integers(100, 400).map(lambda percent: percent / 100)
 

@@ -1,6 +1,5 @@
 """Filtering: what each filter finds, what it says about it, and what is kept."""
 
-import json
 from math import exp, log
 from typing import get_args
 
@@ -11,8 +10,7 @@ from hypothesis import strategies as st
 
 from configs.filters import FilterConfig
 from configs.run import RunConfig
-from storage.schemas.stage_tables import TABLES, VERDICTS
-from storage.schemas.validation import RowPlace, check_rows
+from storage.schemas.stage_tables import TABLES
 from tasks.advantage.stage import STAGE as ADVANTAGE
 from tasks.advantage.stage import advantage
 from tasks.arrays.message_graph import BrokenGraph
@@ -22,21 +20,7 @@ from tasks.filtering.filters.repetition import runs
 from tasks.filtering.stage import STAGE, filtering
 from tasks.runtime.run_context import key_of
 from tests.fixtures.builders import exchange, failed, message, table, trace, view
-
-VOCABULARY = 1000
-
-
-def judged(traces, messages=None, filters=None, vocab_size=VOCABULARY, quarantined=None):
-    """The verdicts by trace id, evidence decoded."""
-    if messages is None:
-        messages = [row for one in traces for row in exchange(one["trace_id"])]
-    tables = {"traces": table("traces", traces), "messages": table("messages", messages)}
-    sections = {"model": {"vocab_size": vocab_size}}
-    if filters is not None:
-        sections["filtering"] = {"filters": filters}
-    verdicts = filtering(tables, view(STAGE, **sections), quarantined=quarantined or {})["verdicts"]
-    check_rows(verdicts, VERDICTS, RowPlace("verdicts"))
-    return {row["trace_id"]: row | {"evidence": json.loads(row["evidence"])} for row in verdicts.to_pylist()}
+from tests.fixtures.stages import VOCABULARY, judged
 
 
 def test_every_filter_of_the_config_has_a_detector():

@@ -27,7 +27,7 @@ def world():
 @pytest.fixture(scope="session")
 def learners(tmp_path_factory):
     """The addresses of a learner of one rank and of one of two, by how many; for tests that leave them at work."""
-    from tests.tasks.learner.test_worker import process
+    from tests.tasks.learner.processes import process
 
     place = tmp_path_factory.mktemp("learners")
     with process(place / "1", 1) as (_, one), process(place / "2", 2) as (_, two):

@@ -6,7 +6,7 @@ from configs.services import LearnerConfig
 from configs.training import TrainingConfig
 from tasks.learner.client import Learner
 from tests.fixtures.packed import batches
-from tests.tasks.learner.test_worker import SAMPLES
+from tests.tasks.learner.processes import SAMPLES
 
 pytestmark = pytest.mark.engine
 

@@ -6,7 +6,7 @@ from configs.losses import CispoLoss, CustomLoss, GspoLoss, IpoLoss, PpoLoss, Se
 from configs.services import LearnerConfig
 from configs.training import TrainingConfig
 from tasks.learner.client import Learner
-from tests.tasks.learner.test_worker import train
+from tests.tasks.learner.processes import train
 
 pytestmark = pytest.mark.engine
 

@@ -1,11 +1,9 @@
 """The learner as processes: the same weights from each, and every way to lose one."""
 
-import json
 import os
 import signal
 import subprocess
 import threading
-from contextlib import contextmanager
 
 import psutil
 import pytest
@@ -14,41 +12,12 @@ from configs.services import LearnerConfig
 from configs.training import TrainingConfig
 from tasks.learner.client import Learner
 from tasks.learner.errors import LearnerError, LearnerLost
-from tasks.learner.launch import command
-from tests.fixtures.packed import batches, sample
-from tests.fixtures.waiting import PATIENCE, until
+from tests.fixtures.waiting import PATIENCE
+from tests.tasks.learner.processes import process, train
 
 pytestmark = pytest.mark.engine
 
 TRAINING = TrainingConfig(learning_rate=1e-2).model_dump(mode="json")
-SAMPLES = [[sample(f"{step}{name}", 12 + 3 * i, 10 * step + i) for i, name in enumerate("abc")] for step in range(3)]
-
-
-def batch(step, processes=1):
-    """Return three rows; two ranks share them, and one has nothing to do in the second micro-step."""
-    places = [(0, 0), (0, 1), (0, 2)] if processes == 1 else [(0, 0), (1, 0), (0, 1)]
-    return batches([[each] for each in SAMPLES[step]], places=places)
-
-
-@contextmanager
-def process(directory, processes=1, stdin=subprocess.PIPE):
-    """Run the learner's process; on the way out it must be gone, whatever was done to it."""
-    directory.mkdir(parents=True, exist_ok=True)
-    report = directory / "report.json"
-    argv, environment = command(LearnerConfig(processes=processes), str(report))
-    with (directory / "log").open("w") as log:
-        child = subprocess.Popen(argv, env={**os.environ, **environment}, stdin=stdin, stdout=log, stderr=log)
-    try:
-        until(lambda: report.exists() or child.poll() is not None, (directory / "log").read_text)
-        assert report.exists(), (directory / "log").read_text()
-        yield child, json.loads(report.read_text())
-    finally:
-        tree = [child, *psutil.Process(child.pid).children(recursive=True)] if child.poll() is None else [child]
-        for each in tree:
-            each.kill()
-        child.wait(PATIENCE)
-        if child.stdin:
-            child.stdin.close()
 
 
 def connect(report, model_directory, processes=1):
@@ -56,18 +25,6 @@ def connect(report, model_directory, processes=1):
     learner.configure(TRAINING, LearnerConfig(processes=processes).model_dump(mode="json"))
     learner.load("p0", str(model_directory), fresh_optimizer=True)
     return learner
-
-
-def train(learner, step, directory, processes=1, save_optimizer=False):
-    (update,), statistics = learner.train(
-        batch(step, processes),
-        step=step,
-        policy_key_in=f"p{step}",
-        policy_key_out=f"p{step + 1}",
-        directory_out=str(directory / f"p{step + 1}"),
-        save_optimizer=save_optimizer,
-    )
-    return update, statistics
 
 
 def test_two_processes_agree_bit_for_bit_and_a_third_goes_on_from_the_middle(model_directory, tmp_path):

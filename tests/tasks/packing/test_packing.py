@@ -7,42 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage.schemas.stage_tables import BATCHES
-from storage.schemas.validation import RowPlace, check_rows
-from tasks.advantage.stage import STAGE as ADVANTAGE
-from tasks.advantage.stage import advantage
 from tasks.arrays.message_graph import BrokenGraph
 from tasks.arrays.permutation import digest
 from tasks.arrays.samples import PackingBreach
-from tasks.packing.stage import STAGE, BudgetTooSmall, check_once, packing
-from tests.fixtures.builders import exchange, message, table, trace, verdict, view
+from tasks.packing.stage import BudgetTooSmall, check_once
+from tests.fixtures.builders import exchange, message, table, trace
+from tests.fixtures.stages import inputs, of_lengths, packed
 
 STREAMS = (
     "token_ids", "logprobs", "temperatures", "advantages", "rl_weights", "ce_weights", "ref_kl_weights"
 )  # fmt: skip
-
-
-def inputs(traces, messages, algorithm="grpo"):
-    """What packing reads, made by the advantage stage from kept traces."""
-    tables = {
-        "traces": table("traces", traces),
-        "messages": table("messages", messages),
-        "verdicts": table("verdicts", [verdict(one["trace_id"], group_id=one["group_id"]) for one in traces]),
-    }
-    return tables | advantage(tables, view(ADVANTAGE, algorithm={"type": algorithm}))
-
-
-def of_lengths(lengths, algorithm="supervised"):
-    """A step of traces of these lengths, at least 2: one prompt token, the rest sampled; tokens name their trace."""
-    traces = [trace(f"t{i}", group_id=f"g{i // 2}", reward=float(i % 2)) for i in range(len(lengths))]
-    rows = [row for i, n in enumerate(lengths) for row in exchange(f"t{i}", prompt=[i], completion=[i] * (n - 1))]
-    return inputs(traces, rows, algorithm)
-
-
-def packed(tables, **section):
-    batches = packing(tables, view(STAGE, packing=section))["batches"]
-    check_rows(batches, BATCHES, RowPlace("batches"))
-    return batches.to_pylist()
 
 
 def segments(row):

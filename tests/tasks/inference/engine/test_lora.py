@@ -13,7 +13,7 @@ from tasks.inference.engine.client import MODEL, Engine, EngineError
 from tasks.inference.engine.lora import arguments, linear_maps, mend_mixed_batches
 from tasks.learner.tiny import tiny_qwen3
 from tests.fixtures.hosts import ENGINE, engine_of
-from tests.tasks.inference.engine.test_engine import PROBE, policy_row
+from tests.tasks.inference.engine.probes import PROBE, policy_row
 
 pytestmark = pytest.mark.engine
 

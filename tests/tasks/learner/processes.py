@@ -1,0 +1,54 @@
+"""The learner as a process of its own, and the batches that it is given."""
+
+import json
+import os
+import subprocess
+from contextlib import contextmanager
+
+import psutil
+
+from configs.services import LearnerConfig
+from tasks.learner.launch import command
+from tests.fixtures.packed import batches, sample
+from tests.fixtures.waiting import PATIENCE, until
+
+SAMPLES = [[sample(f"{step}{name}", 12 + 3 * i, 10 * step + i) for i, name in enumerate("abc")] for step in range(3)]
+
+
+def batch(step, processes=1):
+    """Return three rows; two ranks share them, and one has nothing to do in the second micro-step."""
+    places = [(0, 0), (0, 1), (0, 2)] if processes == 1 else [(0, 0), (1, 0), (0, 1)]
+    return batches([[each] for each in SAMPLES[step]], places=places)
+
+
+@contextmanager
+def process(directory, processes=1, stdin=subprocess.PIPE):
+    """Run the learner's process; on the way out it must be gone, whatever was done to it."""
+    directory.mkdir(parents=True, exist_ok=True)
+    report = directory / "report.json"
+    argv, environment = command(LearnerConfig(processes=processes), str(report))
+    with (directory / "log").open("w") as log:
+        child = subprocess.Popen(argv, env={**os.environ, **environment}, stdin=stdin, stdout=log, stderr=log)
+    try:
+        until(lambda: report.exists() or child.poll() is not None, (directory / "log").read_text)
+        assert report.exists(), (directory / "log").read_text()
+        yield child, json.loads(report.read_text())
+    finally:
+        tree = [child, *psutil.Process(child.pid).children(recursive=True)] if child.poll() is None else [child]
+        for each in tree:
+            each.kill()
+        child.wait(PATIENCE)
+        if child.stdin:
+            child.stdin.close()
+
+
+def train(learner, step, directory, processes=1, save_optimizer=False):
+    (update,), statistics = learner.train(
+        batch(step, processes),
+        step=step,
+        policy_key_in=f"p{step}",
+        policy_key_out=f"p{step + 1}",
+        directory_out=str(directory / f"p{step + 1}"),
+        save_optimizer=save_optimizer,
+    )
+    return update, statistics
