@@ -10,7 +10,8 @@ STAMP := .venv/installed-$(STAGECOACH_LOCK)-$(shell cat $(SOURCES) | cksum | cut
 
 # Idle OpenMP threads that spin starve everything else on a small machine.
 RUN := OMP_WAIT_POLICY=PASSIVE .venv/bin/
-# Two files of tests at once: more would start more engines than a small machine has cores for.
+# Two files of tests at once: more would start more engines than a small machine has cores for. Files that share an engine
+# are one to tests/conftest.py, which hands them out.
 SIDE_BY_SIDE := -n 2 --dist loadfile
 COMPILE := .venv/bin/uv pip compile pyproject.toml --extra dev --python-version 3.11 \
 	--python-platform x86_64-manylinux_2_28 --no-annotate --no-header --quiet
@@ -28,12 +29,12 @@ $(STAMP):
 demo: $(STAMP) ## train a small model from nothing to good, in a few minutes on two cores
 	@$(RUN)stagecoach demo $(ARGS)
 
-test: $(STAMP) ## the pure tests, then those that start engines
-	@$(RUN)python -m pytest -q $(SIDE_BY_SIDE) -m "not engine and not acceptance and not slow and not gpu and not browser" $(ARGS)
-	@$(RUN)python -m pytest -q $(SIDE_BY_SIDE) -m "(engine or acceptance) and not slow and not gpu and not browser" $(ARGS)
+test: $(STAMP) ## the pure tests, and of each capability one with a real engine, learner, Prefect and viewer
+	@$(RUN)python -m pytest -q $(SIDE_BY_SIDE) -m "not engine and not browser" $(ARGS)
+	@$(RUN)python -m pytest -q $(SIDE_BY_SIDE) -m "essential" $(ARGS)
 
-test-all: $(STAMP) ## every test; those that need a GPU are skipped without one
-	@$(RUN)python -m pytest -q -m "not browser" $(ARGS)
+test-all: test ## all tests but those in a browser: those of `test`, then the rest; for a GPU where there is one
+	@$(RUN)python -m pytest -q $(SIDE_BY_SIDE) -m "engine and not essential" $(ARGS)
 
 test-browser: $(STAMP) ## the viewer and Prefect's pages in a real Chromium, which is installed where it is missing
 	@command -v chromium >/dev/null || { export DEBIAN_FRONTEND=noninteractive; apt-get -o Acquire::Retries=5 update -qq && \

@@ -1,11 +1,13 @@
-"""What holds for all tests: where their files lie, GPU tests without a GPU are skipped, and no property is timed."""
+"""What holds for all tests: which are read, where their files lie, who shares an engine, and no property is timed."""
 
 import os
 import re
 import shutil
 import tempfile
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -21,9 +23,9 @@ HAS_GPU = Path("/dev/nvidiactl").exists()
 MEMORY = Path("/dev/shm")
 ENOUGH_BYTES = 2 * 2**30
 PLACE: pytest.StashKey[tuple[Scratches, Path]] = pytest.StashKey()
-WHOLE_FILE = re.compile(r"^pytestmark = \[?pytest\.mark\.(\w+)", re.MULTILINE)
-WITH_ENGINES = ("engine", "acceptance")
-MARKED = re.compile(rf"\bpytest\.mark\.({'|'.join(WITH_ENGINES)})\b")
+MARK = re.compile(r"\bpytest\.mark\.(\w+)")
+WHOLE_FILE = re.compile(r"^pytestmark = .*?(?=\n\S|\Z)", re.MULTILINE | re.DOTALL)
+SHARED_ENGINE = re.compile(r"\bsmall_engine\b")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -52,16 +54,16 @@ def pytest_collection() -> Generator[None, object, object]:
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leave a file unread whose tests are all deselected by `-m`: to import it may be to load torch or an engine.
 
-    That is a file that is marked as a whole where its mark is left out, and one without any mark where only tests with
-    engines are asked for. Each is read by one half of `make test`, so that one that cannot be imported is noticed.
+    Known by its text: a mark that is asked for stands nowhere in it, or one that is not wanted marks it as a whole.
+    Each file is read by one call of `make test-all`, so that one that cannot be imported is noticed.
     """
     if collection_path.suffix != ".py" or not collection_path.name.startswith("test_"):
         return None
-    chosen, text = config.option.markexpr.split(" and "), collection_path.read_text()
-    whole = WHOLE_FILE.search(text)
-    if chosen[0] == f"({' or '.join(WITH_ENGINES)})":
-        return None if whole or MARKED.search(text) else True
-    return True if "not engine" in chosen and whole and f"not {whole[1]}" in chosen else None
+    text = collection_path.read_text()
+    marks, of_all = set(MARK.findall(text)), set(MARK.findall("".join(WHOLE_FILE.findall(text))))
+    wanted = config.option.markexpr.split(" and ") if config.option.markexpr else []
+    unread = (term[4:] in of_all if term.startswith("not ") else term not in marks for term in wanted)
+    return any(unread) or None
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
@@ -73,10 +75,63 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip tests marked `gpu` on a machine without an NVIDIA device; refuse marks that leave a file unread."""
+    """Skip tests marked `gpu` on a machine without an NVIDIA device; refuse marks that the choice of tests cannot see.
+
+    Files that share an engine come first: together they are the longest piece of work that one worker gets.
+    """
     for item in items:
         if item.get_closest_marker("gpu") and not HAS_GPU:
             item.add_marker(pytest.mark.skip(reason="no NVIDIA device"))
-    for path in {item.path for item in items if any(map(item.get_closest_marker, WITH_ENGINES))}:
-        if not MARKED.search(path.read_text()):
-            raise pytest.UsageError(f"{path}: write pytest.mark.NAME in the file itself: by its text it is read")
+        if item.get_closest_marker("essential") and not item.get_closest_marker("engine"):
+            raise pytest.UsageError(
+                f"{item.nodeid}: `essential` chooses among tests marked `engine`, which this is not"
+            )
+    for path in {item.path for item in items if item.get_closest_marker("engine")}:
+        if "engine" not in MARK.findall(path.read_text()):
+            raise pytest.UsageError(f"{path}: write pytest.mark.engine in the file itself: by its text it is read")
+    items.sort(key=lambda item: not shares_engine(str(item.path)))
+
+
+@cache
+def shares_engine(path: str) -> bool:
+    """Say whether a file's tests use the engine that all share."""
+    return bool(SHARED_ENGINE.search(Path(path).read_text()))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give a worker whole files, and all files that share an engine to one: it is started once."""
+    from xdist.scheduler import LoadFileScheduling
+
+    if config.getvalue("dist") != "loadfile":
+        return None
+
+    class FilesByEngine(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = str(super()._split_scope(nodeid))
+            return "the shared engine" if shares_engine(str(config.rootpath / file)) else file
+
+    return FilesByEngine(config, log)
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Small models: a and b differ in every weight; tied and tied_b share their heads with their embeddings."""
+    from tasks.learner.tiny import tiny_qwen3
+
+    root = tmp_path_factory.mktemp("models")
+    return {
+        "a": tiny_qwen3(root / "a", seed=1),
+        "b": tiny_qwen3(root / "b", seed=2),
+        "tied": tiny_qwen3(root / "tied", seed=3, tied=True),
+        "tied_b": tiny_qwen3(root / "tied_b", seed=4, tied=True),
+    }
+
+
+@pytest.fixture(scope="session")
+def small_engine(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """One engine for all tests that leave it alive; it was started with the weights of model a."""
+    from tests.fixtures.hosts import engine_of
+
+    with engine_of(models["a"], tmp_path_factory.mktemp("engine") / "report.json") as client:
+        yield client

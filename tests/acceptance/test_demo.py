@@ -11,7 +11,7 @@ import pytest
 
 from flows.services.ownership import OWNER
 
-pytestmark = pytest.mark.acceptance
+pytestmark = pytest.mark.engine
 
 ROOT = Path(__file__).parents[2]
 STARTED_REWARD, LEARNT_REWARD = (

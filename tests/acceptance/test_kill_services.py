@@ -26,7 +26,7 @@ from tasks.learner.tiny import tiny_qwen3
 from tests.fixtures.contents import check_once, committed_groups, finished, rows, weights
 from tests.fixtures.driving import ROOT
 
-pytestmark = [pytest.mark.acceptance, pytest.mark.engine, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1800)]
 
 STEPS, GROUPS, MEMBERS = 3, 6, 4
 PART = "after commit rollout {} part"

@@ -20,7 +20,7 @@ from tasks.learner.tiny import tiny_qwen3
 from tests.fixtures.contents import finished, rows
 from tests.fixtures.driving import ROOT
 
-pytestmark = [pytest.mark.acceptance, pytest.mark.engine, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1800)]
 
 STEPS = 3
 SETTINGS = [

@@ -26,7 +26,7 @@ from tasks.learner.tiny import tiny_qwen3
 from tasks.runtime.execute import perform
 from tasks.runtime.prefect_task import StageTask
 
-pytestmark = [pytest.mark.acceptance, pytest.mark.engine, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
 SETTINGS = ["demo", str(Path(__file__).with_name("small.toml")), str(Path(__file__).with_name("teachers.toml"))]
 SIZES: dict[str, Any] = {"layers": 2, "intermediate": 96}

@@ -18,7 +18,7 @@ from configs.load import load
 from storage.store import Store, open_store
 from tests.fixtures.warming import warmed
 
-pytestmark = [pytest.mark.acceptance, pytest.mark.engine, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1800)]
 
 ROOT = Path(__file__).parents[2]
 STEPS, ALPHAS = 2, {"tool": 0.1, "user": 0.05}
@@ -137,6 +137,7 @@ def test_conversations_of_several_turns_are_one_branch(steps: list[Step]) -> Non
     assert {row["num_branches"] for row in traces} == {1}
 
 
+@pytest.mark.essential
 def test_each_environment_is_credited_by_its_algorithm(steps: list[Step]) -> None:
     for step in steps:
         environments = environments_of(step)
@@ -160,6 +161,7 @@ def test_both_compare_the_rewards_of_a_group(steps: list[Step]) -> None:
             assert sample["advantages"] == pytest.approx([flag * sample["advantage"] for flag in sampled], abs=1e-6)
 
 
+@pytest.mark.essential
 def test_every_token_is_trained_once_and_counted(steps: list[Step]) -> None:
     for step in steps:
         packed: dict[str, tuple[list[int], list[float], list[float]]] = {}

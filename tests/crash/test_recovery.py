@@ -41,6 +41,7 @@ def trained(run: Driven) -> list[Entry]:
     return [entry for entry in finished(open_store(run.store)) if entry.stage == "training"]
 
 
+@pytest.mark.essential
 def test_recorded_weights_that_do_not_come_out_again_stop_the_run(drive: Callable[..., Driven]) -> None:
     run = drive(RARELY)
     killed(run, "before commit training 0")

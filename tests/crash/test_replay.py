@@ -98,6 +98,7 @@ def test_offline_means_offline(offline: Path, statement: str, refusal: str) -> N
     assert done.returncode == 1 and refusal in done.stderr
 
 
+@pytest.mark.essential
 def test_unchanged_settings_find_everything_and_start_nothing(source: Driven, offline: Path) -> None:
     logs = sorted((source.store / "logs").rglob("*"))
     replays = [{"run": NAME, "from_stage": stage, "name": f"same-{stage}"} for stage in ORDER]
@@ -135,6 +136,7 @@ def test_a_changed_setting_computes_exactly_its_descendants(source: Driven, offl
     assert weights(store) == before, "the source run was changed"
 
 
+@pytest.mark.essential
 def test_a_replay_is_resumed_and_replayed_itself(source: Driven) -> None:
     asked = {"run": NAME, "overrides": ["algorithm.normalise_std=true"], "name": "once"}
     killed = source.live("before commit training 1", replays=[asked])

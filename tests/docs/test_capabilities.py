@@ -17,6 +17,12 @@ STATE = re.compile(r"done(; by design: .+)?|partly: .+|not yet")
 PLACE = re.compile(r"([\w./-]+)(?: \(([^)]+)\))?")
 MENTIONED = re.compile(r"`((?:tests|benchmarks)/[^`:]+)(?:::([^`]+))?`")
 TYPED = re.compile(r"`((?:make|stagecoach) [^`]+)`")
+AT_LENGTH = {
+    "S1": "the whole demo",
+    "S4": "a server with workers and a schedule",
+    "S12": "every fault, to its time limit",
+}
+"""Rows that `make test` has no time for, and what takes it: `make test-all` shows them."""
 
 
 def cells(line: str) -> dict[str, str]:
@@ -38,6 +44,23 @@ def functions_of(path: Path) -> set[str]:
     """Return the names of the functions of a file, without importing it."""
     nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
     return {node.name for node in nodes if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))}
+
+
+@cache
+def marks_of(path: Path) -> dict[str, set[str]]:
+    """Return the marks of each test of a file, its own and those of the whole file, without importing it."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    whole = [
+        node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark"
+    ]
+    of_all = set(re.findall(r"pytest\.mark\.(\w+)", " ".join(map(ast.unparse, whole))))
+    tests = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")]
+    own = {
+        test.name: {ast.unparse(each).removeprefix("pytest.mark.") for each in test.decorator_list} for test in tests
+    }
+    return {name: of_all | marks for name, marks in own.items()}
 
 
 def test_every_row_is_there_once() -> None:
@@ -69,6 +92,14 @@ def test_places_are_there(path: str, names: str | None) -> None:
 def test_tests_are_there(path: str, name: str | None) -> None:
     assert (ROOT / path).is_file()
     assert name is None or (name.startswith("test_") and name in functions_of(ROOT / path))
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row["row"])
+def test_make_test_shows_every_capability(row: dict[str, str]) -> None:
+    named = [(path, name) for path, name in MENTIONED.findall(row["shown by"]) if path.startswith("tests/")]
+    tests = [marks for path, name in named for test, marks in marks_of(ROOT / path).items() if name in ("", test)]
+    runs = any("essential" in marks or not marks & {"engine", "browser"} for marks in tests)
+    assert runs == (row["row"] not in AT_LENGTH) or not tests
 
 
 @pytest.mark.parametrize("command", COMMANDS)

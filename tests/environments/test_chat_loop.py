@@ -11,7 +11,7 @@ from verifiers.v1.errors import HarnessError, InterceptionError
 from verifiers.v1.task import TaskData
 from verifiers.v1.types import UserMessage
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.essential]
 
 OVERFLOW = '{"error": "Prompt length (600) exceeds maximum context length (512)."}'
 

@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +26,12 @@ from verifiers.v1.utils.loaders import load_environment, resolve_env_config
 from configs.environments import EnvironmentConfig
 from configs.run import RunConfig, View
 from configs.sections import ModelConfig, RolloutConfig
-from configs.services import EngineConfig
 from tasks.arrays.parse_errors import unreadable
 from tasks.inference.engine.client import MODEL, Engine
 from tasks.inference.sampling.attempts import client_config, sampling_config
 from tasks.inference.trace_rows.rows import Attempted, of_trace_record
-from tasks.learner.tiny import tiny_qwen3
 from tests.environments.scripted import listed
-from tests.fixtures.hosts import KEY, engine_of
+from tests.fixtures.hosts import ENGINE, KEY
 from tests.fixtures.sampled import sampled_tables
 
 pytestmark = pytest.mark.engine
@@ -166,6 +164,7 @@ def test_at_once_nobody_hears_the_other_before_the_next_round() -> None:
 
 
 @pytest.mark.parametrize("schedule", ["sequential", "simultaneous"])
+@pytest.mark.essential
 def test_prompts_extend_each_other_and_private_words_stay_with_their_member(schedule: str) -> None:
     episode, script = played(words, num_rounds=3, private_tag="note", schedule=schedule)
     for member, requests in script.asked.items():
@@ -205,6 +204,7 @@ def test_the_verdict_is_what_an_episode_is_worth(
     assert traces["affirmative"].metrics["cited"] == 1 and traces["negative"].metrics["cited"] == 0
 
 
+@pytest.mark.essential
 def test_broken_thoughts_are_flagged_and_the_debate_goes_on() -> None:
     def answer(member: str, number: int) -> str:
         if (member, number) == ("negative", 1):
@@ -430,20 +430,18 @@ def test_settings_that_cannot_be_played_are_refused(settings: dict[str, str], to
 
 # With a real engine
 
-LIMITS = EngineConfig(max_model_len=256, memory_gib=0.25)
 Rows = tuple[list[dict[str, Any]], list[dict[str, Any]]]
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_qwen3(tmp_path_factory.mktemp("model") / "m", hidden=64, layers=2, heads=2, kv_heads=2, seed=1)
+def model(models: dict[str, Path]) -> Path:
+    return models["a"]
 
 
 @pytest.fixture(scope="module")
-def engine(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    with engine_of(model, tmp_path_factory.mktemp("engine") / "report.json", LIMITS) as client:
-        client.serve("policy", model)
-        yield client
+def engine(model: Path, small_engine: Engine) -> Engine:
+    small_engine.serve("policy-of-debates", model)
+    return small_engine
 
 
 def view_of(model: Path, *environment: EnvironmentConfig) -> View:
@@ -451,7 +449,7 @@ def view_of(model: Path, *environment: EnvironmentConfig) -> View:
         model=ModelConfig(path=str(model), renderer="qwen3", renderer_settings={"enable_thinking": False}),
         environments=environment or RunConfig().environments,
         rollout=RolloutConfig(max_tokens=8, max_attempts=1),
-        engine=LIMITS,
+        engine=ENGINE,
     )
     return View(config, ("rollout", "environments", "engine", "model"), "rollout")
 
@@ -515,6 +513,7 @@ def check_whole(each: dict[str, dict[str, Any]], messages: list[dict[str, Any]])
         assert all(message["token_ids"] for message in own)
 
 
+@pytest.mark.essential
 def test_by_turns_each_member_has_a_trace_whose_tokens_go_on_from_turn_to_turn(
     engine: Engine, model: Path, tmp_path: Path
 ) -> None:

@@ -19,7 +19,7 @@ from configs.environments import EnvironmentConfig
 from tasks.inference.environments import servers as environments
 from tests.environments.scripted import played
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.essential]
 
 ROWS = [{"prompt": "2+2?", "answer": "4"}, {"prompt": "3+3?", "answer": "6"}]
 Row = dict[str, Any]

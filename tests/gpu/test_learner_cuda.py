@@ -11,7 +11,11 @@ from tasks.learner.rows import batches_from_table
 from tasks.learner.tiny import tiny_qwen3
 from tests.fixtures.packed import batches, sample
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
 
 BORDERS = (0, 65, 66, 300)
 SAMPLES = [sample("a", 70, 1), sample("b", 33, 2, temperature=0.7), sample("c", 140, 3)]

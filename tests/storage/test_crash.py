@@ -71,7 +71,6 @@ def test_policies_of_a_killed_publisher_are_complete_or_absent(root: Path) -> No
     assert sorted(visible) == sorted(names)
 
 
-@pytest.mark.slow
 def test_a_reader_s_process_ends_well_every_time(root: Path) -> None:
     _read_in_processes(root, 20)
 

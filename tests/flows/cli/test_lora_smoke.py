@@ -28,6 +28,7 @@ def test_weights_must_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.engine
+@pytest.mark.essential
 def test_the_engine_here_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from tasks.learner.tiny import tiny_qwen3
 

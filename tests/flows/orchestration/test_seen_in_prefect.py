@@ -17,7 +17,7 @@ from storage.store import Store, open_store
 from tests.fixtures.serving import ROOT, tiny_sources
 from tests.fixtures.waiting import PATIENCE, until
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.essential]
 PROGRAM = Path(__file__).parents[1] / "programs" / "small_sft.py"
 SECRET = "sk-2f6d1c0ab95e4477"
 STAGES = ("assignment", "demonstration", "filtering", "advantage", "packing", "training", "metrics")

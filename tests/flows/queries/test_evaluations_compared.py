@@ -18,6 +18,7 @@ pytestmark = pytest.mark.engine  # whole runs: about a second each
 TRIED = {"num_examples": 4, "attempts": 2, "every": 1}
 
 
+@pytest.mark.essential
 def test_evaluations_of_runs_stand_side_by_side_in_all_and_by_tier(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -118,6 +118,7 @@ def test_a_set_is_the_same_work_in_any_run_whatever_it_is_called(tmp_path: Path)
     assert outcome["sets"][0]["scores"][0]["num_examples"] == 2
 
 
+@pytest.mark.essential
 def test_errors_are_made_again_once_and_the_replacement_counts(tmp_path: Path) -> None:
     root, name = tmp_path / "store", "eval-reverse_text-1/0"
     settings = {"num_examples": 3, "attempts": 2, "pass_at": (1, 2)}

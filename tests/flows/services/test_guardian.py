@@ -61,6 +61,7 @@ def start(tmp_path: Path) -> Iterator[Callable[[str], Flow]]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.essential
 def test_a_killed_flow_leaves_nothing(start: Callable[[str], Flow], number: signal.Signals) -> None:
     flow = start("wait")
     before = owned(flow.owner)

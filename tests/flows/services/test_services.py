@@ -15,7 +15,7 @@ from flows.services.ownership import identity, owned, start_time
 from flows.services.process import ServiceFailed, ServiceSpec
 from tests.fixtures.waiting import PATIENCE
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.essential]
 
 PROGRAMS = Path(__file__).parents[1] / "programs"
 SECRET = "sk-very-secret-0123"

@@ -59,6 +59,7 @@ def get(address: str, **headers: str) -> http.client.HTTPResponse:
 
 
 @pytest.mark.parametrize(("sent", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
+@pytest.mark.essential
 def test_it_serves_behind_a_run_and_ends_at_once_while_somebody_looks(
     root: Path, sent: signal.Signals, status: int
 ) -> None:

@@ -39,7 +39,7 @@ def check(root: Path, before: dict[tuple[str, str, str], list]) -> None:
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 9])
+@pytest.mark.parametrize("every", [1, 9])
 def test_dying_at_any_moment(full: Path, tmp_path: Path, every: int) -> None:
     before = contents(open_store(full), ["kept"])
     whole = tmp_path / "whole"

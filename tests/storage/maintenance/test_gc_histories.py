@@ -30,7 +30,7 @@ def test_kept_runs_lose_nothing(monkeypatch: pytest.MonkeyPatch, history: list[t
     _live_through(monkeypatch, history, last)
 
 
-@pytest.mark.slow
+@pytest.mark.engine
 @settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(HISTORIES, st.sets(RUN))
 def test_kept_runs_lose_nothing_for_long(monkeypatch: pytest.MonkeyPatch, history: list[tuple], last: set[str]) -> None:

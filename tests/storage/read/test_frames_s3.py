@@ -9,7 +9,7 @@ from storage.store import open_store
 from tests.fixtures.s3_host import S3Host
 from tests.storage.read.finished_work import add, counts, share
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.essential]
 
 
 def test_a_bucket_answers_like_a_directory(s3: S3Host, s3_root: str) -> None:

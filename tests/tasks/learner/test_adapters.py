@@ -13,7 +13,7 @@ from tasks.learner.digest import over_base, weights_sha256
 from tasks.learner.errors import LearnerError
 from tests.fixtures.packed import batches, sample
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.essential]
 
 LORA = {"rank": 4, "alpha": 8.0}
 TRAINING = {"learning_rate": 1e-2, "lora": LORA}

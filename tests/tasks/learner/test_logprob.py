@@ -7,7 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tasks.learner.logprob import token_logprobs
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.essential]
 
 TEMPERATURES = torch.tensor([1.0, 0.7, 1.3, 1.0, 2.0], dtype=torch.float64)
 

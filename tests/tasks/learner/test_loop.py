@@ -15,7 +15,7 @@ from tasks.learner.loss import Objective
 from tasks.learner.rows import batches_from_table
 from tests.fixtures.packed import batches, padding, sample
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.essential]
 
 CPU = torch.device("cpu")
 ALONE = World(rank=0, size=1, local_rank=0)

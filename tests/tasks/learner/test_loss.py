@@ -9,7 +9,7 @@ from configs.losses import CispoLoss, DppoLoss, GspoLoss, IpoLoss, PpoLoss, RefK
 from tasks.learner.loss import Objective, WeightedTokens, token_loss
 from tests.tasks.learner.slow_losses import Token, packed
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.essential]
 
 DPPO = DppoLoss(mask_low=0.2, mask_high=0.2, kl_tau=1e-3)
 LOSSES = [DPPO, IpoLoss(), PpoLoss(), CispoLoss(), GspoLoss()]

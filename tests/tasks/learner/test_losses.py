@@ -110,6 +110,7 @@ def test_gspo_clips_whole_sequences():
     assert_terms(run(SEQUENCES, loss), [-1, -1, -1.5, 4.0, 0.5], [-1, -1, 0, 4.0, 0], (2, 0))
 
 
+@pytest.mark.essential
 def test_gspo_s_gradient_is_that_of_the_sequence_ratio():
     """With one advantage: s A times the sum of the tokens' gradients, which is |y| times the gradient of s A."""
     tokens = row((0.5, 0.4, 1.5), (0.3, 0.25, 1.5), (0.2, 0.3, 1.5))

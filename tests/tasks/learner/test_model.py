@@ -91,6 +91,7 @@ def test_settings_that_must_not_change_numbers(world, model_directory, settings)
 
 @pytest.mark.parametrize(("every", "recomputed"), [(1, [0, 1, 2, 3, 4]), (2, [0, 2, 4]), (3, [0, 3]), (9, [0])])
 @pytest.mark.parametrize("offload", [False, True])
+@pytest.mark.essential
 def test_recomputing_every_nth_layer_changes_no_bit(world, tmp_path, every, recomputed, offload):
     directory = tiny_qwen3(tmp_path / "deep", hidden=32, layers=5)
     plain, calls = gradient_and_layer_calls(directory, TrainingConfig())
@@ -118,6 +119,7 @@ def count(calls, number):
     calls[number] += 1
 
 
+@pytest.mark.essential
 def test_what_recomputed_layers_begin_from_is_what_is_offloaded(world, tmp_path, monkeypatch):
     """On the CPU nothing is moved. So the transfer to the host is replaced by one that counts; the numbers stay."""
     from torch.autograd import graph

@@ -10,7 +10,7 @@ from tasks.learner.distributed import World
 from tasks.learner.model import PolicyModel
 from tasks.learner.optimizer import apply_gradients, clip_gradients, new_optimizer
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.essential]
 
 ALONE = World(rank=0, size=1, local_rank=0)
 

@@ -176,6 +176,7 @@ def test_the_same_batches_give_the_same_weights(trainer, model_directory, tmp_pa
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon", "sign_sgd"])
+@pytest.mark.essential
 def test_saving_and_loading_in_the_middle_changes_nothing(trainer, model_directory, tmp_path, optimizer):
     choose(trainer, optimizer)
     trainer.load("p0", str(model_directory), fresh_optimizer=True)

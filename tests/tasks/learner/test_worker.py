@@ -45,6 +45,7 @@ def test_two_processes_agree_bit_for_bit_and_a_third_goes_on_from_the_middle(mod
     assert [update["weights_sha256"] for update, _ in resumed] == [update["weights_sha256"] for update in runs[0][1:]]
 
 
+@pytest.mark.essential
 def test_two_ranks_equal_one(model_directory, learners, tmp_path):
     found = {}
     for processes, address in learners.items():

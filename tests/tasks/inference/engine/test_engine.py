@@ -14,6 +14,7 @@ from tests.tasks.inference.engine.probes import PROBE, policy_row
 pytestmark = pytest.mark.engine
 
 
+@pytest.mark.essential
 def test_reload_is_exact_there_and_back(small_engine: Engine, models: dict[str, Path]) -> None:
     rows = {name: policy_row(f"exact-{name}", models[name]) for name in "ab"}
     assert max(abs(x - y) for x, y in zip(*(rows[n]["probe_logprobs"] for n in "ab"), strict=True)) > 0.1
@@ -52,6 +53,7 @@ def test_a_stale_prefix_cache_is_caught(small_engine: Engine, models: dict[str, 
         check_serving(small_engine, policy_row("stale", models["b"]), ENGINE)
 
 
+@pytest.mark.essential
 def test_another_salt_does_not_read_the_stale_states(small_engine: Engine, models: dict[str, Path]) -> None:
     small_engine.serve("salt-a", models["a"])
     small_engine.probe_cached(PROBE, "salt-a")

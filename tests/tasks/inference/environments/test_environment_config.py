@@ -8,7 +8,7 @@ from configs.environments import EnvironmentConfig
 from tasks.inference.environments.examples import UnknownSeat, resolved
 from tasks.inference.environments.servers import EnvironmentUnavailable, package_version
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.essential]
 
 
 def section(**others: Any) -> EnvironmentConfig:

@@ -22,6 +22,7 @@ pytestmark = pytest.mark.engine
 REVERSE = EnvironmentConfig(name="reverse", taskset={"id": "reverse_text", "num_examples": 300, "seed": 5})
 
 
+@pytest.mark.essential
 def test_examples_have_the_schema_and_a_holdout() -> None:
     table = examples(REVERSE)
     assert table.schema.equals(EXAMPLES.arrow)

@@ -109,6 +109,7 @@ def pools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pools]:
             yield Pools(supervisor)
 
 
+@pytest.mark.essential
 def test_a_static_pool_starts_its_workers_at_once_and_shares_the_rollouts(pools: Pools) -> None:
     assert len(pools.workers("fixed")) == 2
     with rollouts(pools.addresses["fixed"], 4):
@@ -116,6 +117,7 @@ def test_a_static_pool_starts_its_workers_at_once_and_shares_the_rollouts(pools:
     assert sorted(pools.holders("fixed")) == sorted(pools.workers("fixed") * 2)
 
 
+@pytest.mark.essential
 def test_an_elastic_pool_grows_with_load_to_its_bound(pools: Pools) -> None:
     assert len(pools.workers("growing")) == 1
     with rollouts(pools.addresses["growing"], 3):
@@ -123,6 +125,7 @@ def test_an_elastic_pool_grows_with_load_to_its_bound(pools: Pools) -> None:
     assert len(pools.workers("growing")) == 2, "one for each rollout, and two at most"
 
 
+@pytest.mark.essential
 def test_what_an_environment_logs_in_a_worker_is_in_its_own_log(pools: Pools) -> None:
     for own, other in (("fixed", "growing"), ("growing", "fixed")):
         assert f"misbehaving: holding {own} in process" in pools.log(own)
@@ -174,6 +177,7 @@ def test_a_client_that_leaves_before_its_answer_does_not_end_the_server(pools: P
     assert handle.generation == 1 and "Host unreachable" not in pools.log("growing")
 
 
+@pytest.mark.essential
 def test_a_model_call_of_no_rollout_is_refused(pools: Pools) -> None:
     (url, *_) = re.findall(r"interception up: url=(\S+)", pools.log("growing"))
     body = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
@@ -209,6 +213,7 @@ def test_a_worker_that_hangs_is_killed_and_named_and_the_server_ends_for_another
         pools.servers.addresses()
 
 
+@pytest.mark.essential
 def test_servers_that_are_told_to_end_leave_nothing_behind(pools: Pools) -> None:
     directory = re.findall(r"address=ipc://(\S+)/\d", pools.log("growing"))[0]
     assert Path(directory).parent == pools.supervisor._temporary, "it goes also where the broker is killed"

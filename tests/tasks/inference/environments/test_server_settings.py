@@ -24,6 +24,7 @@ pytestmark = pytest.mark.engine
 REVERSE = EnvironmentConfig(name="reverse", taskset={"id": "reverse_text", "num_examples": 1})
 
 
+@pytest.mark.essential
 def test_labels_of_the_section_come_before_those_of_the_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prime, "BASE_LABELS", [])
     monkeypatch.setenv(LABELS_VARIABLE, '["run-7", "mine"]')
@@ -34,6 +35,7 @@ def test_labels_of_the_section_come_before_those_of_the_runtime(monkeypatch: pyt
     assert (runtime.labels, runtime.cpu) == (["grader"], 2.0)
 
 
+@pytest.mark.essential
 def test_every_rollout_counts_towards_giving_memory_back(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
 

@@ -42,6 +42,7 @@ def length(messages: Rows, node: int | None) -> int:
     return 0 if node is None else len(messages[node]["token_ids"]) + length(messages, messages[node]["parent"])
 
 
+@pytest.mark.essential
 def test_best_of_n_is_several_traces_of_one_episode(small_engine: Engine, view: ViewOf, tmp_path: Path) -> None:
     environment = EnvironmentConfig(name="best", taskset=REVERSE, env={"id": "best-of-n", "n": 3})
     traces, messages = sampled(small_engine, environment, view, tmp_path)

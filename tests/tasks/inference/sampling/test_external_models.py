@@ -23,7 +23,7 @@ from tasks.runtime.stage import Ref
 from tests.fixtures.hosts import KEY
 from tests.fixtures.rehearsal import Played
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.essential]
 NOTHING = Source("", "")
 
 

@@ -23,7 +23,7 @@ from tasks.inference.trace_rows.rows import rebuild
 from tests.fixtures.hosts import KEY, assigned, served
 from tests.fixtures.waiting import PATIENCE
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.essential]
 
 REVERSE = EnvironmentConfig(name="reverse", taskset={"id": "reverse_text", "num_examples": 20})
 FAULTY = EnvironmentConfig(name="faulty", taskset={"id": "faulty_taskset"})

@@ -131,6 +131,7 @@ def played(small_engine: Engine, models: dict[str, Path], tmp_path_factory: pyte
     patch.undo()
 
 
+@pytest.mark.essential
 def test_every_call_goes_to_the_model_of_its_seat(played: Played) -> None:
     assert {call["model"] for call in played.policy.calls} == {MODEL}
     assert {call["model"] for call in played.opponent.calls} == {"the-opponent"}

@@ -73,6 +73,7 @@ def test_a_demonstration_without_an_answer(directory: Path) -> None:
         demonstration_rows([], directory, "qwen3")
 
 
+@pytest.mark.essential
 def test_no_silent_renderer(directory: Path) -> None:
     with pytest.raises(ModelUnusable, match="no renderer is known"):
         demonstration_rows([ASKED, ANSWERED], directory, "")

@@ -10,7 +10,7 @@ from storage.schemas.stage_tables import MESSAGES, TRACES
 from tasks.inference.sampling.failures import Failure, kind_of, of_trace
 from tasks.inference.trace_rows.rows import Attempted, of_failure, rebuild, spread, tables
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.essential]
 
 ASSIGNMENT = {"assignment_id": "g/0", "group_id": "g", "environment": "e", "example_id": "x", "member": 0, "seed": 1}
 

@@ -17,7 +17,7 @@ from tasks.inference.environments import servers as environments
 from tests.fixtures.hosts import ENGINE, served
 from tests.fixtures.sampled import sampled
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.essential]
 
 ROOT = Path(__file__).parents[4]
 

@@ -19,7 +19,7 @@ from tasks.arrays.message_graph import find_branches
 from tasks.inference.engine.client import Engine
 from tests.fixtures.sampled import sampled
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.essential]
 
 ROOT = Path(__file__).parents[4]
 
