@@ -36,15 +36,13 @@ def main(pool: str = POOL, store: str = "", slots: int = 1, file: str = "") -> i
         )
     prefect_api.probe(url)
     found = read(Path(file) if file else FILE)
-    from flows.orchestration import deployments as server
-
     limit = f"{pool}-gpu"
     print(f"Prefect server {url}")
     for name in prefect_api.crash_stale_runs(embedded=False):
         print(f"  flow run {name}: its process is gone, marked as crashed")
     print(f"  work pool {pool}: {ensure_pool(pool)}")
     print(f"  limit {limit}: {ensure_limit(limit, slots)}")
-    print(f"  automation {server.AUTOMATION!r}: {ensure_automation()}")
+    print(f"  automation {AUTOMATION!r}: {ensure_automation()}")
     root = absolute(store or RunConfig().store)
     for each in found:
         print(f"  deployment {register(each, pool, root, limit)}")
