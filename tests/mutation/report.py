@@ -8,18 +8,13 @@ ENOUGH = 0.95
 """Share of the mutants of each group that must be killed, of those that change anything."""
 GROUPS = ("advantage", "masks", "packing", "loss")
 PARTS = {
-    "tasks.advantage.stage": "advantage",
-    "tasks.advantage.algorithms": "advantage",
+    "tasks.advantage": "advantage",
     "tasks.advantage.algorithms.echo": "masks",
-    "tasks.filtering.stage": "masks",
-    "tasks.filtering.filters": "masks",
+    "tasks.arrays": "packing",
     "tasks.arrays.parse_errors": "masks",
-    "tasks.packing.bin_packing": "packing",
-    "tasks.arrays.message_graph": "packing",
-    "tasks.packing.stage": "packing",
-    "tasks.arrays.ragged": "packing",
-    "tasks.arrays.samples": "packing",
+    "tasks.filtering": "masks",
     "tasks.learner": "loss",
+    "tasks.packing": "packing",
 }
 """The group of each module, or of all below a package; the longest name decides."""
 

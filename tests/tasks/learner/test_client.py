@@ -37,7 +37,7 @@ def server():
 
     yield start
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     for listener in listeners:
         listener.close()
 

@@ -179,14 +179,21 @@ def test_a_part_that_cannot_be_written_fails_the_stage(tmp_path: Path) -> None:
     assert open_store(tmp_path).ledger.entries() == []
 
 
+def num_parts(root: Path) -> int:
+    """Return how many parts of work the ledger names."""
+    return sum(bool(entry.part) for entry in open_store(root).ledger.entries())
+
+
 def test_groups_that_two_attempts_committed_count_once(tmp_path: Path) -> None:
     """Two attempts that overlapped both committed q; whoever goes on keeps one of the two."""
     for run, names in (("a", ("p", "q")), ("b", ("q", "r"))):
 
         def works(tables: Tables, config: View, *, parts: Any, names: tuple[str, ...] = names) -> Tables:
             for name in names:
+                known = num_parts(tmp_path)
                 parts.put({"examples": examples_table(name)})
-                time.sleep(0.2)  # so that each is committed as a part of its own
+                while num_parts(tmp_path) == known:  # each is committed as a part of its own
+                    time.sleep(0.02)
             raise ValueError("interrupted")
 
         stage = stage_of(works, name="long", unit=("examples", "example_id"))

@@ -44,7 +44,7 @@ def holding(name: str, **settings: Any) -> EnvironmentConfig:
     )
 
 
-STATIC = holding("fixed", pool=StaticPool(num_workers=2), max_restarts=0, hang_seconds=10.0)
+STATIC = holding("fixed", pool=StaticPool(num_workers=2), max_restarts=0, hang_seconds=20.0)
 ELASTIC = holding("growing", pool=ElasticPool(max_workers=2, multiplex=1))
 BROKEN = EnvironmentConfig(name="broken", taskset={"id": "unloadable"}, pool=ElasticPool(max_workers=2))
 
@@ -206,7 +206,7 @@ def test_a_worker_that_hangs_is_killed_and_named_and_the_server_ends_for_another
     os.kill(workers[1], signal.SIGSTOP)
     with handle._changed:
         assert handle._changed.wait_for(lambda: handle._failure, PATIENCE)
-    assert "worker 1 does not answer for 10 s: killed" in pools.log("fixed")
+    assert "worker 1 does not answer for 20 s: killed" in pools.log("fixed")
     assert f"worker 1, process {workers[1]}, was killed by signal 9: the server ends" in pools.log("fixed")
     assert [start_time(process) for process in workers] == [None, None]
     with pytest.raises(ServiceFailed, match=r"'environment fixed' .* in generation 1: no restart of 0 is left"):
