@@ -18,6 +18,8 @@ from storage.store import Store
 from tasks.arrays.columns import texts
 from tasks.exchange.episodes import TRAIN, Row
 from tasks.inference.trace_rows.images import put_back
+from tasks.fates import DERIVED
+from tasks.inference.trace_rows.images import restore_images
 
 
 class ExportRefused(ValueError):
@@ -206,7 +208,7 @@ def _step(store: Store, work: RunRollouts) -> StepRollouts:
     entry = work.sampled
     images = entry.slices("images")
     traces, sampled = store.read(work.scored.slices("traces")), store.read(entry.slices("messages"))
-    whole = put_back(traces, sampled, store.read(images) if images else None)
+    whole = restore_images(traces, sampled, store.read(images) if images else None)
     messages: dict[str, list[Row]] = {}
     for row in whole["messages"].to_pylist():
         messages.setdefault(row["trace_id"], []).append(row)

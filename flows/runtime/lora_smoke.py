@@ -22,7 +22,14 @@ from flows.services.base import Supervisor
 from flows.services.engine import is_healthy
 from flows.services.process import ServiceSpec
 from tasks.inference.engine import model_info
-from tasks.inference.engine.checks import NEW_TOKENS, Probed, mixed_batch, slowdown, swaps, tolerance
+from tasks.inference.engine.checks import (
+    NEW_TOKENS,
+    ProbeResult,
+    check_mixed_batch,
+    check_swaps,
+    measure_slowdown,
+    tolerance,
+)
 from tasks.inference.engine.client import Engine, command
 from tasks.inference.engine.model_files import model_directory
 from tasks.training.policy import probe_token_ids
@@ -49,7 +56,7 @@ def main(files: Sequence[str], overrides: Sequence[str]) -> int:
     return 0 if passed else 1
 
 
-def probes(config: RunConfig) -> Iterator[Probed]:
+def probes(config: RunConfig) -> Iterator[ProbeResult]:
     """Yield what each probe found, over the weights that `model.path` names.
 
     Raises ConfigError where it names none, SmokeFailed where the learner cannot make adapters of them, ServiceFailed
@@ -63,9 +70,9 @@ def probes(config: RunConfig) -> Iterator[Probed]:
             specs = [_spec(config, model, supervisor.directory, key, lora) for lora in (config.training.lora, None)]
             urls = [handle.wait()["url"] for handle in supervisor.start_all(specs)]
             with closing(Engine(urls[0], key)) as engine, closing(Engine(urls[1], key)) as plain:
-                yield mixed_batch(engine, base, adapters, tolerance(config.engine))
-                yield swaps(engine, base, adapters, tolerance(config.engine))
-                yield slowdown(engine, plain, base, adapters[0])
+                yield check_mixed_batch(engine, base, adapters, tolerance(config.engine))
+                yield check_swaps(engine, base, adapters, tolerance(config.engine))
+                yield measure_slowdown(engine, plain, base, adapters[0])
 
 
 def _sampled(config: RunConfig, model: Path, target: Path) -> list[dict[str, Any]]:

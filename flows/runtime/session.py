@@ -97,10 +97,10 @@ class Session:
         )
 
     def _renderer(self) -> Renderer:
-        from tasks.inference.trace_rows.demonstrations import renderer
+        from tasks.inference.trace_rows.demonstrations import demonstration_renderer
 
         model = self.config.model
-        return renderer(model.tokenizer or self.source.weights, model.renderer, model.renderer_settings)
+        return demonstration_renderer(model.tokenizer or self.source.weights, model.renderer, model.renderer_settings)
 
     def count(self, computed: bool) -> None:
         """Count a piece of work; threads of the run may do so at the same time."""

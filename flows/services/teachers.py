@@ -34,6 +34,8 @@ from tasks.inference.engine.model_files import (
 from tasks.inference.engine.scoring import Served
 from tasks.inference.engine.tokenizing import difference
 from tasks.runtime.services import retry_lost
+from tasks.inference.engine.checks import tokenizer_difference
+from tasks.inference.engine.client import Engine, EngineError, EngineLost
 
 NAMED = 8
 """Digits of a version that name a teacher's service."""
@@ -192,7 +194,7 @@ def served_version(url: str, key: str) -> tuple[str, str]:
     Raises EngineLost where nobody answers, EngineError where it is no engine of our kind.
     """
     with closing(Engine(url, key, timeout=ASK_SECONDS)) as engine:
-        return engine.serves()
+        return engine.describe_model()
 
 
 def salt_of(version: str) -> str:
@@ -261,7 +263,7 @@ def _by_url(config: RunConfig, where: str, teacher: TeacherConfig) -> tuple[str,
         except EngineError as error:
             return version, [f"url: it cannot score token {last}, the last of the model's vocabulary: {error}"]
         tokenizer = config.model.tokenizer or config.model.path
-        other = difference(engine, model_directory(tokenizer)) if tokenizer else ""
+        other = tokenizer_difference(engine, model_directory(tokenizer)) if tokenizer else ""
     return version, [f"url: it has another tokenizer than the model: {other}"] if other else []
 
 

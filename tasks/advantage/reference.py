@@ -17,8 +17,8 @@ from tasks.arrays.columns import texts
 from tasks.arrays.message_graph import find_branches, owners
 from tasks.arrays.ragged import Integers, Ragged
 from tasks.inference.engine.client import EngineLost
-from tasks.inference.engine.scoring import NotScorable, Served, score
-from tasks.inference.trace_rows.demonstrations import Demonstrating
+from tasks.inference.engine.scoring import NotScorable, ServedModel, score
+from tasks.inference.trace_rows.demonstrations import DemonstrationPrompt
 from tasks.runtime.prefect_task import as_task
 from tasks.runtime.services import EngineService, TeacherService, retry_lost
 from tasks.runtime.stage import Policy, Stage, Tables
@@ -113,7 +113,11 @@ def reference(
             own = [path for path in paths if environments[path.trace] == name]
             settings = of(config.scorers, name)
             at = _at(settings, policy, engine, teachers)
-            shown = Demonstrating(settings, config.model, at).shown if isinstance(settings, OpsdConfig) else _as_it_is
+            shown = (
+                DemonstrationPrompt(settings, config.model, at).prepend
+                if isinstance(settings, OpsdConfig)
+                else _as_it_is
+            )
             tokens = [scores.tokens(path) for path in own]
             whole = [shown(rows[path.trace], each) for path, each in zip(own, tokens, strict=True)]
             more = [len(sequence) - len(each) for sequence, each in zip(whole, tokens, strict=True)]
@@ -126,7 +130,7 @@ def reference(
     return {"references": scores.rows()}
 
 
-def _scored(sequences: Sequence[Sequence[int]], at: Callable[[], Served], most: int) -> list[list[float]]:
+def _scored(sequences: Sequence[Sequence[int]], at: Callable[[], ServedModel], most: int) -> list[list[float]]:
     """Return the log-probs of all sequences; those that were lost with an engine are asked for again of the next."""
     done: dict[int, list[float]] = {}
 
@@ -142,7 +146,7 @@ def _scored(sequences: Sequence[Sequence[int]], at: Callable[[], Served], most: 
 
 def _at(
     settings: AlgorithmConfig | None, policy: Policy | None, engine: EngineService, teachers: TeacherService
-) -> Callable[[], Served]:
+) -> Callable[[], ServedModel]:
     """Return what says where the scorer is served, and waits until it is."""
     if isinstance(settings, OpdConfig):
         teacher = settings.teacher

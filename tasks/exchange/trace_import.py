@@ -9,7 +9,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from configs.run import View
-from tasks.inference.trace_rows.images import put_aside
+from tasks.inference.trace_rows.images import extract_images
 from tasks.runtime.prefect_task import as_task
 from tasks.runtime.stage import Stage, Tables
 
@@ -46,7 +46,7 @@ def imported_assignments(tables: Tables, config: View, *, step: int, source: Tra
 
 def trace_import(tables: Tables, config: View, *, step: int, source: TraceSource) -> Tables:
     """Bring in the rollouts of a step; they answer its assignments."""
-    return put_aside(source.traces(step), source.messages(step))
+    return extract_images(source.traces(step), source.messages(step))
 
 
 EXAMPLES_STAGE = Stage(

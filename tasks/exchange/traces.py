@@ -26,6 +26,10 @@ from tasks.exchange.episodes import (
 )
 from tasks.exchange.nodes import check_nodes, origin_of, render_tokens
 from tasks.inference.sampling.failures import Failure, of_trace
+from tasks.exchange.patches import difference, patched, shortest
+from tasks.exchange.problems import Unfit
+from tasks.exchange.tokens import origin_of, rendered
+from tasks.inference.sampling.failures import Failure, failure_of_trace
 from tasks.inference.trace_rows.rows import NODE_COLUMNS, error_columns, message_rows, rebuild
 
 MARK = "imported"
@@ -95,7 +99,7 @@ def empty_row(trace_id: str) -> Row:
 
 
 def _row(trace: Mapping[str, Any], tokens: str, temperature: float) -> Row:
-    failure = of_trace(trace) if "ok" in trace else None
+    failure = failure_of_trace(trace) if "ok" in trace else None
     agent, timing, nodes = mapping(trace.get("agent")), mapping(trace.get("timing")), trace["nodes"]
     masks = [flag for node in nodes for flag in node["mask"]]
     return {

@@ -24,6 +24,10 @@ from tasks.exchange.episodes import (
 from tasks.exchange.traces import MARK, empty_row, shortest, trace_rows, with_failure, with_short_logprobs
 from tasks.inference.sampling.failures import Failure, from_error
 from tasks.inference.trace_rows.rows import rebuild
+from tasks.exchange.episodes import Episode, Origin, Reading, Row, canonical, compact, digest, first, mapping
+from tasks.exchange.problems import Unfit
+from tasks.exchange.traces import MARK, empty_row, failed, trace_rows
+from tasks.inference.sampling.failures import Failure, failure_of_error
 
 UNNAMED = "imported"
 """The environment of rollouts that name none."""
@@ -69,7 +73,7 @@ def _count_failure(
     if outer is None:
         return rows, messages
     errors = outer.get("errors") or []
-    whole = from_error(errors[-1]) if errors and not outer.get("ok", True) else None
+    whole = failure_of_error(errors[-1]) if errors and not outer.get("ok", True) else None
     if rows:
         return [with_failure(row, whole) if whole and row["error_class"] is None else row for row in rows], messages
     nothing = Failure("incomplete", "NoTrace", "the environment ran no agent and recorded no error")

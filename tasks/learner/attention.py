@@ -1,7 +1,7 @@
 """Attention over packed rows: each token sees its own segment up to itself and nothing else.
 
-Registered with transformers under the name `NAME`. It fails closed: without segment borders, or with a mask, a row
-would be computed as one long sample and samples would see each other without a word.
+Registered with transformers under the name `NAME`. It raises rather than guesses: without segment borders, or with a
+mask, a row would be computed as one long sample, and samples would attend to each other without any error.
 """
 
 import inspect
@@ -87,7 +87,7 @@ def _by_segment(query: Tensor, key: Tensor, value: Tensor, segments: Segments, s
 def _flash(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scaling: float | None) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
-    # Torch 2.13 wants to be told about grouped heads, 2.11 has no such argument and finds out by itself.
+    # Torch 2.13 needs the argument for grouped heads; 2.11 does not have it and detects them.
     grouped: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
     q, k, v = (states[0].transpose(0, 1).contiguous() for states in (query, key, value))
     borders, longest = segments.on_device, segments.longest

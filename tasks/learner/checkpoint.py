@@ -1,4 +1,4 @@
-"""A policy on disk: a Hugging Face directory, optimizer state beside the weights, all of it synced.
+"""Saves and loads a policy: a Hugging Face directory with optimizer state beside the weights, synced to disk.
 
 Weights are always stored in float32, as they are trained: rounding them would make a resumed run another run. An engine
 casts them when it loads.
@@ -6,25 +6,27 @@ casts them when it loads.
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from tasks.learner import adapters, moments
+from tasks.learner import adapters
 from tasks.learner.digest import OPTIMIZER_FILE, tensors_sha256, weights_sha256
-from tasks.learner.distributed import World, whole
+from tasks.learner.distributed import World, like, whole
 from tasks.learner.errors import LearnerError, NoOptimizerState
 from tasks.learner.model import PolicyModel
-from tasks.learner.optimizer import Optimizer
+from tasks.learner.optimizer import Optimizer, OptimizerPart
 
 COMPANION_SUFFIXES = {".json", ".txt", ".model", ".jinja", ".tiktoken"}
+STEP = "step"
+"""Name of the step counter among the tensors of optimizer state; the others are named `MOMENT.PARAMETER`."""
 
 
 def companions(directory: Path) -> dict[str, bytes]:
-    """Return the files that a policy hands down to its descendants: config, tokenizer, chat template.
+    """Return the files that later policies take over unchanged: config, tokenizer, chat template.
 
-    Held in memory, because a published directory may be moved or evicted. The config's dtype becomes float32.
+    Kept in memory, because a published directory may be moved or evicted. The config's dtype becomes float32.
     """
     files = {
         path.name: path.read_bytes()
@@ -56,7 +58,7 @@ def save_policy(
     adapter = policy.adapter
     weights = _gather(adapters.tensors(policy.causal) if adapter else dict(policy.causal.state_dict()), world)
     beat()
-    state = None if optimizer is None else _gather(moments.tensors(policy, optimizer), world)
+    state = None if optimizer is None else _gather(moment_tensors(policy, optimizer), world)
     beat()
     digest = None
     if world.rank == 0:
@@ -82,6 +84,7 @@ def memory_sha256(policy: PolicyModel, world: World) -> str:
     if policy.adapter:
         values = _gather(adapters.tensors(policy.causal), world)
         return str(world.broadcast(policy.adapter.sha256_of(values) if world.rank == 0 else None))
+    # A tied output head is the embedding under a second name, and is not stored.
     tied = set(policy.causal.state_dict()) - {name for name, _ in policy.causal.named_parameters()}
     weights = _gather({name: tensor for name, tensor in policy.causal.state_dict().items() if name not in tied}, world)
     digest = tensors_sha256({name: tensor.numpy() for name, tensor in weights.items()}) if world.rank == 0 else None
@@ -102,14 +105,50 @@ def load_optimizer(policy: PolicyModel, optimizer: Optimizer, directory: Path) -
             f"{directory} holds no {OPTIMIZER_FILE}: load the last policy that has it and train the recorded batches "
             "again, or ask for a fresh optimizer"
         )
-    wanted = moments.names(policy, optimizer)
+    wanted = moment_names(policy, optimizer)
     with safe_open(path, "pt") as stored:
-        found = set(stored.keys())
-        if found != wanted:
+        names = set(stored.keys())
+        if names != wanted:
             raise LearnerError(
-                f"{path} does not fit the model and its optimizer: differs in {sorted(found ^ wanted)[:4]}"
+                f"{path} does not fit the model and its optimizer: differs in {sorted(names ^ wanted)[:4]}"
             )
-        moments.fill(policy, optimizer, stored.get_tensor)
+        fill_moments(policy, optimizer, stored.get_tensor)
+
+
+def moment_names(policy: PolicyModel, optimizer: Optimizer) -> set[str]:
+    """Return the names of all tensors of optimizer state once a step has been made."""
+    names = {f"{moment}.{name}" for part, name, _ in _trained_parameters(policy, optimizer) for moment in part.moments}
+    return names | ({STEP} if any(part.counts_steps for part in optimizer.parts) else set())
+
+
+def moment_tensors(policy: PolicyModel, optimizer: Optimizer) -> dict[str, Tensor]:
+    """Return the optimizer state by name, sharded as it is. All parameters have made the same number of steps."""
+    state: dict[str, Tensor] = {}
+    for part, name, parameter in _trained_parameters(policy, optimizer):
+        own = part.inner.state[parameter]
+        state |= {f"{moment}.{name}": own[moment] for moment in part.moments}
+        if part.counts_steps:
+            state[STEP] = own[STEP]
+    return state
+
+
+def fill_moments(policy: PolicyModel, optimizer: Optimizer, stored: Callable[[str], Tensor]) -> None:
+    """Fill an optimizer without state from the unsharded tensors that `stored` returns by name."""
+    for part, name, parameter in _trained_parameters(policy, optimizer):
+        # Copies: a tensor that was read is a view of the file, and a step counter shared by all parameters would be
+        # raised once for each of them.
+        state = {moment: like(stored(f"{moment}.{name}").clone(), parameter) for moment in part.moments}
+        if part.counts_steps:
+            state[STEP] = stored(STEP).clone().to(parameter.device)
+        if state:
+            part.inner.state[parameter] = state
+
+
+def _trained_parameters(policy: PolicyModel, optimizer: Optimizer) -> Iterator[tuple[OptimizerPart, str, nn.Parameter]]:
+    named = {id(parameter): name for name, parameter in policy.causal.named_parameters()}
+    for part in optimizer.parts:
+        for parameter in part.parameters():
+            yield part, named[id(parameter)], parameter
 
 
 def _gather(tensors: dict[str, Tensor], world: World) -> dict[str, Tensor]:

@@ -1,23 +1,49 @@
-"""The blocking client of the learner's process; imports no torch."""
+"""The client side of the learner: the command that starts its process, and a blocking connection. Imports no torch."""
 
 import socket
+import sys
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
 
 import pyarrow as pa
 
+from configs.services import LearnerConfig
 from tasks.learner import wire
 from tasks.learner.errors import BY_NAME, LearnerError, LearnerLost
 
-__all__ = ["Learner", "LearnerError", "LearnerLost"]
+__all__ = ["Learner", "LearnerError", "LearnerLost", "command"]
+
+ENVIRONMENT = {
+    # Idle OpenMP threads that spin burn ten times the CPU time on a shared machine.
+    "OMP_WAIT_POLICY": "PASSIVE",
+    # Policies are directories; a name that is not one must fail, not reach for a network.
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    # Needed on CUDA for the same batches to give the same weights.
+    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+}
+
+
+def command(learner: LearnerConfig, report: str) -> tuple[list[str], dict[str, str]]:
+    """Return the argument list and the extra environment of the learner's process.
+
+    The process writes {"address": "127.0.0.1:PORT", "pulse": "127.0.0.1:PORT", "pid": N} to the file `report` once it
+    answers. `pulse` is the address of its progress monitor (tasks.learner.pulse). Where its standard input is a pipe,
+    it ends when that closes.
+    """
+    entry = ["-m", "tasks.learner.worker", "--report", report]
+    if learner.processes > 1:
+        torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={learner.processes}"]
+        return [sys.executable, *torchrun, *entry], dict(ENVIRONMENT)
+    return [sys.executable, *entry], dict(ENVIRONMENT)
 
 
 class Learner:
-    """One connection to the learner. Requests of several clients are served in turn, never side by side."""
+    """One blocking connection to the learner. Requests of several clients are served one after another."""
 
     def __init__(self, address: str, *, connect_seconds: float = 30.0) -> None:
-        """Connect to `address`, "host:port" out of the worker's report. Raises LearnerLost when nobody listens."""
+        """Connect to `address`, "host:port" from the worker's report. Raises LearnerLost where no process listens."""
         host, _, port = address.rpartition(":")
         self.address = address
         try:
@@ -28,7 +54,7 @@ class Learner:
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def configure(self, training: dict[str, Any], learner: dict[str, Any]) -> None:
-        """Give the learner its sections, as plain values of TrainingConfig and LearnerConfig.
+        """Send the learner its config sections, as plain values of TrainingConfig and LearnerConfig.
 
         Another training section than before makes the learner forget its policy: load one afterwards.
         """
@@ -37,7 +63,7 @@ class Learner:
     def load(self, policy_key: str, directory: str, fresh_optimizer: bool, base: str = "") -> None:
         """Load the weights in `directory`, and the optimizer state beside them unless `fresh_optimizer`.
 
-        Where an adapter is there, `base` is the directory of the weights that it is laid over.
+        Where the directory holds an adapter, `base` is the directory of the weights below it.
 
         Raises NoOptimizerState when there is none and a fresh one was not asked for, LearnerError for a directory that
         is not a complete model.
@@ -55,9 +81,9 @@ class Learner:
         directory_out: str,
         save_optimizer: bool,
     ) -> tuple[list[dict[str, Any]], pa.Table]:
-        """Make an optimizer step for each `update` of the packed rows and write the policy made into `directory_out`.
+        """Make an optimizer step for each `update` of the packed rows and write the new policy into `directory_out`.
 
-        `directory_out` must be absent or empty; it is complete and synced to disk when this returns, and worth nothing
+        `directory_out` must be absent or empty; it is complete and synced to disk when this returns, and not usable
         when this raises. Returns the rows of `updates`, with `metrics` as a dictionary, and the table
         `token_statistics` with the column `masked` of `token_masks`.
         """
@@ -79,7 +105,7 @@ class Learner:
         return list(answer["logprobs"])
 
     def state(self) -> dict[str, Any]:
-        """Return what the learner holds: policy_key (null: none), step, weights_sha256, pid and its versions."""
+        """Return policy_key (None: no policy is loaded), step, weights_sha256, pid and versions of the learner."""
         answer, _ = self._ask("state")
         return dict(answer)
 

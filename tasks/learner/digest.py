@@ -49,7 +49,7 @@ def weights_sha256(directory: str | Path) -> str:
 
 
 def tensors_sha256(tensors: Mapping[str, npt.NDArray[np.float32]]) -> str:
-    """Return the same digest for float32 arrays by name, as if they had been saved."""
+    """Return the digest that float32 arrays, by name, would have once saved."""
     digest = hashlib.sha256()
     for name, array in sorted(tensors.items()):
         digest.update(_line(name, "F32", list(array.shape)))

@@ -1,4 +1,4 @@
-"""The learner's ranks: one process or many under torchrun, by the same code.
+"""The learner's ranks: one process, or several under torchrun, with the same code.
 
 Parameters are sharded with FSDP2 also when there is one rank, which is bit-identical to no sharding. FSDP2 averages
 gradients over ranks, and gloo refuses another divisor, so the loss is multiplied by the number of ranks instead.
@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-# Ranks wait for the next request in a broadcast, as long as rollouts take. The death of a rank closes its connections
-# and is seen at once, so nothing is lost by waiting long.
+# Ranks wait for the next request in a broadcast, as long as rollouts take. A long timeout costs nothing: the death of a
+# rank closes its connections, which the others notice at once.
 PATIENCE = timedelta(days=30)
 BACKEND = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
 
@@ -33,9 +33,9 @@ class World:
         """Return rank 0's `message` on every rank."""
         if self.size == 1:
             return message
-        box = [message]
-        dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
-        return box[0]
+        container = [message]
+        dist.broadcast_object_list(container, src=0, device=torch.device("cpu"))
+        return container[0]
 
     def gather(self, part: Any) -> list[Any]:
         """Return every rank's `part`, in rank order, on every rank."""
@@ -47,7 +47,7 @@ class World:
 
 
 def start_world() -> World:
-    """Join the ranks that torchrun started, or make a world of one that needs no port. Once per process."""
+    """Join the ranks that torchrun started, or form a world of one rank, which needs no port. Once per process."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
         dist.init_process_group(BACKEND, timeout=PATIENCE)
         return World(dist.get_rank(), dist.get_world_size(), int(os.environ["LOCAL_RANK"]))
@@ -82,7 +82,7 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def like(full: Tensor, parameter: Tensor) -> Tensor:
-    """Return `full`, which every rank has, laid out over the ranks as `parameter` is. Nothing is sent."""
+    """Return `full`, which every rank has, sharded as `parameter` is. Nothing is communicated."""
     from torch.distributed.tensor import DTensor, distribute_tensor
 
     if isinstance(parameter, DTensor):

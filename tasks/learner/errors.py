@@ -1,8 +1,8 @@
-"""What can go wrong between the pipeline and the learner, in three classes."""
+"""Errors between the pipeline and the learner; imports no torch."""
 
 
 class LearnerError(ValueError):
-    """The learner refused or failed a request and says why; it still answers."""
+    """The learner refused or failed a request, with the reason; it still answers."""
 
 
 class NoOptimizerState(LearnerError):
@@ -10,7 +10,8 @@ class NoOptimizerState(LearnerError):
 
 
 class LearnerLost(ConnectionError):
-    """The learner's process is gone, or was never there; what it held in memory is gone with it."""
+    """The learner's process is gone, or was never there; the policy in its memory is lost."""
 
 
 BY_NAME: dict[str, type[LearnerError]] = {error.__name__: error for error in (LearnerError, NoOptimizerState)}
+"""The errors that travel from the learner to its client, by the name that is sent."""

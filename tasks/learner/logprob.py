@@ -1,9 +1,9 @@
-"""Log-probs and entropies of chosen tokens, so that the logits of a whole row never exist at once.
+"""Log-probs and entropies of selected tokens, computed in chunks: the logits of a whole row never exist at once.
 
-With z = h W^T / T (T the token's temperature), p = softmax(z) and y the token taken:
+With z = h W^T / T (T the token's temperature), p = softmax(z) and y the sampled token:
     log-prob  l = z_y - logsumexp(z)             dl/dz_j = [j = y] - p_j
     entropy   H = logsumexp(z) - sum_j p_j z_j   dH/dz_j = -p_j (log p_j + H)
-The backward pass computes the logits of each chunk again: a fourth matrix product for a fraction of the memory.
+The backward pass recomputes the logits of each chunk: a fourth matrix product for a fraction of the memory.
 """
 
 from typing import Any

@@ -8,7 +8,7 @@ import torch
 
 from tasks.learner.distributed import World
 from tasks.learner.loss import Objective, WeightedTokens, token_loss
-from tasks.learner.measuring import Measured
+from tasks.learner.loss_metrics import LossMetrics
 from tasks.learner.model import PolicyModel, run_row
 from tasks.learner.rows import Array, PackedBatch, Row
 
@@ -23,8 +23,8 @@ class Totals:
 
 @dataclass(frozen=True)
 class RowStatistics:
-    """Learner log-probs and entropies of a row's tokens, float32 (T,), 0 where a token has no weight; which rl tokens
-    were masked, (T,).
+    """Learner log-probs and entropies of a row's tokens, float32 (T,), 0 where a token has no weight, and which rl
+    tokens were masked, bool (T,).
     """
 
     row: Row
@@ -41,18 +41,19 @@ def accumulate_gradients(
     device: torch.device,
     beat: Callable[[], None] = lambda: None,
 ) -> tuple[Totals, list[RowStatistics]]:
-    """Add the batch's gradient to the policy's parameters; return what was measured and every row's statistics.
+    """Add the batch's gradient to the policy's parameters; return the measured totals and every row's statistics.
 
     The denominators are those of the whole batch, so the gradient does not depend on how samples fall on rows, rows on
     micro-steps, or micro-steps on ranks. `beat` is called after each row.
     """
-    measured, statistics = [], []
+    metrics, statistics = [], []
     for row in batch.on_rank(world.rank):
-        row_measured, row_statistics = _train_row(policy, row, batch.denominators, objective, world, device)
-        measured.append(row_measured)
+        row_metrics, row_statistics = _train_row(policy, row, batch.denominators, objective, world, device)
+        metrics.append(row_metrics)
         statistics.append(row_statistics)
         beat()
-    gathered = world.gather((_add_up(measured), [entry for entry in statistics if entry.row.row >= 0]))
+    # Idle rows of a rank (row -1) have no statistics.
+    gathered = world.gather((_add_up(metrics), [entry for entry in statistics if entry.row.row >= 0]))
     totals = [part for part, _ in gathered]
     rows = sorted((entry for _, part in gathered for entry in part), key=lambda entry: entry.row.row)
     return _combine(totals), rows
@@ -65,13 +66,13 @@ def _train_row(
     objective: Objective,
     world: World,
     device: torch.device,
-) -> tuple[Measured, RowStatistics]:
+) -> tuple[LossMetrics, RowStatistics]:
     logprobs, entropies = run_row(policy, row, device)
-    loss, measured = token_loss(logprobs, entropies, _tokens(row, device), denominators, objective)
+    loss, metrics = token_loss(logprobs, entropies, _tokens(row, device), denominators, objective)
     # Sharded gradients are averaged over ranks; the denominators already make them a sum.
     (loss * world.size).backward()
-    masked = _spread(row, measured.masked).astype(bool)
-    return measured, RowStatistics(row, _spread(row, logprobs), _spread(row, entropies), masked)
+    masked = _scatter(row, metrics.masked).astype(bool)
+    return metrics, RowStatistics(row, _scatter(row, logprobs), _scatter(row, entropies), masked)
 
 
 def _tokens(row: Row, device: torch.device) -> WeightedTokens:
@@ -81,15 +82,16 @@ def _tokens(row: Row, device: torch.device) -> WeightedTokens:
     return WeightedTokens(*streams, segments=segments, num_segments=len(row.borders) - 1)
 
 
-def _spread(row: Row, values: torch.Tensor) -> Array:
-    spread = np.zeros(len(row.token_ids), np.float32)
-    spread[row.weighted] = values.detach().float().cpu().numpy()
-    return spread
+def _scatter(row: Row, values: torch.Tensor) -> Array:
+    """Return values of the weighted tokens (N,) at their positions in the row (T,)."""
+    scattered = np.zeros(len(row.token_ids), np.float32)
+    scattered[row.weighted] = values.detach().float().cpu().numpy()
+    return scattered
 
 
-def _add_up(measured: list[Measured]) -> Totals:
-    sums = {name: float(sum(row.sums[name].item() for row in measured)) for name in measured[0].sums}
-    maxima = {name: _largest(row.maxima[name].item() for row in measured) for name in measured[0].maxima}
+def _add_up(metrics: list[LossMetrics]) -> Totals:
+    sums = {name: float(sum(row.sums[name].item() for row in metrics)) for name in metrics[0].sums}
+    maxima = {name: _largest(row.maxima[name].item() for row in metrics) for name in metrics[0].maxima}
     return Totals(sums, maxima)
 
 

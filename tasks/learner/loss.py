@@ -40,16 +40,16 @@ import torch
 from torch import Tensor
 
 from configs.losses import LossConfig, RefKlConfig
+from tasks.learner.loss_metrics import LossMetrics, measure_loss
 from tasks.learner.losses import LOSSES
 from tasks.learner.losses.importance import surrogate
-from tasks.learner.losses.sequences import sequences_kept
+from tasks.learner.losses.sequences import sequences_within_bounds
 from tasks.learner.losses.tokens import RlTokens, Term
-from tasks.learner.measuring import Measured, measure
 
 
 @dataclass(frozen=True)
 class WeightedTokens:
-    """What came with the weighted tokens of a row; all (N,), on the device of the log-probs."""
+    """The streams of a row at its weighted tokens; all (N,), on the device of the log-probs."""
 
     engine_logprobs: Tensor
     advantages: Tensor
@@ -63,7 +63,7 @@ class WeightedTokens:
 
 @dataclass(frozen=True)
 class Objective:
-    """What is to be made small: the loss of the rl component, and the trust region of ref_kl."""
+    """What is minimised: the loss of the rl component, and the trust region of ref_kl."""
 
     rl: LossConfig
     ref_kl: RefKlConfig = field(default_factory=RefKlConfig)
@@ -71,8 +71,8 @@ class Objective:
 
 def token_loss(
     logprobs: Tensor, entropies: Tensor, tokens: WeightedTokens, denominators: dict[str, int], objective: Objective
-) -> tuple[Tensor, Measured]:
-    """Return the row's share of the batch loss, a scalar with gradient in `logprobs` (N,), and what was measured.
+) -> tuple[Tensor, LossMetrics]:
+    """Return the row's share of the batch loss, a scalar with gradient in `logprobs` (N,), and its metrics.
 
     `denominators` are the token counts of the whole batch for rl, ce and ref_kl; a component without tokens is zero.
     """
@@ -87,9 +87,9 @@ def token_loss(
     loss = sum((share.sum() for share in shares.values()), start=logprobs.new_zeros(()))
     with torch.no_grad():
         losses = {f"{name}_loss": share.double().sum() for name, share in shares.items()}
-        measured = measure(rl, term, entropies, torch.where(tokens.ce != 0, logprobs, 0.0), signal, pulled)
-        measured.sums.update(losses)
-    return loss, measured
+        metrics = measure_loss(rl, term, entropies, torch.where(tokens.ce != 0, logprobs, 0.0), signal, pulled)
+        metrics.sums.update(losses)
+    return loss, metrics
 
 
 def rl_term(logprobs: Tensor, tokens: WeightedTokens, settings: LossConfig) -> tuple[RlTokens, Term]:
@@ -99,7 +99,7 @@ def rl_term(logprobs: Tensor, tokens: WeightedTokens, settings: LossConfig) -> t
     drift = rl.logprobs - rl.engine_logprobs
     values, masked = term.values + settings.kl_tau * drift**2, term.masked
     if settings.sequence_mask is not None:
-        kept = sequences_kept(rl.log_ratio, rl.member, rl.segments, rl.num_segments, settings.sequence_mask)
+        kept = sequences_within_bounds(rl.log_ratio, rl.member, rl.segments, rl.num_segments, settings.sequence_mask)
         values, masked = torch.where(kept, values, 0.0), masked | (rl.member & ~kept)
     return rl, Term(values, masked, term.truncated)
 

@@ -1,4 +1,4 @@
-"""Load a causal language model as a policy: weights in, log-probs and entropies of chosen tokens out."""
+"""Loads a causal language model as a policy that returns log-probs and entropies of selected tokens."""
 
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,9 @@ HEAD_TOLERANCE = 1e-3
 
 
 class PolicyModel(nn.Module):
-    """A causal model whose output head is applied to chosen tokens only.
+    """A causal model whose output head is applied to selected tokens only.
 
-    The head is used inside `forward`, where a sharded weight is whole; tied and untied heads are alike here.
+    The head is used inside `forward`, where a sharded weight is gathered; tied and untied heads are alike here.
     """
 
     def __init__(self, causal: Any, chunk: int, adapter: Adapter | None = None) -> None:
@@ -29,21 +29,21 @@ class PolicyModel(nn.Module):
         self.causal = causal
         self.chunk = chunk
         self.adapter = adapter
-        """What is trained in place of the weights."""
+        """Trained in place of the weights, if not None."""
 
     def forward(
-        self, token_ids: Tensor, positions: Tensor, segments: Segments, chosen: Tensor, temperatures: Tensor
+        self, token_ids: Tensor, positions: Tensor, segments: Segments, selected: Tensor, temperatures: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return log-probs and entropies (N,) of the tokens at `chosen` (N,), given those before them.
+        """Return log-probs and entropies (N,) of the tokens at `selected` (N,), given those before them.
 
-        `token_ids` and `positions` are one packed row (T,); `temperatures` (N,) belong to the chosen tokens. No chosen
-        token may be the first of its segment.
+        `token_ids` and `positions` are one packed row (T,); `temperatures` (N,) belong to the selected tokens. No
+        selected token may be the first of its segment.
         """
         hidden = self.causal.get_decoder()(
             input_ids=token_ids[None], position_ids=positions[None], use_cache=False, segments=segments
         ).last_hidden_state[0]
         weight = self.causal.get_output_embeddings().weight
-        return token_logprobs(hidden[chosen - 1], weight, token_ids[chosen], temperatures, self.chunk)
+        return token_logprobs(hidden[selected - 1], weight, token_ids[selected], temperatures, self.chunk)
 
 
 def load_policy(
@@ -59,7 +59,7 @@ def load_policy(
     policy = PolicyModel(causal.to(device), settings.logprob_chunk, adapter)
     _check_head(policy, device)
     if settings.gradient_checkpointing:
-        _recompute(causal, settings, device)
+        _enable_checkpointing(causal, settings, device)
     _switch_off_dropout(policy)
     policy.train()
     shard(policy, _layers(causal), device, half=computes_in_half(settings, device))
@@ -74,11 +74,11 @@ def computes_in_half(settings: TrainingConfig, device: torch.device) -> bool:
 def run_row(policy: PolicyModel, row: Row, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return log-probs and entropies (N,) of the row's weighted tokens at the row's temperatures."""
     segments = Segments(row.borders, torch.tensor(row.borders, dtype=torch.int32, device=device))
-    token_ids, positions, chosen, temperatures = (
+    token_ids, positions, selected, temperatures = (
         torch.from_numpy(array).to(device)
         for array in (row.token_ids, row.positions(), row.weighted, row.streams["temperatures"][row.weighted])
     )
-    logprobs, entropies = policy(token_ids, positions, segments, chosen, temperatures)
+    logprobs, entropies = policy(token_ids, positions, segments, selected, temperatures)
     return logprobs, entropies
 
 
@@ -98,7 +98,7 @@ def _load_causal(directory: Path) -> Any:
             local_files_only=True,
             output_loading_info=True,
         )
-    # What transformers, safetensors and the json parser raise for a damaged or unknown model.
+    # Any: transformers, safetensors and the json parser raise all kinds for a damaged or unknown model.
     except Exception as error:
         raise LearnerError(
             f"{directory} cannot be loaded ({type(error).__name__}: {error}); nothing was loaded"
@@ -113,16 +113,17 @@ def _load_causal(directory: Path) -> Any:
 
 @torch.no_grad()
 def _check_head(policy: PolicyModel, device: torch.device) -> None:
-    """Compare with the model's own logits: some families scale or cap them, or have a bias, after the head."""
+    """Compare with the model's own logits: some families scale or cap them, or add a bias, after the head."""
+    # A short text is enough: what a family does to its logits, it does to all of them.
     size = min(8, policy.causal.config.get_text_config().vocab_size)
     token_ids = torch.arange(size, device=device)
     segments = Segments((0, size), torch.tensor((0, size), dtype=torch.int32, device=device))
-    chosen = torch.arange(1, size, device=device)
-    ours, _ = policy(token_ids, token_ids, segments, chosen, torch.ones(size - 1, device=device))
+    selected = torch.arange(1, size, device=device)
+    ours, _ = policy(token_ids, token_ids, segments, selected, torch.ones(size - 1, device=device))
     logits = policy.causal(
         input_ids=token_ids[None], position_ids=token_ids[None], use_cache=False, segments=segments
     ).logits[0, :-1]
-    theirs = logits.float().log_softmax(-1).gather(1, chosen[:, None]).squeeze(1)
+    theirs = logits.float().log_softmax(-1).gather(1, selected[:, None]).squeeze(1)
     difference = float((ours - theirs).abs().max())
     if not difference < HEAD_TOLERANCE:
         raise LearnerError(
@@ -131,24 +132,25 @@ def _check_head(policy: PolicyModel, device: torch.device) -> None:
         )
 
 
-def _recompute(causal: Any, settings: TrainingConfig, device: torch.device) -> None:
-    """Let every n-th layer keep only what it begins from, and make the rest again in the backward pass."""
+def _enable_checkpointing(causal: Any, settings: TrainingConfig, device: torch.device) -> None:
+    """Let every n-th layer store its input only, and recompute its activations in the backward pass."""
     causal.gradient_checkpointing_enable(
         {"use_reentrant": False},
         every_n_layers=settings.checkpoint_every,
-        # On the CPU there is nowhere to go, and no pinned memory to go there through.
+        # On the CPU there is nowhere to offload to.
         offload=settings.offload_activations and device.type != "cpu",
     )
 
 
 def _layers(causal: Any) -> nn.ModuleList:
+    """Return the decoder's stack of layers: the longest list of modules in it."""
     stacks = [child for child in causal.get_decoder().children() if isinstance(child, nn.ModuleList)]
     assert stacks, f"{type(causal).__name__} has no stack of layers"
     return max(stacks, key=len)
 
 
 def _switch_off_dropout(policy: nn.Module) -> None:
-    """The log-probs of the update must be those of the policy that is published."""
+    """Set dropout to zero: the log-probs of the update must be those of the published policy."""
     for module in policy.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0

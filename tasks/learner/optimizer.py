@@ -1,4 +1,7 @@
-"""What makes an update of a gradient: AdamW, Muon with AdamW beside it, or sign-SGD, as kept libraries have them."""
+"""The optimizer (AdamW, Muon with AdamW for the rest, or sign-SGD), gradient clipping and the learning rate schedule.
+
+The update rules are those of torch and pytorch_optimizer; only Muon on sharded matrices needs code of its own.
+"""
 
 import math
 from collections.abc import Iterator
@@ -8,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from configs.optimizers import MuonOptimizer, SignSgdOptimizer
+from configs.optimizers import MuonOptimizer, SignSgdOptimizer, WsdSchedule
 from configs.training import TrainingConfig
 from tasks.learner.distributed import World, like, local, whole
 from tasks.learner.model import PolicyModel
@@ -20,11 +23,11 @@ class OptimizerPart:
 
     inner: torch.optim.Optimizer
     moments: tuple[str, ...]
-    """Tensors of state that it keeps for each parameter, of the parameter's shape."""
+    """Names of its state tensors for each parameter, of the parameter's shape."""
     counts_steps: bool = False
-    """Whether its state has the number of steps."""
+    """Whether its state has a step counter."""
     rate_ratio: float = 1.0
-    """Its learning rate over that of the schedule."""
+    """Its learning rate divided by that of the schedule."""
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """Yield the parameters that it updates."""
@@ -45,13 +48,14 @@ class Optimizer:
 
 
 def new_optimizer(policy: PolicyModel, settings: TrainingConfig) -> Optimizer:
-    """Return the chosen optimizer without state. Weight decay is for matrices; norms and biases have none."""
+    """Return the configured optimizer without state. Weight decay is for matrices; norms and biases have none."""
     parameters = [p for p in policy.parameters() if p.requires_grad]
     if isinstance(settings.optimizer, SignSgdOptimizer):
         return Optimizer((_sign_sgd(parameters, settings.optimizer, settings),))
     if not isinstance(settings.optimizer, MuonOptimizer):
         return Optimizer((_adamw(parameters, settings),))
-    edges = {id(p) for p in _edges(policy)}
+    # Muon is for maps from one space onto another; embedding and output head are updated by AdamW.
+    edges = {id(p) for p in _embedding_and_head(policy)}
     inner = [p for p in parameters if p.ndim == 2 and id(p) not in edges]
     others = [p for p in parameters if p.ndim != 2 or id(p) in edges]
     parts = [_muon(inner, settings.optimizer, settings)] if inner else []
@@ -82,17 +86,47 @@ def apply_gradients(optimizer: Optimizer, rate: float) -> None:
     optimizer.zero_grad()
 
 
+def learning_rate(step: int, settings: TrainingConfig) -> float:
+    """Return the learning rate of the 0-based optimizer step: linear warm-up to the peak, then the schedule's decay.
+
+    A pure function of the step: a run that was killed, resumed or branched off has the same rates.
+
+    Warm-up reaches the peak with its last step. After a share x of the decay, `min_ratio + (1 - min_ratio) f(x)` of the
+    peak is left, with f(x) = 1 - x (linear), (1 + cos(pi x)) / 2 (cosine; SGDR, arXiv 1608.03983) or 1 - sqrt(x) (wsd;
+    arXiv 2405.18392). From `decay_steps` on x is 1.
+    """
+    if step < settings.warmup_steps:
+        return settings.learning_rate * (step + 1) / settings.warmup_steps
+    schedule = settings.schedule
+    if schedule.type == "constant" or not settings.decay_steps:
+        return settings.learning_rate
+    start = settings.warmup_steps
+    if isinstance(schedule, WsdSchedule):
+        start = settings.decay_steps - schedule.final_steps
+    left = min(1.0, max(0.0, (settings.decay_steps - step) / max(1, settings.decay_steps - start)))
+    shape = schedule.shape if isinstance(schedule, WsdSchedule) else schedule.type
+    return settings.learning_rate * (schedule.min_ratio + (1 - schedule.min_ratio) * _decay_shape(shape, left))
+
+
+def _decay_shape(shape: str, left: float) -> float:
+    """Return f(1 - `left`): `left` is the share of the decay that is still to come."""
+    if shape == "cosine":
+        return (1 - math.cos(math.pi * left)) / 2
+    return 1 - math.sqrt(1 - left) if shape == "sqrt" else left
+
+
 class WholeMuon(torch.optim.Muon):
     """torch's Muon, given one whole matrix after the other: Newton-Schulz needs all rows of it.
 
-    On sharded matrices torch's own would run by shards, and its bfloat16 products would round otherwise for every
-    number of ranks. Here every rank makes the same update and keeps its rows of it, and of the momentum.
+    On sharded matrices torch's own would orthogonalise each shard by itself, and its bfloat16 products would round
+    differently for every number of ranks. Here every rank computes the same update of the whole matrix and keeps its
+    rows of it, and of the momentum.
     """
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
-        """Make one step; as much memory as one whole matrix with gradient and momentum is needed on the way."""
-        assert closure is None, "gradients are there when a step is made"
+        """Make one step; needs memory for one whole matrix with its gradient and momentum at a time."""
+        assert closure is None, "gradients are there when a step is torch_optimizer"
         for group in self.param_groups:
             options = {name: group[name] for name in self.defaults}
             for parameter in group["params"]:
@@ -111,40 +145,40 @@ class WholeMuon(torch.optim.Muon):
 
 
 def _adamw(parameters: list[nn.Parameter], settings: TrainingConfig) -> OptimizerPart:
-    made = torch.optim.AdamW(
-        _decayed_apart(parameters, settings),
+    torch_optimizer = torch.optim.AdamW(
+        _decay_groups(parameters, settings),
         lr=settings.learning_rate,
         betas=settings.betas,
         eps=settings.epsilon,
         fused=True,
     )
-    return OptimizerPart(made, ("exp_avg", "exp_avg_sq"), counts_steps=True)
+    return OptimizerPart(torch_optimizer, ("exp_avg", "exp_avg_sq"), counts_steps=True)
 
 
-def _muon(parameters: list[nn.Parameter], chosen: MuonOptimizer, settings: TrainingConfig) -> OptimizerPart:
-    made = WholeMuon(
+def _muon(parameters: list[nn.Parameter], own: MuonOptimizer, settings: TrainingConfig) -> OptimizerPart:
+    torch_optimizer = WholeMuon(
         parameters,
         lr=settings.learning_rate,
         weight_decay=settings.weight_decay,
-        momentum=chosen.momentum,
-        nesterov=chosen.nesterov,
-        ns_steps=chosen.ns_steps,
-        adjust_lr_fn=chosen.adjust_lr,
+        momentum=own.momentum,
+        nesterov=own.nesterov,
+        ns_steps=own.ns_steps,
+        adjust_lr_fn=own.adjust_lr,
     )
-    ratio = 1.0 if chosen.learning_rate is None else chosen.learning_rate / settings.learning_rate
-    return OptimizerPart(made, ("momentum_buffer",), rate_ratio=ratio)
+    ratio = 1.0 if own.learning_rate is None else own.learning_rate / settings.learning_rate
+    return OptimizerPart(torch_optimizer, ("momentum_buffer",), rate_ratio=ratio)
 
 
-def _sign_sgd(parameters: list[nn.Parameter], chosen: SignSgdOptimizer, settings: TrainingConfig) -> OptimizerPart:
-    # It imports more than a hundred optimizers: only whoever asks for this one waits for them.
+def _sign_sgd(parameters: list[nn.Parameter], own: SignSgdOptimizer, settings: TrainingConfig) -> OptimizerPart:
+    # Imported here because it imports more than a hundred optimizers, which takes seconds.
     from pytorch_optimizer import SignSGD
 
-    groups = _decayed_apart(parameters, settings)
-    made = SignSGD(groups, lr=settings.learning_rate, momentum=chosen.momentum, foreach=False)
-    return OptimizerPart(made, ("momentum_buffer",) if chosen.momentum else ())
+    groups = _decay_groups(parameters, settings)
+    torch_optimizer = SignSGD(groups, lr=settings.learning_rate, momentum=own.momentum, foreach=False)
+    return OptimizerPart(torch_optimizer, ("momentum_buffer",) if own.momentum else ())
 
 
-def _decayed_apart(parameters: list[nn.Parameter], settings: TrainingConfig) -> list[dict[str, Any]]:
+def _decay_groups(parameters: list[nn.Parameter], settings: TrainingConfig) -> list[dict[str, Any]]:
     groups: list[dict[str, Any]] = [
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": settings.weight_decay},
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
@@ -152,7 +186,7 @@ def _decayed_apart(parameters: list[nn.Parameter], settings: TrainingConfig) -> 
     return [group for group in groups if group["params"]]
 
 
-def _edges(policy: PolicyModel) -> Iterator[nn.Parameter]:
+def _embedding_and_head(policy: PolicyModel) -> Iterator[nn.Parameter]:
     """Yield the matrices that look tokens up rather than map one space onto another."""
     for module in policy.modules():
         if isinstance(module, nn.Embedding):

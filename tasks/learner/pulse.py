@@ -1,10 +1,10 @@
-"""Whether the learner lives and gets on with its work, told by a thread beside the one that works; imports no torch.
+"""Reports the learner's progress from a second thread, so that a slow step can be status from one that hangs. No torch.
 
-A learner that trains answers no request for as long as a step takes. So it has a second address, at which this thread
-says at once what is under way and for how long nothing of it has moved. Each row, each optimizer step and each part of
-saving is a beat: a long step goes on beating, and one that is stuck, in a kernel or in waiting for another rank, does
-not. A process that was stopped for an hour is not stuck: of a time in which it did not run at all only LONGEST_TICK
-counts. One that gets a little of each second runs, and its seconds count in full.
+A learner that trains answers no other request until the step is over. So it has a second address, at which this thread
+reports at once which request is running and for how long it has made no progress. Each packed row, each optimizer step
+and each part of saving is a beat: a long step keeps beating, and one that hangs, in a kernel or waiting for another
+rank, does not. A process that was suspended for an hour does not hang: of a time in which it did not run at all, at
+most LONGEST_TICK counts. A process that gets a little of each second does run, and its seconds count in full.
 """
 
 import json
@@ -18,29 +18,30 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 TICK_SECONDS = 1.0
-"""How often the thread counts time while nobody asks."""
+"""How often the thread counts time while no question arrives."""
 LONGEST_TICK = 2.0
-"""What counts at most between two looks at the clock: where more has passed, the process did not run."""
+"""Most that counts between two readings of the clock: where more has passed, the process was suspended."""
 ANSWER_SECONDS = 5.0
 """Longest wait for a caller to take an answer."""
-AGAIN_SECONDS = 10.0
-"""Longest second wait for an answer."""
+RETRY_SECONDS = 10.0
+"""Longest wait for an answer to the second question."""
 LONGEST_ANSWER = 4096
+"""Bytes read at once."""
 
 
 class Pulse:
-    """Counts how long a request has made no progress. Beats come from the working thread, questions from any."""
+    """Counts how long a request has made no progress. The working thread beats; any thread may ask for the status."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._seen = clock()
-        self._lived = 0.0
-        self._beaten = 0.0
+        self._last_tick = clock()
+        self._running_seconds = 0.0
+        self._last_beat = 0.0
         self._request = ""
 
     @contextmanager
     def during(self, request: str) -> Iterator[None]:
-        """Say what is under way within the block; without it nothing can be stuck."""
+        """Name the request that runs within the block; outside of it nothing can hang."""
         self.beat()
         self._request = request
         try:
@@ -49,83 +50,83 @@ class Pulse:
             self._request = ""
 
     def beat(self) -> None:
-        """Say that the work has moved on; costs next to nothing."""
-        self._beaten = self._lived
+        """Record progress; costs next to nothing."""
+        self._last_beat = self._running_seconds
 
     def tick(self) -> None:
         """Count the time since the last tick."""
         now = self._clock()
-        self._lived += min(now - self._seen, LONGEST_TICK)
-        self._seen = now
+        self._running_seconds += min(now - self._last_tick, LONGEST_TICK)
+        self._last_tick = now
 
-    def told(self) -> dict[str, Any]:
-        """Return the request under way, empty for none, and for how many seconds it has stood still."""
+    def status(self) -> dict[str, Any]:
+        """Return the running request, empty for none, and for how many seconds it has made no progress."""
         request = self._request
-        return {"request": request, "still_seconds": self._lived - self._beaten if request else 0.0}
+        return {"request": request, "still_seconds": self._running_seconds - self._last_beat if request else 0.0}
 
     def serve(self, listener: socket.socket) -> None:
-        """Tell whoever connects, in a thread that ends with the process."""
+        """Answer every connection with the status, in a thread that ends with the process."""
         threading.Thread(target=self._serve, args=(listener,), name="pulse", daemon=True).start()
 
     def _serve(self, listener: socket.socket) -> None:
         with selectors.DefaultSelector() as selector:
             selector.register(listener, selectors.EVENT_READ)
             while True:
-                asked = selector.select(TICK_SECONDS)
+                ready = selector.select(TICK_SECONDS)
                 self.tick()
-                if asked:
-                    with suppress(OSError):  # who asked is gone; the next one is answered
+                if ready:
+                    with suppress(OSError):  # the caller is gone; the next one is answered
                         self._answer(listener)
 
     def _answer(self, listener: socket.socket) -> None:
         connection, _ = listener.accept()
         with connection:
             connection.settimeout(ANSWER_SECONDS)
-            connection.sendall(json.dumps(self.told()).encode())
+            connection.sendall(json.dumps(self.status()).encode())
 
 
 def ask(address: str, seconds: float) -> dict[str, Any]:
-    """Return what the learner tells at its second address, as `Pulse.told` does.
+    """Return the status of the learner with the second address `address`, see `Pulse.status`.
 
-    Raises TimeoutError where it does not answer for so long, another OSError where nobody is there, ValueError where
-    somebody else has the address by now and says something.
+    Raises TimeoutError where it does not answer in `seconds`, another OSError where no process listens, ValueError
+    where another program has the address by now.
     """
     host, _, port = address.rpartition(":")
-    deadline, said = time.monotonic() + seconds, b""
+    deadline, answer = time.monotonic() + seconds, b""
     with socket.create_connection((host, int(port)), timeout=seconds) as connection:
         while part := connection.recv(LONGEST_ANSWER):
-            said += part
+            answer += part
             connection.settimeout(max(deadline - time.monotonic(), 0.001))
-    if not said:
+    if not answer:
         raise ConnectionResetError(f"the learner at {address} closed the connection without a word")
-    return dict(json.loads(said))
+    return dict(json.loads(answer))
 
 
 def hangs(address: str, seconds: float) -> bool:
-    """Tell whether the learner leaves a question unanswered for so long, or its request has stood still for so long.
+    """Tell whether the learner leaves a question unanswered, or its request makes no progress, for `seconds`.
 
-    A question that was not answered is asked again, for a caller that did not run itself meanwhile. Where nobody is
-    there, or it cannot be asked, it does not hang: whoever watches processes knows more.
+    An unanswered question is repeated once: the caller itself may have been suspended meanwhile. Where no process
+    listens, or it cannot be reached, it does not hang: its end is noticed by the supervisor of the process.
     """
     log = logging.getLogger(__name__)
     try:
-        told = _asked_twice(address, seconds)
+        status = _ask_twice(address, seconds)
     except (OSError, ValueError) as error:
         log.debug("cannot tell whether the learner at %s hangs: %s", address, error)
         return False
-    if told is None:
+    if status is None:
         log.warning("the learner at %s has not answered for %g s (learner.hang_seconds)", address, seconds)
         return True
-    still = told["still_seconds"]
+    still = status["still_seconds"]
     if still > seconds:
-        request = told["request"]
+        request = status["request"]
         log.warning("the learner at %s: no progress with %r for %g s (learner.hang_seconds)", address, request, still)
     return bool(still > seconds)
 
 
-def _asked_twice(address: str, seconds: float) -> dict[str, Any] | None:
-    """Return what the learner tells; None where it answers neither the first nor the second time."""
-    for wait in (seconds, min(seconds, AGAIN_SECONDS)):
+def _ask_twice(address: str, seconds: float) -> dict[str, Any] | None:
+    """Return the learner's status; None where it answers neither the first nor the second question."""
+    for wait in (seconds, min(seconds, RETRY_SECONDS)):
         with suppress(TimeoutError):
             return ask(address, wait)
     return None

@@ -1,4 +1,4 @@
-"""Packed rows as arrays, out of the table `batches`, with the checks that no gradient survives without."""
+"""Reads packed rows from the table `batches` as arrays, and checks whatever would silently spoil a gradient."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -49,9 +49,9 @@ class PackedBatch:
     denominators: dict[str, int]
 
     def on_rank(self, rank: int) -> list[Row]:
-        """Return the rank's rows, one for each micro-step of the batch; two tokens without weight where it has none."""
-        mine = {row.micro_step: row for row in self.rows if row.rank == rank}
-        return [mine.get(step) or idle_row(rank, step) for step in sorted({row.micro_step for row in self.rows})]
+        """Return the rank's rows, one for each micro-step of the batch; an idle row where it has none."""
+        own = {row.micro_step: row for row in self.rows if row.rank == rank}
+        return [own.get(step) or idle_row(rank, step) for step in sorted({row.micro_step for row in self.rows})]
 
 
 def idle_row(rank: int, micro_step: int) -> Row:
@@ -61,7 +61,7 @@ def idle_row(rank: int, micro_step: int) -> Row:
 
 
 def batches_from_table(table: pa.Table, num_ranks: int) -> list[PackedBatch]:
-    """Return the rows of the table `batches`, checked: one Batch for each optimizer step, in order.
+    """Return the checked rows of the table `batches`: one PackedBatch for each optimizer step, in order.
 
     Raises LearnerError naming row and column when streams differ in length, borders do not span the row, a value is not
     finite, a temperature is not positive, the first token of a segment has weight, a token has both rl and ref_kl
@@ -79,7 +79,7 @@ def _batch(table: pa.Table, num_ranks: int) -> PackedBatch:
     rows = tuple(_row(record) for record in _records(table))
     for row in rows:
         _check_row(row)
-    _check_places(rows, num_ranks)
+    _check_ranks(rows, num_ranks)
     return PackedBatch(rows, _denominators(table, rows))
 
 
@@ -129,9 +129,9 @@ def _check_row(row: Row) -> None:
         raise LearnerError(f"{where}: a padding row (no sample_ids) has weighted tokens")
 
 
-def _check_places(rows: tuple[Row, ...], num_ranks: int) -> None:
-    places = [(row.rank, row.micro_step) for row in rows]
-    if len(set(places)) != len(places):
+def _check_ranks(rows: tuple[Row, ...], num_ranks: int) -> None:
+    slots = [(row.rank, row.micro_step) for row in rows]
+    if len(set(slots)) != len(slots):
         raise LearnerError("batches: two rows of an update share a rank and a micro_step")
     if not all(0 <= row.rank < num_ranks for row in rows):
         ranks = sorted({row.rank for row in rows})

@@ -1,6 +1,6 @@
-"""Two random adapters over a model, with the learner's log-probs of all three: what an engine's answers are held to.
+"""Writes two random adapters over a model, with the learner's log-probs of all three, to check an engine against.
 
-`python -m tasks.learner.sample_adapters REQUEST` with the arguments of `sample` as JSON; the rows go to rows.json.
+`python -m tasks.learner.sample_adapters REQUEST` with the arguments of `write_adapters` as JSON; writes rows.json.
 """
 
 import json
@@ -11,25 +11,25 @@ from typing import Any
 import torch
 
 from configs.training import TrainingConfig
-from tasks.learner.adapters import opened
+from tasks.learner.adapters import open_adapter
 from tasks.learner.checkpoint import save_policy
 from tasks.learner.distributed import World, like, start_world
 from tasks.learner.model import load_policy
 from tasks.learner.trainer import Trainer
 
 SPREAD = 0.2
-"""Standard deviation of the second factors: large enough that log-probs move by far more than rounding."""
+"""Standard deviation of the factors B: large enough that log-probs differ by far more than rounding."""
 BASE = "base"
 NAMES = ("first", "second")
 ROWS = "rows.json"
 
 
-def sample(
+def write_adapters(
     model: str, target: str, training: dict[str, Any], learner: dict[str, Any], probe: list[int], world: World
 ) -> list[dict[str, Any]]:
     """Write the adapters below `target`; return a row for the base and each of them.
 
-    Rows are those of the table of policies as far as an engine is checked against them, with `directory` beside.
+    Rows have the columns of the policies table that `engine.checks` reads, and `directory`.
     `training` has the section lora; `probe` are the token ids whose log-probs are taken.
     """
     trainer, rows = Trainer(world), []
@@ -37,7 +37,7 @@ def sample(
     for seed, name in enumerate((BASE, *NAMES)):
         directory = Path(model) if name == BASE else Path(target) / name
         if name != BASE:
-            _write(Path(model), directory, TrainingConfig(**training), seed, world)
+            _write_adapter(Path(model), directory, TrainingConfig(**training), seed, world)
         trainer.load(name, str(directory), fresh_optimizer=True, base=model)
         row = {"policy_key": name, "version": 0, "probe_token_ids": probe, "probe_logprobs": trainer.probe(probe)}
         rows.append({**row, "directory": str(directory)})
@@ -45,9 +45,9 @@ def sample(
 
 
 @torch.no_grad()
-def _write(model: Path, directory: Path, training: TrainingConfig, seed: int, world: World) -> None:
-    """Store an adapter with random values in place of the zeros that it begins with."""
-    policy = load_policy(model, training, torch.device("cpu"), opened(BASE, model, None, training.lora))
+def _write_adapter(model: Path, directory: Path, training: TrainingConfig, seed: int, world: World) -> None:
+    """Store an adapter with random factors B in place of the initial zeros."""
+    policy = load_policy(model, training, torch.device("cpu"), open_adapter(BASE, model, None, training.lora))
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in policy.causal.named_parameters():
         if parameter.requires_grad and ".lora_B." in name:
@@ -57,10 +57,10 @@ def _write(model: Path, directory: Path, training: TrainingConfig, seed: int, wo
 
 def main(request: str) -> None:
     """Command line."""
-    asked = json.loads(request)
-    Path(asked["target"]).mkdir(parents=True, exist_ok=True)
-    rows = sample(**asked, world=start_world())
-    Path(asked["target"], ROWS).write_text(json.dumps(rows), encoding="utf-8")
+    arguments = json.loads(request)
+    Path(arguments["target"]).mkdir(parents=True, exist_ok=True)
+    rows = write_adapters(**arguments, world=start_world())
+    Path(arguments["target"], ROWS).write_text(json.dumps(rows), encoding="utf-8")
 
 
 if __name__ == "__main__":

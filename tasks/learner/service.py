@@ -1,10 +1,9 @@
-"""Answers requests on rank 0, passes each on to the other ranks, and keeps them in step."""
+"""Serves the learner's requests: rank 0 answers them and broadcasts each, so that all ranks do the same."""
 
 import selectors
 import socket
 import sys
 import traceback
-from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
@@ -15,8 +14,8 @@ from tasks.learner.errors import BY_NAME, LearnerError
 from tasks.learner.pulse import Pulse
 from tasks.learner.trainer import Trainer
 
-# A client that stalls in the middle of a message must not hold up the others for ever.
 STALL_SECONDS = 60.0
+"""Longest wait for the rest of a message: a client that stalls must not block the others for ever."""
 
 Answer = tuple[dict[str, Any], pa.Table | None]
 
@@ -26,16 +25,9 @@ class Service:
 
     def __init__(self, trainer: Trainer, world: World, pulse: Pulse) -> None:
         self._trainer, self._world, self._pulse = trainer, world, pulse
-        self._requests: dict[str, Callable[..., Any]] = {
-            "configure": trainer.configure,
-            "load": trainer.load,
-            "train": trainer.train,
-            "probe": lambda **arguments: {"logprobs": trainer.probe(**arguments)},
-            "state": trainer.state,
-        }
 
     def serve(self, listener: socket.socket) -> None:
-        """Answer requests for ever; only the end of the process ends it."""
+        """Answer requests until the process ends."""
         with selectors.DefaultSelector() as selector:
             selector.register(listener, selectors.EVENT_READ)
             while True:
@@ -46,23 +38,26 @@ class Service:
                         selector.register(connection, selectors.EVENT_READ)
                     else:
                         assert isinstance(ready.fileobj, socket.socket)
-                        self._one(ready.fileobj, selector)
+                        self._serve_one(ready.fileobj, selector)
 
     def follow(self) -> None:
-        """On the other ranks: do what rank 0 does, for ever. A failure only here ends the process and so all ranks."""
+        """On the other ranks: execute what rank 0 broadcasts, until the process ends.
+
+        A failure on this rank alone ends its process, and so all ranks.
+        """
         while True:
             header, table = self._world.broadcast(None)
             try:
-                self._call(header, table)
+                self._execute(header, table)
             except LearnerError:
-                # Rank 0 meets the same refusal and answers it.
+                # Rank 0 raises the same refusal and answers it.
                 continue
 
-    def _one(self, connection: socket.socket, selector: selectors.BaseSelector) -> None:
+    def _serve_one(self, connection: socket.socket, selector: selectors.BaseSelector) -> None:
         try:
             header, table = wire.receive(connection)
         except (EOFError, OSError, ValueError):
-            # Closed, stalled, or not one of our clients.
+            # Closed, stalled, or no client of the learner.
             _drop(connection, selector)
             return
         with self._pulse.during(str(header.get("request"))):
@@ -75,15 +70,15 @@ class Service:
     def _answer(self, header: dict[str, Any], table: pa.Table | None) -> Answer:
         try:
             self._world.broadcast((header, table))
-            return self._call(header, table)
+            return self._execute(header, table)
         except LearnerError as error:
             name = type(error).__name__ if type(error).__name__ in BY_NAME else LearnerError.__name__
             return {"error": name, "message": str(error)}, None
         except Exception as error:
-            # The border of the process: what nobody foresaw goes to the log in full and to the client in one line.
+            # The boundary of the process: an unforeseen error goes to the log in full and to the client in one line.
             traceback.print_exc(file=sys.stderr)
             if self._world.size > 1:
-                # The other ranks may be anywhere: only a restart brings them back in step.
+                # The other ranks may be waiting in any collective: only a restart synchronises them again.
                 raise SystemExit(1) from error
             self._trainer.forget()
             message = (
@@ -92,14 +87,26 @@ class Service:
             )
             return {"error": LearnerError.__name__, "message": message}, None
 
-    def _call(self, header: dict[str, Any], table: pa.Table | None) -> Answer:
-        request = self._requests.get(header["request"])
-        if request is None:
-            raise LearnerError(f"unknown request {header['request']!r}; known are {sorted(self._requests)}")
-        if header["request"] != "train":
-            return {"result": request(**header["arguments"])}, None
-        result, statistics = request(table, **header["arguments"])
-        return {"result": result}, statistics
+    def _execute(self, header: dict[str, Any], table: pa.Table | None) -> Answer:
+        arguments = header["arguments"]
+        match header["request"]:
+            case "configure":
+                self._trainer.configure(**arguments)
+                return {"result": None}, None
+            case "load":
+                self._trainer.load(**arguments)
+                return {"result": None}, None
+            case "train":
+                assert table is not None, "the client sends the packed rows"
+                updates, statistics = self._trainer.train(table, **arguments)
+                return {"result": updates}, statistics
+            case "probe":
+                return {"result": {"logprobs": self._trainer.probe(**arguments)}}, None
+            case "state":
+                return {"result": self._trainer.state()}, None
+            case unknown:
+                known = ["configure", "load", "probe", "state", "train"]
+                raise LearnerError(f"unknown request {unknown!r}; known are {known}")
 
 
 def _drop(connection: socket.socket, selector: selectors.BaseSelector) -> None:

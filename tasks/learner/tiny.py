@@ -1,4 +1,4 @@
-"""Build a small Qwen3 with a byte-level tokenizer: a real model directory for the demo and for tests.
+"""Builds a small Qwen3 with a byte-level tokenizer: a real model directory for the demo and for tests.
 
 `python -m tasks.learner.tiny DIRECTORY [--seed N]` does the same in a process of its own.
 """
@@ -127,7 +127,7 @@ def _byte_characters() -> list[str]:
 
 
 def main() -> None:
-    """Command line: write the model, print what was made as JSON."""
+    """Command line: write the model, print its directory as JSON."""
     parser = argparse.ArgumentParser(description="Write a small random Qwen3 with a byte-level tokenizer.")
     parser.add_argument("directory", type=Path)
     parser.add_argument("--hidden", type=int, default=128, help="width")
@@ -138,10 +138,15 @@ def main() -> None:
     parser.add_argument("--words", type=Path, help="a file with more such texts, a JSON list")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
-    sizes = {"hidden": given.hidden, "layers": given.layers, "heads": given.heads, "kv_heads": given.kv_heads}
+    sizes = {
+        "hidden": given.hidden,
+        "layers": given.layers,
+        "heads": given.heads,
+        "kv_heads": given.kv_heads,
+    }
     words = given.word + (json.loads(given.words.read_text(encoding="utf-8")) if given.words else [])
-    made = tiny_qwen3(given.directory, **sizes, words=list(dict.fromkeys(words)), seed=given.seed)
-    print(json.dumps({"directory": str(made)}))
+    directory = tiny_qwen3(given.directory, **sizes, words=list(dict.fromkeys(words)), seed=given.seed)
+    print(json.dumps({"directory": str(directory)}))
 
 
 if __name__ == "__main__":

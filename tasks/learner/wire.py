@@ -12,8 +12,8 @@ from typing import Any
 import pyarrow as pa
 
 LENGTHS = struct.Struct("!IQ")
-# Headers are small; a longer one comes from somebody who does not speak this protocol.
 LONGEST_HEADER = 1 << 20
+"""Bytes. Headers are small; a longer one comes from a program that does not speak this protocol."""
 
 
 def send(connection: socket.socket, header: dict[str, Any], table: pa.Table | None = None) -> None:

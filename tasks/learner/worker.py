@@ -1,8 +1,8 @@
-"""Process entry of the learner: `python -m tasks.learner.worker --report PATH`, or the same under torchrun.
+"""Entry point of the learner's process: `python -m tasks.learner.worker --report PATH`, or the same under torchrun.
 
-Rank 0 listens on two ports of 127.0.0.1 that the OS chooses and writes {"address": ..., "pulse": ..., "pid": ...} to
-PATH once it can answer: requests at the first, whether it gets on with them at the second (tasks.learner.pulse). The
-process ends on SIGTERM, and when its standard input is a pipe that closes.
+Rank 0 listens on two free ports of 127.0.0.1 and writes {"address": ..., "pulse": ..., "pid": ...} to PATH once it can
+answer: requests at the first, questions about its progress at the second (tasks.learner.pulse). The process ends on
+SIGTERM, and when its standard input is a pipe that closes.
 """
 
 import argparse
@@ -28,7 +28,7 @@ def main() -> None:
     with quick_imports():
         import transformers
         import transformers.masking_utils
-        import transformers.modeling_utils  # these two now, beside an engine that starts, not with the first policy
+        import transformers.modeling_utils  # now, while an engine starts, and not with the first policy
 
         from tasks.learner.distributed import start_world
         from tasks.learner.pulse import Pulse
@@ -36,19 +36,19 @@ def main() -> None:
         from tasks.learner.trainer import Trainer
 
     world = start_world()
-    # Bars are for terminals; this output goes to a log file.
+    # Progress bars are for terminals; this output goes to a log file.
     transformers.utils.logging.disable_progress_bar()
     pulse = Pulse()
     service = Service(Trainer(world, pulse.beat), world, pulse)
     if world.rank > 0:
         service.follow()
-    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_server(("127.0.0.1", 0)) as asked:
-        pulse.serve(asked)
-        report(arguments.report, {"address": _named(listener), "pulse": _named(asked), "pid": os.getpid()})
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_server(("127.0.0.1", 0)) as pulse_listener:
+        pulse.serve(pulse_listener)
+        report(arguments.report, {"address": _address(listener), "pulse": _address(pulse_listener), "pid": os.getpid()})
         service.serve(listener)
 
 
-def _named(listener: socket.socket) -> str:
+def _address(listener: socket.socket) -> str:
     host, port = listener.getsockname()
     return f"{host}:{port}"
 

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from configs.run import View
 from storage.schemas.stage_tables import REGRADES, TRACES
 from tasks.arrays.columns import texts
-from tasks.inference.trace_rows.images import put_aside_again, put_back
+from tasks.inference.trace_rows.images import extract_known_images, restore_images
 from tasks.runtime.prefect_task import as_task
 from tasks.runtime.services import GraderService
 from tasks.runtime.stage import Stage, Tables
@@ -33,7 +33,7 @@ def regrade(tables: Tables, config: View, *, graders: GraderService) -> Tables:
     out, and what the graders raise where an environment cannot be scored without a rollout.
     """
     traces = tables["traces"]
-    whole = put_back(traces, tables["messages"], tables.get("images"))
+    whole = restore_images(traces, tables["messages"], tables.get("images"))
     found = graders.scores(tables["examples"], whole["traces"], whole["messages"])
     scores = {row["trace_id"]: row for row in found.to_pylist()}
     wanted = texts(traces.filter(pc.is_null(traces["error_class"]))["trace_id"])
@@ -43,7 +43,7 @@ def regrade(tables: Tables, config: View, *, graders: GraderService) -> Tables:
             f"table traces, column trace_id: {len(wanted)} traces can be scored, the graders answered {found.num_rows} "
             f"times, first {differing[0]}. Nothing of this regrading is in the store; what was recorded is as it was."
         )
-    rescored = put_aside_again(_rescored(whole["traces"], scores), tables.get("images"))
+    rescored = extract_known_images(_rescored(whole["traces"], scores), tables.get("images"))
     return {"traces": rescored, "regrades": _compared(traces, scores)}
 
 

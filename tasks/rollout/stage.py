@@ -14,11 +14,11 @@ import pyarrow.compute as pc
 from configs.run import View, of
 from tasks.arrays.columns import texts
 from tasks.assignment.oversampling import num_needed
-from tasks.inference.engine.scoring import Served
+from tasks.inference.engine.scoring import ServedModel
 from tasks.inference.sampling.attempts import OF_POLICY
 from tasks.inference.sampling.lost_servers import Crashers, ServiceLost
 from tasks.inference.sampling.rollouts import SamplingPlan, sample
-from tasks.inference.sampling.seats import frozen_players
+from tasks.inference.sampling.seats import frozen_seat_models
 from tasks.runtime.group_commits import Parts
 from tasks.runtime.prefect_task import as_task
 from tasks.runtime.services import EngineService, EnvironmentService, TeacherService, retry_lost
@@ -62,32 +62,35 @@ class _Runner:
 
     def sample_all(self, tables: Tables, parts: Parts) -> None:
         """Sample until no group is missing, through the losses of services."""
-        suspects = Crashers()
-        retry_lost(lambda: self._sample_missing(tables, parts, suspects), ServiceLost)
+        crashers = Crashers()
+        retry_lost(lambda: self._sample_missing(tables, parts, crashers), ServiceLost)
 
-    def _sample_missing(self, tables: Tables, parts: Parts, suspects: Crashers) -> None:
+    def _sample_missing(self, tables: Tables, parts: Parts, crashers: Crashers) -> None:
         """Sample until no group is missing; raises ServiceLost, unless a rollout is found out that took its server."""
         assigned, oversampling = tables["assignments"], self.config.oversampling
         while (missing := _missing(assigned, parts)).num_rows:
-            chosen, one_at_a_time = suspects.next(missing)
+            chosen, one_at_a_time = crashers.next_assignments(missing)
             wanted = _wanted(assigned, missing, oversampling) if oversampling else {}
             try:
                 self._sample(
-                    chosen, tables["examples"], parts, SamplingPlan(wanted, one_at_a_time, suspects.untried(chosen))
+                    chosen,
+                    tables["examples"],
+                    parts,
+                    SamplingPlan(wanted, one_at_a_time, crashers.find_given_up(chosen)),
                 )
             except ServiceLost as lost:
                 # Of one that is found out the restarts of its server are the bound, which its own section has.
-                if not suspects.lost(lost.service, lost.under_way, alone=one_at_a_time):
+                if not crashers.record_loss(lost.service, lost.in_flight, alone=one_at_a_time):
                     raise
 
-    def _sample(self, assignments: pa.Table, examples: pa.Table, parts: Parts, terms: SamplingPlan) -> None:
+    def _sample(self, assignments: pa.Table, examples: pa.Table, parts: Parts, plan: SamplingPlan) -> None:
         addresses = self.environments.addresses()  # first: it imports for seconds, and an engine may be starting
         frozen = _frozen(assignments, self.config, self.teachers)
         policy = self.policy
         # In this order everywhere: who has the servers may wait for the engine, and never the other way round.
         with (
-            self.environments.sharing(alone=terms.one_at_a_time),
-            self.engine.pinned(policy) if policy else nullcontext(Served("", "")) as served,
+            self.environments.sharing(alone=plan.one_at_a_time),
+            self.engine.pinned(policy) if policy else nullcontext(ServedModel("", "")) as served,
         ):
             sample(
                 assignments,
@@ -101,7 +104,7 @@ class _Runner:
                 on_group=lambda _group_id, rows: parts.put(rows),
                 teachers=frozen,
                 model=served.model,
-                terms=terms,
+                plan=plan,
             )
 
 
@@ -120,13 +123,13 @@ def _num_groups(assignments: pa.Table) -> Mapping[str, int]:
     return Counter(environment for environment, _ in set(groups))
 
 
-def _frozen(missing: pa.Table, config: View, teachers: TeacherService) -> dict[str, Served]:
+def _frozen(missing: pa.Table, config: View, teachers: TeacherService) -> dict[str, ServedModel]:
     """Return where those are served that sample environments in place of the policy, or play single seats there."""
     names = dict.fromkeys(texts(missing["environment"]))
     samplers = {name: teachers.serve(teacher) for name in names if (teacher := of(config.teachers, name)) is not None}
     if config.external:  # in place of the policy, which keeps the name that has no environment's
-        samplers[OF_POLICY] = Served(config.external.url, "", config.external.model, chat=config.external)
-    return samplers | frozen_players([each for each in config.environments if each.name in names], teachers.serve)
+        samplers[OF_POLICY] = ServedModel(config.external.url, "", config.external.model, chat=config.external)
+    return samplers | frozen_seat_models([each for each in config.environments if each.name in names], teachers.serve)
 
 
 def _missing(assignments: pa.Table, parts: Parts) -> pa.Table:

@@ -14,7 +14,7 @@ import pyarrow as pa
 if TYPE_CHECKING:
     from configs.algorithms import TeacherConfig
     from tasks.gate.stage import Approve
-    from tasks.inference.engine.scoring import Served
+    from tasks.inference.engine.scoring import ServedModel
     from tasks.learner.client import Learner
     from tasks.rollout.demonstration import Renderer
     from tasks.runtime.stage import Policy
@@ -27,11 +27,11 @@ Answer = TypeVar("Answer")
 class EngineService(Protocol):
     """The inference engine that serves the policies of a run, one at a time (`flows.services.engine`)."""
 
-    def serve(self, policy: "Policy") -> "Served":
+    def serve(self, policy: "Policy") -> "ServedModel":
         """Return where `policy` is served, for who has it pinned or knows that nobody else asks for another."""
         ...
 
-    def pinned(self, policy: "Policy") -> AbstractContextManager["Served"]:
+    def pinned(self, policy: "Policy") -> AbstractContextManager["ServedModel"]:
         """Give where `policy` is served, checked against the learner's probe; it stays there within the block."""
         ...
 
@@ -39,7 +39,7 @@ class EngineService(Protocol):
 class TeacherService(Protocol):
     """The engines of frozen models (`flows.services.teachers`)."""
 
-    def serve(self, teacher: "TeacherConfig") -> "Served":
+    def serve(self, teacher: "TeacherConfig") -> "ServedModel":
         """Return where a teacher is served, by the weights that its version says."""
         ...
 

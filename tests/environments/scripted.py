@@ -15,7 +15,7 @@ from verifiers.v1.utils.loaders import environment_class, load_taskset, resolve_
 
 from configs.environments import EnvironmentConfig
 from storage.schemas.stage_tables import EXAMPLES
-from tasks.inference.environments.examples import resolved, rows
+from tasks.inference.environments.examples import example_rows, verifiers_config
 
 Body = dict[str, Any]
 Reply = Callable[[Body], str | int | Body]
@@ -42,7 +42,7 @@ def played(
 def listed(environment: EnvironmentConfig) -> pa.Table:
     """The examples of an environment, read in this process: one of their own takes seconds to start."""
     settings = environment.model_dump(mode="json")
-    found = list(rows(settings, iter(load_taskset(resolved(settings).taskset))))
+    found = list(example_rows(settings, iter(load_taskset(verifiers_config(settings).taskset))))
     return pa.Table.from_pylist(found, schema=EXAMPLES.arrow)
 
 

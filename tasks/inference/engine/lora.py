@@ -5,17 +5,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks.inference.engine.weights_view import header, weight_files
+from tasks.inference.engine.weights_view import read_header, weight_files
 
 if TYPE_CHECKING:
     from configs.lora import LoraConfig
 
-RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+SLOT_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The sizes of the engine's slots for adapters; a smaller adapter fits into a larger slot."""
-SLOTS = 2
+NUM_SLOTS = 2
 """Adapters that one batch may mix, beside the base: the learner's and one that is frozen."""
-IN_A_LAYER = re.compile(r"\.layers\.\d+\..*?([^.]+)\.weight$")
-VARIABLES = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
+LAYER_WEIGHT = re.compile(r"\.layers\.\d+\..*?([^.]+)\.weight$")
+ENVIRONMENT = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
 
 
 def arguments(settings: "LoraConfig", directory: str | Path) -> list[str]:
@@ -24,10 +24,10 @@ def arguments(settings: "LoraConfig", directory: str | Path) -> list[str]:
     Only the adapted modules get room for adapters. Not least the output head must not: with one, several requests of
     which one asks for the log-probs of its prompt end the engine of the CPU build.
     """
-    rank = next(size for size in RANKS if size >= settings.rank)
+    rank = next(size for size in SLOT_RANKS if size >= settings.rank)
     chosen = settings.target_modules
     names: Sequence[str] = linear_maps(directory) if isinstance(chosen, str) else chosen
-    slots = ["--max-loras", str(SLOTS), "--max-lora-rank", str(rank)]
+    slots = ["--max-loras", str(NUM_SLOTS), "--max-lora-rank", str(rank)]
     return ["--enable-lora", *slots, "--lora-target-modules", *names]
 
 
@@ -35,14 +35,14 @@ def linear_maps(directory: str | Path) -> list[str]:
     """Return the last parts of the names of all matrices in a model's layers."""
     found = set()
     for file in weight_files(Path(directory)):
-        for name, entry in header(file)[0].items():
-            place = IN_A_LAYER.search(name)
+        for name, entry in read_header(file)[0].items():
+            place = LAYER_WEIGHT.search(name)
             if place and len(entry["shape"]) == 2:
                 found.add(place[1])
     return sorted(found)
 
 
-def mend_mixed_batches() -> None:
+def patch_mixed_batches() -> None:
     """Let rows without an adapter be without one, in an engine of the CPU build; called before it is made.
 
     Its operations index the slots of adapters with -1 for such rows, which is the last slot: in a batch that mixes base

@@ -20,7 +20,7 @@ class NotScorable(ValueError):
 
 
 @dataclass(frozen=True)
-class Served:
+class ServedModel:
     """A model that somebody serves: where, how to call it, and under which salt its states are cached."""
 
     url: str
@@ -33,7 +33,9 @@ class Served:
     """Where someone else serves it with a chat API alone: it gives text and no tokens, and is only ever evaluated."""
 
 
-def score(served: Served, sequences: Sequence[Sequence[int]], max_in_flight: int) -> Iterator[tuple[int, list[float]]]:
+def score(
+    served: ServedModel, sequences: Sequence[Sequence[int]], max_in_flight: int
+) -> Iterator[tuple[int, list[float]]]:
     """Yield the place of each sequence, and the log-prob of each of its tokens given those before, as they come.
 
     In nats, at temperature 1; that of the first token is 0.0. A sequence has at least two tokens. At most

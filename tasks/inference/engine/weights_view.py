@@ -18,7 +18,7 @@ from tasks.inference.engine import model_info
 
 HEAD = "lm_head.weight"
 EMBEDDINGS = ("model.embed_tokens.weight", "model.language_model.embed_tokens.weight")
-NOT_WEIGHTS = "optimizer"
+OPTIMIZER_PREFIX = "optimizer"
 
 
 class WeightsUnusable(ValueError):
@@ -27,13 +27,13 @@ class WeightsUnusable(ValueError):
 
 def weight_files(directory: Path) -> list[Path]:
     """The safetensors files of a directory that hold weights; raises WeightsUnusable where there are none."""
-    files = sorted(path for path in directory.glob("*.safetensors") if not path.name.startswith(NOT_WEIGHTS))
+    files = sorted(path for path in directory.glob("*.safetensors") if not path.name.startswith(OPTIMIZER_PREFIX))
     if not files:
         raise WeightsUnusable(f"no weights in {str(directory)!r}: expected model.safetensors. Nothing was loaded")
     return files
 
 
-def header(path: Path) -> tuple[dict[str, Any], int]:
+def read_header(path: Path) -> tuple[dict[str, Any], int]:
     """Tensors of a safetensors file by name, and where their bytes begin; raises WeightsUnusable where it is cut off.
 
     Layout: 8 bytes little-endian length, that many bytes of JSON, then the tensors' bytes
@@ -54,11 +54,11 @@ def header(path: Path) -> tuple[dict[str, Any], int]:
     return tensors, 8 + length
 
 
-def tied(directory: Path) -> bool:
+def has_tied_head(directory: Path) -> bool:
     """Whether the output head is the embedding: what the config says, unless a head of its own is stored."""
     if not model_info.read(directory).tied:
         return False
-    return not any(HEAD in header(path)[0] for path in weight_files(directory))
+    return not any(HEAD in read_header(path)[0] for path in weight_files(directory))
 
 
 @contextmanager
@@ -71,11 +71,11 @@ def serving_view(directory: str | Path, *, untie: bool, below: Path | None = Non
     files = weight_files(directory)
     embedding = None
     for path in files:
-        tensors, start = header(path)
+        tensors, start = read_header(path)
         for name in EMBEDDINGS:
             if name in tensors:
                 embedding = (path, tensors[name], start)
-    needs_head = untie and tied(directory)
+    needs_head = untie and has_tied_head(directory)
     if not needs_head and len(files) == len(list(directory.glob("*.safetensors"))):
         yield directory
         return
@@ -88,7 +88,7 @@ def serving_view(directory: str | Path, *, untie: bool, below: Path | None = Non
             if embedding is None:
                 raise WeightsUnusable(f"{str(directory)!r} ties its head to an embedding that none of its files holds")
             _write_head(view / "tied_head.safetensors", *embedding)
-            _forget_index(view)
+            _remove_index(view)
         yield view
 
 
@@ -108,6 +108,6 @@ def _write_head(target: Path, source: Path, entry: dict[str, Any], start: int) -
             remaining -= len(chunk)
 
 
-def _forget_index(view: Path) -> None:
+def _remove_index(view: Path) -> None:
     """Drop the index from the view: it does not name the head, and files it does not name are not loaded."""
     (view / "model.safetensors.index.json").unlink(missing_ok=True)

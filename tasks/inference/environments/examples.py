@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from verifiers.v1.task import Task
 
 
-PLAYER = ("model", "client", "sampling")
+PLAYER_KEYS = ("model", "client", "sampling")
 """What of a seat says who plays it: that is not the environment's to choose, or rows would name the wrong model."""
 
 
@@ -24,7 +24,7 @@ class UnknownSeat(ValueError):
     """A config has settings of a seat that its environment does not have."""
 
 
-def resolved(environment: Mapping[str, Any]) -> "EnvConfig":
+def verifiers_config(environment: Mapping[str, Any]) -> "EnvConfig":
     """The verifiers config of an environment: our harness, runtime and turn limit on every seat that it declares.
 
     Settings of one seat go before those of all. Raises UnknownSeat where a seat is named that is not there, and what
@@ -42,13 +42,13 @@ def resolved(environment: Mapping[str, Any]) -> "EnvConfig":
     for key, name in named.items():
         if name not in names:
             raise UnknownSeat(f"{key}: the environment has no seat {name!r}; its seats are {', '.join(names)}")
-    seats = {name: _seat(environment, name, own.get(name) or {}) for name in names}
+    seats = {name: _seat_settings(environment, name, own.get(name) or {}) for name in names}
     return resolve_env_config({**own, "taskset": environment["taskset"], **seats})
 
 
-def _seat(environment: Mapping[str, Any], name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+def _seat_settings(environment: Mapping[str, Any], name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of one seat: those of all seats, those that `env` has for it, and those of its own section."""
-    for key in PLAYER:
+    for key in PLAYER_KEYS:
         if key in settings:
             raise ValueError(
                 f"env.{name}.{key}: who plays a seat is set in the section seats.{name}, as model and temperature"
@@ -63,7 +63,7 @@ def _seat(environment: Mapping[str, Any], name: str, settings: Mapping[str, Any]
     return {**seat, **settings, **set_here}
 
 
-def content_of(task: "Task[Any]") -> dict[str, Any]:
+def task_content(task: "Task[Any]") -> dict[str, Any]:
     """A task's data as JSON values without its place in the list, which moves as data grows, and without defaults.
 
     Defaults are left out of the task's own fields only: deeper down they tell one kind of message from another.
@@ -77,7 +77,7 @@ def content_of(task: "Task[Any]") -> dict[str, Any]:
     return content
 
 
-def canonical(value: Any) -> str:
+def canonical_json(value: Any) -> str:
     """JSON with sorted keys and no spaces."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
@@ -90,21 +90,21 @@ def example_id(task: "Task[Any]", content: Mapping[str, Any]) -> str:
         return task.data.id
     if type(task).key is not Task.key:
         return task.key
-    return hashlib.sha256(canonical(content).encode()).hexdigest()[:24]
+    return hashlib.sha256(canonical_json(content).encode()).hexdigest()[:24]
 
 
 def split_of(content: Mapping[str, Any], fraction: float, seed: int) -> str:
     """`eval` for a share of the contents, chosen by hash; the choice for one content never depends on the others."""
-    digest = hashlib.sha256(f"{seed}:{canonical(content)}".encode()).digest()
+    digest = hashlib.sha256(f"{seed}:{canonical_json(content)}".encode()).digest()
     return "eval" if int.from_bytes(digest[:8], "big") < fraction * 2**64 else "train"
 
 
-def rows(environment: Mapping[str, Any], tasks: Iterator["Task[Any]"]) -> Iterator[dict[str, str]]:
+def example_rows(environment: Mapping[str, Any], tasks: Iterator["Task[Any]"]) -> Iterator[dict[str, str]]:
     """Yield one examples row for each task; a repeated one is left out, two contents under one id are an error."""
     seen: dict[str, str] = {}
     for task in itertools.islice(tasks, environment["max_examples"]):
-        content = content_of(task)
-        name, text = example_id(task, content), canonical(content)
+        content = task_content(task)
+        name, text = example_id(task, content), canonical_json(content)
         if name in seen:
             if seen[name] != text:
                 raise ValueError(f"two different examples have the id {name!r}: ids and keys of tasks must be unique")
@@ -114,7 +114,7 @@ def rows(environment: Mapping[str, Any], tasks: Iterator["Task[Any]"]) -> Iterat
             "environment": environment["name"],
             "example_id": name,
             "split": split_of(content, environment["holdout_fraction"], environment["holdout_seed"]),
-            "task": canonical({"idx": task.data.idx, **content}),
+            "task": canonical_json({"idx": task.data.idx, **content}),
         }
 
 
@@ -122,7 +122,7 @@ def write_examples(environment: Mapping[str, Any], target: Path) -> None:
     """Load the taskset and write its examples to `target` as an Arrow file."""
     from verifiers.v1.utils.loaders import load_taskset
 
-    taskset = load_taskset(resolved(environment).taskset)
-    table = pa.Table.from_pylist(list(rows(environment, iter(taskset))), schema=EXAMPLES.arrow)
+    taskset = load_taskset(verifiers_config(environment).taskset)
+    table = pa.Table.from_pylist(list(example_rows(environment, iter(taskset))), schema=EXAMPLES.arrow)
     with pa.OSFile(str(target), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
         writer.write_table(table)

@@ -18,13 +18,13 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from tasks.inference.engine.host import write_report
-from tasks.inference.environments.examples import resolved, write_examples
-from tasks.inference.environments.pool import end_when_told
-from tasks.inference.environments.seat_assignment import seat_players
+from tasks.inference.environments.examples import verifiers_config, write_examples
+from tasks.inference.environments.seat_assignment import install_seat_assignment
+from tasks.inference.environments.termination import cancel_on_sigterm
 from tasks.runtime.quick_imports import quick_imports
 
-LOOK_SECONDS = 2.0
-REFUSALS = 3
+CHECK_SECONDS = 2.0
+MAX_REFUSALS = 3
 """Refused connections in a row after which a server is gone: one that is busy accepts, or lets wait."""
 
 _log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ def watch_shared_tools() -> None:
     @contextlib.asynccontextmanager
     async def watched(self: Any) -> AsyncIterator[None]:
         async with serving(self):
-            watching = [asyncio.create_task(end_without(*each)) for each in local(self._shared_tools)]
+            watching = [asyncio.create_task(end_without_server(*each)) for each in local_servers(self._shared_tools)]
             try:
                 yield
             finally:
@@ -52,17 +52,17 @@ def watch_shared_tools() -> None:
     Env.serving = watched
 
 
-def local(servers: Mapping[str, Any]) -> list[tuple[str, str, int]]:
+def local_servers(servers: Mapping[str, Any]) -> list[tuple[str, str, int]]:
     """Return name, host and port of the servers that were started here; those of others are theirs to watch."""
     own = [(name, urlsplit(each.url)) for name, each in servers.items() if each.local and not each.external]
     return [(name, url.hostname, url.port) for name, url in own if url.hostname and url.port]
 
 
-async def end_without(name: str, host: str, port: int) -> None:
+async def end_without_server(name: str, host: str, port: int) -> None:
     """Look now and then whether a server takes connections, and end this process once it refuses them for good."""
     refusals = 0
-    while refusals < REFUSALS:
-        await asyncio.sleep(LOOK_SECONDS)
+    while refusals < MAX_REFUSALS:
+        await asyncio.sleep(CHECK_SECONDS)
         refusals = refusals + 1 if await refuses(host, port) else 0
     _log.error("the shared tool server %r at %s:%d is gone: the environment server ends", name, host, port)
     os.kill(os.getpid(), signal.SIGTERM)
@@ -71,7 +71,7 @@ async def end_without(name: str, host: str, port: int) -> None:
 async def refuses(host: str, port: int) -> bool:
     """Tell whether nobody listens there. An answer that takes long is none: the server may be busy."""
     try:
-        async with asyncio.timeout(LOOK_SECONDS):
+        async with asyncio.timeout(CHECK_SECONDS):
             _, writer = await asyncio.open_connection(host, port)
     except ConnectionRefusedError:
         return True
@@ -111,15 +111,15 @@ def label_sandboxes() -> None:
 
 def set_up_server() -> None:
     """Set up a process that serves, and load what its first rollout would otherwise wait for."""
-    end_when_told()
+    cancel_on_sigterm()
     set_up_process()
-    remember_signatures()
-    seat_players()
+    cache_signatures()
+    install_seat_assignment()
     watch_shared_tools()
     threading.Thread(target=_load_renderers, name="load renderers", daemon=True).start()
 
 
-def remember_signatures() -> None:
+def cache_signatures() -> None:
     """Let pydantic look at a default factory's signature once, instead of for every message: a tenth of a rollout.
 
     Models made without validation, as the messages of a trace are, ask each time whether the factory takes arguments.
@@ -146,7 +146,7 @@ def load_verifiers() -> None:
         importlib.import_module("verifiers.v1")
 
 
-class Report:
+class AddressReport:
     """Takes the server's address where verifiers would put it into a queue, and writes it to the report file."""
 
     def __init__(self, path: Path) -> None:
@@ -165,10 +165,10 @@ def serve(environment: Mapping[str, Any], report: Path) -> int:
     shutil.rmtree(work, ignore_errors=True)
     os.environ[WORK_VARIABLE] = str(work)
     os.environ[LABELS_VARIABLE] = json.dumps(environment["sandbox_labels"])
-    config_data = env_config_data(resolved(environment))
-    address = Report(report)
+    config_data = env_config_data(verifiers_config(environment))
+    address = AddressReport(report)
     try:
-        if most_workers(environment["pool"]) != 1:
+        if max_workers(environment["pool"]) != 1:
             from tasks.inference.environments.pool import serve_pool
 
             return serve_pool(environment, config_data, address.put, set_up_server)
@@ -184,7 +184,7 @@ def serve(environment: Mapping[str, Any], report: Path) -> int:
     return 0
 
 
-def most_workers(pool: Mapping[str, Any]) -> int | None:
+def max_workers(pool: Mapping[str, Any]) -> int | None:
     """How many worker processes a pool may come to have; None where that has no bound."""
     most: int | None = pool["max_workers"] if pool["type"] == "elastic" else pool["num_workers"]
     return most

@@ -1,15 +1,12 @@
-"""A pool of environment workers that replaces dead and hanging ones, and ends on SIGTERM wherever Python is."""
+"""A pool of environment workers that kills hanging workers and ends when one is lost, so that it is started again."""
 
 import asyncio
 import contextlib
 import logging
 import os
 import signal
-import sys
 import tempfile
 import threading
-import time
-from _thread import start_new_thread
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,40 +14,9 @@ import zmq
 from verifiers.v1.serve.pool import EnvServerPool
 
 from tasks.inference.environments.servers import answers, hangs
+from tasks.inference.environments.termination import cancel_on_sigterm
 
-AGAIN_SECONDS = 0.1
-"""Until an interrupt that was lost is sent again: the callback that it was lost in is over then, or loses it anew."""
-
-
-def end_when_told() -> None:
-    """Take SIGTERM as the event loop takes an interrupt: it cancels its main task. Later ones change nothing.
-
-    Before the loop runs, the signal raises KeyboardInterrupt, again where that was printed and lost: imports are full
-    of weak references' callbacks.
-    """
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # what asyncio replaces by a cancellation; no other
-    signal.signal(signal.SIGTERM, _interrupt)
-    before = sys.unraisablehook
-
-    def look(lost: "sys.UnraisableHookArgs") -> None:
-        before(lost)
-        if isinstance(lost.exc_value, KeyboardInterrupt):
-            start_new_thread(_interrupt_again, ())  # not by `threading`: who is interrupted may hold one of its locks
-
-    sys.unraisablehook = look
-
-
-def _interrupt(*_: Any) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.raise_signal(signal.SIGINT)
-
-
-def _interrupt_again() -> None:
-    time.sleep(AGAIN_SECONDS)
-    os.kill(os.getpid(), signal.SIGINT)
-
-
-ASK_SECONDS = 5.0
+HEALTH_SECONDS = 5.0
 END_SECONDS = 1.0
 """How long a worker may be gone before its broker is told to end, when both are told at the same time."""
 WORKER_LOST = 4
@@ -108,7 +74,7 @@ class WatchedPool(EnvServerPool):  # type: ignore[misc]
             continue
         if process.is_alive() and self.unreported.acquire(blocking=False):
             self.report(self.address)
-        while not self.ending.wait(ASK_SECONDS) and process.is_alive():
+        while not self.ending.wait(HEALTH_SECONDS) and process.is_alive():
             if hangs(address, self.hang_seconds) and process.is_alive() and not self.ending.is_set():
                 logger.error("worker %d does not answer for %g s: killed", index, self.hang_seconds)
                 process.kill()
@@ -130,7 +96,7 @@ def serve_pool(
     `environment` is our section of the config, `config_data` what verifiers makes of it, `report` takes the address
     once a worker answers, `set_up_worker` is called in every worker.
     """
-    end_when_told()
+    cancel_on_sigterm()
     own = environment["pool"]
     elastic = own["type"] == "elastic"
     pool = WatchedPool(

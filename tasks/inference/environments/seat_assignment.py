@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from tasks.inference.sampling.seats import HEADER
+from tasks.inference.sampling.seats import SEATS_HEADER
 
 if TYPE_CHECKING:
     from verifiers.v1.agent import Agents
@@ -26,7 +26,7 @@ NUM_SEEDS = 2**63
 """Engines take seeds of 63 bits."""
 
 
-def seat_players() -> None:
+def install_seat_assignment() -> None:
     """Let every environment of this process seat the players of a request. Doing so twice changes nothing more."""
     from verifiers.v1.env import Env
 
@@ -36,8 +36,8 @@ def seat_players() -> None:
 
     @functools.wraps(original)
     def episode_agents(self: "Env[Any]", ctx: "ModelContext", *rest: Any, **others: Any) -> "Agents":
-        players, ctx = taken(ctx)
-        agents = original(_with(self, players), ctx, *rest, **others)
+        players, ctx = split_players(ctx)
+        agents = original(_env_with_players(self, players), ctx, *rest, **others)
         for name in players:
             getattr(agents, name).trainable = False
         vary_seeds(agents)
@@ -46,16 +46,16 @@ def seat_players() -> None:
     Env._episode_agents = episode_agents  # type: ignore[method-assign]
 
 
-def taken(ctx: "ModelContext") -> "tuple[Mapping[str, Any], ModelContext]":
+def split_players(ctx: "ModelContext") -> "tuple[Mapping[str, Any], ModelContext]":
     """Return the players that a request names, and its context without word of them."""
-    if HEADER not in ctx.client.headers:
+    if SEATS_HEADER not in ctx.client.headers:
         return {}, ctx
     headers = dict(ctx.client.headers)
-    players = json.loads(headers.pop(HEADER))
+    players = json.loads(headers.pop(SEATS_HEADER))
     return players, replace(ctx, client=ctx.client.model_copy(update={"headers": headers}))
 
 
-def _with(env: "Env[Any]", players: Mapping[str, Any]) -> "Env[Any]":
+def _env_with_players(env: "Env[Any]", players: Mapping[str, Any]) -> "Env[Any]":
     """Return the environment with players bound to its seats; it shares everything else with `env`."""
     if not players:
         return env
@@ -82,10 +82,10 @@ def vary_seeds(agents: "Agents") -> None:
     """Give each run of these agents, in the order in which they begin, a seed of its own."""
     runs = itertools.count()
     for agent in agents._agents.values():
-        agent._rollout_params = functools.partial(_seeded, agent._rollout_params, runs)
+        agent._rollout_params = functools.partial(_params_with_seed, agent._rollout_params, runs)
 
 
-def _seeded(params_of: Any, runs: Iterator[int], *arguments: Any, **others: Any) -> dict[str, Any]:
+def _params_with_seed(params_of: Any, runs: Iterator[int], *arguments: Any, **others: Any) -> dict[str, Any]:
     params: dict[str, Any] = params_of(*arguments, **others)
     sampling, number = params["ctx"].sampling, next(runs)
     seed = getattr(sampling, "seed", None)

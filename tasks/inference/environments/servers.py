@@ -27,10 +27,12 @@ if TYPE_CHECKING:
     from configs.environments import EnvironmentConfig
 
 EXAMPLES_SECONDS = 600.0
-AGAIN_SECONDS = 5.0
+RETRY_SECONDS = 5.0
 HOST = "tasks.inference.environments.host"
-OLDER = re.compile(r"^AttributeError: (taskset module .* defines no `__all__`|module 'verifiers' has no attribute)")
-OLDER_HINT = (
+OLD_INTERFACE = re.compile(
+    r"^AttributeError: (taskset module .* defines no `__all__`|module 'verifiers' has no attribute)"
+)
+OLD_INTERFACE_HINT = (
     "A package with `load_environment` is of an interface that verifiers no longer has, and nothing bridges it: "
     "install a version of the package that exports a Taskset, or write one around its data and rewards (docs/traces.md)"
 )
@@ -76,7 +78,7 @@ def hangs(address: str, seconds: float) -> bool:
     import zmq
 
     try:
-        return not answers(address, seconds) and not answers(address, min(seconds, AGAIN_SECONDS))
+        return not answers(address, seconds) and not answers(address, min(seconds, RETRY_SECONDS))
     except (OSError, RuntimeError, zmq.ZMQError):
         logging.getLogger(__name__).warning("cannot tell whether the server at %s hangs", address, exc_info=True)
         return False
@@ -95,12 +97,12 @@ def examples(environment: "EnvironmentConfig") -> pa.Table:
     scratches = Scratches(Path(tempfile.gettempdir()) / f"stagecoach-{os.getuid()}")
     directory = scratches.make("examples")
     try:
-        return _examples(environment, directory)
+        return _read_examples(environment, directory)
     finally:
         scratches.discard(directory)
 
 
-def _examples(environment: "EnvironmentConfig", directory: Path) -> pa.Table:
+def _read_examples(environment: "EnvironmentConfig", directory: Path) -> pa.Table:
     target, report, log = (directory / name for name in ("examples.arrow", "report.json", "log"))
     variables = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": os.environ.get("HF_HUB_OFFLINE", "1")}
     try:
@@ -144,7 +146,7 @@ def _reason(environment: "EnvironmentConfig", report: Path, log: str) -> str:
     told: dict[str, Any] = json.loads(report.read_text(encoding="utf-8"))
     if told["missing"]:
         return f"{about} does not import: module {told['missing']!r} is missing. Install the package that has it"
-    hint = f". {OLDER_HINT}" if OLDER.search(f"{told['error']}: {told['message']}") else ""
+    hint = f". {OLD_INTERFACE_HINT}" if OLD_INTERFACE.search(f"{told['error']}: {told['message']}") else ""
     return f"{about} cannot be loaded: {told['error']}: {told['message']}{hint}"
 
 
@@ -157,14 +159,14 @@ def package_version(environment: "EnvironmentConfig") -> str:
     if environment.env.get("id"):
         plugins.append(("env", environment.env, "envs"))
     own = {f"seats.{name}.harness": seat.harness for name, seat in environment.seats.items()}
-    own |= {f"env.{name}.harness": _harness(each) for name, each in environment.env.items()}
+    own |= {f"env.{name}.harness": _harness_settings(each) for name, each in environment.env.items()}
     plugins += [(kind, harness, "harnesses") for kind, harness in own.items() if harness]
     parts = [_distribution(environment, kind, str(plugin.get("id", "")), group) for kind, plugin, group in plugins]
-    parts += read_by(environment.taskset)
+    parts += taskset_inputs(environment.taskset)
     return ", ".join(dict.fromkeys([*parts, f"verifiers {version('verifiers')}"]))
 
 
-def read_by(taskset: Mapping[str, Any]) -> list[str]:
+def taskset_inputs(taskset: Mapping[str, Any]) -> list[str]:
     """Return what a taskset reads beside its package, each with what names its content.
 
     That is the local file under the setting `path`, and the function whose import path is `task.scoring`: a row or a
@@ -183,7 +185,7 @@ def read_by(taskset: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def _harness(settings: Any) -> dict[str, Any]:
+def _harness_settings(settings: Any) -> dict[str, Any]:
     """Return the harness that an environment's own settings name for a seat; empty where they name none."""
     harness = settings.get("harness") if isinstance(settings, dict) else None
     return harness if isinstance(harness, dict) and "id" in harness else {}

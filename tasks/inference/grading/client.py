@@ -27,14 +27,14 @@ STALL_SECONDS = 900.0
 """Longest wait for the next scored episode: a reward function that never gives up the processor cannot be stopped."""
 
 _TEXT = pa.string()
-_COLUMNS: "list[pa.Field[Any]]" = [
+_SCORE_FIELDS: "list[pa.Field[Any]]" = [
     pa.field("trace_id", _TEXT, nullable=False),
     pa.field("reward", pa.float64()),
     *(pa.field(name, _TEXT, nullable=False) for name in ("rewards", "metrics", "info")),
     *(pa.field(f"error_{name}", _TEXT) for name in ("class", "type", "message", "traceback")),
     pa.field("seconds", pa.float64(), nullable=False),
 ]
-SCORES = pa.schema(_COLUMNS)
+SCORES = pa.schema(_SCORE_FIELDS)
 """What a grader answers: a row for each trace that was not errored; columns as in traces, and seconds of scoring."""
 
 
@@ -65,7 +65,7 @@ def command(environment: "EnvironmentConfig", report: str | Path) -> tuple[list[
 
 def answers(address: str, key: str) -> bool:
     """Whether a grader at `address` answers."""
-    with _connected(address, key) as grader:
+    with _connect(address, key) as grader:
         return "ready" in _ask(grader, {"ready": True}, 5.0)
 
 
@@ -78,7 +78,7 @@ def scores(address: str, key: str, tables: Mapping[str, pa.Table]) -> pa.Table:
     with tempfile.TemporaryDirectory(prefix="stagecoach-regrade-") as directory:
         for name, rows in tables.items():
             write_rows(Path(directory, f"{name}.arrow"), rows)
-        with _connected(address, key) as grader:
+        with _connect(address, key) as grader:
             answer = _ask(grader, {"directory": directory}, STALL_SECONDS)
         if "refused" in answer:
             raise NotRegradable(answer["refused"])
@@ -98,7 +98,7 @@ def read_rows(path: Path) -> pa.Table:
     return rows
 
 
-def _connected(address: str, key: str) -> Connection:
+def _connect(address: str, key: str) -> Connection:
     host, _, port = address.rpartition(":")
     try:
         return Client((host, int(port)), authkey=key.encode())
@@ -129,13 +129,13 @@ def source_digest(environment: "EnvironmentConfig") -> str:
     verifiers brings along, or is not installed, adds nothing. Raises EnvironmentUnavailable for a file that is missing.
     """
     digest = hashlib.sha256(f"verifiers {version('verifiers')}".encode())
-    for name in dict.fromkeys(_modules(environment)):
-        for file, inside in _files(name):
+    for name in dict.fromkeys(_scoring_modules(environment)):
+        for file, inside in _module_files(name):
             digest.update(f"\0{name}\0{inside}\0".encode() + hashlib.sha256(file.read_bytes()).digest())
     return digest.hexdigest()
 
 
-def _modules(environment: "EnvironmentConfig") -> Iterator[str]:
+def _scoring_modules(environment: "EnvironmentConfig") -> Iterator[str]:
     """Yield the top-level modules, or the paths of files, whose code may take part in scoring."""
     for plugin in (environment.taskset, environment.harness):
         # An id may say whose and which version: owner/name@version; the module is called by the name alone.
@@ -146,10 +146,10 @@ def _modules(environment: "EnvironmentConfig") -> Iterator[str]:
             if path := plugged.get("fn"):
                 file = path.rpartition(":")[0]
                 top = path.replace(":", ".").partition(".")[0]
-                yield _required(environment, file) if file.endswith(".py") else top
+                yield _require_file(environment, file) if file.endswith(".py") else top
 
 
-def _required(environment: "EnvironmentConfig", path: str) -> str:
+def _require_file(environment: "EnvironmentConfig", path: str) -> str:
     if not Path(path).is_file():
         raise EnvironmentUnavailable(
             f"environment {environment.name!r}: a function is plugged in from {path!r}, which is no file here"
@@ -157,7 +157,7 @@ def _required(environment: "EnvironmentConfig", path: str) -> str:
     return path
 
 
-def _files(module: str) -> Iterator[tuple[Path, str]]:
+def _module_files(module: str) -> Iterator[tuple[Path, str]]:
     """Yield the files of a module with their names inside it, in order."""
     if module.endswith(".py"):
         yield Path(module), Path(module).name

@@ -31,25 +31,25 @@ def serve(listener: Listener, grader: Grader) -> None:
     while True:
         try:
             with listener.accept() as connection:
-                _answer(connection, grader)
+                _answer_requests(connection, grader)
         except (AuthenticationError, EOFError, OSError) as error:  # of this connection; the next one may do better
             logging.info("a connection ended: %s: %s", type(error).__name__, error)
 
 
-def _answer(connection: Connection, grader: Grader) -> None:
+def _answer_requests(connection: Connection, grader: Grader) -> None:
     while True:
         request = json.loads(connection.recv_bytes())
         if "directory" not in request:
             _send(connection, ready=True)
             continue
         try:
-            num_traces = _score(Path(request["directory"]), connection, grader)
+            num_traces = _score_directory(Path(request["directory"]), connection, grader)
             _send(connection, scored=num_traces)
         except NotRegradable as refusal:
             _send(connection, refused=str(refusal))
 
 
-def _score(directory: Path, connection: Connection, grader: Grader) -> int:
+def _score_directory(directory: Path, connection: Connection, grader: Grader) -> int:
     examples, traces, messages = (read_rows(directory / f"{name}.arrow").to_pylist() for name in ROWS)
     rows = asyncio.run(grader.score(examples, traces, messages, lambda: _send(connection, working=True)))
     write_rows(directory / "scores.arrow", pa.Table.from_pylist(rows, schema=SCORES))

@@ -19,9 +19,9 @@ from verifiers.v1.trace import Trace, TraceTask
 from verifiers.v1.utils.decorators import discover_decorated
 from verifiers.v1.utils.loaders import load_environment
 
-from tasks.inference.environments.examples import resolved
+from tasks.inference.environments.examples import verifiers_config
 from tasks.inference.grading.client import NotRegradable
-from tasks.inference.sampling.failures import Failure, from_error, of_rewards
+from tasks.inference.sampling.failures import Failure, failure_of_error, failure_of_rewards
 from tasks.inference.trace_rows.rows import Row, error_columns, rebuild
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class EpisodeScores:
         except Exception as error:
             text = str(error) or type(error).__name__
             told = {"type": type(error).__name__, "message": text, "traceback": traceback.format_exc()}
-            return from_error(told)
+            return failure_of_error(told)
         return None
 
     async def _one(self, row: Row) -> None:
@@ -97,20 +97,24 @@ class EpisodeScores:
 
     def _scored(self, row: Row) -> Row:
         trace = self.traces.get(row["trace_id"])
-        rewards = {} if trace is None else _plain(trace.rewards)
-        failure = self.failures.get(row["trace_id"]) or of_rewards(rewards) or _vanished(row, rewards)
+        rewards = {} if trace is None else _reward_values(trace.rewards)
+        failure = (
+            self.failures.get(row["trace_id"]) or failure_of_rewards(rewards) or _failure_without_rewards(row, rewards)
+        )
         return {
             "trace_id": row["trace_id"],
             "reward": trace.reward if trace is not None and rewards and failure is None else None,
-            "rewards": _json(rewards),
-            "metrics": row["metrics"] if trace is None else _json(dict(trace.metrics)),
-            "info": row["info"] if trace is None else _json(trace.model_dump(mode="json", include={"info"})["info"]),
+            "rewards": _compact_json(rewards),
+            "metrics": row["metrics"] if trace is None else _compact_json(dict(trace.metrics)),
+            "info": row["info"]
+            if trace is None
+            else _compact_json(trace.model_dump(mode="json", include={"info"})["info"]),
             **error_columns(failure),
             "seconds": self.seconds[row["trace_id"]],
         }
 
 
-def _vanished(row: Row, rewards: Mapping[str, Any]) -> Failure | None:
+def _failure_without_rewards(row: Row, rewards: Mapping[str, Any]) -> Failure | None:
     before: Iterable[str] = json.loads(row["rewards"])
     if rewards or not before:
         return None
@@ -118,11 +122,11 @@ def _vanished(row: Row, rewards: Mapping[str, Any]) -> Failure | None:
     return Failure("environment", "NotScored", text)
 
 
-def _plain(rewards: Mapping[str, Any]) -> dict[str, Any]:
+def _reward_values(rewards: Mapping[str, Any]) -> dict[str, Any]:
     return {name: each and {"score": each.score, "weight": each.weight} for name, each in rewards.items()}
 
 
-def _json(value: Any) -> str:
+def _compact_json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
@@ -141,7 +145,7 @@ class StateNotRecorded:
         raise AttributeError(name)
 
 
-class Loader:
+class TraceLoader:
     """Puts traces of one environment together again."""
 
     def __init__(self, env: Env[Any], refuse: Callable[[str], None]) -> None:
@@ -196,7 +200,7 @@ def _subclasses(of: type[Task[Any]]) -> Iterator[type[Task[Any]]]:
         yield from _subclasses(each)
 
 
-MOST_AT_ONCE = 64
+MAX_CONCURRENT_EPISODES = 64
 """Episodes whose reward functions are under way at once."""
 ADVICE = "Nothing was scored; what was recorded is as it was."
 
@@ -207,8 +211,8 @@ class Grader:
     def __init__(self, environment: Mapping[str, Any]) -> None:
         """Load the environment of a config section, as plain values; raises what its package raises."""
         self.name = environment["name"]
-        self.env = load_environment(resolved(environment))
-        self.loader = Loader(self.env, self._refuse)
+        self.env = load_environment(verifiers_config(environment))
+        self.loader = TraceLoader(self.env, self._refuse)
         self.compares = type(self.env).finalize is not Env.finalize
         self.refusal = ""
         """Why this environment cannot be regraded; empty as long as nothing has been found."""
@@ -236,7 +240,7 @@ class Grader:
             own[row["trace_id"]].append(row)
         for row in traces:
             episodes.setdefault(row["episode_id"], []).append(row)
-        limit = asyncio.Semaphore(MOST_AT_ONCE)
+        limit = asyncio.Semaphore(MAX_CONCURRENT_EPISODES)
 
         async def one(rows: list[Row]) -> list[Row]:
             async with limit:

@@ -1,4 +1,8 @@
-"""How many rollouts are under way at once, adapted to the load that the engine reports under `/metrics`."""
+"""Adapts the limit on rollouts in flight to the load that the engines report under `/metrics`.
+
+Additive increase while the limit is what holds rollouts back, multiplicative decrease once requests queue or are
+preempted: a preempted request is computed twice.
+"""
 
 import asyncio
 import logging
@@ -7,25 +11,37 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 
-from tasks.inference.engine.scoring import Served
+from tasks.inference.engine.scoring import ServedModel
 
-SECONDS = 5.0
+INTERVAL_SECONDS = 1.0
+"""Between two readings of an engine's load."""
+TIMEOUT_SECONDS = 5.0
+INITIAL_LIMIT = 8
+"""Rollouts in flight before the first reading."""
+MAX_CACHE_USE = 0.9
+"""Share of the KV cache in use from which on the limit no longer rises."""
+PATIENCE = 3
+"""Readings in a row with waiting requests before the limit is halved."""
+STEPS = 16
+"""Readings that it takes from nothing to the largest limit while nothing waits."""
 RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
 CACHE_USE, PREEMPTIONS = "vllm:kv_cache_usage_perc", "vllm:num_preemptions_total"
+
+_log = logging.getLogger("stagecoach")
 
 
 @dataclass(frozen=True)
 class EngineLoad:
-    """What an engine said at one moment."""
+    """The load of an engine at one moment."""
 
     running: float
     """Requests in its batch."""
     waiting: float
     """Requests in its queue."""
     cache_use: float
-    """Share of its cache of keys and values that is in use, from 0 to 1."""
+    """Share of its KV cache in use, from 0 to 1."""
     preemptions: float
-    """Requests that were taken out of the batch again since it was started."""
+    """Requests that were taken out of the batch again, counted since the engine started."""
 
     def __str__(self) -> str:
         return (
@@ -34,78 +50,68 @@ class EngineLoad:
         )
 
 
-def parse(text: str) -> EngineLoad | None:
-    """Return the reading in a page of metrics in the Prometheus text format; None where it is not all there.
+def parse_metrics(text: str) -> EngineLoad | None:
+    """Return the load from a page of metrics in the Prometheus text format; None where a metric is missing.
 
-    An engine of several cores has a line for each: what they count is added up, of the cache the fullest is taken.
+    An engine of several cores has a line for each: their counts are added up, of their caches the fullest counts.
     """
-    found: dict[str, list[float]] = defaultdict(list)
+    values: dict[str, list[float]] = defaultdict(list)
     for line in text.splitlines():
         name, _, rest = line.partition("{") if "{" in line else line.partition(" ")
         if name in (RUNNING, WAITING, CACHE_USE, PREEMPTIONS):
-            found[name].append(float(rest.rpartition("}")[2].split()[0]))
-    if len(found) < 4:
+            values[name].append(float(rest.rpartition("}")[2].split()[0]))
+    if len(values) < 4:
         return None
-    return EngineLoad(sum(found[RUNNING]), sum(found[WAITING]), max(found[CACHE_USE]), sum(found[PREEMPTIONS]))
+    return EngineLoad(sum(values[RUNNING]), sum(values[WAITING]), max(values[CACHE_USE]), sum(values[PREEMPTIONS]))
 
 
-async def read(engine: Served) -> EngineLoad | None:
-    """Ask an engine; None where it has no such metrics. Raises ConnectionError where it gives no answer."""
+async def read_load(engine: ServedModel) -> EngineLoad | None:
+    """Return the load of an engine; None where it has no such metrics. Raises ConnectionError without an answer."""
     import httpx
 
     headers = {"Authorization": f"Bearer {engine.api_key}"} if engine.api_key else {}
     try:
-        async with httpx.AsyncClient(timeout=SECONDS, trust_env=False) as client:
+        async with httpx.AsyncClient(timeout=TIMEOUT_SECONDS, trust_env=False) as client:
             answer = await client.get(f"{engine.url.rstrip('/')}/metrics", headers=headers)
     except httpx.TransportError as error:
         raise ConnectionError(f"no metrics from {engine.url}: {error or type(error).__name__}") from error
     if answer.status_code >= 500:
         raise ConnectionError(f"no metrics from {engine.url}: it answers {answer.status_code}")
-    return parse(answer.text) if answer.status_code == 200 else None
-
-
-LOOK_SECONDS = 1.0
-START = 8
-"""Rollouts at once before the engine was first asked."""
-FULL = 0.9
-"""Share of the cache in use from which on no more is begun."""
-PATIENCE = 3
-"""Readings in a row in which requests wait before the limit is halved."""
-STEPS = 16
-"""Readings that it takes from nothing to the most, as long as all goes well."""
-
-_log = logging.getLogger("stagecoach")
+    return parse_metrics(answer.text) if answer.status_code == 200 else None
 
 
 @dataclass(frozen=True)
-class State:
-    """The limit, and what of earlier readings decides about the next one."""
+class LimitState:
+    """The limit, with what the next decision needs of earlier readings."""
 
     limit: int
     preemptions: float | None = None
-    """As last read; None before the first reading."""
-    waited: int = 0
-    """Readings in a row in which requests waited."""
+    """At the last reading; None before the first."""
+    readings_waiting: int = 0
+    """Readings in a row with waiting requests."""
 
 
-def following(state: State, reading: EngineLoad, in_use: int, most: int) -> State:
-    """Return the state after a reading: a limit from 1 to `most`.
+def next_state(state: LimitState, load: EngineLoad, in_use: int, max_limit: int) -> LimitState:
+    """Return the state after a reading: a limit from 1 to `max_limit`.
 
-    Half where preemptions rose or requests have waited for PATIENCE readings; more where none waits, the cache has room
-    and the limit is what holds rollouts back (`in_use` has reached it); else as it was.
+    It is halved where preemptions rose or requests waited in PATIENCE readings. It rises where none waits, the cache
+    has room and the limit is what holds rollouts back (`in_use` has reached it). Otherwise it stays.
     """
-    risen = state.preemptions is not None and reading.preemptions > state.preemptions
-    waited = state.waited + 1 if reading.waiting > 0 else 0
+    risen = state.preemptions is not None and load.preemptions > state.preemptions
+    readings_waiting = state.readings_waiting + 1 if load.waiting > 0 else 0
     limit = state.limit
-    if risen or waited >= PATIENCE:
-        limit, waited = limit // 2, 0
-    elif not waited and reading.cache_use < FULL and in_use >= limit:
-        limit += max(1, most // STEPS)
-    return State(min(max(limit, 1), most), reading.preemptions, waited)
+    if risen or readings_waiting >= PATIENCE:
+        limit, readings_waiting = limit // 2, 0
+    elif not readings_waiting and load.cache_use < MAX_CACHE_USE and in_use >= limit:
+        limit += max(1, max_limit // STEPS)
+    return LimitState(min(max(limit, 1), max_limit), load.preemptions, readings_waiting)
 
 
 class Limiter:
-    """A bound on how many are inside at once, which may be moved while some are; whoever came first goes in first."""
+    """A semaphore whose limit can be changed while it is in use; first come, first admitted.
+
+    asyncio's own semaphore has no such operation.
+    """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -119,7 +125,7 @@ class Limiter:
         try:
             await turn
         except asyncio.CancelledError:
-            if not turn.cancelled():  # let in at the very moment of giving up
+            if not turn.cancelled():  # admitted at the very moment of the cancellation
                 self._leave()
             raise
 
@@ -129,7 +135,7 @@ class Limiter:
         self._leave()
 
     def resize(self, limit: int) -> None:
-        """Move the bound. A lower one sends nobody out: it holds back those who come until enough have left."""
+        """Change the limit. A lower one stops nothing that was admitted; new entries wait until enough have left."""
         self.limit = limit
         self._admit()
 
@@ -146,52 +152,52 @@ class Limiter:
 
 
 class AdaptiveLimit:
-    """Moves a limiter by what the engines say; one without metrics is left out, and said so once."""
+    """Adjusts a limiter to the load of the engines; one without metrics is left out, with one warning."""
 
-    def __init__(self, limiter: Limiter, engines: Sequence[Served]) -> None:
+    def __init__(self, limiter: Limiter, engines: Sequence[ServedModel]) -> None:
         self._limiter = limiter
-        self._most = limiter.limit
+        self._max_limit = limiter.limit
         self._engines = list(engines)
-        self._state = State(min(START, limiter.limit))
+        self._state = LimitState(min(INITIAL_LIMIT, limiter.limit))
         self.limits = [self._state.limit]
-        """The limits so far, each once in a row."""
+        """The limits so far, without repetitions in a row."""
         limiter.resize(self._state.limit)
 
     async def run(self) -> None:
-        """Ask every second until cancelled, or until no engine is left that answers."""
+        """Read the loads every second until cancelled, or until no engine with metrics is left."""
         while self._engines:
-            readings = [reading for reading in [await self._read(each) for each in list(self._engines)] if reading]
-            if readings and len(readings) == len(self._engines):
-                self._move(_worst(readings))
-            await asyncio.sleep(LOOK_SECONDS)
-        self._limiter.resize(self._most)
+            loads = [load for load in [await self._read(each) for each in list(self._engines)] if load]
+            if loads and len(loads) == len(self._engines):
+                self._adjust(_worst_load(loads))
+            await asyncio.sleep(INTERVAL_SECONDS)
+        self._limiter.resize(self._max_limit)  # nothing left to adapt to
 
-    async def _read(self, engine: Served) -> EngineLoad | None:
+    async def _read(self, engine: ServedModel) -> EngineLoad | None:
         try:
-            reading = await read(engine)
+            load = await read_load(engine)
         except ConnectionError:
-            return None  # whoever watches the engine says so; the next one may answer
-        if reading is None:
+            return None  # the ServiceWatch reports a lost engine; the next reading may succeed
+        if load is None:
             self._engines.remove(engine)
             _log.warning(
-                "the engine at %s says nothing of its queue under /metrics: rollout.adaptive_in_flight leaves it out%s",
+                "the engine at %s reports no queue under /metrics: rollout.adaptive_in_flight leaves it out%s",
                 engine.url,
-                "" if self._engines else f", and {self._most} rollouts are begun at once (rollout.max_in_flight)",
+                "" if self._engines else f", and {self._max_limit} rollouts are begun at once (rollout.max_in_flight)",
             )
-        return reading
+        return load
 
-    def _move(self, reading: EngineLoad) -> None:
+    def _adjust(self, load: EngineLoad) -> None:
         before = self._state.limit
-        self._state = following(self._state, reading, self._limiter.in_use, self._most)
+        self._state = next_state(self._state, load, self._limiter.in_use, self._max_limit)
         if self._state.limit != before:
             self._limiter.resize(self._state.limit)
             self.limits.append(self._state.limit)
-            _log.info("rollouts in flight: at most %d, before that %d (%s)", self._state.limit, before, reading)
+            _log.info("rollouts in flight: at most %d, before that %d (%s)", self._state.limit, before, load)
 
 
-def _worst(readings: Sequence[EngineLoad]) -> EngineLoad:
-    """Return one reading for several engines, as if each were as busy as the busiest."""
-    first, *others = readings
+def _worst_load(loads: Sequence[EngineLoad]) -> EngineLoad:
+    """Return one load for several engines, as if each were as busy as the busiest."""
+    first, *others = loads
     for other in others:
         first = replace(
             first,

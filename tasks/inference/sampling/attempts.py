@@ -1,4 +1,8 @@
-"""Tries one assignment until it leaves rows: the request to its environment server, retries, failures as rows."""
+"""Runs the rollout of one assignment: the request to its environment server, retries, and the rows that it leaves.
+
+An assignment ends as rows whatever happens: a rollout that fails is a row with its error. Only the loss of a service is
+raised, because it is no rollout's fault.
+"""
 
 import asyncio
 import time
@@ -8,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from tasks.inference.engine import model_info
 from tasks.inference.engine.client import Engine
-from tasks.inference.engine.scoring import Served
-from tasks.inference.sampling.failures import Failure, from_error
-from tasks.inference.sampling.lost_servers import Watch
+from tasks.inference.engine.scoring import ServedModel
+from tasks.inference.sampling.failures import Failure, failure_of_error
+from tasks.inference.sampling.lost_servers import ServiceWatch
 from tasks.inference.sampling.seats import SeatClient, Seats
-from tasks.inference.trace_rows.rows import Attempted, Row, error_columns, of_failure, of_trace_record
+from tasks.inference.trace_rows.rows import RolloutOrigin, Row, error_columns, row_of_failure, rows_of_trace
 
 if TYPE_CHECKING:
     from verifiers.v1.configs.client import EvalClientConfig, TrainClientConfig
@@ -23,16 +27,127 @@ if TYPE_CHECKING:
     from configs.evaluation import ExternalModelConfig
     from configs.run import View
 
+RETRY_SEED_STRIDE = 1_000_003
+RETRY_SECONDS = 0.25
+"""Wait before the second attempt; it doubles with each further one."""
+NO_KEY = "EMPTY"
+KNOWN_ERROR_FIELD = "episode_error"
+"""Field of a trace's info by which an environment says that it knew of a failure when it scored the other traces."""
+OF_POLICY = ""
+"""The name of the policy's engine among the served models; those of teachers go by environment."""
+CHAT_API_SEEDS = 2**30
+"""Seeds for chat APIs stay below: they take 31 bits, fewer than ours have, and the seats of an episode add to them."""
 
-SEEDS = 2**30
-"""Chat APIs take smaller seeds than ours are: of 31 bits, and the seats of an episode add to theirs."""
+Rows = tuple[list[Row], list[Row]]
+"""Rows of traces and of messages."""
+
+
+class RolloutRunner:
+    """Runs assignments with the model that samples their environment, and retries what may go better."""
+
+    def __init__(
+        self,
+        served: Mapping[str, ServedModel],
+        clients: "Mapping[str, EnvClient]",
+        watch: ServiceWatch,
+        policy: Mapping[str, Any],
+        step: int,
+        config: "View",
+    ) -> None:
+        self.served = served
+        """The sampling model by environment; the policy under OF_POLICY, frozen seats under `seats.seat_model_name`."""
+        self.clients = clients
+        """The client of each environment's server, by environment."""
+        self.watch = watch
+        self.policy = policy
+        self.step = step
+        self.config = config
+        self.environments = {environment.name: environment for environment in config.environments}
+        # A teacher without a key must not be sent the key that environment servers have for the policy's engine.
+        self.client_configs = {
+            name: chat_client_config(each.chat)
+            if each.chat
+            else client_config(each.url, each.api_key or (NO_KEY if name else ""), config)
+            for name, each in served.items()
+        }
+        self.seats = {each.name: Seats.of(each, served, self.client_configs) for each in config.environments}
+
+    async def run(self, assignment: Row, task: dict[str, Any]) -> Rows:
+        """Return the rows of one assignment, within rollout.timeout_seconds; raises ServiceLost alone."""
+        started, clock = time.time(), time.monotonic()
+        origin = self._origin(assignment)
+        seconds = self.config.rollout.timeout_seconds
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._run_attempts(origin, task, started)
+        except TimeoutError:
+            message = f"the rollout took longer than rollout.timeout_seconds = {seconds:g}"
+            failure = Failure("timeout", "TimeoutError", message)
+        return [row_of_failure(failure, origin, started, time.monotonic() - clock)], []
+
+    def rows_without_trace(self, assignment: Row, failure: Failure, started: float, seconds: float) -> Rows:
+        """Return the rows of an assignment that left nothing but a failure."""
+        return [row_of_failure(failure, self._origin(assignment), started, seconds)], []
+
+    def _origin(self, assignment: Row) -> RolloutOrigin:
+        own = self.environments[assignment["environment"]].temperature
+        temperature = self.config.rollout.temperature if own is None else own
+        if assignment["environment"] in self.served:  # a teacher is no policy of the store, and never stale
+            return RolloutOrigin(assignment, "", self.step, self.step, temperature)
+        return RolloutOrigin(assignment, self.policy["key"], self.policy["version"], self.step, temperature)
+
+    async def _run_attempts(self, origin: RolloutOrigin, task: dict[str, Any], started: float) -> Rows:
+        """Try until an attempt succeeds, cannot be helped by another one, or was the last."""
+        seed = origin.assignment["seed"]
+        for attempt in range(self.config.rollout.max_attempts):
+            clock = time.monotonic()
+            rows, failure = await self._attempt(origin, task, seed)
+            last = attempt + 1 == self.config.rollout.max_attempts
+            if failure is not None and failure.kind == "infrastructure":
+                await self.watch.check()  # a service that is gone is not this rollout's failure
+            if failure is None or last or not failure.retryable:
+                break
+            if failure.kind == "model":
+                seed += RETRY_SEED_STRIDE  # the same seed would sample the same response
+            await asyncio.sleep(RETRY_SECONDS * 2**attempt)
+        if rows is None:
+            assert failure is not None, "an attempt without rows has failed"
+            return [row_of_failure(failure, origin, started, time.monotonic() - clock)], []
+        return rows
+
+    async def _attempt(
+        self, origin: RolloutOrigin, task: dict[str, Any], seed: int
+    ) -> tuple[Rows | None, Failure | None]:
+        """Run one episode: its rows, if it left a trace, and what went wrong, if something did."""
+        name, sampler = origin.assignment["environment"], self._sampler(origin)
+        client, seats = SeatClient(self.client_configs[sampler], self.served[sampler].model), self.seats[name]
+        try:
+            episode = await self.clients[name].run(
+                seats.add_players(client.client), client.model, self._sampling(origin, seed), task
+            )
+        except RuntimeError as error:
+            # verifiers' client raises a refusal of the server so, with the name of the error's type in front.
+            kind, _, message = str(error).partition(": ")
+            return None, failure_of_error({"type": kind, "message": message or str(error)})
+        return episode_rows(episode, origin, seats, client)
+
+    def _sampler(self, origin: RolloutOrigin) -> str:
+        name = origin.assignment["environment"]
+        return name if name in self.served else OF_POLICY
+
+    def _sampling(self, origin: RolloutOrigin, seed: int) -> "SamplingConfig":
+        served = self.served[self._sampler(origin)]
+        if served.chat:
+            return chat_sampling_config(served.chat, self.config, origin.temperature, seed)
+        return sampling_config(self.config, origin.temperature, seed, served.salt)
 
 
 def client_config(engine_url: str, api_key: str, config: "View") -> "TrainClientConfig":
     """Return where and how an environment server calls the engine: tokens in, tokens out, with the run's renderer.
 
-    The key travels with the request, so that a server that someone else runs needs nothing of ours and no program
-    that a model drives finds it in its environment. It is taken out of the rows (`rows.wire_record`).
+    The API key travels with the request: a server that someone else runs then needs no configuration, and a program
+    that a model drives does not find the key among its environment variables. Rows are stored without it
+    (`rows.wire_record`).
     """
     from verifiers.v1.configs.client import TrainClientConfig
 
@@ -47,9 +162,9 @@ def client_config(engine_url: str, api_key: str, config: "View") -> "TrainClient
 
 
 def chat_client_config(external: "ExternalModelConfig") -> "EvalClientConfig":
-    """Return where and how an environment server calls a chat API of someone else: messages in, messages out.
+    """Return where and how an environment server calls an external chat API: messages in, messages out.
 
-    The key is read where the server runs, from the variable that is named: it travels with no request.
+    The key is read by the environment server, from the variable that the config names: it travels with no request.
     """
     from verifiers.v1.configs.client import EvalClientConfig
 
@@ -59,11 +174,11 @@ def chat_client_config(external: "ExternalModelConfig") -> "EvalClientConfig":
 def chat_sampling_config(
     external: "ExternalModelConfig", config: "View", temperature: float, seed: int
 ) -> "SamplingConfig":
-    """Return how a chat API is asked to sample; `external.settings` go before what the run says."""
+    """Return how a chat API is asked to sample; `external.settings` override the run's."""
     from verifiers.v1.types import SamplingConfig
 
-    ours = {"temperature": temperature, "top_p": config.rollout.top_p, "max_tokens": config.rollout.max_tokens}
-    return SamplingConfig.model_validate({**ours, "seed": seed % SEEDS, **external.settings})
+    defaults = {"temperature": temperature, "top_p": config.rollout.top_p, "max_tokens": config.rollout.max_tokens}
+    return SamplingConfig.model_validate({**defaults, "seed": seed % CHAT_API_SEEDS, **external.settings})
 
 
 def sampling_config(config: "View", temperature: float, seed: int, salt: str) -> "SamplingConfig":
@@ -85,164 +200,52 @@ def sampling_config(config: "View", temperature: float, seed: int, salt: str) ->
     )
 
 
-RETRY_SEED_STRIDE = 1_000_003
-RETRY_SECONDS = 0.25
-NO_KEY = "EMPTY"
-KNOWN = "episode_error"
-"""Field of a trace's info by which an environment says that it knew of a failure when it scored what was left."""
-OF_POLICY = ""
-"""Under what name the policy's engine is kept beside those of teachers, which go by environment."""
-
-
-class RolloutRunner:
-    """Tries assignments with the model that samples their environment, and tries again what may go better."""
-
-    def __init__(
-        self,
-        served: Mapping[str, Served],
-        clients: "Mapping[str, EnvClient]",
-        watch: Watch,
-        policy: Mapping[str, Any],
-        step: int,
-        config: "View",
-    ) -> None:
-        self.served = served
-        """Who samples, by environment; the policy under OF_POLICY, models of frozen seats under `seats.served_as`."""
-        self.clients = clients
-        """The servers of the environments, by name."""
-        self.watch = watch
-        self.policy = policy
-        self.step = step
-        self.config = config
-        self.environments = {environment.name: environment for environment in config.environments}
-        # A teacher without a key is not to be sent the one that environment servers have for the policy's engine.
-        self.client_configs = {
-            name: chat_client_config(each.chat)
-            if each.chat
-            else client_config(each.url, each.api_key or (NO_KEY if name else ""), config)
-            for name, each in served.items()
-        }
-        self.seats = {each.name: Seats.of(each, served, self.client_configs) for each in config.environments}
-
-    async def rows_of(self, assignment: Row, task: dict[str, Any]) -> tuple[list[Row], list[Row]]:
-        """Return the traces and messages rows of one assignment, whatever happens to it."""
-        started, clock = time.time(), time.monotonic()
-        attempted = self._attempted(assignment)
-        seconds = self.config.rollout.timeout_seconds
-        try:
-            async with asyncio.timeout(seconds):
-                return await self._attempts(attempted, task, started)
-        except TimeoutError:
-            message = f"the rollout took longer than rollout.timeout_seconds = {seconds:g}"
-            failure = Failure("timeout", "TimeoutError", message)
-        return [of_failure(failure, attempted, started, time.monotonic() - clock)], []
-
-    def without_trace(
-        self, assignment: Row, failure: Failure, started: float, seconds: float
-    ) -> tuple[list[Row], list[Row]]:
-        """Return the rows of an assignment of which there is nothing but a failure."""
-        return [of_failure(failure, self._attempted(assignment), started, seconds)], []
-
-    def _attempted(self, assignment: Row) -> Attempted:
-        own = self.environments[assignment["environment"]].temperature
-        temperature = self.config.rollout.temperature if own is None else own
-        if assignment["environment"] in self.served:  # no policy of the store, and never stale
-            return Attempted(assignment, "", self.step, self.step, temperature)
-        return Attempted(assignment, self.policy["key"], self.policy["version"], self.step, temperature)
-
-    async def _attempts(
-        self, attempted: Attempted, task: dict[str, Any], started: float
-    ) -> tuple[list[Row], list[Row]]:
-        seed = attempted.assignment["seed"]
-        for attempt in range(self.config.rollout.max_attempts):
-            clock = time.monotonic()
-            rows, failure = await self._attempt(attempted, task, seed)
-            last = attempt + 1 == self.config.rollout.max_attempts
-            if failure is not None and failure.kind == "infrastructure":
-                await self.watch.check()  # a service that is gone is not this rollout's failure
-            if failure is None or last or not failure.retryable:
-                break
-            if failure.kind == "model":
-                seed += RETRY_SEED_STRIDE  # the same seed would sample the same response
-            await asyncio.sleep(RETRY_SECONDS * 2**attempt)
-        if rows is None:
-            assert failure is not None, "an attempt without rows has failed"
-            return [of_failure(failure, attempted, started, time.monotonic() - clock)], []
-        return rows
-
-    async def _attempt(
-        self, attempted: Attempted, task: dict[str, Any], seed: int
-    ) -> tuple[tuple[list[Row], list[Row]] | None, Failure | None]:
-        """One rollout: its rows, where it left a trace, and what went wrong, where something did."""
-        name, sampler = attempted.assignment["environment"], self._sampler(attempted)
-        asked, seats = SeatClient(self.client_configs[sampler], self.served[sampler].model), self.seats[name]
-        try:
-            episode = await self.clients[name].run(
-                seats.told(asked.client), asked.model, self._sampling(attempted, seed), task
-            )
-        except RuntimeError as error:
-            # How the client says that the server refused the request, with the type's name in front.
-            kind, _, message = str(error).partition(": ")
-            return None, from_error({"type": kind, "message": message or str(error)})
-        return episode_rows(episode, attempted, seats, asked)
-
-    def _sampler(self, attempted: Attempted) -> str:
-        name = attempted.assignment["environment"]
-        return name if name in self.served else OF_POLICY
-
-    def _sampling(self, attempted: Attempted, seed: int) -> "SamplingConfig":
-        served = self.served[self._sampler(attempted)]
-        if served.chat:
-            return chat_sampling_config(served.chat, self.config, attempted.temperature, seed)
-        return sampling_config(self.config, attempted.temperature, seed, served.salt)
-
-
 def episode_rows(
-    episode: "WireEpisode", attempted: Attempted, seats: Seats, asked: SeatClient
-) -> tuple[tuple[list[Row], list[Row]] | None, Failure | None]:
-    """The rows of an episode and what went wrong first in it.
+    episode: "WireEpisode", origin: RolloutOrigin, seats: Seats, client: SeatClient
+) -> tuple[Rows | None, Failure | None]:
+    """Return the rows of an episode, and the first cause of what went wrong in it.
 
-    An agent's own error is its own row's: the others keep what they earned, since the environment went on to score
-    them. Not so where the failed agent is never trained (a user, an opponent, a judge) and its model or machine failed:
-    what the policy earned with part of its world gone is no reward, unless the environment scored it in that knowledge
-    (KNOWN). Nor where the episode has an error: what its traces earned so far is in `rewards`. Where an environment
-    tries episodes again by itself, errors of its earlier tries cannot be told from that and count as such, if a trace
-    failed.
+    An agent's own error belongs to its own row: the other agents keep their rewards, since the environment went on to
+    score them. There are two exceptions. Where the failed agent is never trained (a user, an opponent, a judge) and its
+    model or machine failed, the others lose their rewards too, unless the environment scored them in that knowledge
+    (KNOWN_ERROR_FIELD). And where the episode itself has an error, all lose them; what was earned so far stays in
+    `rewards`. Where an environment retries episodes by itself, errors of its earlier tries look like an error of the
+    episode and count as one if a trace failed.
     """
     traces, messages = [], []
     for trace in episode.traces:
-        row, own = of_trace_record(trace, attempted, episode.id)
-        traces.append(row | seats.columns(trace, asked, attempted))
-        messages += own
-    whole = from_error(episode.errors[-1].model_dump()) if episode.errors and not episode.ok else None
+        row, own_messages = rows_of_trace(trace, origin, episode.id)
+        traces.append(row | seats.trace_columns(trace, client, origin))
+        messages += own_messages
+    episode_failure = failure_of_error(episode.errors[-1].model_dump()) if episode.errors and not episode.ok else None
     if not traces:
         nothing = Failure("incomplete", "NoTrace", "the environment ran no agent and recorded no error")
-        return None, whole or nothing
-    cause = _cause([failure for row in traces if (failure := _failure(row))], whole)
-    spoilt = whole or _of_the_world(traces)
+        return None, episode_failure or nothing
+    cause = _first_cause([failure for row in traces if (failure := _row_failure(row))], episode_failure)
+    shared_failure = episode_failure or _untrained_agent_failure(traces)
     for row, trace in zip(traces, episode.traces, strict=True):
-        stands = whole is None and (not row["trainable"] or KNOWN in trace.info)
-        if spoilt is not None and row["error_class"] is None and not stands:
-            row |= {"reward": None, **error_columns(spoilt)}
+        keeps_reward = episode_failure is None and (not row["trainable"] or KNOWN_ERROR_FIELD in trace.info)
+        if shared_failure is not None and row["error_class"] is None and not keeps_reward:
+            row |= {"reward": None, **error_columns(shared_failure)}
     return (traces, messages), cause
 
 
-def _failure(row: Row) -> Failure | None:
+def _row_failure(row: Row) -> Failure | None:
     if row["error_class"] is None:
         return None
     return Failure(row["error_class"], row["error_type"], row["error_message"], row["error_traceback"])
 
 
-def _cause(own: Sequence[Failure], whole: Failure | None) -> Failure | None:
-    """What the others follow from: an agent's own error, then the episode's; not to be scored comes of either."""
-    causes = [each for each in own if each.kind != "incomplete"]
-    return next(iter([*causes, *filter(None, [whole]), *own]), None)
+def _first_cause(agent_failures: Sequence[Failure], episode_failure: Failure | None) -> Failure | None:
+    """Return the failure that the others follow from: an agent's error, then the episode's, then an unscored trace."""
+    causes = [each for each in agent_failures if each.kind != "incomplete"]
+    return next(iter([*causes, *filter(None, [episode_failure]), *agent_failures]), None)
 
 
-def _of_the_world(traces: Iterable[Row]) -> Failure | None:
-    """The first failure of a model or machine behind an agent that is never trained."""
+def _untrained_agent_failure(traces: Iterable[Row]) -> Failure | None:
+    """Return the first failure of a model or machine behind an agent that is never trained."""
     for row in traces:
-        failure = None if row["trainable"] else _failure(row)
+        failure = None if row["trainable"] else _row_failure(row)
         if failure is not None and failure.retryable:
             return replace(failure, message=f"agent {row['agent']!r} of its episode failed: {failure.message}")
     return None

@@ -1,4 +1,9 @@
-"""An event loop in a thread of its own, which signals cannot tear apart, and how late it runs (loop lag)."""
+"""Runs coroutines on an event loop in a thread of its own, and measures how late that loop runs (loop lag).
+
+The exception of a signal (KeyboardInterrupt, the cancellation of a flow) is raised in the main thread, between any two
+instructions. Were the loop there, it could strike inside a callback and tear the loop's state apart; here it strikes
+the waiting thread alone, which then cancels the coroutine.
+"""
 
 import asyncio
 import threading
@@ -7,57 +12,56 @@ from contextlib import suppress
 from contextvars import copy_context
 from typing import Any, TypeVar
 
-LOOK_SECONDS = 0.5
-"""A signal that comes just before this thread waits is seen after so long at most."""
-Made = TypeVar("Made")
+POLL_SECONDS = 0.5
+"""Upper bound on how late a signal is noticed that arrives just before the thread waits."""
+LAG_INTERVAL_SECONDS = 0.25
+"""Length of the sleeps that are measured."""
+Result = TypeVar("Result")
 
 
-def run_in_background_loop(work: Coroutine[Any, Any, Made]) -> Made:
-    """Run a coroutine as `asyncio.run` does, and wait for it here; return what it returns, raise what it raises.
+def run_in_background_loop(coroutine: Coroutine[Any, Any, Result]) -> Result:
+    """Run a coroutine as `asyncio.run` does, in a thread; return what it returns, raise what it raises.
 
-    Whatever is raised in the waiting thread meanwhile cancels the work, and is passed on when that has ended.
+    An exception that a signal raises in the waiting thread cancels the coroutine, and is passed on once that has ended.
     """
     loop = asyncio.new_event_loop()
-    begun: list[asyncio.Task[Made]] = []
-    stopped, ended = threading.Event(), threading.Event()
+    started: list[asyncio.Task[Result]] = []
+    cancelled, ended = threading.Event(), threading.Event()
 
-    async def begin() -> None:
-        task = asyncio.create_task(work)
-        begun.append(task)
-        if stopped.is_set():
+    async def start_work() -> None:
+        task = asyncio.create_task(coroutine)
+        started.append(task)
+        if cancelled.is_set():
             task.cancel()
         await asyncio.wait([task])
 
     def run() -> None:
         try:
             with asyncio.Runner(loop_factory=lambda: loop) as runner:
-                runner.run(begin())
+                runner.run(start_work())
         finally:
             ended.set()
 
     thread = threading.Thread(target=copy_context().run, args=(run,), name="event loop")
     try:
         thread.start()
-        while not ended.wait(LOOK_SECONDS):
+        while not ended.wait(POLL_SECONDS):
             continue
     finally:
-        stopped.set()
-        with suppress(RuntimeError):  # the loop is closed: the work has ended by itself
-            for task in begun:
+        cancelled.set()
+        with suppress(RuntimeError):  # the loop is closed: the coroutine has ended by itself
+            for task in started:
                 loop.call_soon_threadsafe(task.cancel)
-        while thread.is_alive() and not ended.wait(LOOK_SECONDS):
+        while thread.is_alive() and not ended.wait(POLL_SECONDS):
             continue
     thread.join()
-    return begun[0].result()
-
-
-LAG_LOOK_SECONDS = 0.25
+    return started[0].result()
 
 
 class LoopLag:
-    """Measures how much later than asked a sleep of the running event loop ends; in seconds.
+    """Measures how much later than requested a sleep on the running event loop ends, in seconds.
 
-    Everything on the loop waits at least that long: an answer of the engine that has come, a time limit that is over.
+    Everything on the loop waits about that long: an answer of the engine that has arrived, a time limit that is over.
     """
 
     def __init__(
@@ -67,25 +71,25 @@ class LoopLag:
         self._sleep = sleep
         self.worst = 0.0
         self.total = 0.0
-        self.num_looks = 0
+        self.num_samples = 0
 
     async def run(self) -> None:
-        """Look until cancelled."""
+        """Measure until cancelled."""
         clock = self._clock or asyncio.get_running_loop().time
         while True:
             before = clock()
-            await self._sleep(LAG_LOOK_SECONDS)
-            self.add(clock() - before - LAG_LOOK_SECONDS)
+            await self._sleep(LAG_INTERVAL_SECONDS)
+            self.add(clock() - before - LAG_INTERVAL_SECONDS)
 
     def add(self, late: float) -> None:
-        """Count one look; clocks that are read in a hurry may say less than nothing."""
+        """Count one measurement; a clock of low resolution may give a negative one, which counts as 0."""
         late = max(0.0, late)
-        self.num_looks += 1
+        self.num_samples += 1
         self.total += late
         self.worst = max(self.worst, late)
 
     def __str__(self) -> str:
-        if not self.num_looks:
-            return "the event loop was not looked at"
-        average = self.total / self.num_looks
+        if not self.num_samples:
+            return "the event loop's lag was not measured"
+        average = self.total / self.num_samples
         return f"the event loop was {average:.3f} s late on average and {self.worst:.3f} s at worst"

@@ -1,4 +1,4 @@
-"""Classes of rollout failures: whose fault it was, whether to try again, and what to do about it."""
+"""Classifies the failures of rollouts: whose fault it was, whether to try again, and what the user can do."""
 
 import math
 import re
@@ -15,26 +15,19 @@ ADVICE = {
         "what an environment puts on a trace or its state must survive JSON: numbers, text, lists and dictionaries"
     ),
 }
-"""What helps, by what the error's text holds."""
-
-
-def advised(message: str) -> str:
-    """Return the message of an error, with what to do where that is known."""
-    known = [advice for pattern, advice in ADVICE.items() if pattern.search(message)]
-    return "; ".join([message, *known])
-
-
+"""What the user can do, by a pattern in the error's text."""
 INFRASTRUCTURE = frozenset({"SandboxError", "TunnelError", "InterceptionError", "ServerError"})
-RETRIED = frozenset({"infrastructure", "model", "timeout"})
+RETRYABLE_KINDS = frozenset({"infrastructure", "model", "timeout"})
 STRAGGLER = "straggler"
 """The class of a rollout that did not fail: it was stopped because enough others had ended."""
 TRANSPORT_STATUS = frozenset({408, 425, 429})
+"""HTTP statuses below 500 that say nothing about the request itself: timeout, too early, too many requests."""
 MALFORMED = re.compile(r"Engine response|MalformedGenerateResponse")
 
 
 @dataclass(frozen=True)
 class Failure:
-    """One failed rollout: whose fault, the exception's type and text, and its traceback where there is one."""
+    """A failed rollout: its class, the exception's type and message, and the traceback if there is one."""
 
     kind: str
     """infrastructure, timeout, model, environment, cancelled, incomplete or straggler."""
@@ -44,12 +37,12 @@ class Failure:
 
     @property
     def retryable(self) -> bool:
-        """Whether another attempt may go better: not where the environment's own code failed."""
-        return self.kind in RETRIED
+        """Whether another attempt may succeed: not where the environment's own code failed."""
+        return self.kind in RETRYABLE_KINDS
 
 
 def kind_of(error: Mapping[str, Any]) -> str:
-    """The class of an error that verifiers recorded as type, message and status_code."""
+    """Return the class of an error that verifiers recorded as type, message and status_code."""
     name, status = error["type"], error.get("status_code")
     if name == "TimeoutError":
         return "timeout"
@@ -61,32 +54,31 @@ def kind_of(error: Mapping[str, Any]) -> str:
     return "infrastructure" if name in INFRASTRUCTURE else "environment"
 
 
-def from_error(error: Mapping[str, Any]) -> Failure:
-    """The failure that verifiers recorded as type, message, status_code and traceback."""
-    return Failure(kind_of(error), error["type"], advised(error["message"]), error.get("traceback"))
+def failure_of_error(error: Mapping[str, Any]) -> Failure:
+    """Return the failure that verifiers recorded as type, message, status_code and traceback."""
+    return Failure(kind_of(error), error["type"], add_advice(error["message"]), error.get("traceback"))
 
 
-def of_trace(trace: Mapping[str, Any]) -> Failure | None:
-    """What is wrong with a finished trace, as dumped to JSON values; None where it can be trained on.
+def failure_of_trace(trace: Mapping[str, Any]) -> Failure | None:
+    """Return what is wrong with a finished trace, given as JSON values; None where it can be trained on.
 
-    The recorded error is looked at before everything else: a rollout that died before its first model call would
-    otherwise only be known as empty.
+    A recorded error goes first: otherwise a rollout that died before its first model call would only count as empty.
     """
     if not trace["ok"]:
         if trace["errors"]:
-            return from_error(trace["errors"][-1])
+            return failure_of_error(trace["errors"][-1])
         return Failure("incomplete", "Incomplete", "the rollout ended without a result and without an error")
     if trace["is_timeout"]:
         return Failure("timeout", "TimeoutError", f"a stage of the rollout took too long: {trace['stop_condition']}")
     sampled = [node for node in trace["nodes"] if node["sampled"]]
     if not sampled:
         return Failure("incomplete", "NothingSampled", f"no model call was made: {trace['stop_condition']}")
-    if not any(map(_says_something if chat_alone(trace) else _has_tokens, sampled)):
+    if not any(map(_has_text_or_calls if is_chat_only(trace) else _has_tokens, sampled)):
         return Failure("model", "EmptyResponse", "the model's responses hold no tokens")
-    return of_rewards(trace["rewards"])
+    return failure_of_rewards(trace["rewards"])
 
 
-def chat_alone(trace: Mapping[str, Any]) -> bool:
+def is_chat_only(trace: Mapping[str, Any]) -> bool:
     """Tell whether a trace was sampled through a chat API, which shows text and no tokens; by its recorded client."""
     config = (trace.get("agent") or {}).get("config") or {}
     return (config.get("client") or {}).get("type") == "eval"
@@ -96,12 +88,12 @@ def _has_tokens(node: Mapping[str, Any]) -> bool:
     return any(node["mask"])
 
 
-def _says_something(node: Mapping[str, Any]) -> bool:
+def _has_text_or_calls(node: Mapping[str, Any]) -> bool:
     return bool(node["message"].get("content") or node["message"].get("tool_calls"))
 
 
-def of_rewards(rewards: Mapping[str, Any]) -> Failure | None:
-    """A failure where a reward is missing or is no number: neither may reach a baseline."""
+def failure_of_rewards(rewards: Mapping[str, Any]) -> Failure | None:
+    """Return a failure where a reward is missing or not finite: neither may reach a baseline."""
     for name, reward in rewards.items():
         if reward is None:
             return Failure("incomplete", "NotScored", f"reward {name!r} was not computed")
@@ -109,3 +101,9 @@ def of_rewards(rewards: Mapping[str, Any]) -> Failure | None:
             text = f"reward {name!r} is {reward['score']} with weight {reward['weight']}: no finite number"
             return Failure("environment", "NonFiniteReward", text)
     return None
+
+
+def add_advice(message: str) -> str:
+    """Return the message of an error, followed by what the user can do if that is known."""
+    advice = [text for pattern, text in ADVICE.items() if pattern.search(message)]
+    return "; ".join([message, *advice])

@@ -1,4 +1,4 @@
-"""Finds rollouts that crash their environment server, and whether the services that a rollout needs still live."""
+"""Watches the services that rollouts need, and finds the rollouts that crash their environment server."""
 
 import asyncio
 from collections import Counter
@@ -10,15 +10,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tasks.arrays.columns import texts
-from tasks.inference.engine.scoring import Served
+from tasks.inference.engine.scoring import ServedModel
 from tasks.inference.sampling.failures import Failure
 
-LOOK_SECONDS = 1.0
+INTERVAL_SECONDS = 1.0
 CONNECT_SECONDS = 5.0
+MIN_LOSSES = 2
+"""Losses of its server with a group in flight after which the group may hold a crasher."""
+MAX_TRIED_MEMBERS = 2
+"""Members of a group that may crash the server, each alone, before the rest of the group is given up."""
 
 
 @dataclass(frozen=True)
-class UnderWay:
+class InFlightRollout:
     """An assignment that is being sampled."""
 
     assignment_id: str
@@ -29,8 +33,8 @@ class UnderWay:
 class ServiceLost(ConnectionError):
     """The engine or an environment server is gone; `service` names it."""
 
-    under_way: Sequence[UnderWay] = ()
-    """What an environment server was at work on when it was lost; set by whoever knows."""
+    in_flight: Sequence[InFlightRollout] = ()
+    """The rollouts that an environment server had when it was lost; set by the BatchSampler."""
 
     def __init__(self, service: str, address: str, cause: str) -> None:
         super().__init__(
@@ -40,37 +44,38 @@ class ServiceLost(ConnectionError):
         self.service = service
 
 
-def server(environment: str) -> str:
-    """Return what the server of an environment is called."""
+def server_name(environment: str) -> str:
+    """Return the name of an environment's server in errors and logs."""
     return f"environment server {environment!r}"
 
 
-class Watch:
-    """Connects to the engines and the environment servers now and then.
+class ServiceWatch:
+    """Connects to the engines and the environment servers every second.
 
-    Connecting is enough and asks nothing of a busy server: the system accepts for it, and refuses once it is gone.
+    A connection is enough and costs a busy server nothing: the operating system accepts for it, and refuses once its
+    process is gone.
     """
 
-    def __init__(self, engines: Sequence[Served], addresses: Mapping[str, str]) -> None:
+    def __init__(self, engines: Sequence[ServedModel], addresses: Mapping[str, str]) -> None:
         self.engines = {each.url.rstrip("/"): each.api_key for each in engines}
-        """The key of each engine, by its URL."""
+        """The API key of each engine, by URL."""
         self.addresses = addresses
 
     async def run(self) -> None:
-        """Look every second until cancelled; raises ServiceLost."""
+        """Connect to all services every second until cancelled; raises ServiceLost."""
         while True:
             for url in self.engines:
                 await self._connect("the engine", url)
             for name, address in self.addresses.items():
-                await self._connect(server(name), address)
-            await asyncio.sleep(LOOK_SECONDS)
+                await self._connect(server_name(name), address)
+            await asyncio.sleep(INTERVAL_SECONDS)
 
     async def check(self) -> None:
-        """Look at once, and ask each engine's API server whether the engine behind it lives; raises ServiceLost."""
+        """Ask each engine's API server now whether the engine behind it lives; raises ServiceLost."""
         for url, api_key in self.engines.items():
-            await self._ask(url, api_key)
+            await self._check_health(url, api_key)
 
-    async def _ask(self, url: str, api_key: str) -> None:
+    async def _check_health(self, url: str, api_key: str) -> None:
         import httpx
 
         try:
@@ -91,64 +96,64 @@ class Watch:
             async with asyncio.timeout(CONNECT_SECONDS):
                 _, writer = await asyncio.open_connection(parts.hostname, port)
         except TimeoutError:
-            return
+            return  # a full backlog or a slow network is no loss
         except OSError as error:
             raise ServiceLost(service, address, error.strerror or str(error)) from error
         writer.close()
 
 
-SUSPECT_AFTER = 2
-"""Losses of its server during which a group was under way, from which on it is suspected."""
-TRIED_MEMBERS = 2
-"""Members of a group that may take the server down, each alone; what is left of the group is not tried."""
-
-
 class Crashers:
-    """Finds the rollouts that take their environment server down, so that they cost the others nothing.
+    """Finds the rollouts that crash their environment server, so that they cost the other rollouts nothing.
 
-    Groups that were under way at two losses of their server are sampled after all others, and of those one rollout at
-    a time. One that is then alone when the server dies again is condemned: a row with an error, not tried again.
+    Groups that were in flight at MIN_LOSSES losses of their server are sampled after all others, one rollout at a time.
+    A rollout that is then alone when the server dies again is given up: a row with an error, not sampled again.
     """
 
     def __init__(self) -> None:
         self._losses = Counter[str]()
-        self._alone = Counter[str]()
-        self.condemned: dict[str, Failure] = {}
-        """Why an assignment is not tried again, by its id."""
+        """By group: losses of the server while it was in flight."""
+        self._losses_alone = Counter[str]()
+        """By group: losses of the server while one member of it alone was in flight."""
+        self._given_up: dict[str, Failure] = {}
+        """By assignment id."""
 
-    def lost(self, service: str, under_way: Sequence[UnderWay], alone: bool = True) -> bool:
-        """Count a loss of a server; `under_way` are the rollouts that it had. Tell whether one is condemned for it.
+    def record_loss(self, service: str, in_flight: Sequence[InFlightRollout], alone: bool = True) -> bool:
+        """Count a loss of a server with the rollouts that it had; tell whether one of them is given up for it.
 
-        `alone` says that nobody else sampled there: another step or an evaluation may have had rollouts under way too.
+        `alone` says that nobody else sampled there: another step or an evaluation may have had rollouts in flight too.
         """
-        groups = {each.group_id for each in under_way}
+        groups = {each.group_id for each in in_flight}
         self._losses.update(groups)
-        if not alone or len(under_way) != 1 or self._losses[under_way[0].group_id] < SUSPECT_AFTER:
+        if not alone or len(in_flight) != 1 or self._losses[in_flight[0].group_id] < MIN_LOSSES:
             return False
-        (only,) = under_way
-        self._alone[only.group_id] += 1
+        (only,) = in_flight
+        self._losses_alone[only.group_id] += 1
         text = f"{service} died while this rollout alone was under way there; it is not tried again"
-        self.condemned[only.assignment_id] = Failure("infrastructure", "ServerLost", text)
+        self._given_up[only.assignment_id] = Failure("infrastructure", "ServerLost", text)
         return True
 
-    def next(self, missing: pa.Table) -> tuple[pa.Table, bool]:
+    def next_assignments(self, missing: pa.Table) -> tuple[pa.Table, bool]:
         """Return which of the missing assignments to sample next, and whether one at a time."""
         groups = list(dict.fromkeys(texts(missing["group_id"])))
-        others = [group for group in groups if self._losses[group] < SUSPECT_AFTER]
-        chosen = _of_groups(missing, others or groups[:1])
-        return chosen, not others
+        harmless = [group for group in groups if self._losses[group] < MIN_LOSSES]
+        assignments = _select_groups(missing, harmless or groups[:1])
+        return assignments, not harmless
 
-    def untried(self, assignments: pa.Table) -> dict[str, Failure]:
-        """Return why assignments are not tried: the condemned ones, and all of a group that has had its tries."""
-        found = dict(self.condemned)
+    def find_given_up(self, assignments: pa.Table) -> dict[str, Failure]:
+        """Return the failures of assignments that are not to be sampled, by id.
+
+        Those are the ones that crashed their server, and all others of a group in which MAX_TRIED_MEMBERS did.
+        """
+        failures = dict(self._given_up)
         for assignment, group in zip(texts(assignments["assignment_id"]), texts(assignments["group_id"]), strict=True):
-            if self._alone[group] >= TRIED_MEMBERS and assignment not in found:
+            if self._losses_alone[group] >= MAX_TRIED_MEMBERS and assignment not in failures:
                 text = (
-                    f"{self._alone[group]} other rollouts of its group took their environment server down, each alone"
+                    f"{self._losses_alone[group]} other rollouts of its group took their environment server down, each "
+                    "alone"
                 )
-                found[assignment] = Failure("infrastructure", "ServerLost", f"not tried: {text}")
-        return found
+                failures[assignment] = Failure("infrastructure", "ServerLost", f"not tried: {text}")
+        return failures
 
 
-def _of_groups(assignments: pa.Table, groups: Sequence[str]) -> pa.Table:
+def _select_groups(assignments: pa.Table, groups: Sequence[str]) -> pa.Table:
     return assignments.filter(pc.is_in(assignments["group_id"], value_set=pa.array(groups, pa.string())))

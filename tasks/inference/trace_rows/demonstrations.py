@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tasks.inference.engine import model_info
 from tasks.inference.engine.client import Engine
-from tasks.inference.engine.scoring import NotScorable, Served
+from tasks.inference.engine.scoring import NotScorable, ServedModel
 from tasks.inference.trace_rows.rows import Row
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ class DemonstrationUnusable(ValueError):
     """The renderer cannot turn a conversation into a training sample."""
 
 
-def renderer(
+def demonstration_renderer(
     tokenizer_dir: str | Path, name: str, settings: Mapping[str, Any] | None = None
 ) -> Callable[..., list[Row]]:
     """Return a function from messages, and tools if there are any, to rows; see `demonstration`.
@@ -36,8 +36,8 @@ def renderer(
     config = model_info.renderer_config(name, str(tokenizer_dir), settings or {})
     made = create_renderer(load_tokenizer(str(tokenizer_dir)), config)
     # Without settings, as before renderers had any: prompts that open a thought by themselves are for the renderer.
-    opening = _opening(made) if settings else []
-    return lambda messages, tools=None: _rows(messages, made, opening, tools)
+    opening = _prompt_ending(made) if settings else []
+    return lambda messages, tools=None: _render_rows(messages, made, opening, tools)
 
 
 def demonstration_rows(messages: Sequence[Message], tokenizer_dir: str | Path, name: str) -> list[Row]:
@@ -47,10 +47,10 @@ def demonstration_rows(messages: Sequence[Message], tokenizer_dir: str | Path, n
     assistant message; `mask` is true on what a policy would sample: the body of an assistant message and its end token.
     Raises DemonstrationUnusable where the conversation does not end with an assistant message.
     """
-    return renderer(tokenizer_dir, name)(messages)
+    return demonstration_renderer(tokenizer_dir, name)(messages)
 
 
-def _rows(
+def _render_rows(
     messages: Sequence[Message], made: Any, opening: list[int], tools: Sequence[Message] | None = None
 ) -> list[Row]:
     if not messages or messages[-1]["role"] != "assistant":
@@ -60,7 +60,7 @@ def _rows(
         )
     rendered = made.render([dict(message) for message in messages], tools=tools)
     tokens = list(rendered.token_ids)
-    mask = _without(opening, tokens, _mask(messages, made, rendered, tools))
+    mask = _unmask(opening, tokens, _sampled_mask(messages, made, rendered, tools))
     if not any(mask):
         raise DemonstrationUnusable("the renderer marks no token of this demonstration as the assistant's")
     end = max(index for index, sampled in enumerate(mask) if sampled) + 1
@@ -70,14 +70,14 @@ def _rows(
         end += 1
     content = rendered.is_content[:end] if rendered.is_content else []
     content += [True] * (end - len(content)) if content else []
-    starts = _starts(rendered, len(messages), end)
+    starts = _message_spans(rendered, len(messages), end)
     return [
-        _row(number, message, slice(*span), tokens, mask, content)
+        _message_row(number, message, slice(*span), tokens, mask, content)
         for number, (message, span) in enumerate(zip(messages, starts, strict=True))
     ]
 
 
-def _mask(messages: Sequence[Message], made: Any, rendered: Any, tools: Sequence[Message] | None) -> list[bool]:
+def _sampled_mask(messages: Sequence[Message], made: Any, rendered: Any, tools: Sequence[Message] | None) -> list[bool]:
     """Per token: whether the policy would sample it, as the renderer says, or as its generation prompts tell."""
     if rendered.sampled_mask:
         return list(rendered.sampled_mask)
@@ -101,13 +101,13 @@ def _mask(messages: Sequence[Message], made: Any, rendered: Any, tools: Sequence
     return mask
 
 
-def _opening(made: Any) -> list[int]:
+def _prompt_ending(made: Any) -> list[int]:
     """What every prompt ends with, so that a policy goes on from there: the role, or an empty thought after it."""
     prompt = made.render([{"role": "user", "content": ""}], add_generation_prompt=True)
     return [token for token, index in zip(prompt.token_ids, prompt.message_indices, strict=True) if index < 0]
 
 
-def _without(opening: list[int], tokens: list[int], mask: list[bool]) -> list[bool]:
+def _unmask(opening: list[int], tokens: list[int], mask: list[bool]) -> list[bool]:
     """The mask without `opening`, wherever it is in the tokens: a policy is given it."""
     for start in range(len(tokens) - len(opening) if opening else 0):
         if tokens[start : start + len(opening)] == opening:
@@ -115,7 +115,7 @@ def _without(opening: list[int], tokens: list[int], mask: list[bool]) -> list[bo
     return mask
 
 
-def _starts(rendered: Any, num_messages: int, end: int) -> list[tuple[int, int]]:
+def _message_spans(rendered: Any, num_messages: int, end: int) -> list[tuple[int, int]]:
     """Where each message's tokens begin and end; what lies between two messages belongs to the later one."""
     spans, cursor = rendered.message_token_spans(), 0
     borders = []
@@ -127,7 +127,9 @@ def _starts(rendered: Any, num_messages: int, end: int) -> list[tuple[int, int]]
     return borders
 
 
-def _row(number: int, message: Message, span: slice, tokens: list[int], mask: list[bool], content: list[bool]) -> Row:
+def _message_row(
+    number: int, message: Message, span: slice, tokens: list[int], mask: list[bool], content: list[bool]
+) -> Row:
     text = message.get("content")
     return {
         "message": number,
@@ -143,26 +145,23 @@ def _row(number: int, message: Message, span: slice, tokens: list[int], mask: li
     }
 
 
-Row = Mapping[str, Any]
-
-
-class Demonstrating:
+class DemonstrationPrompt:
     """Makes what is shown, as a system message in the model's own format; the tokenizer is loaded once."""
 
-    def __init__(self, settings: "OpsdConfig", model: "ModelConfig", at: Callable[[], Served]) -> None:
+    def __init__(self, settings: "OpsdConfig", model: "ModelConfig", at: Callable[[], ServedModel]) -> None:
         self._settings = settings
         self._model = model
         self._at = at
         self._known: dict[str, list[int]] = {}
 
-    def shown(self, trace: Row, tokens: Sequence[int]) -> list[int]:
+    def prepend(self, trace: Row, tokens: Sequence[int]) -> list[int]:
         """Return tokens of a trace with what is shown before them; `trace` is a row of traces.
 
         What begins every conversation once stays in front of all and is not there a second time. Raises NotScorable
         where neither the trace's info nor its task holds a demonstration.
         """
         text = self._settings.template.replace(
-            "{demonstration}", demonstration_tokens(trace, self._settings.demonstration)
+            "{demonstration}", demonstration_text(trace, self._settings.demonstration)
         )
         if text not in self._known:
             self._known[text] = self._tokens(("system", text))
@@ -198,7 +197,7 @@ class Demonstrating:
         return Engine(served.url, served.api_key).model_directory()
 
 
-def demonstration_tokens(trace: Row, field: str) -> str:
+def demonstration_text(trace: Row, field: str) -> str:
     """Return the demonstration of a trace: the field of what its environment noted, or else of the example's task.
 
     Text is taken as it is, other values as JSON. Raises NotScorable where there is none, or an empty one.

@@ -23,9 +23,9 @@ from tasks.arrays.columns import texts
 REFERENCE = "stagecoach-image:"
 LITERAL = REFERENCE + "text:"
 """In front of a text that itself began like a reference, so that it comes back as it was."""
-OF_TRACES = ("record", "info")
+TRACE_COLUMNS = ("record", "info")
 """The columns of traces that are JSON and may hold images; in messages it is `body`."""
-SPELT_OUT = ("content", "text")
+TEXT_KEYS = ("content", "text")
 """Keys whose value the model reads as text."""
 
 Change = Callable[[str, int | None, str], str]
@@ -53,7 +53,7 @@ class Image(NamedTuple):
         return f"data:{self.media_type};base64,{base64.b64encode(self.data).decode()}"
 
 
-def image_of(text: str) -> Image | None:
+def parse_image(text: str) -> Image | None:
     """Return the image that a data URL spells; None where it is none, or could not be spelt again exactly."""
     head, comma, body = text.partition(";base64,")
     if not comma or not head.startswith("data:image/"):
@@ -65,7 +65,7 @@ def image_of(text: str) -> Image | None:
     return image if image.url == text else None
 
 
-def put_aside(traces: pa.Table, messages: pa.Table) -> dict[str, pa.Table]:
+def extract_images(traces: pa.Table, messages: pa.Table) -> dict[str, pa.Table]:
     """Return traces and messages with references in place of images, and `images` where there are any.
 
     An image is there once for each group that uses it, with its first use: the message, or none for the record.
@@ -76,20 +76,20 @@ def put_aside(traces: pa.Table, messages: pa.Table) -> dict[str, pa.Table]:
     def change(trace_id: str, message: int | None, text: str) -> str:
         if text.startswith(REFERENCE):
             return LITERAL + text
-        image = image_of(text)
+        image = parse_image(text)
         if image is None:
             return text
         row = {"group_id": groups[trace_id], "digest": image.digest, **image._asdict()}
         found.setdefault((row["group_id"], row["digest"]), row | {"trace_id": trace_id, "message": message})
         return f"{REFERENCE}sha256:{image.digest}"
 
-    tables = _changed(traces, messages, f"data:image/|{REFERENCE}", change)
+    tables = _rewrite_tables(traces, messages, f"data:image/|{REFERENCE}", change)
     if found:
         tables["images"] = pa.Table.from_pylist(list(found.values()), schema=IMAGES.arrow)
     return tables
 
 
-def put_aside_again(traces: pa.Table, images: pa.Table | None) -> pa.Table:
+def extract_known_images(traces: pa.Table, images: pa.Table | None) -> pa.Table:
     """Return traces that were put back, and may have other notes since, with references to those of `images`.
 
     An image that is not among them stays where it is: nothing would hold its bytes.
@@ -99,13 +99,13 @@ def put_aside_again(traces: pa.Table, images: pa.Table | None) -> pa.Table:
     def change(trace_id: str, message: int | None, text: str) -> str:
         if text.startswith(REFERENCE):
             return LITERAL + text
-        image = image_of(text)
+        image = parse_image(text)
         return text if image is None or image.digest not in known else f"{REFERENCE}sha256:{image.digest}"
 
-    return _changed_traces(traces, f"data:image/|{REFERENCE}", change)
+    return _rewrite_traces(traces, f"data:image/|{REFERENCE}", change)
 
 
-def put_back(traces: pa.Table, messages: pa.Table, images: pa.Table | None) -> dict[str, pa.Table]:
+def restore_images(traces: pa.Table, messages: pa.Table, images: pa.Table | None) -> dict[str, pa.Table]:
     """Return traces and messages as they were before `put_aside`. Raises MissingImage where an image is not there."""
     rows = [] if images is None else images.to_pylist()
     urls = {f"{REFERENCE}sha256:{row['digest']}": Image(row["media_type"], row["data"]).url for row in rows}
@@ -121,42 +121,42 @@ def put_back(traces: pa.Table, messages: pa.Table, images: pa.Table | None) -> d
             )
         return urls.get(text, text)
 
-    return _changed(traces, messages, REFERENCE, change)
+    return _rewrite_tables(traces, messages, REFERENCE, change)
 
 
-def _changed(traces: pa.Table, messages: pa.Table, pattern: str, change: Change) -> dict[str, pa.Table]:
+def _rewrite_tables(traces: pa.Table, messages: pa.Table, pattern: str, change: Change) -> dict[str, pa.Table]:
     # Messages first: the first use of an image is the message that introduced it, where one did.
     numbers = messages["message"].to_pylist()
-    messages = _rewritten(messages, "body", numbers, pattern, change)
-    return {"traces": _changed_traces(traces, pattern, change), "messages": messages}
+    messages = _rewrite_column(messages, "body", numbers, pattern, change)
+    return {"traces": _rewrite_traces(traces, pattern, change), "messages": messages}
 
 
-def _changed_traces(traces: pa.Table, pattern: str, change: Change) -> pa.Table:
-    for column in OF_TRACES:
-        traces = _rewritten(traces, column, [None] * traces.num_rows, pattern, change)
+def _rewrite_traces(traces: pa.Table, pattern: str, change: Change) -> pa.Table:
+    for column in TRACE_COLUMNS:
+        traces = _rewrite_column(traces, column, [None] * traces.num_rows, pattern, change)
     return traces
 
 
-def _rewritten(table: pa.Table, column: str, numbers: list[int | None], pattern: str, change: Change) -> pa.Table:
+def _rewrite_column(table: pa.Table, column: str, numbers: list[int | None], pattern: str, change: Change) -> pa.Table:
     """Change the texts in a column of JSON; rows without the pattern, which are nearly all, are not even parsed."""
     hits = np.flatnonzero(pc.match_substring_regex(table[column], pattern).to_numpy())
     if not len(hits):
         return table
     values, names = texts(table[column]), texts(table["trace_id"])
     for row in map(int, hits):
-        changed = _walked(json.loads(values[row]), partial(change, names[row], numbers[row]))
+        changed = _rewrite_json(json.loads(values[row]), partial(change, names[row], numbers[row]))
         values[row] = json.dumps(changed, ensure_ascii=False, separators=(",", ":"))
     place = table.schema.get_field_index(column)
     return table.set_column(place, table.schema.field(column), pa.array(values, pa.string()))
 
 
-def _walked(value: Any, change: Callable[[str], str]) -> Any:
+def _rewrite_json(value: Any, change: Callable[[str], str]) -> Any:
     """Return the JSON value with its texts changed, but for those that are read as text."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, list):
-        return [_walked(each, change) for each in value]
+        return [_rewrite_json(each, change) for each in value]
     if isinstance(value, dict):
-        spelt = {name: value[name] for name in SPELT_OUT if isinstance(value.get(name), str)}
-        return {name: spelt[name] if name in spelt else _walked(each, change) for name, each in value.items()}
+        spelt = {name: value[name] for name in TEXT_KEYS if isinstance(value.get(name), str)}
+        return {name: spelt[name] if name in spelt else _rewrite_json(each, change) for name, each in value.items()}
     return value

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from storage.schemas.stage_tables import MESSAGES, TRACES
-from tasks.inference.sampling.failures import Failure, chat_alone, of_trace
-from tasks.inference.trace_rows.images import put_aside
+from tasks.inference.sampling.failures import Failure, failure_of_trace, is_chat_only
+from tasks.inference.trace_rows.images import extract_images
 
 if TYPE_CHECKING:
     from verifiers.v1.trace import WireTrace
@@ -23,7 +23,7 @@ NODE_COLUMNS = ("parent", "message", "sampled", "token_ids", "mask", "is_content
 
 
 @dataclass(frozen=True)
-class Attempted:
+class RolloutOrigin:
     """What the rows of one rollout have in common: its assignment, and how it was sampled."""
 
     assignment: Mapping[str, Any]
@@ -45,18 +45,18 @@ class Attempted:
         }
 
 
-def tables(traces: Iterable[Row], messages: Iterable[Row]) -> dict[str, pa.Table]:
+def trace_tables(traces: Iterable[Row], messages: Iterable[Row]) -> dict[str, pa.Table]:
     """The rows as Arrow tables with exactly the contract's schemas; images by reference, in a table of their own."""
-    return put_aside(
+    return extract_images(
         pa.Table.from_pylist(list(traces), schema=TRACES.arrow),
         pa.Table.from_pylist(list(messages), schema=MESSAGES.arrow),
     )
 
 
-def of_trace_record(trace: "WireTrace", attempted: Attempted, episode_id: str) -> tuple[Row, list[Row]]:
+def rows_of_trace(trace: "WireTrace", attempted: RolloutOrigin, episode_id: str) -> tuple[Row, list[Row]]:
     """One trace as its row and its messages' rows. Nothing is lost: see `rebuild`."""
     record = wire_record(trace)
-    failure = of_trace(record)
+    failure = failure_of_trace(record)
     return _trace_row(trace, record, attempted, episode_id, failure), message_rows(record)
 
 
@@ -67,7 +67,7 @@ def wire_record(trace: "WireTrace") -> Row:
     record: Row = trace.model_dump(
         mode="json", exclude=EXCLUDE_FIELDS | {"info": True}, context={"float_decimals": None}, serialize_as_any=True
     )
-    record["info"] = _plain(trace.info)
+    record["info"] = _json_value(trace.info)
     # JSON mode turns a reward that is no number into null, which would read as "not scored".
     for name, reward in trace.rewards.items():
         if reward is not None:
@@ -78,7 +78,9 @@ def wire_record(trace: "WireTrace") -> Row:
     return record
 
 
-def _trace_row(trace: "WireTrace", record: Row, attempted: Attempted, episode_id: str, failure: Failure | None) -> Row:
+def _trace_row(
+    trace: "WireTrace", record: Row, attempted: RolloutOrigin, episode_id: str, failure: Failure | None
+) -> Row:
     unscored = failure is not None or not record["rewards"]
     timing = trace.timing
     return {
@@ -89,25 +91,25 @@ def _trace_row(trace: "WireTrace", record: Row, attempted: Attempted, episode_id
         "agent": trace.agent.name,
         "trainable": trace.agent.trainable,
         "reward": None if unscored else trace.reward,
-        "rewards": _json(record["rewards"]),
-        "metrics": _json(record["metrics"]),
-        "info": _json(record["info"]),
+        "rewards": _compact_json(record["rewards"]),
+        "metrics": _compact_json(record["metrics"]),
+        "info": _compact_json(record["info"]),
         "stop_condition": trace.stop_condition,
         "is_truncated": trace.is_truncated,
         "num_turns": trace.num_turns,
         "num_branches": trace.num_branches,
         **_token_counts(trace, record),
         **error_columns(failure),
-        "started_at": _moment(timing.start),
+        "started_at": _timestamp(timing.start),
         "setup_seconds": timing.boot.duration + timing.setup.duration,
         "generation_seconds": timing.agent.duration,
         "model_seconds": sum(call.time.duration for call in trace.calls),
         "scoring_seconds": timing.scoring.duration,
-        "record": _json(_rest(record)),
+        "record": _compact_json(_remaining_record(record)),
     }
 
 
-def _temperature(trace: "WireTrace", attempted: Attempted) -> float:
+def _temperature(trace: "WireTrace", attempted: RolloutOrigin) -> float:
     """What the trace was sampled at: a seat may have a temperature of its own."""
     sampling = trace.agent.config.sampling
     own = None if sampling is None else sampling.temperature
@@ -116,7 +118,7 @@ def _temperature(trace: "WireTrace", attempted: Attempted) -> float:
 
 def _token_counts(trace: "WireTrace", record: Row) -> dict[str, int]:
     """Tokens fed in, each once, and sampled; as the provider reports them where a chat API showed none."""
-    if chat_alone(record):
+    if is_chat_only(record):
         usage = trace.usage
         return {
             "num_input_tokens": trace.num_input_tokens,
@@ -128,7 +130,7 @@ def _token_counts(trace: "WireTrace", record: Row) -> dict[str, int]:
     }
 
 
-def _rest(record: Row) -> Row:
+def _remaining_record(record: Row) -> Row:
     """The trace without what has columns of its own in messages, or in a column of traces word for word."""
     nodes = [{name: value for name, value in node.items() if name not in NODE_COLUMNS} for node in record["nodes"]]
     kept = {name: value for name, value in record.items() if name not in ("id", "rewards", "metrics", "info")}
@@ -154,18 +156,18 @@ def message_rows(record: Row) -> list[Row]:
             "parent": node["parent"],
             "role": node["message"]["role"],
             "content": _text(node["message"].get("content")),
-            "body": _json(node["message"]),
+            "body": _compact_json(node["message"]),
             "sampled": node["sampled"],
             "token_ids": node["token_ids"],
             "mask": node["mask"],
             "is_content": node["is_content"],
-            "logprobs": spread(node["logprobs"], node["mask"]),
+            "logprobs": spread_logprobs(node["logprobs"], node["mask"]),
         }
         for number, node in enumerate(record["nodes"])
     ]
 
 
-def spread(logprobs: Sequence[float], mask: Sequence[bool]) -> list[float]:
+def spread_logprobs(logprobs: Sequence[float], mask: Sequence[bool]) -> list[float]:
     """One value per token: the log-probs in order where the mask is set, 0.0 elsewhere.
 
     There is one log-prob for every set position; anything else is a fault of the engine's client.
@@ -175,7 +177,7 @@ def spread(logprobs: Sequence[float], mask: Sequence[bool]) -> list[float]:
     return [next(values) if sampled else 0.0 for sampled in mask]
 
 
-def of_failure(failure: Failure, attempted: Attempted, started_at: float, seconds: float) -> Row:
+def row_of_failure(failure: Failure, attempted: RolloutOrigin, started_at: float, seconds: float) -> Row:
     """The row of a rollout that left no trace; its id is made here."""
     return {
         **attempted.columns,
@@ -194,7 +196,7 @@ def of_failure(failure: Failure, attempted: Attempted, started_at: float, second
         "num_input_tokens": 0,
         "num_output_tokens": 0,
         **error_columns(failure),
-        "started_at": _moment(started_at),
+        "started_at": _timestamp(started_at),
         "setup_seconds": 0.0,
         "generation_seconds": seconds,
         "model_seconds": 0.0,
@@ -218,16 +220,16 @@ def rebuild(trace_row: Mapping[str, Any], message_rows: Sequence[Mapping[str, An
     return record
 
 
-def _plain(value: Any) -> Any:
+def _json_value(value: Any) -> Any:
     """What an environment noted as JSON values: NaN stays NaN, bytes are text where they are, else base64.
 
     It came over the wire as msgpack, which has bytes and keys of any plain kind; JSON has neither, and one note that
     cannot be written must not take every rollout with it.
     """
     if isinstance(value, dict):
-        return {name if isinstance(name, str) else _key(name): _plain(each) for name, each in value.items()}
+        return {name if isinstance(name, str) else _json_key(name): _json_value(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
+        return [_json_value(each) for each in value]
     if not isinstance(value, bytes):
         return value
     try:
@@ -236,8 +238,8 @@ def _plain(value: Any) -> Any:
         return base64.b64encode(value).decode()
 
 
-def _key(name: Any) -> str:
-    plain = _plain(name)
+def _json_key(name: Any) -> str:
+    plain = _json_value(name)
     return plain if isinstance(plain, str) else json.dumps(plain)
 
 
@@ -249,9 +251,9 @@ def _text(content: Any) -> str | None:
     return "\n".join(texts) if texts else None
 
 
-def _json(value: Any) -> str:
+def _compact_json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
-def _moment(seconds: float) -> datetime.datetime:
+def _timestamp(seconds: float) -> datetime.datetime:
     return datetime.datetime.fromtimestamp(seconds, datetime.UTC)

@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 
-MOST_ID = 2**32 - 1
+MAX_TOKEN_ID = 2**32 - 1
 """The highest number that the library takes for a token's."""
 ANCHOR = "a"
 """A token that decodes to itself under every decoder: what stands beside it shows what it adds."""
 _BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")
 _ESCAPED = re.compile("[\udc80-\udcff]+")
-_KEPT_AS_THEY_ARE = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+_PRINTABLE = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
 _HIDDEN = iter(range(0x100, 0x200))
-BYTES = {chr(byte if byte in _KEPT_AS_THEY_ARE else next(_HIDDEN)): byte for byte in range(256)}
+BYTE_OF_CHARACTER = {chr(byte if byte in _PRINTABLE else next(_HIDDEN)): byte for byte in range(256)}
 """The 256 characters that byte-level tokenizers write for bytes, as GPT-2 did first."""
 
 
@@ -45,7 +45,7 @@ class TokenText(NamedTuple):
         return self.text == self.shown
 
 
-class _Piece(NamedTuple):
+class _KnownToken(NamedTuple):
     """What is known of one id."""
 
     alone: TokenText | None
@@ -63,11 +63,11 @@ class TokenTexts:
         self._tokenizer = tokenizer
         self._added: dict[int, Any] = tokenizer.get_added_tokens_decoder()
         self._decoder: Any = tokenizer.decoder
-        kinds = _kinds(self._decoder or tokenizer.pre_tokenizer)
+        kinds = _component_types(self._decoder or tokenizer.pre_tokenizer)
         self._byte_level = "ByteLevel" in kinds
         self._byte_fallback = "ByteFallback" in kinds
         self._around = self._decode([ANCHOR, ANCHOR])[len(ANCHOR) :]
-        self._pieces: dict[int, _Piece] = {}
+        self._pieces: dict[int, _KnownToken] = {}
 
     def of(self, ids: Iterable[int], begins: bool = True) -> list[TokenText]:
         """Return what each token adds to the text, one for each id, ids that the tokenizer lacks included.
@@ -85,32 +85,32 @@ class TokenTexts:
                 found.append(piece.alone)
                 pending = b""
             else:
-                told, pending = _continued(pending, piece.data or b"", self._is_special(number))
+                told, pending = _decode_bytes(pending, piece.data or b"", self._is_special(number))
                 found.append(told)
         return self._at_the_ends(numbers, found, begins)
 
-    def _learn(self, number: int) -> _Piece | None:
+    def _learn(self, number: int) -> _KnownToken | None:
         """Find out about an id and remember it; None where the vocabulary has no such id."""
-        token = self._tokenizer.id_to_token(int(number)) if 0 <= number <= MOST_ID else None
+        token = self._tokenizer.id_to_token(int(number)) if 0 <= number <= MAX_TOKEN_ID else None
         if token is None:
             return None
         special = self._is_special(number)
         data = self._bytes_of(number, token)
         if data is None:
             text = self._between(token)
-            piece = _Piece(TokenText(text, text, special), None, token)
+            piece = _KnownToken(TokenText(text, text, special), None, token)
         else:
-            told, rest = _continued(b"", data, special)
-            piece = _Piece(None if rest else told, data, token)
+            told, rest = _decode_bytes(b"", data, special)
+            piece = _KnownToken(None if rest else told, data, token)
         self._pieces[number] = piece
         return piece
 
     def _bytes_of(self, number: int, token: str) -> bytes | None:
         """Return the bytes that a token stands for; None where the decoder makes text of it."""
         if self._byte_level:
-            if number in self._added or not all(each in BYTES for each in token):
+            if number in self._added or not all(each in BYTE_OF_CHARACTER for each in token):
                 return token.encode()
-            return bytes(BYTES[each] for each in token)
+            return bytes(BYTE_OF_CHARACTER[each] for each in token)
         found = _BYTE.fullmatch(token) if self._byte_fallback else None
         return bytes([int(found[1], 16)]) if found else None
 
@@ -140,7 +140,7 @@ class TokenTexts:
         return " ".join(tokens) if self._decoder is None else str(self._decoder.decode(tokens))
 
 
-def _continued(pending: bytes, data: bytes, special: bool) -> tuple[TokenText, bytes]:
+def _decode_bytes(pending: bytes, data: bytes, special: bool) -> tuple[TokenText, bytes]:
     """Return what bytes add to the text after those of a character that is begun, and the begun ones after them."""
     reader = codecs.getincrementaldecoder("utf-8")("surrogateescape")
     out = reader.decode(pending + data)
@@ -157,7 +157,7 @@ def _hex(data: bytes) -> str:
     return f"⟨{data.hex(' ').upper()}⟩" if data else ""
 
 
-def _kinds(component: Any) -> set[str]:
+def _component_types(component: Any) -> set[str]:
     """Return the types of what a decoder or pre-tokenizer consists of; none of None."""
     if component is None:
         return set()
@@ -167,10 +167,10 @@ def _kinds(component: Any) -> set[str]:
 
 
 FILE = "tokenizer.json"
-KEPT = 8
+MAX_CACHED = 8
 """Opened tokenizers that are held in memory; those of a run's policies are one, as their files are the same."""
-_opened: OrderedDict[str, TokenTexts] = OrderedDict()
-_lock = Lock()
+_cache: OrderedDict[str, TokenTexts] = OrderedDict()
+_cache_lock = Lock()
 
 
 class TokenizerUnreadable(ValueError):
@@ -203,7 +203,7 @@ def open_tokenizer(directory: str | Path) -> TokenTexts:
         data = path.read_bytes()
     except OSError as error:
         raise TokenizerUnreadable(f"{path} cannot be read: {error.strerror}. Token ids can be looked at") from error
-    return _once(hashlib.sha256(data).hexdigest(), lambda: data, str(path))
+    return _cached_tokenizer(hashlib.sha256(data).hexdigest(), lambda: data, str(path))
 
 
 def _in_directory(place: str) -> TokenTexts | None:
@@ -226,25 +226,25 @@ def _in_policy(store: Store, key: str) -> TokenTexts | None:
         return None
     place = policy.place_of(file)
     try:
-        return _once(file.sha256, lambda: store.root.read(place), store.root.child(place))
+        return _cached_tokenizer(file.sha256, lambda: store.root.read(place), store.root.child(place))
     except FileNotFoundError:
         return None
     except OSError as error:
         raise TokenizerUnreadable(f"{place} cannot be read: {error}. Token ids can be looked at") from error
 
 
-def _once(digest: str, read: Callable[[], bytes], where: str) -> TokenTexts:
+def _cached_tokenizer(digest: str, read: Callable[[], bytes], where: str) -> TokenTexts:
     """Return the tokenizer of a digest; it is read and made where it is not held in memory."""
-    with _lock:
-        if digest not in _opened:
-            _opened[digest] = _made(read(), where)
-        _opened.move_to_end(digest)
-        while len(_opened) > KEPT:
-            _opened.popitem(last=False)
-        return _opened[digest]
+    with _cache_lock:
+        if digest not in _cache:
+            _cache[digest] = _parse_tokenizer(read(), where)
+        _cache.move_to_end(digest)
+        while len(_cache) > MAX_CACHED:
+            _cache.popitem(last=False)
+        return _cache[digest]
 
 
-def _made(data: bytes, where: str) -> TokenTexts:
+def _parse_tokenizer(data: bytes, where: str) -> TokenTexts:
     from tokenizers import Tokenizer
 
     try:

@@ -1,4 +1,4 @@
-"""The losses of the rl component by `training.loss.type`: each a function of a row's rl tokens and its settings."""
+"""The losses of the rl component by `training.loss.type`: functions of a row's rl tokens and the loss's settings."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""A loss of one's own, by import path."""
+"""A user's own loss, by import path."""
 
 from collections.abc import Callable
 from copy import deepcopy
@@ -16,20 +16,21 @@ from tasks.runtime.import_paths import NotImportable, code_version, load_functio
 
 
 def custom(rl: RlTokens, settings: CustomLoss) -> Term:
-    """Return what the function gives for the row's tokens: `function(rl, **arguments)`.
+    """Return the user's function of the row's tokens: `function(rl, **arguments)`.
 
-    It returns the loss of every token, (N,) with gradient in `rl.logprobs`, or a Term, which also tells which tokens it
-    masked; `importance.surrogate` and `importance_weights` make use of `tis`. Weights, the squared log ratio, sequence
-    masks and the denominator are added outside, and what it gives to tokens that are no members counts for nothing.
-    Raises LearnerError when it cannot be loaded or is other code than the config was resolved with, ValueError when it
-    gives something else for this row: other ranks may not meet that, so the process must not go on.
+    It returns the loss of every token, (N,) with gradient in `rl.logprobs`, or a Term, which also says which tokens are
+    masked; `importance.surrogate` and `importance_weights` apply `tis`. Weights, the squared log ratio, sequence masks
+    and the denominator are added by the caller, and values of tokens that are no members are ignored. Raises
+    LearnerError when the function cannot be loaded or is other code than the config was resolved with, ValueError when
+    it returns something else for this row: other ranks may not see that error, so the process must not go on.
     """
-    found = _function(settings)(rl, **deepcopy(settings.arguments))  # the next row is given the same
+    # A copy: a function that changes its arguments must not change those of the next row.
+    result = _function(settings)(rl, **deepcopy(settings.arguments))
     none = torch.zeros_like(rl.member)
-    term = found if isinstance(found, Term) else Term(found, none, none)
+    term = result if isinstance(result, Term) else Term(result, none, none)
     for name in ("values", "masked", "truncated"):
         _require_tensor(settings.function, name, getattr(term, name), rl.member.shape)
-    # Not multiplied by a weight of zero: a value that is not finite would stay.
+    # Selected and not multiplied by zero, which would keep a value that is not finite.
     return replace(
         term,
         values=torch.where(rl.member, term.values, 0.0),
@@ -54,7 +55,7 @@ def _function(settings: CustomLoss) -> Callable[..., Any]:
 
 @cache
 def _version(path: str) -> str:
-    # Once for each process: code that is edited later is refused by load_function.
+    # Once per process: load_function refuses code that was edited since.
     return code_version(path)
 
 

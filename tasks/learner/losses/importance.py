@@ -1,4 +1,4 @@
-"""The weight that a token's gradient has because it was sampled by the engine and not by the learner."""
+"""Importance weights of tokens that the engine sampled and the learner trains on, and the surrogates built on them."""
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ def importance_weights(rl: RlTokens, where: Tensor, own: Tensor | None = None) -
     log_weights = rl.log_ratio if own is None else own
     if rl.tis is not None:
         log_weights = rl.log_ratio if rl.tis.level == "token" else rl.sequence_log_ratio
-    # Chosen before the exp: zero times the infinity of a token that does not count would be NaN.
+    # Selected before the exp: zero times the infinity of a token that does not count would be NaN.
     weights = torch.where(where, log_weights, 0.0).exp()
     if rl.tis is None:
         return weights, torch.zeros_like(where)

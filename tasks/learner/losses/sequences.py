@@ -13,7 +13,7 @@ def sequence_sums(values: Tensor, segments: Tensor, num_segments: int) -> Tensor
     return values.new_zeros(num_segments, dtype=torch.float64).index_add_(0, segments, values.double())
 
 
-def sequences_kept(
+def sequences_within_bounds(
     log_ratio: Tensor, member: Tensor, segments: Tensor, num_segments: int, settings: SequenceMask
 ) -> Tensor:
     """Return which tokens (N,) belong to a sequence whose mismatch is within bounds.
@@ -27,16 +27,16 @@ def sequences_kept(
     else:
         smallest = _extreme(log_ratio, member, segments, num_segments, "amin")
         largest = _extreme(log_ratio, member, segments, num_segments, "amax")
-    kept = torch.ones_like(smallest, dtype=torch.bool)
+    within = torch.ones_like(smallest, dtype=torch.bool)
     if settings.low is not None:
-        kept &= smallest >= math.log(settings.low)
+        within &= smallest >= math.log(settings.low)
     if settings.high is not None:
-        kept &= largest <= math.log(settings.high)
-    return kept[segments]
+        within &= largest <= math.log(settings.high)
+    return within[segments]
 
 
 def _extreme(log_ratio: Tensor, member: Tensor, segments: Tensor, num_segments: int, reduction: str) -> Tensor:
-    # A sequence without members keeps the worst value there is: none of its tokens counts.
+    # A sequence without members keeps the start value, which is within all bounds: none of its tokens counts.
     start = math.inf if reduction == "amin" else -math.inf
     values = torch.where(member, log_ratio, start)
     return values.new_full((num_segments,), start).scatter_reduce(0, segments, values, reduction)

@@ -1,4 +1,4 @@
-"""What a loss of the rl component is given, and what it gives back."""
+"""The input and output of a loss of the rl component: the rl tokens of a packed row, and a term for each."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,7 +14,7 @@ from tasks.learner.losses.sequences import sequence_sums
 class RlTokens:
     """The weighted tokens of a packed row as the rl component sees them; all tensors are (N,).
 
-    Tokens of other components are among them: they are no `member`, and what a loss gives them counts for nothing.
+    Tokens of other components are among them: they are no `member`, and their values are ignored.
     """
 
     logprobs: Tensor
@@ -60,7 +60,7 @@ class Term:
     """A loss on every token, before weights and denominator; (N,)."""
 
     values: Tensor
-    """The term to be made small, with gradient."""
+    """The term to be minimised, with gradient."""
     masked: Tensor
     """Members whose surrogate has no gradient: outside the trust region, or clipped."""
     truncated: Tensor

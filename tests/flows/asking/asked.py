@@ -20,7 +20,7 @@ from flows.runtime.session import Session, record_run
 from tasks.assignment import examples as listing
 from tasks.assignment import stage as assignment
 from tasks.filtering import stage as filtering
-from tasks.inference.sampling.rollouts import straggler
+from tasks.inference.sampling.rollouts import straggler_failure
 from tasks.learner.rows import batches_from_table
 from tasks.packing import stage as packing
 from tasks.rollout import stage as rollout
@@ -68,7 +68,7 @@ def sampled(tables: Tables, config: View, *, step: int, policy: Policy) -> Table
                 broken = failed(row["trace_id"])
                 changes = {name: broken[name] for name in ("reward", "error_class", "error_type", "error_message")}
             if number == 3 and member:
-                stopped = straggler(row["environment"], 1.5)
+                stopped = straggler_failure(row["environment"], 1.5)
                 changes = {"reward": None, "error_type": stopped.type, "error_message": stopped.message}
                 changes |= {"error_class": stopped.kind, "num_input_tokens": 0, "num_output_tokens": 0}
                 traces.append(row | changes)

@@ -6,14 +6,14 @@ import pytest
 
 from configs.errors import ConfigError
 from flows.runtime import lora_smoke
-from tasks.inference.engine.checks import Probed
+from tasks.inference.engine.checks import ProbeResult
 
-PASSED, FAILED = Probed("swaps", True, "5 swaps"), Probed("mixed batch", False, "the base is off by 0.5 nats")
+PASSED, FAILED = ProbeResult("swaps", True, "5 swaps"), ProbeResult("mixed batch", False, "the base is off by 0.5 nats")
 
 
 @pytest.mark.parametrize(("found", "status"), [([PASSED], 0), ([FAILED, PASSED], 1)])
 def test_every_probe_has_its_line_and_one_that_fails_decides(
-    found: list[Probed], status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    found: list[ProbeResult], status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(lora_smoke, "probes", lambda config: iter(found))
     assert lora_smoke.main([], ["model.path=/x"]) == status

@@ -13,12 +13,12 @@ from verifiers.v1.task import WireTaskData
 from verifiers.v1.trace import Trace
 from verifiers.v1.utils.trace_store import read_episodes
 
-from tasks.inference.trace_rows.rows import Attempted, of_trace_record
+from tasks.inference.trace_rows.rows import RolloutOrigin, rows_of_trace
 
 ASSIGNMENT = dict.fromkeys(("assignment_id", "group_id", "environment", "example_id"), "")
 
 for episode in read_episodes(Path(sys.argv[1]), Trace[WireTaskData, State, WireAgentConfig]):
     for trace in episode.traces:
-        row, messages = of_trace_record(trace, Attempted(ASSIGNMENT, "", 0, 0, 1.0), episode.id)
+        row, messages = rows_of_trace(trace, RolloutOrigin(ASSIGNMENT, "", 0, 0, 1.0), episode.id)
         del row["record"]  # it holds defaults that the file leaves out
         print(json.dumps({"row": row, "messages": messages}, default=str))

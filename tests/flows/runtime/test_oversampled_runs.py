@@ -17,7 +17,7 @@ from flows.runtime.evaluation_sets import evaluation_configs
 from flows.runtime.session import record_run
 from tasks.assignment import stage as assignment
 from tasks.assignment.oversampling import num_needed
-from tasks.inference.sampling.rollouts import straggler
+from tasks.inference.sampling.rollouts import straggler_failure
 from tasks.rollout import stage as rollout
 from tasks.runtime.stage import Policy, Tables
 from tests.fixtures import rehearsal
@@ -42,7 +42,7 @@ def sampled(tables: Tables, config: View, *, step: int, policy: Policy) -> Table
 def _stopped(row: dict[str, Any]) -> dict[str, Any]:
     if row["assignment_id"].endswith(("/2", "/3")):
         return row
-    failure = straggler(row["environment"], 1.0)
+    failure = straggler_failure(row["environment"], 1.0)
     error = {"error_class": failure.kind, "error_type": failure.type, "error_message": failure.message}
     return row | error | {"reward": None}
 

@@ -19,6 +19,7 @@ from storage.store import Store
 from tasks.advantage import reference
 from tasks.inference.engine.model_files import tokenizer_digest
 from tasks.inference.engine.scoring import Served
+from tasks.inference.engine.scoring import ServedModel
 from tasks.rollout.stage import STAGE
 from tests.fixtures.model_files import model
 from tests.fixtures.rehearsal import SMALL, rehearse, session_for
@@ -31,12 +32,12 @@ def play(patch: pytest.MonkeyPatch) -> list[int]:
     """Let a teacher be played that gives every token the same; return how many sequences it was asked for."""
     counts: list[int] = []
 
-    def score(served: Served, sequences: Sequence[Sequence[int]], most: int) -> Iterator[tuple[int, list[float]]]:
+    def score(served: ServedModel, sequences: Sequence[Sequence[int]], most: int) -> Iterator[tuple[int, list[float]]]:
         counts.append(len(sequences))
         yield from ((place, [SCORE] * len(tokens)) for place, tokens in enumerate(sequences))
 
-    def serve(self: TeacherEngines, teacher: TeacherConfig) -> Served:
-        return Served("http://teacher", "", salt=teacher.version)
+    def serve(self: TeacherEngines, teacher: TeacherConfig) -> ServedModel:
+        return ServedModel("http://teacher", "", salt=teacher.version)
 
     patch.setattr(reference, "score", score)
     patch.setattr(TeacherEngines, "serve", serve)

@@ -9,6 +9,8 @@ import pytest
 
 from flows.services.base import PolicyLock
 from tasks.inference.engine.scoring import Served
+from flows.leases import Lease
+from tasks.inference.engine.scoring import ServedModel
 from tasks.runtime.stage import Policy
 from tests.fixtures.rehearsal import session_for
 from tests.fixtures.waiting import PATIENCE
@@ -86,9 +88,9 @@ def test_the_engine_hands_a_policy_out_only_to_those_who_hold_it(
     engine = session_for(tmp_path / "store", "run").engine
     brought: list[str] = []
 
-    def serve(policy: Policy) -> Served:
+    def serve(policy: Policy) -> ServedModel:
         brought.append(policy.key)
-        return Served("http://engine", "key", salt=policy.key)
+        return ServedModel("http://engine", "key", salt=policy.key)
 
     monkeypatch.setattr(engine, "serve", serve)
 

@@ -16,6 +16,11 @@ from flows.services.base import Supervisor
 from flows.services.guardian import descendants, send
 from flows.services.teachers import TeacherChanged, TeacherEngines, teacher_facts
 from tasks.inference.engine.scoring import Served, score
+from flows.processes.guardian import descendants, send
+from flows.processes.services import Supervisor
+from flows.runtime.teacher_versions import teacher_facts
+from flows.teachers import TeacherChanged, TeacherRoom
+from tasks.inference.engine.scoring import ServedModel, score
 from tasks.learner.tiny import tiny_qwen3
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
@@ -37,7 +42,7 @@ class Taught:
         assert isinstance(self.config.algorithm, OpdConfig)
         return self.config.algorithm.teacher
 
-    def elsewhere(self, served: Served, **changes: Any) -> RunConfig:
+    def elsewhere(self, served: ServedModel, **changes: Any) -> RunConfig:
         """Return the run with the teacher as somebody else serves it."""
         teacher = {"url": served.url, "api_key_variable": VARIABLE}
         algorithm = {"type": "opd", "teacher": teacher}
@@ -64,7 +69,7 @@ def taught(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Taught]:
         yield Taught(config, supervisor, TeacherEngines(supervisor, config))
 
 
-def scored(served: Served) -> list[float]:
+def scored(served: ServedModel) -> list[float]:
     ((_, found),) = score(served, [SEQUENCE], 1)
     return found
 

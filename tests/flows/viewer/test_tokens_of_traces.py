@@ -119,7 +119,7 @@ def test_the_learners_own_measure_says_the_same(found: pl.DataFrame) -> None:
     torch = pytest.importorskip("torch")
     from configs.losses import DppoLoss
     from tasks.learner.loss import WeightedTokens, rl_term
-    from tasks.learner.measuring import measure
+    from tasks.learner.loss_metrics import measure_loss
 
     found = found.filter(pl.col("rl_weight") != 0)
     column = {name: torch.tensor(found[name].to_list()) for name in ("engine_logprob", "advantage", "rl_weight")}
@@ -127,7 +127,7 @@ def test_the_learners_own_measure_says_the_same(found: pl.DataFrame) -> None:
     given = WeightedTokens(*column.values(), none, none, torch.tensor([0, 0, 1, 1]), 2)
     rl, term = rl_term(learner, given, DppoLoss())
     entropies = torch.tensor(found["entropy"].to_list())
-    measured = measure(rl, term, entropies, none, none, term)
+    measured = measure_loss(rl, term, entropies, none, none, term)
     assert found["mismatch"].sum() == pytest.approx(measured.sums["mismatch_kl"].item())
     assert found["mismatch"].max() == pytest.approx(measured.maxima["mismatch_kl"].item())
     assert found["entropy"].sum() == pytest.approx(measured.sums["entropy"].item())

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tasks.advantage import reference as stage
 from tasks.advantage.reference import STAGE, reference
 from tasks.inference.engine.client import EngineLost
-from tasks.inference.engine.scoring import NotScorable, Served
+from tasks.inference.engine.scoring import NotScorable, ServedModel
 from tasks.runtime.services import MOST_LOSSES
 from tasks.runtime.stage import Policy
 from tests.fixtures.builders import exchange, message, table, trace, verdict, view
@@ -40,13 +40,15 @@ class Played:
 
     def serve(self, who: Any) -> Any:
         self.lives += 1
-        return Served("http://somewhere", "key", salt=who.key if isinstance(who, Policy) else who.path)
+        return ServedModel("http://somewhere", "key", salt=who.key if isinstance(who, Policy) else who.path)
 
     @contextmanager
     def pinned(self, policy: Policy) -> Iterator[Any]:
         yield self.serve(policy)
 
-    def score(self, served: Served, sequences: Sequence[Sequence[int]], most: int) -> Iterator[tuple[int, list[float]]]:
+    def score(
+        self, served: ServedModel, sequences: Sequence[Sequence[int]], most: int
+    ) -> Iterator[tuple[int, list[float]]]:
         self.most.add(most)
         left = self.losses.pop(0) if self.losses else len(sequences)
         for place in reversed(range(len(sequences))):  # in no order that one could rely on

@@ -12,7 +12,7 @@ from torch import Tensor
 from configs.losses import DppoLoss
 from configs.optimizers import MuonOptimizer, SignSgdOptimizer
 from configs.training import TrainingConfig
-from tasks.learner import moments
+from tasks.learner.checkpoint import moment_tensors
 from tasks.learner.distributed import World, like, shard, start_world, whole
 from tasks.learner.loop import accumulate_gradients
 from tasks.learner.loss import Objective
@@ -92,7 +92,7 @@ def three_steps(directory: Path, name: str) -> dict[str, Tensor]:
 
 def _named(policy, optimizer):
     yield from policy.causal.named_parameters()
-    yield from moments.tensors(policy, optimizer).items()
+    yield from moment_tensors(policy, optimizer).items()
 
 
 def main(directory: Path, out: Path) -> None:

@@ -101,7 +101,7 @@ def test_only_adapters_have_gradients_and_state(loaded, model_directory, tmp_pat
         names = set(stored.keys()) - {"step"}
     assert names and all(".lora_A." in name or ".lora_B." in name for name in names)
     assert len(names) == 2 * 2 * 7 * 2  # moments, A and B, linear maps of a layer, layers
-    frozen = [name for name, p in loaded._held.policy.causal.named_parameters() if not p.requires_grad]
+    frozen = [name for name, p in loaded._loaded.policy.causal.named_parameters() if not p.requires_grad]
     assert "model.embed_tokens.weight" in frozen and "lm_head.weight" in frozen
 
 
@@ -172,7 +172,7 @@ def test_other_weights_below_are_found(loaded, model_directory, tmp_path):
 def test_merged_weights_are_the_policy(loaded, model_directory, tmp_path):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from tasks.learner.merging import merge
+    from tasks.learner.adapter_merge import merge
 
     train(loaded, 0, tmp_path)
     merge(model_directory, tmp_path / "p1", tmp_path / "merged")

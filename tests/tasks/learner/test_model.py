@@ -125,7 +125,7 @@ def test_what_recomputed_layers_begin_from_is_what_is_offloaded(world, tmp_path,
     from torch.autograd import graph
     from transformers import modeling_utils
 
-    from tasks.learner.model import _recompute
+    from tasks.learner.model import _enable_checkpointing
 
     sizes = []
 
@@ -136,7 +136,7 @@ def test_what_recomputed_layers_begin_from_is_what_is_offloaded(world, tmp_path,
     monkeypatch.setattr(modeling_utils, "save_on_cpu", Counting)
     policy = load_policy(tiny_qwen3(tmp_path / "deep", hidden=32, layers=5), TrainingConfig(), CPU)
     settings = TrainingConfig(gradient_checkpointing=True, checkpoint_every=2, offload_activations=True)
-    _recompute(policy.causal, settings, torch.device("cuda"))
+    _enable_checkpointing(policy.causal, settings, torch.device("cuda"))
     values, _ = run_row(policy, rows_of(SAMPLES), CPU)
     hidden = [size for size in sizes if size[-1:] == (32,)]
     assert hidden == [(1, 28, 32)] * 3, "one hidden state for each of layers 0, 2 and 4, and no weight"

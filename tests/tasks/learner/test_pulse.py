@@ -25,7 +25,7 @@ def ticking(pulse: Pulse, clock: Clock, ticks: int, seconds: float = 1.0) -> flo
     for _ in range(ticks):
         clock.now += seconds
         pulse.tick()
-    return float(pulse.told()["still_seconds"])
+    return float(pulse.status()["still_seconds"])
 
 
 def test_only_a_request_that_does_not_move_stands_still() -> None:
@@ -34,10 +34,10 @@ def test_only_a_request_that_does_not_move_stands_still() -> None:
     assert ticking(heart, clock, 100) == 0.0, "idle, however long"
     with heart.during("train"):
         assert ticking(heart, clock, 3) == 3.0
-        assert heart.told()["request"] == "train"
+        assert heart.status()["request"] == "train"
         heart.beat()
         assert ticking(heart, clock, 2) == 2.0, "each beat begins anew, however long the request"
-    assert heart.told() == {"request": "", "still_seconds": 0.0}
+    assert heart.status() == {"request": "", "still_seconds": 0.0}
 
 
 def test_a_process_that_did_not_run_was_not_stuck() -> None:
@@ -87,7 +87,7 @@ def test_one_that_takes_questions_and_never_answers_hangs(caplog: pytest.LogCapt
 
 
 def test_one_that_answers_the_second_time_does_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pulse, "AGAIN_SECONDS", 30.0)
+    monkeypatch.setattr(pulse, "RETRY_SECONDS", 30.0)
     asked: list[float] = []
     real = pulse.ask
 

@@ -11,7 +11,7 @@ from flows.reporting.tracking import finite
 from storage.schemas.learner_tables import TOKEN_MASKS, TOKEN_STATISTICS
 from tasks.learner import results
 from tasks.learner.loop import RowStatistics, Totals
-from tasks.learner.measuring import GROUPS
+from tasks.learner.loss_metrics import GROUPS
 from tasks.learner.rows import PackedBatch, Row
 from tasks.metrics import tokens
 from tasks.metrics.updates import update_metrics

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.training import TrainingConfig
-from tasks.learner.schedules import learning_rate
+from tasks.learner.optimizer import learning_rate
 
 HALF = math.sqrt(0.5)
 COSINE = {"schedule": {"type": "cosine", "min_ratio": 0.2}, "decay_steps": 8}

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from storage.schemas.stage_tables import REGRADES, TABLES, TRACES
 from storage.schemas.validation import RowPlace, check_rows
 from tasks.inference.grading.client import SCORES
-from tasks.inference.trace_rows.images import put_aside, put_back
+from tasks.inference.trace_rows.images import extract_images, restore_images
 from tasks.rollout.regrade import STAGE, GradingBreach, regrade
 from tests.fixtures.builders import example, exchange, failed, table, trace, view
 
@@ -59,12 +59,12 @@ def test_images_in_notes_of_today_are_kept_by_reference_where_they_were_recorded
     seen, new = (f"data:image/png;base64,{base64.b64encode(data).decode()}" for data in (b"seen", b"new"))
     note = json.dumps({"shown": seen, "drawn": new, "odd": "stagecoach-image:x"}, separators=(",", ":"))
     record = json.dumps({"task": {"data": {"picture": seen}}}, separators=(",", ":"))
-    recorded = put_aside(table("traces", [trace("a", record=record)]), table("messages", exchange("a")))
+    recorded = extract_images(table("traces", [trace("a", record=record)]), table("messages", exchange("a")))
     tables = {"examples": table("examples", [example()]), **recorded}
     found = regrade(tables, view(STAGE), graders=Graders(score("a", info=note)))["traces"]
     assert seen not in found["info"][0].as_py() and new in found["info"][0].as_py()
     assert found["record"].to_pylist() == recorded["traces"]["record"].to_pylist()
-    (whole,) = put_back(found, recorded["messages"], recorded["images"])["traces"].to_pylist()
+    (whole,) = restore_images(found, recorded["messages"], recorded["images"])["traces"].to_pylist()
     assert (whole["info"], whole["record"]) == (note, record)
 
 

@@ -16,6 +16,10 @@ from flows.services.base import Supervisor
 from flows.services.environments import EnvironmentServers
 from tasks.inference.engine.scoring import Served
 from tasks.inference.sampling.lost_servers import ServiceLost, UnderWay, server
+from flows.environment_room import EnvironmentRoom
+from flows.processes.services import Supervisor
+from tasks.inference.engine.scoring import ServedModel
+from tasks.inference.sampling.lost_servers import InFlightRollout, ServiceLost, server_name
 from tasks.inference.sampling.rollouts import SamplingPlan
 from tasks.rollout import stage as rollout
 from tasks.runtime.stage import Policy
@@ -36,8 +40,8 @@ class Engine:
     """An engine that stays where it is."""
 
     @contextmanager
-    def pinned(self, policy: Policy) -> Iterator[Served]:
-        yield Served("http://engine", "key")
+    def pinned(self, policy: Policy) -> Iterator[ServedModel]:
+        yield ServedModel("http://engine", "key")
 
 
 class Parts(dict[str, str]):
@@ -56,18 +60,18 @@ class Sampler:
         """Of each call whether no two rollouts were to be under way at once."""
 
     def __call__(
-        self, assignments: pa.Table, examples: pa.Table, *, terms: SamplingPlan, on_group: Any, **_: Any
+        self, assignments: pa.Table, examples: pa.Table, *, plan: SamplingPlan, on_group: Any, **_: Any
     ) -> None:
-        self.alone.append(terms.one_at_a_time)
+        self.alone.append(plan.one_at_a_time)
         rows = assignments.to_pylist()
-        tried = [each for each in rows if each["assignment_id"] not in terms.untried]
-        wave = tried[:1] if terms.one_at_a_time else tried
-        under_way = [UnderWay(each["assignment_id"], each["group_id"], "e") for each in wave]
-        if under_way and self.fatal(len(self.alone), {each.assignment_id for each in under_way}):
-            lost = ServiceLost(server("e"), "tcp://e", "gone")
-            lost.under_way = under_way
+        tried = [each for each in rows if each["assignment_id"] not in plan.given_up]
+        wave = tried[:1] if plan.one_at_a_time else tried
+        in_flight = [InFlightRollout(each["assignment_id"], each["group_id"], "e") for each in wave]
+        if in_flight and self.fatal(len(self.alone), {each.assignment_id for each in in_flight}):
+            lost = ServiceLost(server_name("e"), "tcp://e", "gone")
+            lost.in_flight = in_flight
             raise lost
-        on_group("", {each["assignment_id"]: terms.untried.get(each["assignment_id"]) for each in rows})
+        on_group("", {each["assignment_id"]: plan.given_up.get(each["assignment_id"]) for each in rows})
 
 
 @pytest.fixture
@@ -97,13 +101,13 @@ def test_the_last_rollout_of_one_stage_is_not_blamed_for_those_of_another(
     monkeypatch: pytest.MonkeyPatch, servers: Servers
 ) -> None:
     """It was the only one here at both losses, but not the only one at the server: nobody had asked to be alone."""
-    sampler = Sampler(lambda call, under_way: call <= 2)
+    sampler = Sampler(lambda call, in_flight: call <= 2)
     assert sampled(monkeypatch, servers, sampler, ["innocent"]) == {"innocent/0": "sampled"}
     assert sampler.alone == [False, False, True]
 
 
 def test_who_kills_when_really_alone_is_still_found_out(monkeypatch: pytest.MonkeyPatch, servers: Servers) -> None:
-    sampler = Sampler(lambda call, under_way: "killer/0" in under_way)
+    sampler = Sampler(lambda call, in_flight: "killer/0" in in_flight)
     found = sampled(monkeypatch, servers, sampler, ["killer", "fine"])
     assert found["fine/0"] == "sampled" and "died while this rollout alone was under way" in found["killer/0"]
     assert sum(sampler.alone) >= 1

@@ -8,9 +8,15 @@ from typing import Any
 import pytest
 
 from configs.lora import LoraConfig
-from tasks.inference.engine.checks import EngineMismatch, check_serving, mixed_batch, slowdown, swaps
+from tasks.inference.engine.checks import (
+    EngineMismatch,
+    check_mixed_batch,
+    check_serving,
+    check_swaps,
+    measure_slowdown,
+)
 from tasks.inference.engine.client import MODEL, Engine, EngineError
-from tasks.inference.engine.lora import arguments, linear_maps, mend_mixed_batches
+from tasks.inference.engine.lora import arguments, linear_maps, patch_mixed_batches
 from tasks.learner.tiny import tiny_qwen3
 from tests.fixtures.hosts import ENGINE, engine_of
 from tests.tasks.inference.engine.probes import PROBE, policy_row
@@ -67,8 +73,8 @@ def serve(engine: Engine, policies: Policies, name: str) -> Engine:
     """Bring the engine to a policy; return a client that asks for it."""
     base = ("base", policies["base"]["directory"]) if name in "ab" else None
     engine.serve(name, policies[name]["directory"], base)
-    assert engine.served() == name
-    return engine.asking(name if base else MODEL)
+    assert engine.served_policy_key() == name
+    return engine.for_model(name if base else MODEL)
 
 
 def test_every_policy_answers_with_its_own_log_probs(engine: Engine, policies: Policies) -> None:
@@ -84,27 +90,27 @@ def test_a_tied_head_is_served_right_below_adapters(tmp_path: Path) -> None:
         for name in ("a", "base", "other", "b"):
             base = ("base", tied["base"]["directory"]) if name in "ab" else None
             client.serve(name, tied[name]["directory"], base)
-            assert check_serving(client.asking(name if base else MODEL), tied[name], ENGINE) < 1e-4
+            assert check_serving(client.for_model(name if base else MODEL), tied[name], ENGINE) < 1e-4
 
 
 def test_base_and_adapter_in_one_batch_are_both_right(engine: Engine, policies: Policies) -> None:
     base, *adapters = (policies[name] for name in ("base", "a", "b"))
-    probed = mixed_batch(engine, base, adapters, 1e-4)
+    probed = check_mixed_batch(engine, base, adapters, 1e-4)
     assert probed.passed, probed.what
-    wrong = mixed_batch(engine, {**base, "probe_logprobs": policies["b"]["probe_logprobs"]}, adapters, 1e-4)
+    wrong = check_mixed_batch(engine, {**base, "probe_logprobs": policies["b"]["probe_logprobs"]}, adapters, 1e-4)
     assert not wrong.passed, "a base that answers as the adapter does is found out"
 
 
 def test_adapters_survive_being_swapped(engine: Engine, policies: Policies) -> None:
     base, first, second = (policies[name] for name in ("base", "a", "b"))
-    assert swaps(engine, base, [first, second], 1e-4).passed
-    assert not swaps(engine, base, [first, {**second, "directory": first["directory"]}], 1e-4).passed
-    same = swaps(engine, base, [first, {**first, "policy_key": "b"}], 1e-4)
+    assert check_swaps(engine, base, [first, second], 1e-4).passed
+    assert not check_swaps(engine, base, [first, {**second, "directory": first["directory"]}], 1e-4).passed
+    same = check_swaps(engine, base, [first, {**first, "policy_key": "b"}], 1e-4)
     assert not same.passed and "too little to tell" in same.what
 
 
 def test_the_price_is_told(engine: Engine, policies: Policies) -> None:
-    probed = slowdown(engine, engine, policies["base"], policies["a"])
+    probed = measure_slowdown(engine, engine, policies["base"], policies["a"])
     assert probed.passed and "times that for the base" in probed.what
 
 
@@ -125,7 +131,7 @@ def test_the_cpu_build_needs_its_mend(monkeypatch: pytest.MonkeyPatch) -> None:
         return out[0].tolist()
 
     assert shrunk() == [[4.0, 4.0]] * 3
-    mend_mixed_batches()
+    patch_mixed_batches()
     assert shrunk() == [[0.0, 0.0], [4.0, 4.0], [0.0, 0.0]]
 
 
@@ -140,7 +146,7 @@ def test_the_wrong_adapter_is_caught(engine: Engine, policies: Policies) -> None
     serve(engine, policies, "base")
     engine.serve("b", policies["a"]["directory"], ("base", policies["base"]["directory"]))
     with pytest.raises(EngineMismatch, match="does not serve policy b"):
-        check_serving(engine.asking("b"), policies["b"], ENGINE)
+        check_serving(engine.for_model("b"), policies["b"], ENGINE)
     with pytest.raises(EngineMismatch, match="does not serve policy a"):  # the base alone is no adapter
         check_serving(engine, policies["a"], ENGINE)
 
@@ -153,7 +159,7 @@ def test_what_cannot_be_loaded_leaves_an_engine_that_says_so(
     (broken / "adapter_config.json").write_text(json.dumps({"r": 4, "lora_alpha": 16, "target_modules": ["q_proj"]}))
     with pytest.raises(EngineError, match="load_lora_adapter answered"):
         engine.serve("broken", broken, ("base", policies["base"]["directory"]))
-    assert engine.served() is None
+    assert engine.served_policy_key() is None
     assert check_serving(serve(engine, policies, "a"), policies["a"], ENGINE) < 1e-4
 
 

@@ -8,7 +8,7 @@ import pytest
 from configs.services import EngineConfig
 from tasks.inference.engine.checks import EngineMismatch, check_serving
 from tasks.inference.engine.client import Engine, EngineError, EngineLost
-from tasks.inference.engine.scoring import Served, score
+from tasks.inference.engine.scoring import ServedModel, score
 from tasks.training.policy import probe_token_ids
 from tests.fixtures.hosts import KEY, engine_of
 
@@ -39,7 +39,7 @@ def expected(directory: Path, tokens: list[int]) -> list[float]:
 
 @pytest.mark.parametrize("most", [1, 3, 9])
 def test_every_token_has_the_log_prob_of_the_weights(teacher: Engine, models: dict[str, Path], most: int) -> None:
-    served = Served(teacher.url, KEY, salt="the-teacher")
+    served = ServedModel(teacher.url, KEY, salt="the-teacher")
     found = dict(score(served, SEQUENCES, most))
     assert sorted(found) == list(range(len(SEQUENCES)))
     for place, tokens in enumerate(SEQUENCES):
@@ -48,7 +48,7 @@ def test_every_token_has_the_log_prob_of_the_weights(teacher: Engine, models: di
 
 
 def test_what_the_teacher_says_it_serves_names_its_weights(teacher: Engine, models: dict[str, Path]) -> None:
-    name, described = teacher.serves()
+    name, described = teacher.describe_model()
     assert name == "policy" and str(models["tied"]) in described and "vllm" in described
 
 
@@ -65,7 +65,7 @@ def test_an_engine_is_held_to_as_much_of_the_probe_as_it_holds(teacher: Engine, 
 
 
 def test_a_sequence_that_is_too_long_and_a_token_that_is_not_in_the_vocabulary_are_refused(teacher: Engine) -> None:
-    served = Served(teacher.url, KEY)
+    served = ServedModel(teacher.url, KEY)
     with pytest.raises(EngineError):
         list(score(served, [[1] * (LONGEST + 1)], 1))
     with pytest.raises(EngineError):
@@ -74,4 +74,4 @@ def test_a_sequence_that_is_too_long_and_a_token_that_is_not_in_the_vocabulary_a
 
 def test_a_teacher_that_is_gone_is_said_to_be_lost() -> None:
     with pytest.raises(EngineLost):
-        list(score(Served("http://127.0.0.1:9", ""), SEQUENCES, 2))
+        list(score(ServedModel("http://127.0.0.1:9", ""), SEQUENCES, 2))

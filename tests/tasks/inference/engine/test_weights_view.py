@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tasks.inference.engine.model_info import ModelUnusable, read
-from tasks.inference.engine.weights_view import HEAD, WeightsUnusable, header, serving_view, tied
+from tasks.inference.engine.weights_view import HEAD, WeightsUnusable, has_tied_head, read_header, serving_view
 
 EMBEDDING = bytes(range(24))
 
@@ -45,9 +45,9 @@ def test_optimizer_state_is_not_shown(model: Path) -> None:
 
 
 def test_a_tied_head_gets_the_embedding_as_its_own(model: Path) -> None:
-    assert tied(model)
+    assert has_tied_head(model)
     with serving_view(model, untie=True) as view:
-        tensors, start = header(view / "tied_head.safetensors")
+        tensors, start = read_header(view / "tied_head.safetensors")
         assert tensors == {HEAD: {"dtype": "F32", "shape": [1, 6], "data_offsets": [0, 24]}}
         assert (view / "tied_head.safetensors").read_bytes()[start:] == EMBEDDING
         assert start % 8 == 0
@@ -55,7 +55,7 @@ def test_a_tied_head_gets_the_embedding_as_its_own(model: Path) -> None:
 
 def test_a_stored_head_is_left_alone(model: Path) -> None:
     write(model / "head.safetensors", {HEAD: EMBEDDING[::-1]})
-    assert not tied(model)
+    assert not has_tied_head(model)
     with serving_view(model, untie=True) as view:
         assert view == model
 

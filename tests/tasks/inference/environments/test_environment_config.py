@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from configs.environments import EnvironmentConfig
-from tasks.inference.environments.examples import UnknownSeat, resolved
+from tasks.inference.environments.examples import UnknownSeat, verifiers_config
 from tasks.inference.environments.servers import EnvironmentUnavailable, package_version
 
 pytestmark = [pytest.mark.engine, pytest.mark.essential]
@@ -17,7 +17,7 @@ def section(**others: Any) -> EnvironmentConfig:
 
 
 def of(**others: Any) -> Any:
-    return resolved(section(**others).model_dump(mode="json"))
+    return verifiers_config(section(**others).model_dump(mode="json"))
 
 
 def test_a_plain_taskset_has_one_seat_with_our_harness_and_runtime() -> None:

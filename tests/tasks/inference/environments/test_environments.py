@@ -13,7 +13,7 @@ from configs.environments import EnvironmentConfig
 from flows.services.ownership import start_time
 from storage.schemas.stage_tables import EXAMPLES
 from tasks.inference.environments import servers as environments
-from tasks.inference.environments.examples import example_id, rows, split_of
+from tasks.inference.environments.examples import example_id, example_rows, split_of
 from tasks.inference.environments.servers import EnvironmentUnavailable, examples, package_version
 from tests.fixtures.waiting import PATIENCE, until
 
@@ -74,7 +74,7 @@ def test_ids_come_from_the_source_then_the_key_then_the_content() -> None:
     moved = vf.Task(vf.TaskData(idx=4, prompt="a"))
     assert example_id(vf.Task(vf.TaskData(id="by id")), {}) == "by id"
     assert example_id(Keyed(vf.TaskData(prompt="a")), {}) == "by key"
-    (first,), (second,) = (list(rows(SETTINGS, iter([task]))) for task in (plain, moved))
+    (first,), (second,) = (list(example_rows(SETTINGS, iter([task]))) for task in (plain, moved))
     assert first["example_id"] == second["example_id"] and first["task"] != second["task"]
 
 
@@ -85,17 +85,17 @@ def test_a_repeated_example_is_left_out_and_a_clash_is_an_error() -> None:
     import verifiers.v1 as vf
 
     tasks = [vf.Task(vf.TaskData(idx=number, id=name, prompt=name)) for number, name in enumerate("aba")]
-    assert [row["example_id"] for row in rows(SETTINGS, iter(tasks))] == ["a", "b"]
+    assert [row["example_id"] for row in example_rows(SETTINGS, iter(tasks))] == ["a", "b"]
     tasks.append(vf.Task(vf.TaskData(idx=3, id="a", prompt="other")))
     with pytest.raises(ValueError, match="two different examples have the id 'a'"):
-        list(rows(SETTINGS, iter(tasks)))
+        list(example_rows(SETTINGS, iter(tasks)))
 
 
 def test_messages_in_a_task_keep_their_roles() -> None:
     import verifiers.v1 as vf
 
     data = vf.TaskData(idx=0, prompt=[vf.SystemMessage(content="s"), vf.UserMessage(content="u")])
-    (row,) = rows(SETTINGS, iter([vf.Task(data)]))
+    (row,) = example_rows(SETTINGS, iter([vf.Task(data)]))
     assert vf.TaskData.model_validate_json(row["task"]) == data
 
 

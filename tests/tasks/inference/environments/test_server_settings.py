@@ -16,7 +16,7 @@ from configs.run import RunConfig
 from flows.services.base import Supervisor
 from flows.services.environments import EnvironmentServers
 from tasks.inference.environments import servers as environments
-from tasks.inference.environments.examples import resolved
+from tasks.inference.environments.examples import verifiers_config
 from tasks.inference.environments.host import LABELS_VARIABLE, label_sandboxes
 
 pytestmark = pytest.mark.engine
@@ -31,7 +31,7 @@ def test_labels_of_the_section_come_before_those_of_the_runtime(monkeypatch: pyt
     label_sandboxes()
     assert prime.BASE_LABELS == ["run-7", "mine"]
     own = REVERSE.model_copy(update={"runtime": {"type": "prime", "labels": ["grader"], "cpu": 2.0}})
-    runtime = resolved(own.model_dump(mode="json")).agent.runtime
+    runtime = verifiers_config(own.model_dump(mode="json")).agent.runtime
     assert (runtime.labels, runtime.cpu) == (["grader"], 2.0)
 
 
@@ -43,7 +43,7 @@ def test_every_rollout_counts_towards_giving_memory_back(monkeypatch: pytest.Mon
         asked.append(1)
 
     async def one() -> vf.Episode:
-        environment = load_environment(resolved(REVERSE.model_dump(mode="json")))
+        environment = load_environment(verifiers_config(REVERSE.model_dump(mode="json")))
         context = ModelContext(client=EvalClientConfig(base_url="http://127.0.0.1:9/v1"), model="m")
         (slot,) = environment.slots(next(iter(environment.taskset)))
         async with environment.serving():

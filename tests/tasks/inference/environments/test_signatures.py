@@ -3,7 +3,7 @@
 from pydantic import BaseModel, Field
 from pydantic._internal import _fields
 
-from tasks.inference.environments.host import remember_signatures
+from tasks.inference.environments.host import cache_signatures
 
 
 class Message(BaseModel):
@@ -18,7 +18,7 @@ def test_a_factory_is_looked_at_once_and_still_called_each_time(monkeypatch):
     Message.model_construct()
     Message.model_construct()
     assert len(looked) == 2  # without it: once a message
-    remember_signatures()
+    cache_signatures()
     first, second = Message.model_construct(), Message.model_construct()
     assert len(looked) == 3
     assert first.parts == second.parts == ["none"]

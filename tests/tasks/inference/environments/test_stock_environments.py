@@ -13,6 +13,9 @@ from tasks.inference.engine.client import Engine
 from tasks.inference.environments.examples import resolved
 from tests.fixtures.resource_server import REWARD, dataset, resource_server
 from tests.fixtures.sampled import Rows, failures, own, sampled
+from tasks.inference.environments.examples import verifiers_config
+from tests.tasks.inference.resource_server import REWARD, dataset, resource_server
+from tests.tasks.inference.sampled import Rows, failures, own, sampled
 
 pytestmark = pytest.mark.engine
 
@@ -90,7 +93,7 @@ def test_harness_and_runtime_are_settings(
     harness: dict[str, Any], runtime: dict[str, Any], env: dict[str, Any], seat: str
 ) -> None:
     environment = EnvironmentConfig(name="any", taskset=REVERSE, env=env, harness=harness, runtime=runtime)
-    config = resolved(environment.model_dump())
+    config = verifiers_config(environment.model_dump())
     assert config.taskset.id == "reverse_text"
     found = getattr(config, seat).model_dump()
     for wanted, name in ((harness, "harness"), (runtime, "runtime")):

@@ -14,7 +14,7 @@ from verifiers.v1.configs.client import EvalClientConfig
 from verifiers.v1.utils.loaders import load_environment
 
 from configs.environments import EnvironmentConfig
-from tasks.inference.environments.examples import resolved
+from tasks.inference.environments.examples import verifiers_config
 
 pytestmark = pytest.mark.engine
 
@@ -42,7 +42,7 @@ async def _stopped() -> None:
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     client = EvalClientConfig(base_url=f"http://127.0.0.1:{runner.addresses[0][1]}/v1", api_key_var="NO_SUCH_KEY")
-    environment: vf.Env = load_environment(resolved(REVERSE.model_dump(mode="json")))
+    environment: vf.Env = load_environment(verifiers_config(REVERSE.model_dump(mode="json")))
     async with environment.serving():
         (slot,) = environment.slots(next(iter(environment.taskset)))
         running = asyncio.create_task(environment.run_slot(slot, ModelContext(client=client, model="m")))

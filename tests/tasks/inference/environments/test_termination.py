@@ -8,13 +8,13 @@ from pathlib import Path
 ROOT = Path(__file__).parents[4]
 PROGRAM = """
 import asyncio, os, signal, sys, weakref
-from tasks.inference.environments.pool import end_when_told
+from tasks.inference.environments.termination import cancel_on_sigterm
 
 class Thing: ...
 
 async def main():
     thing = Thing()
-    told = weakref.ref(thing, lambda _: [os.kill(os.getpid(), signal.SIGTERM) for _ in range(3)])
+    reference = weakref.ref(thing, lambda _: [os.kill(os.getpid(), signal.SIGTERM) for _ in range(3)])
     try:
         del thing
         await asyncio.sleep(60)
@@ -22,20 +22,20 @@ async def main():
         print("cancelled", flush=True)
         {then}
 
-end_when_told()
+cancel_on_sigterm()
 asyncio.run(main())
 print("ended", flush=True)
 """
 
 EARLY = """
 import os, signal, time, weakref
-from tasks.inference.environments.pool import end_when_told
+from tasks.inference.environments.termination import cancel_on_sigterm
 
 class Thing: ...
 
-end_when_told()
+cancel_on_sigterm()
 thing = Thing()
-told = weakref.ref(thing, lambda _: os.kill(os.getpid(), signal.SIGTERM))
+reference = weakref.ref(thing, lambda _: os.kill(os.getpid(), signal.SIGTERM))
 del thing
 print("importing", flush=True)
 while True:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.inference.sampling.adaptive_limit import PATIENCE, EngineLoad, Limiter, State, following, parse
+from tasks.inference.sampling.adaptive_limit import PATIENCE, EngineLoad, Limiter, LimitState, next_state, parse_metrics
 
 CALM = EngineLoad(running=8, waiting=0, cache_use=0.5, preemptions=2)
 PAGE = """# HELP vllm:num_requests_running Number of requests in model execution batches.
@@ -24,35 +24,35 @@ vllm:num_preemptions_created{engine="0"} 1.7e+09
 
 
 def test_a_page_of_two_cores() -> None:
-    assert parse(PAGE) == EngineLoad(running=5, waiting=1, cache_use=0.75, preemptions=4)
+    assert parse_metrics(PAGE) == EngineLoad(running=5, waiting=1, cache_use=0.75, preemptions=4)
 
 
 def test_names_without_labels_and_a_page_that_lacks_one() -> None:
     bare = "vllm:num_requests_running 1\nvllm:num_requests_waiting 0\nvllm:kv_cache_usage_perc 0\n"
-    assert parse(bare) is None
-    assert parse(bare + "vllm:num_preemptions_total 2\n") == EngineLoad(1, 0, 0, 2)
-    assert parse("") is None
+    assert parse_metrics(bare) is None
+    assert parse_metrics(bare + "vllm:num_preemptions_total 2\n") == EngineLoad(1, 0, 0, 2)
+    assert parse_metrics("") is None
 
 
 @pytest.mark.parametrize(
     ("state", "reading", "in_use", "limit", "waited"),
     [
-        (State(8, 2), CALM, 8, 12, 0),  # 64 / 16 more
-        (State(8), CALM, 8, 12, 0),  # a first reading has no preemptions that could have risen
-        (State(8, 2), CALM, 7, 8, 0),  # nobody is held back
-        (State(62, 2), CALM, 62, 64, 0),
-        (State(64, 2), CALM, 64, 64, 0),
-        (State(8, 2), replace(CALM, cache_use=0.9), 8, 8, 0),
-        (State(8, 2), replace(CALM, waiting=1), 8, 8, 1),
-        (State(8, 2, PATIENCE - 1), replace(CALM, waiting=1), 8, 4, 0),
-        (State(8, 2, PATIENCE - 1), CALM, 8, 12, 0),  # the queue is empty again
-        (State(9, 2), replace(CALM, preemptions=3), 9, 4, 0),
-        (State(1, 2), replace(CALM, preemptions=3), 1, 1, 0),
-        (State(8, 5), CALM, 8, 12, 0),  # another engine in place of the one that counted
+        (LimitState(8, 2), CALM, 8, 12, 0),  # 64 / 16 more
+        (LimitState(8), CALM, 8, 12, 0),  # a first reading has no preemptions that could have risen
+        (LimitState(8, 2), CALM, 7, 8, 0),  # nobody is held back
+        (LimitState(62, 2), CALM, 62, 64, 0),
+        (LimitState(64, 2), CALM, 64, 64, 0),
+        (LimitState(8, 2), replace(CALM, cache_use=0.9), 8, 8, 0),
+        (LimitState(8, 2), replace(CALM, waiting=1), 8, 8, 1),
+        (LimitState(8, 2, PATIENCE - 1), replace(CALM, waiting=1), 8, 4, 0),
+        (LimitState(8, 2, PATIENCE - 1), CALM, 8, 12, 0),  # the queue is empty again
+        (LimitState(9, 2), replace(CALM, preemptions=3), 9, 4, 0),
+        (LimitState(1, 2), replace(CALM, preemptions=3), 1, 1, 0),
+        (LimitState(8, 5), CALM, 8, 12, 0),  # another engine in place of the one that counted
     ],
 )
-def test_the_rule_by_hand(state: State, reading: EngineLoad, in_use: int, limit: int, waited: int) -> None:
-    assert following(state, reading, in_use, 64) == State(limit, reading.preemptions, waited)
+def test_the_rule_by_hand(state: LimitState, reading: EngineLoad, in_use: int, limit: int, waited: int) -> None:
+    assert next_state(state, reading, in_use, 64) == LimitState(limit, reading.preemptions, waited)
 
 
 READINGS = st.builds(
@@ -66,9 +66,9 @@ READINGS = st.builds(
 
 @given(most=st.integers(1, 200), readings=st.lists(st.tuples(READINGS, st.integers(0, 200)), max_size=30))
 def test_the_limit_stays_within_its_bounds_and_moves_by_one_rule(most: int, readings: list) -> None:
-    state = State(min(8, most))
+    state = LimitState(min(8, most))
     for reading, in_use in readings:
-        after = following(state, reading, in_use, most)
+        after = next_state(state, reading, in_use, most)
         assert 1 <= after.limit <= most
         assert after.limit in {state.limit, max(1, state.limit // 2), min(most, state.limit + max(1, most // 16))}
         if after.limit > state.limit:
@@ -80,9 +80,9 @@ def test_the_limit_stays_within_its_bounds_and_moves_by_one_rule(most: int, read
 
 @given(most=st.integers(1, 300))
 def test_an_engine_that_keeps_up_gets_the_most(most: int) -> None:
-    state, readings = State(min(8, most)), 0
+    state, readings = LimitState(min(8, most)), 0
     while state.limit < most:
-        state, readings = following(state, CALM, state.limit, most), readings + 1
+        state, readings = next_state(state, CALM, state.limit, most), readings + 1
     assert readings <= 31, "16 readings, and less than twice that where 16 do not divide the most"
 
 

@@ -1,12 +1,14 @@
 """What to do about errors whose own text does not say so."""
 
-from tasks.inference.sampling.failures import advised
+from tasks.inference.sampling.failures import add_advice
 
 
 def test_an_image_for_a_renderer_of_text() -> None:
     said = "model call answered 502: Qwen3Renderer does not support process_multimodal=False"
-    assert advised(said).startswith(f"{said}; the environment sends images, and the renderer of this model takes text")
+    assert add_advice(said).startswith(
+        f"{said}; the environment sends images, and the renderer of this model takes text"
+    )
 
 
 def test_other_messages_stay_as_they_are() -> None:
-    assert advised("KeyError: 'answer'") == "KeyError: 'answer'"
+    assert add_advice("KeyError: 'answer'") == "KeyError: 'answer'"

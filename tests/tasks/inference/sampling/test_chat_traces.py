@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tasks.inference.sampling.failures import chat_alone, of_trace
+from tasks.inference.sampling.failures import failure_of_trace, is_chat_only
 
 
 def ended(kind: str, **message: Any) -> dict[str, Any]:
@@ -19,15 +19,15 @@ def ended(kind: str, **message: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("message", [{"content": "answer"}, {"tool_calls": [{"name": "look"}]}])
 def test_text_or_a_call_is_a_response_of_a_chat_api(message: dict[str, Any]) -> None:
-    assert chat_alone(ended("eval")) and of_trace(ended("eval", **message)) is None
+    assert is_chat_only(ended("eval")) and failure_of_trace(ended("eval", **message)) is None
 
 
 def test_a_chat_api_that_says_nothing_fails_like_an_engine() -> None:
-    found = of_trace(ended("eval"))
+    found = failure_of_trace(ended("eval"))
     assert found is not None and (found.kind, found.type) == ("model", "EmptyResponse")
 
 
 def test_text_without_tokens_is_no_response_of_an_engine() -> None:
     for trace in (ended("train", content="answer"), ended("train", content="answer") | {"agent": {}}):
-        found = of_trace(trace)
-        assert not chat_alone(trace) and found is not None and found.type == "EmptyResponse"
+        found = failure_of_trace(trace)
+        assert not is_chat_only(trace) and found is not None and found.type == "EmptyResponse"

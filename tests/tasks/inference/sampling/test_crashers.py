@@ -14,7 +14,7 @@ from flows.services.base import Supervisor
 from flows.services.environments import EnvironmentServers
 from flows.services.ownership import identity, owned
 from tasks.inference.engine.client import MODEL, Engine
-from tasks.inference.engine.scoring import Served
+from tasks.inference.engine.scoring import ServedModel
 from tasks.inference.environments import servers as environments
 from tasks.rollout.stage import STAGE, rollout
 from tasks.runtime.stage import Policy
@@ -33,8 +33,8 @@ class PinnedEngine:
         self.engine = engine
 
     @contextmanager
-    def pinned(self, policy: Policy) -> Iterator[Served]:
-        yield Served(self.engine.url, KEY, MODEL, policy.key)
+    def pinned(self, policy: Policy) -> Iterator[ServedModel]:
+        yield ServedModel(self.engine.url, KEY, MODEL, policy.key)
 
 
 class Kept:

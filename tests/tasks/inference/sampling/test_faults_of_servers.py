@@ -17,7 +17,7 @@ from flows.services.base import Supervisor
 from flows.services.environments import EnvironmentServers
 from flows.services.ownership import identity, owned
 from tasks.inference.engine.client import MODEL, Engine
-from tasks.inference.engine.scoring import Served
+from tasks.inference.engine.scoring import ServedModel
 from tasks.inference.environments import servers as environments
 from tasks.rollout.stage import STAGE, rollout
 from tasks.runtime.stage import Policy
@@ -45,20 +45,20 @@ class OneEngine:
     """The service of an engine that somebody else keeps at its policy."""
 
     def __init__(self, engine: Engine) -> None:
-        self.served = Served(engine.url, KEY, MODEL)
+        self.served = ServedModel(engine.url, KEY, MODEL)
 
-    def serve(self, policy: Policy) -> Served:
+    def serve(self, policy: Policy) -> ServedModel:
         return self.served
 
     @contextmanager
-    def pinned(self, policy: Policy) -> Iterator[Served]:
+    def pinned(self, policy: Policy) -> Iterator[ServedModel]:
         yield self.served
 
 
 class NoTeachers:
     """The service of teachers of a run that has none."""
 
-    def serve(self, teacher: TeacherConfig) -> Served:
+    def serve(self, teacher: TeacherConfig) -> ServedModel:
         raise AssertionError("nobody is taught")
 
 

@@ -3,7 +3,7 @@
 import asyncio
 from contextlib import suppress
 
-from tasks.inference.sampling.background_loop import LAG_LOOK_SECONDS, LoopLag
+from tasks.inference.sampling.background_loop import LAG_INTERVAL_SECONDS, LoopLag
 
 
 def test_what_a_sleep_takes_beyond_what_was_asked_is_lag() -> None:
@@ -18,15 +18,15 @@ def test_what_a_sleep_takes_beyond_what_was_asked_is_lag() -> None:
     lag = LoopLag(lambda: now[0], sleep)
     with suppress(asyncio.CancelledError):
         asyncio.run(lag.run())
-    assert (lag.num_looks, lag.worst, lag.total) == (3, 0.5, 0.75)
+    assert (lag.num_samples, lag.worst, lag.total) == (3, 0.5, 0.75)
     assert str(lag) == "the event loop was 0.250 s late on average and 0.500 s at worst"
 
 
 def test_early_is_not_late_and_nothing_is_not_zero() -> None:
     lag = LoopLag()
-    assert str(lag) == "the event loop was not looked at"
+    assert str(lag) == "the event loop's lag was not measured"
     lag.add(-0.01)
-    assert (lag.num_looks, lag.worst) == (1, 0.0)
+    assert (lag.num_samples, lag.worst) == (1, 0.0)
 
 
 def test_a_loop_that_is_held_up_is_late() -> None:
@@ -35,11 +35,11 @@ def test_a_loop_that_is_held_up_is_late() -> None:
         looking = asyncio.create_task(lag.run())
         await asyncio.sleep(0)
         began = loop.time()
-        while loop.time() < began + 2 * LAG_LOOK_SECONDS:
+        while loop.time() < began + 2 * LAG_INTERVAL_SECONDS:
             pass  # nobody else gets a turn
-        while not lag.num_looks:
+        while not lag.num_samples:
             await asyncio.sleep(0)
         looking.cancel()
         return lag
 
-    assert asyncio.run(scene()).worst >= LAG_LOOK_SECONDS
+    assert asyncio.run(scene()).worst >= LAG_INTERVAL_SECONDS

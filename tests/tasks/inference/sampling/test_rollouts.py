@@ -80,13 +80,13 @@ def test_eight_rollouts_end_to_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     wire: dict[str, Any] = {}
-    dump = attempts.of_trace_record
+    dump = attempts.rows_of_trace
 
     def remember(trace: Any, *rest: Any) -> Any:
         wire[trace.id] = trace.model_dump(mode="json", context={"float_decimals": None}, serialize_as_any=True)
         return dump(trace, *rest)
 
-    monkeypatch.setattr(attempts, "of_trace_record", remember)
+    monkeypatch.setattr(attempts, "rows_of_trace", remember)
     small_engine.serve("policy-of-rollouts", models["a"])
     groups, ids = Groups(), reverse_examples["example_id"].to_pylist()[:2]
     run(small_engine, reverse_server, view(REVERSE), assigned("reverse", ids, 4), reverse_examples, groups)

@@ -12,6 +12,10 @@ from flows.services.base import Supervisor
 from flows.services.environments import EnvironmentServers
 from flows.services.process import Handle, ServiceSpec
 from tasks.inference.engine.scoring import Served
+from flows.environment_room import EnvironmentRoom
+from flows.processes.service import Handle, ServiceSpec
+from flows.processes.services import Supervisor
+from tasks.inference.engine.scoring import ServedModel
 from tasks.inference.environments.seat_assignment import SEED_STRIDE
 from tasks.inference.sampling.attempts import RolloutRunner, chat_sampling_config
 from tasks.inference.sampling.rollouts import BatchSampler
@@ -22,9 +26,9 @@ ASSIGNMENT = {"assignment_id": "0-0/1", "environment": "e", "example_id": "x", "
 
 
 def sampling(
-    policy: str = "the-policy", teachers: dict[str, Served] | None = None, **environment: Any
+    policy: str = "the-policy", teachers: dict[str, ServedModel] | None = None, **environment: Any
 ) -> RolloutRunner:
-    """Return the attempts of a sampling that calls nobody."""
+    """Return the runner of a sampler that calls no service."""
     config = RunConfig.model_validate(
         {
             "environments": (EnvironmentConfig(name="e", taskset={"id": "e"}, **environment),),
@@ -37,27 +41,27 @@ def sampling(
     made = BatchSampler(
         "http://127.0.0.1:9", "", {}, policy_of_run, 4, view, lambda group_id, tables: None, teachers or {}
     )
-    return made.attempts
+    return made.runner
 
 
 @pytest.mark.parametrize("policy", ["one", "another"])
 def test_every_request_carries_the_policy_as_cache_salt(policy: str) -> None:
     made = sampling(policy)
-    request = made._sampling(made._attempted(ASSIGNMENT), 41)
+    request = made._sampling(made._origin(ASSIGNMENT), 41)
     assert request.model_dump()["cache_salt"] == policy
 
 
 @pytest.mark.parametrize(("own", "expected"), [(None, 0.7), (0.3, 0.3), (0.0, 0.0)])
 def test_an_environment_s_own_temperature_goes_before_the_run_s(own: float | None, expected: float) -> None:
     made = sampling(temperature=own)
-    attempted = made._attempted(ASSIGNMENT)
-    assert attempted.temperature == expected
-    assert made._sampling(attempted, 41).temperature == expected
+    origin = made._origin(ASSIGNMENT)
+    assert origin.temperature == expected
+    assert made._sampling(origin, 41).temperature == expected
 
 
 def test_seed_and_length_are_those_of_the_assignment_and_the_config() -> None:
     made = sampling()
-    request = made._sampling(made._attempted(ASSIGNMENT), 41).model_dump()
+    request = made._sampling(made._origin(ASSIGNMENT), 41).model_dump()
     assert (request["seed"], request["max_tokens"], request["top_p"]) == (41, 9, 1.0)
 
 
@@ -71,33 +75,33 @@ def test_a_chat_api_is_sent_small_seeds_by_every_seat_of_an_episode(seed: int) -
 
 
 def test_rows_say_which_policy_and_how_stale() -> None:
-    attempted = sampling()._attempted(ASSIGNMENT)
-    assert (attempted.policy_key, attempted.policy_version, attempted.step) == ("the-policy", 3, 4)
+    origin = sampling()._origin(ASSIGNMENT)
+    assert (origin.policy_key, origin.policy_version, origin.step) == ("the-policy", 3, 4)
 
 
 @pytest.mark.parametrize(("key", "sent"), [("its key", "Bearer its key"), ("", "Bearer EMPTY")])
 def test_a_teacher_is_sent_its_own_key_or_none(key: str, sent: str) -> None:
-    made = sampling(teachers={"e": Served("http://127.0.0.1:7", key)})
+    made = sampling(teachers={"e": ServedModel("http://127.0.0.1:7", key)})
     assert made.client_configs["e"].headers == {"Authorization": sent}
     assert made.client_configs[""].headers == {}, "of an engine without a key the environment server may know one"
 
 
 def test_an_environment_with_a_teacher_is_sampled_by_that_and_by_no_policy() -> None:
-    made = sampling(teachers={"e": Served("http://127.0.0.1:7/", "its key", "its-name", "its weights")})
-    attempted = made._attempted(ASSIGNMENT)
-    assert (attempted.policy_key, attempted.policy_version, attempted.step) == ("", 4, 4)
-    assert made._sampling(attempted, 41).model_dump()["cache_salt"] == "its weights"
-    asked = made.client_configs[made._sampler(attempted)]
+    made = sampling(teachers={"e": ServedModel("http://127.0.0.1:7/", "its key", "its-name", "its weights")})
+    origin = made._origin(ASSIGNMENT)
+    assert (origin.policy_key, origin.policy_version, origin.step) == ("", 4, 4)
+    assert made._sampling(origin, 41).model_dump()["cache_salt"] == "its weights"
+    asked = made.client_configs[made._sampler(origin)]
     assert asked.base_url == "http://127.0.0.1:7/v1" and asked.headers == {"Authorization": "Bearer its key"}
-    assert made.served[made._sampler(attempted)].model == "its-name"
+    assert made.served[made._sampler(origin)].model == "its-name"
     assert set(made.watch.engines) == {"http://127.0.0.1:9", "http://127.0.0.1:7"}
 
 
 def test_a_teacher_of_another_environment_changes_nothing() -> None:
-    made = sampling(teachers={"other": Served("http://127.0.0.1:7", "", salt="its weights")})
-    attempted = made._attempted(ASSIGNMENT)
-    assert (attempted.policy_key, made._sampler(attempted)) == ("the-policy", "")
-    assert made._sampling(attempted, 41).model_dump()["cache_salt"] == "the-policy"
+    made = sampling(teachers={"other": ServedModel("http://127.0.0.1:7", "", salt="its weights")})
+    origin = made._origin(ASSIGNMENT)
+    assert (origin.policy_key, made._sampler(origin)) == ("the-policy", "")
+    assert made._sampling(origin, 41).model_dump()["cache_salt"] == "the-policy"
 
 
 class Started(Supervisor):
@@ -122,8 +126,8 @@ def test_the_key_of_somebody_elses_api_is_not_overwritten_by_one_of_ours(tmp_pat
 
 def test_somebody_elses_api_is_not_asked_for_metrics_of_an_engine() -> None:
     chat = ExternalModelConfig(url="https://host/v1", model="m")
-    served = {"": Served(chat.url, "", chat.model, chat=chat)}
+    served = {"": ServedModel(chat.url, "", chat.model, chat=chat)}
     config = RunConfig.model_validate({"rollout": {"adaptive_in_flight": True}, "model": {"path": "somewhere"}})
     view = View(config, ("rollout", "environments", "engine", "model"), "rollout")
     made = BatchSampler("", "", {}, {"key": "", "version": 0}, 0, view, lambda group_id, tables: None, served)
-    assert made.steering is not None and made.steering._engines == []
+    assert made.adaptive_limit is not None and made.adaptive_limit._engines == []

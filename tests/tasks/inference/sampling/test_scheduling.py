@@ -73,7 +73,7 @@ class Sampled:
         return View(config, ("rollout", "environments", "engine", "model", "external"), "rollout")
 
     def sample(
-        self, assignments: pa.Table, key: str = "the policy", terms: SamplingPlan | None = None, **rollout: Any
+        self, assignments: pa.Table, key: str = "the policy", plan: SamplingPlan | None = None, **rollout: Any
     ) -> Any:
         groups: dict[str, list[dict[str, Any]]] = {}
 
@@ -91,7 +91,7 @@ class Sampled:
             step=0,
             config=self.view(**rollout),
             on_group=keep,
-            terms=terms or SamplingPlan(),
+            plan=plan or SamplingPlan(),
         )
         return groups
 
@@ -215,7 +215,7 @@ def test_the_cache_is_salted_with_the_policy(sampled: Sampled, attempted: dict[s
 def test_stragglers_are_stopped_when_enough_groups_have_ended(sampled: Sampled) -> None:
     rows = assigned("counted", ["hangs 1", "fine 2", "raises 1", "hangs b 1"], 2)
     # Five at once: the second member of the last group waits for room until others have ended.
-    groups = sampled.sample(rows, terms=SamplingPlan({"counted": 2}), max_in_flight=5)
+    groups = sampled.sample(rows, plan=SamplingPlan({"counted": 2}), max_in_flight=5)
     assert groups.keys() == {"hangs 1", "fine 2", "raises 1", "hangs b 1"}
     classes = {name: [row["error_class"] for row in members] for name, members in groups.items()}
     assert classes == {
@@ -236,7 +236,7 @@ def test_stragglers_are_stopped_when_enough_groups_have_ended(sampled: Sampled) 
 def test_the_engine_is_told_to_stop_as_well(sampled: Sampled) -> None:
     rows = of_groups(assigned("counted", NAMES, 1), ["held 1", "fine 2"])
     sampled.proxy.after_held.add(SEEDS["fine 2"])
-    groups = sampled.sample(rows, terms=SamplingPlan({"counted": 1}))
+    groups = sampled.sample(rows, plan=SamplingPlan({"counted": 1}))
     assert {name: row["error_class"] for name, (row,) in groups.items()} == {"fine 2": None, "held 1": "straggler"}
     assert sampled.proxy.held == {SEEDS["held 1"]}
     proxy = sampled.proxy
@@ -245,7 +245,7 @@ def test_the_engine_is_told_to_stop_as_well(sampled: Sampled) -> None:
 
 def test_an_environment_that_has_enough_begins_nothing(sampled: Sampled) -> None:
     seen = len(sampled.proxy.calls)
-    groups = sampled.sample(assigned("counted", ["fine 2"], 2), terms=SamplingPlan({"counted": 0}))
+    groups = sampled.sample(assigned("counted", ["fine 2"], 2), plan=SamplingPlan({"counted": 0}))
     assert ["before it was begun" in row["error_message"] for row in groups["fine 2"]] == [True, True]
     assert len(sampled.proxy.calls) == seen
 

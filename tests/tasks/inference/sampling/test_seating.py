@@ -18,11 +18,11 @@ import pytest
 
 from configs.environments import EnvironmentConfig
 from tasks.inference.engine.client import MODEL, Engine
-from tasks.inference.engine.scoring import Served
+from tasks.inference.engine.scoring import ServedModel
 from tasks.inference.environments import servers as environments
 from tasks.inference.environments.seat_assignment import SEED_STRIDE
 from tasks.inference.sampling import rollouts
-from tasks.inference.sampling.seats import HEADER, served_as
+from tasks.inference.sampling.seats import SEATS_HEADER, seat_model_name
 from tasks.inference.trace_rows.rows import rebuild
 from tests.fixtures.hosts import KEY, PLUGINS, assigned, served, view_of
 
@@ -123,7 +123,9 @@ def played(small_engine: Engine, models: dict[str, Path], tmp_path_factory: pyte
             step=4,
             config=view_of(models["a"], RIVALS, max_attempts=1),
             on_group=found.__setitem__,
-            teachers={served_as("rivals", "second"): Served(opponent.url, OWN_KEY, "the-opponent", "its weights")},
+            teachers={
+                seat_model_name("rivals", "second"): ServedModel(opponent.url, OWN_KEY, "the-opponent", "its weights")
+            },
         )
         rows = {name: tables["traces"].to_pylist() for name, tables in found.items()}
         messages = [row for tables in found.values() for row in tables["messages"].to_pylist()]
@@ -141,7 +143,7 @@ def test_every_call_goes_to_the_model_of_its_seat(played: Played) -> None:
     ours, theirs = 4 * 2 + 3, 4 * 2  # two rounds of four episodes; the judge is called in all but one
     assert (len(played.policy.calls), len(played.opponent.calls)) == (ours, theirs)
     names = {name.lower() for call in [*played.policy.calls, *played.opponent.calls] for name in call["headers"]}
-    assert HEADER.lower() not in names
+    assert SEATS_HEADER.lower() not in names
 
 
 def test_each_run_of_an_episode_has_a_seed_of_its_own_and_the_rows_say_it(played: Played) -> None:
@@ -179,7 +181,7 @@ def test_rows_have_the_temperature_of_their_seat(played: Played) -> None:
 
 def test_no_row_holds_a_key_or_word_of_the_request_s_header(played: Played) -> None:
     text = json.dumps([played.rows, played.messages], default=str)
-    assert KEY not in text and OWN_KEY not in text and HEADER not in text
+    assert KEY not in text and OWN_KEY not in text and SEATS_HEADER not in text
 
 
 def test_an_agent_s_own_error_leaves_the_others_what_they_earned(played: Played) -> None:

@@ -6,13 +6,20 @@ from typing import Any
 import pytest
 
 from configs.environments import EnvironmentConfig
-from tasks.inference.engine.scoring import Served
-from tasks.inference.sampling.seats import Player, SeatClient, SeatMismatch, Seats, frozen_players, served_as
-from tasks.inference.trace_rows.rows import Attempted
+from tasks.inference.engine.scoring import ServedModel
+from tasks.inference.sampling.seats import (
+    SeatClient,
+    SeatMismatch,
+    SeatPlayer,
+    Seats,
+    frozen_seat_models,
+    seat_model_name,
+)
+from tasks.inference.trace_rows.rows import RolloutOrigin
 
-ATTEMPTED = Attempted({}, "the-policy", 3, 4, 1.0)
+ORIGIN = RolloutOrigin({}, "the-policy", 3, 4, 1.0)
 POLICY = SeatClient(SimpleNamespace(base_url="http://policy/v1"), "m")  # type: ignore[arg-type]
-RIVAL = Player(SimpleNamespace(base_url="http://rival/v1"), Served("http://rival", "", "r"))  # type: ignore[arg-type]
+RIVAL = SeatPlayer(SimpleNamespace(base_url="http://rival/v1"), ServedModel("http://rival", "", "r"))  # type: ignore[arg-type]
 SEATS = Seats("e", {"rival": RIVAL}, frozenset({"helper"}))
 FOREIGN = {"trainable": False, "policy_key": "", "policy_version": 4, "staleness": 0}
 
@@ -38,13 +45,13 @@ def played(seat: str, url: str | None, model: str | None) -> Any:
 def test_a_row_is_the_policy_s_only_where_the_policy_played(
     seat: str, url: str | None, model: str | None, expected: dict[str, Any]
 ) -> None:
-    assert SEATS.columns(played(seat, url, model), POLICY, ATTEMPTED) == expected
+    assert SEATS.trace_columns(played(seat, url, model), POLICY, ORIGIN) == expected
 
 
 @pytest.mark.parametrize(("url", "model"), [("http://policy/v1", "m"), ("http://rival/v1", "m"), ("http://x/v1", "r")])
 def test_a_frozen_seat_that_another_model_played_stops_everything(url: str, model: str) -> None:
     with pytest.raises(SeatMismatch, match="seat 'rival': it was to be played by 'r' at http://rival/v1"):
-        SEATS.columns(played("rival", url, model), POLICY, ATTEMPTED)
+        SEATS.trace_columns(played("rival", url, model), POLICY, ORIGIN)
 
 
 def test_frozen_players_are_found_by_environment_and_seat() -> None:
@@ -53,12 +60,12 @@ def test_frozen_players_are_found_by_environment_and_seat() -> None:
         EnvironmentConfig.model_validate({"name": name, "taskset": {"id": "t"}, "seats": own})
         for name, own in (("x", seats), ("y", {}), ("z", {"a": {"model": {"url": "http://two"}}}))
     ]
-    found = frozen_players(environments, lambda teacher: Served(teacher.url, ""))
+    found = frozen_seat_models(environments, lambda teacher: ServedModel(teacher.url, ""))
     assert {name: each.url for name, each in found.items()} == {
-        served_as("x", "a"): "http://one",
-        served_as("z", "a"): "http://two",
+        seat_model_name("x", "a"): "http://one",
+        seat_model_name("z", "a"): "http://two",
     }
-    assert served_as("x", "y/a") != served_as("x/y", "a")
+    assert seat_model_name("x", "y/a") != seat_model_name("x/y", "a")
 
 
 def test_a_frozen_seat_without_its_model_never_falls_to_the_policy() -> None:
@@ -66,9 +73,9 @@ def test_a_frozen_seat_without_its_model_never_falls_to_the_policy() -> None:
     environment = EnvironmentConfig.model_validate({"name": "x", "taskset": {"id": "t"}, "seats": seats})
     client: Any = SimpleNamespace(headers={}, base_url="http://policy/v1")
     with pytest.raises(AssertionError, match=r"seats \['a'\] of 'x' would fall to the policy"):
-        Seats.of(environment, {}, {}).told(client)
+        Seats.of(environment, {}, {}).add_players(client)
     own = {"a": {"trainable": False}, "b": {"max_turns": 1}}
-    told = EnvironmentConfig.model_validate({"name": "x", "taskset": {"id": "t"}, "seats": own})
-    assert Seats.of(told, {}, {}).untrained == {"a"}
+    own_section = EnvironmentConfig.model_validate({"name": "x", "taskset": {"id": "t"}, "seats": own})
+    assert Seats.of(own_section, {}, {}).untrained == {"a"}
     plain = Seats.of(EnvironmentConfig(name="y", taskset={"id": "t"}), {}, {})
-    assert plain.told(client) is client, "a request without frozen seats is as it was"
+    assert plain.add_players(client) is client, "a request without frozen seats is as it was"

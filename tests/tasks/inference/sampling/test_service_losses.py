@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from tasks.inference.sampling.lost_servers import ServiceLost
-from tasks.inference.sampling.rollouts import _cause
+from tasks.inference.sampling.rollouts import _root_cause
 
 pytestmark = pytest.mark.engine
 
@@ -32,11 +32,11 @@ async def step(*groups: tuple[Exception, ...]) -> None:
 def test_the_loss_of_a_service_comes_before_what_followed_from_it(groups: tuple[tuple[Exception, ...], ...]) -> None:
     with pytest.raises(ExceptionGroup) as several:
         asyncio.run(step(*groups))
-    assert _cause(several.value) is LOST
+    assert _root_cause(several.value) is LOST
 
 
 def test_any_other_error_is_the_cause_itself() -> None:
     error = ValueError("a bug")
     with pytest.raises(ExceptionGroup) as several:
         asyncio.run(step((error,)))
-    assert _cause(several.value) is error
+    assert _root_cause(several.value) is error

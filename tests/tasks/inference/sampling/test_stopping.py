@@ -4,12 +4,12 @@ import asyncio
 
 import pytest
 
-from tasks.inference.sampling.rollouts import GroupQuota, StoppedEarly, straggler
+from tasks.inference.sampling.rollouts import GroupQuota, StoppedEarly, straggler_failure
 
 
-async def stopped(enough: GroupQuota, environment: str, began: asyncio.Event) -> str:
+async def stopped(quota: GroupQuota, environment: str, began: asyncio.Event) -> str:
     try:
-        async with enough.unless_reached(environment):
+        async with quota.stop_when_reached(environment):
             began.set()
             await asyncio.Event().wait()
     except StoppedEarly:
@@ -19,19 +19,19 @@ async def stopped(enough: GroupQuota, environment: str, began: asyncio.Event) ->
 
 def test_the_last_group_that_is_needed_stops_the_others_of_its_environment() -> None:
     async def scene() -> None:
-        enough = GroupQuota({"a": 2})
+        quota = GroupQuota({"a": 2})
         began = [asyncio.Event() for _ in range(3)]
         a, also, b = (
-            asyncio.create_task(stopped(enough, name, event)) for name, event in zip("aab", began, strict=True)
+            asyncio.create_task(stopped(quota, name, event)) for name, event in zip("aab", began, strict=True)
         )
         for event in began:
             await event.wait()
-        enough.ended("a")
+        quota.count_group("a")
         await asyncio.sleep(0)
-        assert not enough.reached("a") and not a.done()
-        enough.ended("b")
-        enough.ended("a")
-        assert enough.reached("a") and not enough.reached("b")
+        assert not quota.is_reached("a") and not a.done()
+        quota.count_group("b")
+        quota.count_group("a")
+        assert quota.is_reached("a") and not quota.is_reached("b")
         assert await asyncio.gather(a, also) == ["a stopped", "a stopped"]
         assert not b.done(), "an environment without a number is sampled to the end"
         b.cancel()
@@ -50,10 +50,10 @@ def test_what_comes_later_is_not_begun() -> None:
 
 def test_what_ended_by_itself_stays_ended() -> None:
     async def scene() -> int:
-        enough = GroupQuota({"a": 1})
-        async with enough.unless_reached("a"):
+        quota = GroupQuota({"a": 1})
+        async with quota.stop_when_reached("a"):
             value = 3
-        enough.ended("a")
+        quota.count_group("a")
         await asyncio.sleep(0)
         return value
 
@@ -62,11 +62,11 @@ def test_what_ended_by_itself_stays_ended() -> None:
 
 def test_another_time_limit_and_a_cancellation_are_not_taken_for_it() -> None:
     async def scene() -> None:
-        enough = GroupQuota({"a": 1})
+        quota = GroupQuota({"a": 1})
         with pytest.raises(TimeoutError):
-            async with enough.unless_reached("a"):
+            async with quota.stop_when_reached("a"):
                 raise TimeoutError("the environment's own")
-        task = asyncio.create_task(stopped(enough, "a", began := asyncio.Event()))
+        task = asyncio.create_task(stopped(quota, "a", began := asyncio.Event()))
         await began.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -76,7 +76,7 @@ def test_another_time_limit_and_a_cancellation_are_not_taken_for_it() -> None:
 
 
 def test_rows_say_whether_it_was_begun() -> None:
-    begun, not_begun = straggler("words", 2.345), straggler("words", None)
+    begun, not_begun = straggler_failure("words", 2.345), straggler_failure("words", None)
     assert (begun.kind, begun.type, begun.retryable) == ("straggler", "Stopped", False)
     assert "after 2.3 s" in begun.message and "'words'" in begun.message and "oversampling" in begun.message
     assert "before it was begun" in not_begun.message

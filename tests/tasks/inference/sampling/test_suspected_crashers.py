@@ -1,58 +1,63 @@
-"""Who is suspected of taking an environment server down, by hand and against a plain simulation."""
+"""Which rollouts are taken for crashers of their environment server, by hand and against a plain simulation."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+<<<<<<<< HEAD:tests/tasks/inference/sampling/test_suspected_crashers.py
 from tasks.inference.sampling.lost_servers import TRIED_MEMBERS, Crashers, UnderWay
 from tests.fixtures.hosts import assigned
+========
+from tasks.inference.sampling.lost_servers import MAX_TRIED_MEMBERS, Crashers, InFlightRollout
+from tests.tasks.inference.hosts import assigned
+>>>>>>>> 2f066c8 (Name things in inference and the learner by the glossary; merge fragments of the learner; order sampling top-down):tests/tasks/inference/test_crashers.py
 
 SERVER = "environment server 'e'"
 
 
-def under_way(*ids: str) -> list[UnderWay]:
-    return [UnderWay(each, each.partition("/")[0], "e") for each in ids]
+def in_flight(*ids: str) -> list[InFlightRollout]:
+    return [InFlightRollout(each, each.partition("/")[0], "e") for each in ids]
 
 
-def chosen(suspects: Crashers, missing) -> tuple[list[str], bool]:
-    rows, one_at_a_time = suspects.next(missing)
+def chosen(crashers: Crashers, missing) -> tuple[list[str], bool]:
+    rows, one_at_a_time = crashers.next_assignments(missing)
     return list(dict.fromkeys(rows["group_id"].to_pylist())), one_at_a_time
 
 
-def test_two_losses_make_a_suspect_and_one_alone_is_condemned() -> None:
-    suspects, missing = Crashers(), assigned("e", ["a", "b", "c"], 2)
-    assert chosen(suspects, missing) == (["a", "b", "c"], False)
-    assert not suspects.lost(SERVER, under_way("a/0", "a/1", "b/0"))
-    assert chosen(suspects, missing) == (["a", "b", "c"], False)
-    assert not suspects.lost(SERVER, under_way("a/0", "b/0", "b/1"))
-    assert chosen(suspects, missing) == (["c"], False), "the others come first, as many at once as ever"
+def test_two_losses_make_a_suspect_and_one_alone_is_given_up() -> None:
+    crashers, missing = Crashers(), assigned("e", ["a", "b", "c"], 2)
+    assert chosen(crashers, missing) == (["a", "b", "c"], False)
+    assert not crashers.record_loss(SERVER, in_flight("a/0", "a/1", "b/0"))
+    assert chosen(crashers, missing) == (["a", "b", "c"], False)
+    assert not crashers.record_loss(SERVER, in_flight("a/0", "b/0", "b/1"))
+    assert chosen(crashers, missing) == (["c"], False), "the others come first, as many at once as ever"
     left = missing.filter([row["group_id"] != "c" for row in missing.to_pylist()])
-    assert chosen(suspects, left) == (["a"], True), "then one group of them, one rollout at a time"
-    assert suspects.lost(SERVER, under_way("a/1"))
-    failure = suspects.untried(left)["a/1"]
+    assert chosen(crashers, left) == (["a"], True), "then one group of them, one rollout at a time"
+    assert crashers.record_loss(SERVER, in_flight("a/1"))
+    failure = crashers.find_given_up(left)["a/1"]
     assert (failure.kind, failure.type) == ("infrastructure", "ServerLost")
     assert "'e' died while this rollout alone was under way" in failure.message
-    assert suspects.untried(left).keys() == {"a/1"}
+    assert crashers.find_given_up(left).keys() == {"a/1"}
 
 
 def test_one_alone_at_its_first_loss_is_tried_again() -> None:
-    suspects = Crashers()
-    assert not suspects.lost(SERVER, under_way("a/0"))
-    assert suspects.lost(SERVER, under_way("a/0")), "twice is no accident"
+    crashers = Crashers()
+    assert not crashers.record_loss(SERVER, in_flight("a/0"))
+    assert crashers.record_loss(SERVER, in_flight("a/0")), "twice is no accident"
 
 
 def test_a_loss_with_nothing_under_way_accuses_nobody() -> None:
-    suspects = Crashers()
-    assert not suspects.lost("the engine", [])
-    assert chosen(suspects, assigned("e", ["a"], 1)) == (["a"], False)
+    crashers = Crashers()
+    assert not crashers.record_loss("the engine", [])
+    assert chosen(crashers, assigned("e", ["a"], 1)) == (["a"], False)
 
 
 def test_a_group_of_which_every_member_kills_costs_a_few_restarts() -> None:
-    suspects, missing = Crashers(), assigned("e", ["a", "b"], 8)
+    crashers, missing = Crashers(), assigned("e", ["a", "b"], 8)
     for _ in range(2):
-        suspects.lost(SERVER, under_way("a/0", "a/1", "b/0"))
-    for member in range(TRIED_MEMBERS):
-        assert suspects.lost(SERVER, under_way(f"a/{member}"))
-    untried = suspects.untried(missing)
+        crashers.record_loss(SERVER, in_flight("a/0", "a/1", "b/0"))
+    for member in range(MAX_TRIED_MEMBERS):
+        assert crashers.record_loss(SERVER, in_flight(f"a/{member}"))
+    untried = crashers.find_given_up(missing)
     assert untried.keys() == {f"a/{member}" for member in range(8)}
     assert "not tried: 2 other rollouts" in untried["a/7"].message
 
@@ -63,12 +68,12 @@ def test_whoever_kills_all_others_have_their_rows(killers: set[tuple[int, int]],
     """A plain server: it takes `at_once` rollouts at a time, in order, and dies with the first killer among them."""
     deadly = {f"g{group}/{member}" for group, member in killers}
     everything = assigned("e", [f"g{number}" for number in range(5)], 3)
-    suspects, ended, losses = Crashers(), dict[str, bool](), 0
+    crashers, ended, losses = Crashers(), dict[str, bool](), 0
     while len(ended) < everything.num_rows:
-        rows, one_at_a_time = suspects.next(
+        rows, one_at_a_time = crashers.next_assignments(
             everything.filter([r not in ended for r in everything["assignment_id"].to_pylist()])
         )
-        untried, names = suspects.untried(rows), rows["assignment_id"].to_pylist()
+        untried, names = crashers.find_given_up(rows), rows["assignment_id"].to_pylist()
         tried = [name for name in names if name not in untried]
         size = 1 if one_at_a_time else at_once
         waves = [tried[start : start + size] for start in range(0, len(tried), size)]
@@ -82,9 +87,11 @@ def test_whoever_kills_all_others_have_their_rows(killers: set[tuple[int, int]],
         groups = dict(zip(names, rows["group_id"].to_pylist(), strict=True))
         whole = {group for group in groups.values() if all(n in done for n, g in groups.items() if g == group)}
         ended |= {name: name in untried for name in names if groups[name] in whole}
-        suspects.lost(SERVER, under_way(*fatal))
+        crashers.record_loss(SERVER, in_flight(*fatal))
     failed = {name for name, has_failed in ended.items() if has_failed}
     most = {
-        name for name in ended if sum(each.startswith(name.partition("/")[0] + "/") for each in deadly) >= TRIED_MEMBERS
+        name
+        for name in ended
+        if sum(each.startswith(name.partition("/")[0] + "/") for each in deadly) >= MAX_TRIED_MEMBERS
     }
     assert deadly <= failed <= deadly | most

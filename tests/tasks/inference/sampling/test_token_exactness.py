@@ -15,10 +15,10 @@ from lookup.words import words
 
 from configs.environments import EnvironmentConfig
 from configs.run import RunConfig, View
-from tasks.inference.engine.scoring import Served
+from tasks.inference.engine.scoring import ServedModel
 from tasks.inference.environments import servers as environments
 from tasks.inference.sampling import rollouts
-from tasks.inference.sampling.adaptive_limit import START, AdaptiveLimit, Limiter
+from tasks.inference.sampling.adaptive_limit import INITIAL_LIMIT, AdaptiveLimit, Limiter
 from tasks.learner.tiny import tiny_qwen3
 from tasks.metrics.retokenised import retokenised_turns
 from tests.fixtures.exactness import check_packed, check_wire, packed
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.engine
 LOOKUP = EnvironmentConfig(name="lookup", taskset={"id": "lookup", "num_examples": 4}, max_turns=6)
 RENDERER = {"enable_thinking": False}
 MOST, SIZE = 64, 5
-TOGETHER = START + 1
+TOGETHER = INITIAL_LIMIT + 1
 """Rollouts of which each waits with its first call until the others have made theirs: more than there may be at first.
 """
 
@@ -49,7 +49,7 @@ class Sampled:
 
 async def steered(url: str) -> list[int]:
     """The limits that an engine at rest gives a crowd that is held back by each of them."""
-    steering = AdaptiveLimit(limiter := Limiter(MOST), [Served(url, KEY)])
+    steering = AdaptiveLimit(limiter := Limiter(MOST), [ServedModel(url, KEY)])
     crowd = [asyncio.create_task(limiter.__aenter__()) for _ in range(2 * MOST)]
     moving = asyncio.create_task(steering.run())
     async with asyncio.timeout(PATIENCE):
@@ -63,7 +63,7 @@ async def steered(url: str) -> list[int]:
 
 async def unsteered(url: str) -> int:
     """The limit that an engine leaves which has no metrics."""
-    steering = AdaptiveLimit(limiter := Limiter(MOST), [Served(url, KEY)])
+    steering = AdaptiveLimit(limiter := Limiter(MOST), [ServedModel(url, KEY)])
     async with asyncio.timeout(PATIENCE):
         await steering.run()
     return limiter.limit
@@ -141,12 +141,12 @@ def test_a_changed_token_would_be_noticed(sampled: Sampled) -> None:
 
 
 def test_all_rollouts_end_though_more_than_the_first_limit_wait_for_each_other(sampled: Sampled) -> None:
-    assert len(sampled.proxy.seeds) == 2 * SIZE > TOGETHER > START
+    assert len(sampled.proxy.seeds) == 2 * SIZE > TOGETHER > INITIAL_LIMIT
     assert len({row["trace_id"] for row in sampled.tables["traces"].to_pylist()}) == 2 * SIZE
 
 
 def test_a_limit_starts_small_and_grows_while_the_engine_keeps_up(sampled: Sampled) -> None:
-    assert sampled.limits[:4] == [START, START + 4, START + 8, START + 12]
+    assert sampled.limits[:4] == [INITIAL_LIMIT, INITIAL_LIMIT + 4, INITIAL_LIMIT + 8, INITIAL_LIMIT + 12]
 
 
 def test_an_engine_without_metrics_is_left_alone(sampled: Sampled) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tasks.inference.engine.model_info import ModelUnusable
-from tasks.inference.trace_rows.demonstrations import DemonstrationUnusable, demonstration_rows, renderer
+from tasks.inference.trace_rows.demonstrations import DemonstrationUnusable, demonstration_renderer, demonstration_rows
 from tasks.learner.tiny import tiny_qwen3
 
 pytestmark = pytest.mark.engine
@@ -93,7 +93,7 @@ NO_THOUGHT = {"enable_thinking": False}
 
 @pytest.mark.parametrize("settings", [{}, NO_THOUGHT])
 def test_calls_of_tools_are_trained_and_results_are_not(directory: Path, settings: dict[str, Any]) -> None:
-    rows = renderer(directory, "qwen3", settings)([ASKED, CALLING, FOUND, ANSWERED], [TOOL])
+    rows = demonstration_renderer(directory, "qwen3", settings)([ASKED, CALLING, FOUND, ANSWERED], [TOOL])
     tokenizer, _ = rendered(directory, "qwen3", [ASKED])
     text = [tokenizer.decode(row["token_ids"]) for row in rows]
     assert "<tools>" in text[0] and '"name": "find"' in text[0]
@@ -107,7 +107,7 @@ def test_calls_of_tools_are_trained_and_results_are_not(directory: Path, setting
 
 def test_an_empty_thought_that_every_prompt_ends_with_is_not_sampled(directory: Path) -> None:
     more = {"role": "user", "content": "more"}
-    rows = renderer(directory, "qwen3", NO_THOUGHT)([ASKED, ANSWERED, more, ANSWERED])
+    rows = demonstration_renderer(directory, "qwen3", NO_THOUGHT)([ASKED, ANSWERED, more, ANSWERED])
     tokenizer, _ = rendered(directory, "qwen3", [ASKED])
     for row in (rows[1], rows[3]):
         flags = list(zip(row["token_ids"], row["mask"], strict=True))
@@ -118,6 +118,6 @@ def test_an_empty_thought_that_every_prompt_ends_with_is_not_sampled(directory: 
 
 def test_a_setting_that_the_renderer_does_not_have(directory: Path) -> None:
     with pytest.raises(ModelUnusable, match="renderer qwen3 refuses them: add_vision_id"):
-        renderer(directory, "qwen3", {"add_vision_id": True})
+        demonstration_renderer(directory, "qwen3", {"add_vision_id": True})
     with pytest.raises(ModelUnusable, match="name the renderer"):
-        renderer(directory, "auto", NO_THOUGHT)
+        demonstration_renderer(directory, "auto", NO_THOUGHT)

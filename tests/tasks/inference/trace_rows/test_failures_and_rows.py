@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.schemas.stage_tables import MESSAGES, TRACES
-from tasks.inference.sampling.failures import Failure, kind_of, of_trace
-from tasks.inference.trace_rows.rows import Attempted, of_failure, rebuild, spread, tables
+from tasks.inference.sampling.failures import Failure, failure_of_trace, kind_of
+from tasks.inference.trace_rows.rows import RolloutOrigin, rebuild, row_of_failure, spread_logprobs, trace_tables
 
 pytestmark = [pytest.mark.engine, pytest.mark.essential]
 
@@ -60,13 +60,13 @@ def finished(**changes: Any) -> dict[str, Any]:
     ],
 )
 def test_what_is_wrong_with_a_trace(changes: dict[str, Any], kind: str, name: str) -> None:
-    failure = of_trace(finished(**changes))
+    failure = failure_of_trace(finished(**changes))
     assert failure is not None
     assert (failure.kind, failure.type) == (kind, name)
 
 
 def test_nothing_is_wrong_with_a_finished_trace() -> None:
-    assert of_trace(finished()) is None
+    assert failure_of_trace(finished()) is None
 
 
 @given(
@@ -81,7 +81,7 @@ def test_nothing_is_wrong_with_a_finished_trace() -> None:
 )
 def test_log_probs_lie_where_the_mask_is_set(drawn: tuple[list[bool], list[float]]) -> None:
     mask, logprobs = drawn
-    values = spread(logprobs, mask)
+    values = spread_logprobs(logprobs, mask)
     assert len(values) == len(mask)
     assert [value for value, own in zip(values, mask, strict=True) if own] == logprobs
     assert all(value == 0.0 for value, own in zip(values, mask, strict=True) if not own)
@@ -89,13 +89,13 @@ def test_log_probs_lie_where_the_mask_is_set(drawn: tuple[list[bool], list[float
 
 def test_a_log_prob_too_few_is_refused() -> None:
     with pytest.raises(AssertionError, match="1 log-probs for 2 sampled tokens"):
-        spread([-1.0], [True, False, True])
+        spread_logprobs([-1.0], [True, False, True])
 
 
 def test_a_rollout_that_left_no_trace_is_a_row() -> None:
-    attempted = Attempted(ASSIGNMENT, "policy", 3, 5, 0.7)
-    row = of_failure(Failure("timeout", "TimeoutError", "too long"), attempted, 1.5, 2.0)
-    made = tables([row], [])
+    attempted = RolloutOrigin(ASSIGNMENT, "policy", 3, 5, 0.7)
+    row = row_of_failure(Failure("timeout", "TimeoutError", "too long"), attempted, 1.5, 2.0)
+    made = trace_tables([row], [])
     assert made["traces"].schema.equals(TRACES.arrow) and made["messages"].schema.equals(MESSAGES.arrow)
     (stored,) = made["traces"].to_pylist()
     assert stored["reward"] is None and stored["error_class"] == "timeout" and stored["error_traceback"] is None

@@ -12,10 +12,12 @@ from tasks.inference.sampling.failures import Failure
 from tasks.inference.sampling.seats import SeatClient, Seats
 from tasks.inference.trace_rows.rows import Attempted
 from tests.fixtures.shapes import Player, blank, sent
+from tasks.inference.trace_rows.rows import RolloutOrigin
+from tests.tasks.inference.shapes import Player, blank, sent
 
 pytestmark = pytest.mark.engine
 
-ATTEMPTED = Attempted({"assignment_id": "g/0", "group_id": "g", "environment": "e", "example_id": "x"}, "p", 0, 0, 1.0)
+ORIGIN = RolloutOrigin({"assignment_id": "g/0", "group_id": "g", "environment": "e", "example_id": "x"}, "p", 0, 0, 1.0)
 POLICY = SeatClient(SimpleNamespace(base_url="http://policy/v1"), "m")
 REPLY: dict[str, Any] = {"content": "yes", "reasoning_content": None, "calls": []}
 BUSY = ("ProviderError", 503)
@@ -48,7 +50,7 @@ def played(members: dict[str, Any], wrong: tuple[str, int | None] | None = None,
     episode = asyncio.run(sent(traces, [*turns, finish]))
     episode.ok = wrong is None and all(trace.ok for trace in traces)
     episode.errors = [Error(type=wrong[0], message="the program fell", status_code=wrong[1])] if wrong else []
-    rows, cause = episode_rows(episode, ATTEMPTED, Seats("e", {}), POLICY)
+    rows, cause = episode_rows(episode, ORIGIN, Seats("e", {}), POLICY)
     assert rows is not None
     return {row["agent"]: (row["reward"], row["error_class"]) for row in rows[0]}, cause
 
@@ -87,7 +89,7 @@ def test_the_row_says_whose_failure_it_was() -> None:
     traces[1].errors = [Error(type="ProviderError", message="no answer", status_code=503)]
     turns = [partial(Player(trace).move, "asks", "well?", REPLY) for trace in traces]
     episode = asyncio.run(sent(traces, [*turns, lambda: traces[0].record_reward("r", 1.0)]))
-    rows, _ = episode_rows(episode, ATTEMPTED, Seats("e", {}), POLICY)
+    rows, _ = episode_rows(episode, ORIGIN, Seats("e", {}), POLICY)
     assert rows is not None
     assert rows[0][0]["error_message"].startswith("agent 'user' of its episode failed: no answer")
     assert rows[0][1]["error_message"].startswith("no answer")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(autouse=True)
 def nothing_opened(monkeypatch: pytest.MonkeyPatch) -> None:
-    run_tokenizer._opened.clear()
+    run_tokenizer._cache.clear()
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_equal_files_are_opened_once(tmp_path: Path, store: Store) -> None:
 
 def test_opened_ones_are_given_up_in_their_turn(tmp_path: Path, store: Store) -> None:
     opened = [open_tokenizer(model(tmp_path / name, name)) for name in "abcdefghi"]
-    assert len(opened) > len(run_tokenizer._opened) == run_tokenizer.KEPT
+    assert len(opened) > len(run_tokenizer._cache) == run_tokenizer.MAX_CACHED
     assert open_tokenizer(tmp_path / "i") is opened[-1]
     assert open_tokenizer(tmp_path / "a") is not opened[0]
 

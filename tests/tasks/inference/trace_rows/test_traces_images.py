@@ -14,7 +14,7 @@ from storage.refs import Entry
 from storage.schemas.stage_tables import IMAGES
 from storage.schemas.validation import RowPlace, check_rows
 from storage.store import Store, open_store
-from tasks.inference.trace_rows.images import LITERAL, MissingImage, image_of, put_aside, put_back
+from tasks.inference.trace_rows.images import LITERAL, MissingImage, extract_images, parse_image, restore_images
 from tasks.runtime.group_commits import Parts
 from tests.fixtures.builders import message, table, trace
 
@@ -50,7 +50,7 @@ def test_bytes_are_there_once_for_each_group_with_their_first_use() -> None:
     asked = body({"type": "text", "text": "what is this?"}, part(URL))
     bodies = {"a": [body("hello"), asked, asked], "b": [asked], "c": [asked]}
     traces, messages = rows(bodies, {"a": "g", "b": "g", "c": "h"})
-    made = put_aside(traces, messages)
+    made = extract_images(traces, messages)
     check_rows(made["images"], IMAGES, RowPlace("images"))
     image = {"digest": DIGEST, "media_type": "image/png", "data": DATA}
     assert made["images"].to_pylist() == [
@@ -60,16 +60,16 @@ def test_bytes_are_there_once_for_each_group_with_their_first_use() -> None:
     referred = body({"type": "text", "text": "what is this?"}, part(REFERENCE))
     assert made["messages"]["body"].to_pylist() == [body("hello"), *[referred] * 4]
     assert made["messages"].drop(["body"]).equals(messages.drop(["body"])) and made["traces"].equals(traces)
-    assert put_back(made["traces"], made["messages"], made["images"]) == {"traces": traces, "messages": messages}
+    assert restore_images(made["traces"], made["messages"], made["images"]) == {"traces": traces, "messages": messages}
 
 
 def test_a_task_s_own_image_is_in_the_record() -> None:
     record = json.dumps({"task": {"data": {"picture": URL}}}, separators=(",", ":"))
     traces, messages = rows({"a": [body("hello")]}, {"a": "g"}, record=record)
-    made = put_aside(traces, messages)
+    made = extract_images(traces, messages)
     assert made["images"].to_pylist()[0]["message"] is None
     assert made["traces"]["record"].to_pylist() == [record.replace(URL, REFERENCE)]
-    assert put_back(made["traces"], made["messages"], made["images"])["traces"].equals(traces)
+    assert restore_images(made["traces"], made["messages"], made["images"])["traces"].equals(traces)
 
 
 @pytest.mark.parametrize(
@@ -83,28 +83,28 @@ def test_a_task_s_own_image_is_in_the_record() -> None:
     ],
 )
 def test_what_is_no_image_here_stays_as_it_is(url: str) -> None:
-    assert image_of(url) is None
+    assert parse_image(url) is None
     traces, messages = rows({"a": [body(part(url))]}, {"a": "g"})
-    assert put_aside(traces, messages) == {"traces": traces, "messages": messages}
+    assert extract_images(traces, messages) == {"traces": traces, "messages": messages}
 
 
 def test_text_that_spells_an_image_is_text() -> None:
     traces, messages = rows({"a": [body(URL), body({"type": "text", "text": URL})]}, {"a": "g"})
-    assert put_aside(traces, messages) == {"traces": traces, "messages": messages}
+    assert extract_images(traces, messages) == {"traces": traces, "messages": messages}
 
 
 def test_an_address_that_looks_like_a_reference_comes_back_as_it_was() -> None:
     traces, messages = rows({"a": [body(part(REFERENCE)), body(part(LITERAL + "x"))]}, {"a": "g"})
-    made = put_aside(traces, messages)
+    made = extract_images(traces, messages)
     assert set(made) == {"traces", "messages"} and not made["messages"].equals(messages)
-    assert put_back(made["traces"], made["messages"], None)["messages"].equals(messages)
+    assert restore_images(made["traces"], made["messages"], None)["messages"].equals(messages)
 
 
 def test_a_lost_image_is_named() -> None:
     traces, messages = rows({"a": [body(part(URL))]}, {"a": "g"})
-    made = put_aside(traces, messages)
+    made = extract_images(traces, messages)
     with pytest.raises(MissingImage, match=f"trace a, message 0: {REFERENCE} is not in table images"):
-        put_back(made["traces"], made["messages"], None)
+        restore_images(made["traces"], made["messages"], None)
 
 
 def test_parts_commit_images_of_those_groups_that_have_any(tmp_path: Path) -> None:
@@ -116,12 +116,12 @@ def test_parts_commit_images_of_those_groups_that_have_any(tmp_path: Path) -> No
 
     parts = Parts(store, entry, ("traces", "group_id"))
     for name, picture in (("a", "nothing"), ("b", part(URL)), ("c", part(URL))):
-        parts.put(put_aside(*rows({name: [body(picture)]}, {name: f"g{name}"})))
+        parts.put(extract_images(*rows({name: [body(picture)]}, {name: f"g{name}"})))
     pieces = parts.close()
 
     def read(name: str) -> pa.Table:
         return store.read([piece for piece in pieces if piece.table == name])
 
     assert sorted(read("images")["group_id"].to_pylist()) == ["gb", "gc"]
-    whole = put_back(read("traces"), read("messages"), read("images"))["messages"]
+    whole = restore_images(read("traces"), read("messages"), read("images"))["messages"]
     assert sorted(whole["body"].to_pylist()) == sorted([body("nothing"), body(part(URL)), body(part(URL))])

@@ -19,6 +19,10 @@ from tasks.inference.trace_rows.images import put_back
 from tasks.inference.trace_rows.rows import Attempted, of_trace_record, rebuild, tables, wire_record
 from tests.fixtures.crediting import credited
 from tests.fixtures.shapes import NOTES, NUMBERS, SCRIPT, URLS, Player, blank, sent
+from tasks.inference.trace_rows.images import restore_images
+from tasks.inference.trace_rows.rows import RolloutOrigin, rebuild, rows_of_trace, trace_tables, wire_record
+from tests.tasks.algorithms.crediting import credited
+from tests.tasks.inference.shapes import NOTES, NUMBERS, SCRIPT, URLS, Player, blank, sent
 
 pytestmark = pytest.mark.engine
 
@@ -48,8 +52,8 @@ def play(scripts: list[Any], changes: list[dict[str, Any]]) -> tuple[list[Any], 
 
 def rows_of(episode: Any) -> dict[str, pa.Table]:
     """The rows that sampling hands over for the episode."""
-    made = [of_trace_record(trace, Attempted(ASSIGNMENT, "p", 0, 0, 1.0), episode.id) for trace in episode.traces]
-    return tables([row for row, _ in made], [message for _, own in made for message in own])
+    made = [rows_of_trace(trace, RolloutOrigin(ASSIGNMENT, "p", 0, 0, 1.0), episode.id) for trace in episode.traces]
+    return trace_tables([row for row, _ in made], [message for _, own in made for message in own])
 
 
 def stored(made: dict[str, pa.Table]) -> dict[str, pa.Table]:
@@ -62,7 +66,7 @@ def stored(made: dict[str, pa.Table]) -> dict[str, pa.Table]:
 
 def rebuilt(found: dict[str, pa.Table]) -> list[dict[str, Any]]:
     """The traces out of their rows."""
-    whole = put_back(found["traces"], found["messages"], found.get("images"))
+    whole = restore_images(found["traces"], found["messages"], found.get("images"))
     messages = whole["messages"].to_pylist()
     return [
         rebuild(row, [m for m in messages if m["trace_id"] == row["trace_id"]]) for row in whole["traces"].to_pylist()

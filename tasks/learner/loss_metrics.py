@@ -1,4 +1,4 @@
-"""What the loss measures on the tokens of a row, as sums and maxima that add up over rows and ranks."""
+"""Measures the loss on the tokens of a packed row: sums and maxima that can be combined over rows and ranks."""
 
 from dataclasses import dataclass
 
@@ -12,8 +12,8 @@ GROUPS = ("", "masked_", "unmasked_")
 
 
 @dataclass(frozen=True)
-class Measured:
-    """Detached float64 scalars: `sums` add up over rows and ranks, of `maxima` the largest counts."""
+class LossMetrics:
+    """Detached float64 scalars: `sums` are added up over rows and ranks, of `maxima` the largest is taken."""
 
     sums: dict[str, Tensor]
     maxima: dict[str, Tensor]
@@ -21,12 +21,12 @@ class Measured:
     """Rl tokens outside the trust region, clipped or in a masked sequence; (N,)."""
 
 
-def measure(
+def measure_loss(
     rl: RlTokens, term: Term, entropies: Tensor, ce_logprobs: Tensor, ref_signal: Tensor, pulled: Term
-) -> Measured:
+) -> LossMetrics:
     """Return sums and maxima over a row; `ce_logprobs` and `ref_signal` are zero on tokens of other components.
 
-    Mismatch is r - 1 - log r, an unbiased and never negative estimate of the KL of the engine from the learner
+    Mismatch is r - 1 - log r, an unbiased, non-negative estimate of the KL divergence of engine and learner
     (Schulman 2020, "Approximating KL Divergence", k3).
     """
     exact = rl.log_ratio.double()
@@ -50,7 +50,7 @@ def measure(
         values = torch.where(member, mismatch, 0.0)
         sums |= {f"{group}mismatch_kl": values.sum(), f"{group}mismatch_kl_squared": (values**2).sum()}
         maxima[f"{group}mismatch_kl"] = _largest(values)
-    return Measured(sums, maxima, term.masked)
+    return LossMetrics(sums, maxima, term.masked)
 
 
 def _count(flags: Tensor) -> Tensor:
@@ -58,5 +58,5 @@ def _count(flags: Tensor) -> Tensor:
 
 
 def _largest(values: Tensor) -> Tensor:
-    # Zero is a floor of all maxima here, so that a row without such tokens changes nothing.
+    # All values here are at least 0, so a row without such tokens does not change the maximum.
     return torch.cat([values.new_zeros(1), values]).max()
