@@ -51,7 +51,7 @@ def main(files: Sequence[str], overrides: Sequence[str]) -> int:
     training = config.training.model_copy(update={"lora": config.training.lora or LoraConfig()})
     passed = True
     for probed in probes(config.model_copy(update={"training": training})):
-        print(f"{'PASS' if probed.passed else 'FAIL'}  {probed.name}: {probed.what}", flush=True)
+        print(f"{'PASS' if probed.passed else 'FAIL'}  {probed.name}: {probed.detail}", flush=True)
         passed &= probed.passed
     return 0 if passed else 1
 

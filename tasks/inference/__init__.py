@@ -1,1 +1,1 @@
-"""The room for sampling: engines, environment servers, and traces turned into rows."""
+"""Inference: engines, environment servers, sampling and grading, and the conversion of traces to rows."""

@@ -108,8 +108,8 @@ def ref_kl_term(logprobs: Tensor, tokens: WeightedTokens, settings: RefKlConfig)
     """Return the detached signal log pi_ref - l, zero on other tokens, and the loss before weights and denominator."""
     pulled = _members(logprobs, tokens, tokens.ref_kl != 0)
     signal = torch.where(pulled.member, pulled.advantages - pulled.log_ratio, 0.0)
-    too_high = (signal > 0) & (pulled.moved > settings.mask_high)
-    too_low = (signal < 0) & (-pulled.moved > settings.mask_low)
+    too_high = (signal > 0) & (pulled.probability_change > settings.mask_high)
+    too_low = (signal < 0) & (-pulled.probability_change > settings.mask_low)
     return signal, surrogate(replace(pulled, advantages=signal), too_high | too_low)
 
 

@@ -40,7 +40,7 @@ class Pulse:
         self._request = ""
 
     @contextmanager
-    def during(self, request: str) -> Iterator[None]:
+    def track(self, request: str) -> Iterator[None]:
         """Name the request that runs within the block; outside of it nothing can hang."""
         self.beat()
         self._request = request

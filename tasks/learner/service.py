@@ -60,7 +60,7 @@ class Service:
             # Closed, stalled, or no client of the learner.
             _drop(connection, selector)
             return
-        with self._pulse.during(str(header.get("request"))):
+        with self._pulse.track(str(header.get("request"))):
             answer, answer_table = self._answer(header, table)
         try:
             wire.send(connection, answer, answer_table)

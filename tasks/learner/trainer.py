@@ -32,7 +32,7 @@ class _LoadedPolicy:
 
     policy_key: str
     step: int | None
-    """The step that made it; None for one that was loaded."""
+    """The step that trained it; None for one that was loaded."""
     weights_sha256: str
     policy: PolicyModel
     optimizer: Optimizer

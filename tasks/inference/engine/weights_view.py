@@ -1,8 +1,8 @@
-"""A directory of weights as the engine must see it: weights only, and an output head of its own where it was tied.
+"""Presents a directory of weights as the engine needs it: weights only, and an untied output head.
 
-Two traps are closed here. The engine loads every safetensors file of a directory, so optimizer state beside the
-weights would be read as weights. And the CPU build keeps its own packed copy of the output head and does not refresh it
-from a tied embedding: it goes on serving the old head without an error. Served with `tie_word_embeddings` switched off
+This works around two faults. The engine loads every safetensors file of a directory, so optimizer state beside the
+weights would be read as weights. And the CPU build keeps a packed copy of the output head and does not refresh it from
+a tied embedding: after a reload it serves the old head without an error. Served with `tie_word_embeddings` switched off
 and the embedding written a second time as `lm_head.weight`, the head is reloaded like any other weight, exactly.
 """
 
@@ -26,7 +26,7 @@ class WeightsUnusable(ValueError):
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """The safetensors files of a directory that hold weights; raises WeightsUnusable where there are none."""
+    """Return the safetensors files of a directory that hold weights; raises WeightsUnusable where there are none."""
     files = sorted(path for path in directory.glob("*.safetensors") if not path.name.startswith(OPTIMIZER_PREFIX))
     if not files:
         raise WeightsUnusable(f"no weights in {str(directory)!r}: expected model.safetensors. Nothing was loaded")
@@ -34,7 +34,7 @@ def weight_files(directory: Path) -> list[Path]:
 
 
 def read_header(path: Path) -> tuple[dict[str, Any], int]:
-    """Tensors of a safetensors file by name, and where their bytes begin; raises WeightsUnusable where it is cut off.
+    """Return a safetensors file's tensors by name, and the offset of their bytes; WeightsUnusable for a cut file.
 
     Layout: 8 bytes little-endian length, that many bytes of JSON, then the tensors' bytes
     (https://github.com/huggingface/safetensors#format).
@@ -55,7 +55,7 @@ def read_header(path: Path) -> tuple[dict[str, Any], int]:
 
 
 def has_tied_head(directory: Path) -> bool:
-    """Whether the output head is the embedding: what the config says, unless a head of its own is stored."""
+    """Tell whether the output head is the embedding: as the config says, unless a separate head is stored."""
     if not model_info.read(directory).tied:
         return False
     return not any(HEAD in read_header(path)[0] for path in weight_files(directory))
@@ -63,9 +63,9 @@ def has_tied_head(directory: Path) -> bool:
 
 @contextmanager
 def serving_view(directory: str | Path, *, untie: bool, below: Path | None = None) -> Iterator[Path]:
-    """Yield the directory to load weights from, checked for completeness: the given one or a short-lived view of it.
+    """Yield the directory to load weights from, checked for completeness: the given one or a temporary view of it.
 
-    The view is made in the directory `below`, or among the system's temporary files.
+    The view is a directory of links in `below`, or among the system's temporary files.
     """
     directory = Path(directory)
     files = weight_files(directory)
@@ -109,5 +109,5 @@ def _write_head(target: Path, source: Path, entry: dict[str, Any], start: int) -
 
 
 def _remove_index(view: Path) -> None:
-    """Drop the index from the view: it does not name the head, and files it does not name are not loaded."""
+    """Remove the index from the view: it does not list the head, and files that it does not list are not loaded."""
     (view / "model.safetensors.index.json").unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""An environment's verifiers config and its examples, made in the environment's own process."""
+"""Builds an environment's verifiers config and its examples, in the environment's own process."""
 
 import hashlib
 import itertools
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 PLAYER_KEYS = ("model", "client", "sampling")
-"""What of a seat says who plays it: that is not the environment's to choose, or rows would name the wrong model."""
+"""Settings of a seat that name its model: not allowed in `env`, or rows would name the wrong model."""
 
 
 class UnknownSeat(ValueError):
@@ -25,29 +25,29 @@ class UnknownSeat(ValueError):
 
 
 def verifiers_config(environment: Mapping[str, Any]) -> "EnvConfig":
-    """The verifiers config of an environment: our harness, runtime and turn limit on every seat that it declares.
+    """Return the verifiers config of an environment's section, with its harness, runtime and turn limit on every seat.
 
-    Settings of one seat go before those of all. Raises UnknownSeat where a seat is named that is not there, and what
-    verifiers raises of an environment or a setting that it does not know.
+    Settings of one seat override those of all. Raises UnknownSeat where a seat is named that the environment lacks, and
+    what verifiers raises for an environment or a setting that it does not know.
     """
     from verifiers.v1.configs.agent import AgentConfig
     from verifiers.v1.utils.loaders import env_config_type, resolve_env_config
 
-    own = dict(environment.get("env") or {})
-    kind = env_config_type(environment["taskset"]["id"], own.get("id", ""))
+    env_settings = dict(environment.get("env") or {})
+    kind = env_config_type(environment["taskset"]["id"], env_settings.get("id", ""))
     names = [name for name, field in kind.model_fields.items() if isinstance(field.default, AgentConfig)]
-    named = {f"seats.{name}": name for name in environment.get("seats") or {}}
+    seat_of_key = {f"seats.{name}": name for name in environment.get("seats") or {}}
     if environment.get("evaluation_seat"):
-        named["evaluation_seat"] = environment["evaluation_seat"]
-    for key, name in named.items():
+        seat_of_key["evaluation_seat"] = environment["evaluation_seat"]
+    for key, name in seat_of_key.items():
         if name not in names:
             raise UnknownSeat(f"{key}: the environment has no seat {name!r}; its seats are {', '.join(names)}")
-    seats = {name: _seat_settings(environment, name, own.get(name) or {}) for name in names}
-    return resolve_env_config({**own, "taskset": environment["taskset"], **seats})
+    seats = {name: _seat_settings(environment, name, env_settings.get(name) or {}) for name in names}
+    return resolve_env_config({**env_settings, "taskset": environment["taskset"], **seats})
 
 
 def _seat_settings(environment: Mapping[str, Any], name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of one seat: those of all seats, those that `env` has for it, and those of its own section."""
+    """Return the settings of one seat: of all seats, overridden by `env`, overridden by the section seats.NAME."""
     for key in PLAYER_KEYS:
         if key in settings:
             raise ValueError(
@@ -57,16 +57,16 @@ def _seat_settings(environment: Mapping[str, Any], name: str, settings: Mapping[
     if environment.get("max_turns") is not None:
         seat["max_turns"] = environment["max_turns"]
     own = (environment.get("seats") or {}).get(name) or {}
-    set_here = {key: own[key] for key in ("harness", "runtime", "max_turns") if own.get(key)}
+    own_settings = {key: own[key] for key in ("harness", "runtime", "max_turns") if own.get(key)}
     if own.get("temperature") is not None:
-        set_here["sampling"] = {"temperature": own["temperature"]}
-    return {**seat, **settings, **set_here}
+        own_settings["sampling"] = {"temperature": own["temperature"]}
+    return {**seat, **settings, **own_settings}
 
 
 def task_content(task: "Task[Any]") -> dict[str, Any]:
-    """A task's data as JSON values without its place in the list, which moves as data grows, and without defaults.
+    """Return a task's data as JSON values, without its index (which moves as data grows) and without default values.
 
-    Defaults are left out of the task's own fields only: deeper down they tell one kind of message from another.
+    Defaults are left out of the task's own fields only: in nested values they may distinguish kinds of messages.
     """
     defaults = {
         name
@@ -78,12 +78,12 @@ def task_content(task: "Task[Any]") -> dict[str, Any]:
 
 
 def canonical_json(value: Any) -> str:
-    """JSON with sorted keys and no spaces."""
+    """Return JSON with sorted keys and no spaces."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
 def example_id(task: "Task[Any]", content: Mapping[str, Any]) -> str:
-    """A durable id: the source's own, the task's own key, or a digest of the content."""
+    """Return a stable id: the source's own, the task's own key, or a digest of the content."""
     from verifiers.v1.task import Task
 
     if task.data.id:
@@ -94,22 +94,22 @@ def example_id(task: "Task[Any]", content: Mapping[str, Any]) -> str:
 
 
 def split_of(content: Mapping[str, Any], fraction: float, seed: int) -> str:
-    """`eval` for a share of the contents, chosen by hash; the choice for one content never depends on the others."""
+    """Return "eval" for a fraction of all contents, by hash: a content's split does not depend on the others."""
     digest = hashlib.sha256(f"{seed}:{canonical_json(content)}".encode()).digest()
     return "eval" if int.from_bytes(digest[:8], "big") < fraction * 2**64 else "train"
 
 
 def example_rows(environment: Mapping[str, Any], tasks: Iterator["Task[Any]"]) -> Iterator[dict[str, str]]:
-    """Yield one examples row for each task; a repeated one is left out, two contents under one id are an error."""
-    seen: dict[str, str] = {}
+    """Yield one examples row for each task; a repeated one is left out, two contents under one id raise ValueError."""
+    contents: dict[str, str] = {}
     for task in itertools.islice(tasks, environment["max_examples"]):
         content = task_content(task)
         name, text = example_id(task, content), canonical_json(content)
-        if name in seen:
-            if seen[name] != text:
+        if name in contents:
+            if contents[name] != text:
                 raise ValueError(f"two different examples have the id {name!r}: ids and keys of tasks must be unique")
             continue
-        seen[name] = text
+        contents[name] = text
         yield {
             "environment": environment["name"],
             "example_id": name,

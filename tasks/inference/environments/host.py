@@ -1,10 +1,13 @@
-"""The process of one environment: serves it with its tool servers, or writes its examples."""
+"""The process of one environment: serves its rollouts with its tool servers, or writes its examples.
+
+Only this process, the workers of its pool and graders import the environment's package and verifiers' environments. So
+verifiers is imported inside functions here, after errors of the import can be reported.
+"""
 
 import argparse
 import asyncio
 import contextlib
 import functools
-import importlib
 import json
 import logging
 import os
@@ -24,141 +27,51 @@ from tasks.inference.environments.termination import cancel_on_sigterm
 from tasks.runtime.quick_imports import quick_imports
 
 CHECK_SECONDS = 2.0
+"""Between two connections to a shared tool server, and the longest wait for one."""
 MAX_REFUSALS = 3
-"""Refused connections in a row after which a server is gone: one that is busy accepts, or lets wait."""
-
-_log = logging.getLogger(__name__)
-
-
-def watch_shared_tools() -> None:
-    """Let a process that serves an environment end when one of its shared tool servers has.
-
-    Whoever watches the process starts it again, tools included, and what was under way is sampled again.
-    """
-    from verifiers.v1.env import Env
-
-    serving = Env.serving
-
-    @contextlib.asynccontextmanager
-    async def watched(self: Any) -> AsyncIterator[None]:
-        async with serving(self):
-            watching = [asyncio.create_task(end_without_server(*each)) for each in local_servers(self._shared_tools)]
-            try:
-                yield
-            finally:
-                for each in watching:
-                    each.cancel()
-
-    Env.serving = watched
-
-
-def local_servers(servers: Mapping[str, Any]) -> list[tuple[str, str, int]]:
-    """Return name, host and port of the servers that were started here; those of others are theirs to watch."""
-    own = [(name, urlsplit(each.url)) for name, each in servers.items() if each.local and not each.external]
-    return [(name, url.hostname, url.port) for name, url in own if url.hostname and url.port]
-
-
-async def end_without_server(name: str, host: str, port: int) -> None:
-    """Look now and then whether a server takes connections, and end this process once it refuses them for good."""
-    refusals = 0
-    while refusals < MAX_REFUSALS:
-        await asyncio.sleep(CHECK_SECONDS)
-        refusals = refusals + 1 if await refuses(host, port) else 0
-    _log.error("the shared tool server %r at %s:%d is gone: the environment server ends", name, host, port)
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
-async def refuses(host: str, port: int) -> bool:
-    """Tell whether nobody listens there. An answer that takes long is none: the server may be busy."""
-    try:
-        async with asyncio.timeout(CHECK_SECONDS):
-            _, writer = await asyncio.open_connection(host, port)
-    except ConnectionRefusedError:
-        return True
-    except (OSError, TimeoutError):
-        return False
-    writer.close()
-    return False
-
+"""Refused connections in a row after which a server is gone: a busy one accepts, or does not answer yet."""
 
 WORK_VARIABLE = "STAGECOACH_RUNTIMES"
 LABELS_VARIABLE = "STAGECOACH_SANDBOX_LABELS"
 LOG_FORMAT = "%(asctime)s %(levelname)s %(process)d %(name)s: %(message)s"
 
-
-def set_up_process() -> None:
-    """Log to standard error and keep runtimes' directories in ours. Runs in the server and in every worker of its pool.
-
-    A spawned worker starts without log handlers, and what it logs would be lost.
-    """
-    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stderr, force=True)
-    for name in ("httpx", "aiohttp.access"):  # a line for every model call
-        logging.getLogger(name).setLevel(logging.WARNING)
-    if directory := os.environ.get(WORK_VARIABLE):
-        import verifiers.v1.runtimes.subprocess as runtime
-
-        runtime.CACHE_DIR = Path(directory)
-    label_sandboxes()
+_log = logging.getLogger(__name__)
 
 
-def label_sandboxes() -> None:
-    """Have every sandbox that this process makes carry the labels of its environment's section."""
-    if labels := os.environ.get(LABELS_VARIABLE):
-        from verifiers.v1.runtimes import set_base_sandbox_labels
-
-        set_base_sandbox_labels(json.loads(labels))
-
-
-def set_up_server() -> None:
-    """Set up a process that serves, and load what its first rollout would otherwise wait for."""
-    cancel_on_sigterm()
+def main(argv: Sequence[str]) -> int:
+    """Serve, or write examples; 3 where the environment cannot be loaded."""
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("--config", required=True, help="the environment's section of the config, as JSON")
+    parser.add_argument("--report", type=Path, required=True)
+    parser.add_argument("--examples", type=Path)
+    arguments = parser.parse_args(argv)
     set_up_process()
-    cache_signatures()
-    install_seat_assignment()
-    watch_shared_tools()
-    threading.Thread(target=_load_renderers, name="load renderers", daemon=True).start()
+    environment = json.loads(arguments.config)
+    try:
+        load_verifiers()
+        if arguments.examples is None:
+            return serve(environment, arguments.report)
+        write_examples(environment, arguments.examples)
+    except Exception as error:
+        # The boundary of this process: the parent reads the reason in the report.
+        logging.exception("environment %s cannot be loaded", environment["name"])
+        report = {"error": type(error).__name__, "message": str(error), "missing": missing_module(error)}
+        write_report(arguments.report, report)
+        return 3
+    return 0
 
 
-def cache_signatures() -> None:
-    """Let pydantic look at a default factory's signature once, instead of for every message: a tenth of a rollout.
+def missing_module(error: BaseException) -> str | None:
+    """Return the module whose absence caused an error; None where it had another cause.
 
-    Models made without validation, as the messages of a trace are, ask each time whether the factory takes arguments.
-    Where pydantic has no such function any more, nothing is changed.
+    verifiers reports any failed import as a missing taskset, with the module that is really missing as the cause.
     """
-    from pydantic._internal import _fields
-
-    name = "takes_validated_data_argument"
-    if ask := getattr(_fields, name, None):
-        setattr(_fields, name, functools.cache(ask))
-
-
-def _load_renderers() -> None:
-    with quick_imports():
-        import renderers.client
-        from transformers import AutoTokenizer
-
-    logging.getLogger(__name__).debug("loaded %s and %s", renderers.client.__name__, AutoTokenizer.__name__)
-
-
-def load_verifiers() -> None:
-    """Load all that an environment is made of, quickly."""
-    with quick_imports():
-        importlib.import_module("verifiers.v1")
-
-
-class AddressReport:
-    """Takes the server's address where verifiers would put it into a queue, and writes it to the report file."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def put(self, address: str) -> None:
-        """Write the address."""
-        write_report(self.path, {"address": address, "pid": os.getpid()})
+    cause = missing_module(error.__cause__) if error.__cause__ else None
+    return cause or (error.name if isinstance(error, ModuleNotFoundError) else None)
 
 
 def serve(environment: Mapping[str, Any], report: Path) -> int:
-    """Serve until told to end; return the exit status, which is not 0 where a worker of a pool was lost."""
+    """Serve until SIGTERM; return the exit status, which is not 0 where a worker of a pool was lost."""
     from verifiers.v1.serve.pool import env_config_data, serve_env
 
     work = report.with_name(f"{report.name}.runtimes")
@@ -168,7 +81,7 @@ def serve(environment: Mapping[str, Any], report: Path) -> int:
     config_data = env_config_data(verifiers_config(environment))
     address = AddressReport(report)
     try:
-        if max_workers(environment["pool"]) != 1:
+        if max_workers(environment["pool"]) != 1:  # one worker needs no broker and is the server itself
             from tasks.inference.environments.pool import serve_pool
 
             return serve_pool(environment, config_data, address.put, set_up_server)
@@ -185,41 +98,131 @@ def serve(environment: Mapping[str, Any], report: Path) -> int:
 
 
 def max_workers(pool: Mapping[str, Any]) -> int | None:
-    """How many worker processes a pool may come to have; None where that has no bound."""
-    most: int | None = pool["max_workers"] if pool["type"] == "elastic" else pool["num_workers"]
-    return most
+    """Return the largest number of worker processes of a pool; None where it has no bound."""
+    number: int | None = pool["max_workers"] if pool["type"] == "elastic" else pool["num_workers"]
+    return number
 
 
-def main(argv: Sequence[str]) -> int:
-    """Serve, or write examples; 3 where the environment cannot be loaded."""
-    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("--config", required=True, help="the environment's section of the config, as JSON")
-    parser.add_argument("--report", type=Path, required=True)
-    parser.add_argument("--examples", type=Path)
-    own = parser.parse_args(argv)
-    set_up_process()
-    environment = json.loads(own.config)
-    try:
-        load_verifiers()
-        if own.examples is None:
-            return serve(environment, own.report)
-        write_examples(environment, own.examples)
-    except Exception as error:
-        # The border of this process: whoever started it reads the reason in the report.
-        logging.exception("environment %s cannot be loaded", environment["name"])
-        report = {"error": type(error).__name__, "message": str(error), "missing": missing_module(error)}
-        write_report(own.report, report)
-        return 3
-    return 0
+class AddressReport:
+    """Stands in for the queue in which verifiers puts the server's address, and writes it to the report file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def put(self, address: str) -> None:
+        """Write the address."""
+        write_report(self.path, {"address": address, "pid": os.getpid()})
 
 
-def missing_module(error: BaseException) -> str | None:
-    """The module whose absence caused an error; None where it had another cause.
+def set_up_process() -> None:
+    """Set up logging to standard error, the directory of runtimes and sandbox labels; in servers and pool workers.
 
-    verifiers reports any failed import as a taskset that is not there, with the module that is really missing behind.
+    A spawned worker starts without log handlers: what it logs would be lost.
     """
-    behind = missing_module(error.__cause__) if error.__cause__ else None
-    return behind or (error.name if isinstance(error, ModuleNotFoundError) else None)
+    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stderr, force=True)
+    for name in ("httpx", "aiohttp.access"):  # a line for every model call
+        logging.getLogger(name).setLevel(logging.WARNING)
+    if directory := os.environ.get(WORK_VARIABLE):
+        import verifiers.v1.runtimes.subprocess as runtime
+
+        runtime.CACHE_DIR = Path(directory)
+    label_sandboxes()
+
+
+def label_sandboxes() -> None:
+    """Attach the labels of the environment's section to every sandbox that this process makes."""
+    if labels := os.environ.get(LABELS_VARIABLE):
+        from verifiers.v1.runtimes import set_base_sandbox_labels
+
+        set_base_sandbox_labels(json.loads(labels))
+
+
+def set_up_server() -> None:
+    """Set up a serving process, and load in the background what its first rollout would otherwise wait for."""
+    cancel_on_sigterm()
+    set_up_process()
+    cache_signatures()
+    install_seat_assignment()
+    watch_shared_tools()
+    threading.Thread(target=_load_renderers, name="load renderers", daemon=True).start()
+
+
+def cache_signatures() -> None:
+    """Cache pydantic's inspection of default factories, which takes a tenth of a rollout.
+
+    Models made without validation, as the messages of a trace are, inspect the factory's signature each time. The
+    function is private to pydantic: where a version lacks it, nothing is changed.
+    """
+    from pydantic._internal import _fields
+
+    name = "takes_validated_data_argument"
+    if inspect_factory := getattr(_fields, name, None):
+        setattr(_fields, name, functools.cache(inspect_factory))
+
+
+def _load_renderers() -> None:
+    with quick_imports():
+        import renderers.client
+        from transformers import AutoTokenizer
+
+    logging.getLogger(__name__).debug("loaded %s and %s", renderers.client.__name__, AutoTokenizer.__name__)
+
+
+def load_verifiers() -> None:
+    """Import verifiers, quickly."""
+    with quick_imports():
+        import verifiers.v1  # noqa: F401
+
+
+def watch_shared_tools() -> None:
+    """Patch verifiers so that this process ends when one of its shared tool servers has ended.
+
+    The supervisor then starts it again, tools included, and samples again what was in flight.
+    """
+    from verifiers.v1.env import Env
+
+    serving = Env.serving
+
+    @contextlib.asynccontextmanager
+    async def serve_watched(self: Any) -> AsyncIterator[None]:
+        async with serving(self):
+            watching = [asyncio.create_task(end_without_server(*each)) for each in local_servers(self._shared_tools)]
+            try:
+                yield
+            finally:
+                for each in watching:
+                    each.cancel()
+
+    Env.serving = serve_watched
+
+
+def local_servers(servers: Mapping[str, Any]) -> list[tuple[str, str, int]]:
+    """Return name, host and port of the tool servers that this process started; external ones are not watched."""
+    urls = [(name, urlsplit(each.url)) for name, each in servers.items() if each.local and not each.external]
+    return [(name, url.hostname, url.port) for name, url in urls if url.hostname and url.port]
+
+
+async def end_without_server(name: str, host: str, port: int) -> None:
+    """Connect to a server every CHECK_SECONDS; end this process once it refused MAX_REFUSALS times in a row."""
+    refusals = 0
+    while refusals < MAX_REFUSALS:
+        await asyncio.sleep(CHECK_SECONDS)
+        refusals = refusals + 1 if await refuses(host, port) else 0
+    _log.error("the shared tool server %r at %s:%d is gone: the environment server ends", name, host, port)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+async def refuses(host: str, port: int) -> bool:
+    """Tell whether no process listens there. A slow answer is no refusal: the server may be busy."""
+    try:
+        async with asyncio.timeout(CHECK_SECONDS):
+            _, writer = await asyncio.open_connection(host, port)
+    except ConnectionRefusedError:
+        return True
+    except (OSError, TimeoutError):
+        return False
+    writer.close()
+    return False
 
 
 if __name__ == "__main__":

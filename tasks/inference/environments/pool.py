@@ -1,4 +1,8 @@
-"""A pool of environment workers that kills hanging workers and ends when one is lost, so that it is started again."""
+"""Serves an environment with several worker processes, and ends when one of them dies or hangs.
+
+The pool does not replace a worker itself: the supervisor starts the whole server again, and samples again what was in
+flight there.
+"""
 
 import asyncio
 import contextlib
@@ -17,62 +21,65 @@ from tasks.inference.environments.servers import answers, hangs
 from tasks.inference.environments.termination import cancel_on_sigterm
 
 HEALTH_SECONDS = 5.0
+"""Between two health requests to a worker."""
 END_SECONDS = 1.0
-"""How long a worker may be gone before its broker is told to end, when both are told at the same time."""
+"""Grace for the broker's own SIGTERM after a worker's end: both may have been sent one at the same time."""
 WORKER_LOST = 4
 """Exit status of a server that lost a worker."""
 LONGEST_DIRECTORY = 85
-"""Characters of a directory for sockets: the system takes names of 107 altogether."""
+"""Characters of a directory for sockets: paths of Unix sockets have at most 107."""
 
 logger = logging.getLogger(__name__)
 
 
 class WatchedPool(EnvServerPool):  # type: ignore[misc]
-    """The broker of verifiers, with two threads for each worker: one waits for its end, one asks whether it answers."""
+    """verifiers' broker with two threads for each worker: one waits for its end, one sends health requests."""
 
     _ipc_dir: str
-    """Of verifiers: where the sockets of the workers are."""
+    """verifiers' directory for the sockets of the workers."""
 
     def __init__(self, hang_seconds: float, report: Callable[[str], None], *arguments: Any) -> None:
         self.hang_seconds = hang_seconds
         self.report = report
-        self.unreported = threading.Lock()
-        """Taken by whoever reports the address, and never given back."""
+        self.report_claim = threading.Lock()
+        """Acquired by the thread that reports the address, and never released: it is reported once."""
         self.ending = threading.Event()
         self.lost = ""
-        """Which worker was lost and how; empty as long as none was."""
+        """The worker that was lost and how; empty while none was."""
         super().__init__(*arguments)
-        if len(tempfile.gettempdir()) <= LONGEST_DIRECTORY:  # ours, which is removed with us, however we end
+        if (
+            len(tempfile.gettempdir()) <= LONGEST_DIRECTORY
+        ):  # in the server's own temporary directory, which the supervisor removes
             os.rmdir(self._ipc_dir)
             self._ipc_dir = tempfile.mkdtemp(prefix="pool-")
-        # Else an answer to a client that has gone, after a health request that it gave up, ends the whole broker.
+        # With the option set, an answer to a client that has gone (it gave up a health request) ends the whole broker.
         self.frontend.setsockopt(zmq.ROUTER_MANDATORY, 0)
 
     def _spawn_worker(self) -> None:
         super()._spawn_worker()
         index, process = self.workers[-1]["index"], self.workers[-1]["process"]
         logger.info("started worker %d, process %d", index, process.pid)
-        for watch in (self._wait_for_its_end, self._ask):
+        for watch in (self._wait_for_end, self._check_health):
             threading.Thread(target=watch, args=(index, process), name=f"worker {index}", daemon=True).start()
 
-    def _wait_for_its_end(self, index: int, process: Any) -> None:
-        # Not by its sentinel: what a worker started may have inherited that, and lives on.
-        with contextlib.suppress(ChildProcessError):  # another thread was told of the end before
+    def _wait_for_end(self, index: int, process: Any) -> None:
+        # Not by the process's sentinel: children of the worker may have inherited that, and may outlive it.
+        with contextlib.suppress(ChildProcessError):  # another thread has already reaped it
             os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         if self.ending.wait(END_SECONDS) or signal.getsignal(signal.SIGTERM) is signal.SIG_IGN:
-            return  # told to end, and the worker was only the first to do so
+            return  # the whole server is ending, and the worker was only the first
         status = process.exitcode
         how = f"was killed by signal {-status}" if status is not None and status < 0 else f"ended with status {status}"
         self.lost = f"worker {index}, process {process.pid}, {how}"
         logger.error("%s: the server ends", self.lost)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    def _ask(self, index: int, process: Any) -> None:
-        """Report the server once a worker answers; kill one that answered before and does not any more."""
+    def _check_health(self, index: int, process: Any) -> None:
+        """Report the server's address once a worker answers; kill a worker that answered once and no longer does."""
         address = f"ipc://{self._worker_path(index)}"
         while process.is_alive() and not answers(address, self.hang_seconds):
             continue
-        if process.is_alive() and self.unreported.acquire(blocking=False):
+        if process.is_alive() and self.report_claim.acquire(blocking=False):
             self.report(self.address)
         while not self.ending.wait(HEALTH_SECONDS) and process.is_alive():
             if hangs(address, self.hang_seconds) and process.is_alive() and not self.ending.is_set():
@@ -81,7 +88,7 @@ class WatchedPool(EnvServerPool):  # type: ignore[misc]
 
     def _shutdown(self) -> None:
         self.ending.set()
-        self.frontend.close()  # from now on nobody can connect: clients are not to wait for the workers' ends
+        self.frontend.close()  # refuse connections at once: clients must not wait for the workers' ends
         super()._shutdown()
 
 
@@ -91,26 +98,26 @@ def serve_pool(
     report: Callable[[str], None],
     set_up_worker: Callable[[], None],
 ) -> int:
-    """Serve with a broker and its workers until told to end, or until a worker is lost; return the exit status.
+    """Serve with a broker and its workers until SIGTERM or the loss of a worker; return the exit status.
 
-    `environment` is our section of the config, `config_data` what verifiers makes of it, `report` takes the address
-    once a worker answers, `set_up_worker` is called in every worker.
+    `environment` is the section of the run's config and `config_data` verifiers' config of it; `report` is called with
+    the address once a worker answers, `set_up_worker` in every worker.
     """
     cancel_on_sigterm()
-    own = environment["pool"]
-    elastic = own["type"] == "elastic"
+    settings = environment["pool"]
+    elastic = settings["type"] == "elastic"
     pool = WatchedPool(
         environment["hang_seconds"],
         report,
         {"config_data": config_data},
-        own["max_workers"] if elastic else own["num_workers"],
+        settings["max_workers"] if elastic else settings["num_workers"],
         "tcp://127.0.0.1:0",
         set_up_worker,
-        own.get("multiplex", 128),
+        settings.get("multiplex", 128),
         elastic,
     )
-    with contextlib.suppress(KeyboardInterrupt):  # told to end before the loop went, or while workers started
+    with contextlib.suppress(KeyboardInterrupt):  # SIGTERM before the loop ran, or while workers started
         asyncio.run(pool.run())
-    if not pool.ending.is_set():  # the signal came while workers were being started, which verifiers leaves alone
+    if not pool.ending.is_set():  # SIGTERM while workers were being started, which verifiers does not clean up
         pool._shutdown()
     return WORKER_LOST if pool.lost else 0

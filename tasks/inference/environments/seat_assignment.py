@@ -1,8 +1,8 @@
-"""Seats in the environment's own process: who plays them in one episode, and with which seeds.
+"""Assigns models and seeds to the seats of an episode, in the environment's own process.
 
-verifiers binds models to seats once, when a server starts. Ours are bound with every request, since an engine that is
-started again has another address. And every agent run of an episode is given the request's sampling, seed included:
-two runs on one prompt would be word for word the same.
+verifiers binds models to seats once, when a server starts. Here they are bound with every request, because an engine
+that is restarted has another address. And verifiers gives every agent run of an episode the request's sampling
+parameters, seed included: two runs on one prompt would give the same text. Here each run gets its own seed.
 """
 
 import copy
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from verifiers.v1.env import Env
 
 SEED_STRIDE = 7_919
-"""Between the seeds of the runs of one episode; the first has the request's own."""
+"""Between the seeds of the runs of one episode; the first run has the request's own."""
 NUM_SEEDS = 2**63
 """Engines take seeds of 63 bits."""
 
 
 def install_seat_assignment() -> None:
-    """Let every environment of this process seat the players of a request. Doing so twice changes nothing more."""
+    """Patch verifiers so that environments of this process seat the players of each request. Idempotent."""
     from verifiers.v1.env import Env
 
     original = Env._episode_agents
@@ -43,11 +43,11 @@ def install_seat_assignment() -> None:
         vary_seeds(agents)
         return agents
 
-    Env._episode_agents = episode_agents  # type: ignore[method-assign]
+    Env._episode_agents = episode_agents
 
 
 def split_players(ctx: "ModelContext") -> "tuple[Mapping[str, Any], ModelContext]":
-    """Return the players that a request names, and its context without word of them."""
+    """Return the players that a request names by seat, and its context without their header."""
     if SEATS_HEADER not in ctx.client.headers:
         return {}, ctx
     headers = dict(ctx.client.headers)
@@ -56,7 +56,7 @@ def split_players(ctx: "ModelContext") -> "tuple[Mapping[str, Any], ModelContext
 
 
 def _env_with_players(env: "Env[Any]", players: Mapping[str, Any]) -> "Env[Any]":
-    """Return the environment with players bound to its seats; it shares everything else with `env`."""
+    """Return the environment with players bound to its seats; the copy shares everything else with `env`."""
     if not players:
         return env
     from verifiers.v1.configs.agent import AgentConfig, agent_config_fields
@@ -66,20 +66,21 @@ def _env_with_players(env: "Env[Any]", players: Mapping[str, Any]) -> "Env[Any]"
         raise ValueError(f"models are to play the seats {unknown}; this environment has the seats {sorted(seats)}")
     bound = {}
     for name, player in players.items():
-        chosen = AgentConfig.model_validate(player)
+        requested = AgentConfig.model_validate(player)
+        # The seat's own settings override the request's.
         own = {} if (sampling := seats[name].sampling) is None else sampling.model_dump(exclude_unset=True)
-        assert chosen.sampling is not None, "a player is told how to sample"
-        sampling = chosen.sampling.model_copy(update=own)
+        assert requested.sampling is not None, "a player has sampling parameters"
+        sampling = requested.sampling.model_copy(update=own)
         bound[name] = seats[name].model_copy(
-            update={"client": chosen.client, "model": chosen.model, "sampling": sampling}
+            update={"client": requested.client, "model": requested.model, "sampling": sampling}
         )
-    seated = copy.copy(env)
-    seated.config = env.config.model_copy(update=bound)
-    return seated
+    copied = copy.copy(env)
+    copied.config = env.config.model_copy(update=bound)
+    return copied
 
 
 def vary_seeds(agents: "Agents") -> None:
-    """Give each run of these agents, in the order in which they begin, a seed of its own."""
+    """Give each run of these agents a seed of its own, by the order in which they start."""
     runs = itertools.count()
     for agent in agents._agents.values():
         agent._rollout_params = functools.partial(_params_with_seed, agent._rollout_params, runs)

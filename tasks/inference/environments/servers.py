@@ -1,4 +1,4 @@
-"""Environments from the pipeline's side: how to start their servers and read their examples, without importing them."""
+"""Environments on the pipeline's side: commands, health, examples and versions, without importing their packages."""
 
 import asyncio
 import hashlib
@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 
 EXAMPLES_SECONDS = 600.0
 RETRY_SECONDS = 5.0
+"""Longest wait for an answer to the second health request."""
 HOST = "tasks.inference.environments.host"
+# Matches how verifiers fails on a package written for its former interface.
 OLD_INTERFACE = re.compile(
     r"^AttributeError: (taskset module .* defines no `__all__`|module 'verifiers' has no attribute)"
 )
@@ -69,11 +71,11 @@ def answers(address: str, seconds: float = 2.0) -> bool:
 
 
 def hangs(address: str, seconds: float) -> bool:
-    """Whether an environment server leaves a health request unanswered for so long, and a second one for a while.
+    """Whether an environment server leaves a health request unanswered for `seconds`, and then a second one.
 
-    The second is for a caller that did not run itself meanwhile. A server answers between two steps of its event loop:
-    it is asked whether that loop goes on, however slowly. Where it cannot be asked, no descriptor being left here, or
-    answers that something is wrong, nothing is known of its loop, and it does not hang.
+    The second request is for a caller that was itself suspended meanwhile. A server answers between two steps of its
+    event loop, so this checks that the loop goes on, however slowly. Where the request fails otherwise (no file
+    descriptor left here, or an error as answer) nothing is known of its loop, and it does not hang.
     """
     import zmq
 
@@ -89,7 +91,7 @@ def _argv(environment: "EnvironmentConfig", report: Path) -> list[str]:
 
 
 def examples(environment: "EnvironmentConfig") -> pa.Table:
-    """The environment's examples, with the schema of the examples table, read in a process of its own.
+    """Return the environment's examples, with the schema of the examples table, read in a separate process.
 
     Raises EnvironmentUnavailable where the taskset cannot be loaded or holds nothing.
     """
@@ -122,9 +124,9 @@ def _read_examples(environment: "EnvironmentConfig", directory: Path) -> pa.Tabl
 
 
 def _run(argv: list[str], variables: dict[str, str], log: Path) -> int:
-    """Run a process to its end and return its status; what it left running in its session ends with it.
+    """Run a process to its end and return its exit status; kill what it left running in its session.
 
-    Its output goes to a file: of a pipe, the end would come only when nobody who inherited it is left.
+    Its output goes to a file and not to a pipe, which stays open as long as any child that inherited it lives.
     """
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -139,19 +141,19 @@ def _run(argv: list[str], variables: dict[str, str], log: Path) -> int:
 
 
 def _reason(environment: "EnvironmentConfig", report: Path, log: str) -> str:
-    """What to tell about an environment that could not be loaded, from its report or else the end of its log."""
+    """Return why an environment could not be loaded, from the process's report or else the end of its log."""
     about = f"environment {environment.name!r} (taskset {environment.taskset.get('id')!r})"
     if not report.exists():
         return f"{about}: the process that reads its examples died:\n" + "\n".join(log.splitlines()[-15:])
-    told: dict[str, Any] = json.loads(report.read_text(encoding="utf-8"))
-    if told["missing"]:
-        return f"{about} does not import: module {told['missing']!r} is missing. Install the package that has it"
-    hint = f". {OLD_INTERFACE_HINT}" if OLD_INTERFACE.search(f"{told['error']}: {told['message']}") else ""
-    return f"{about} cannot be loaded: {told['error']}: {told['message']}{hint}"
+    outcome: dict[str, Any] = json.loads(report.read_text(encoding="utf-8"))
+    if outcome["missing"]:
+        return f"{about} does not import: module {outcome['missing']!r} is missing. Install the package that has it"
+    hint = f". {OLD_INTERFACE_HINT}" if OLD_INTERFACE.search(f"{outcome['error']}: {outcome['message']}") else ""
+    return f"{about} cannot be loaded: {outcome['error']}: {outcome['message']}{hint}"
 
 
 def package_version(environment: "EnvironmentConfig") -> str:
-    """Names and versions of the packages whose code runs in the environment, and of what its taskset reads beside them.
+    """Return names and versions of the packages whose code runs in the environment, and of its taskset's other inputs.
 
     Nothing of the packages is imported. Raises EnvironmentUnavailable where one is not installed.
     """
@@ -167,22 +169,22 @@ def package_version(environment: "EnvironmentConfig") -> str:
 
 
 def taskset_inputs(taskset: Mapping[str, Any]) -> list[str]:
-    """Return what a taskset reads beside its package, each with what names its content.
+    """Return the inputs of a taskset outside its package, each with a digest or version of its content.
 
-    That is the local file under the setting `path`, and the function whose import path is `task.scoring`: a row or a
-    line of either that is another one makes other rollouts. What is not there is left to the taskset to refuse.
+    These are the local file under the setting `path`, and the function whose import path is `task.scoring`: changes to
+    either change the rollouts. A missing one is left to the taskset to refuse.
     """
-    found = []
+    inputs = []
     file = Path(str(taskset.get("path") or "")).expanduser()
     if file.is_file():
         with file.open("rb") as content:
-            found.append(f"{file.name} sha256:{hashlib.file_digest(content, 'sha256').hexdigest()[:16]}")
+            inputs.append(f"{file.name} sha256:{hashlib.file_digest(content, 'sha256').hexdigest()[:16]}")
     task = taskset.get("task")
     function = str(task.get("scoring", "")) if isinstance(task, Mapping) else ""
     if ":" in function:
         with suppress(NotImportable):
-            found.append(f"{function} {code_version(function)}")
-    return found
+            inputs.append(f"{function} {code_version(function)}")
+    return inputs
 
 
 def _harness_settings(settings: Any) -> dict[str, Any]:
@@ -192,7 +194,7 @@ def _harness_settings(settings: Any) -> dict[str, Any]:
 
 
 def _distribution(environment: "EnvironmentConfig", kind: str, plugin: str, group: str) -> str:
-    """Name and version of the distribution that holds a plugin, found as verifiers finds it: its own, then any."""
+    """Return name and version of a plugin's distribution, in verifiers' order: its own plugins, then any package."""
     if not plugin:
         raise EnvironmentUnavailable(f"environment {environment.name!r}: {kind}.id is missing; it names a package")
     name = plugin.rsplit("/", 1)[-1].split("@", 1)[0]

@@ -1,4 +1,4 @@
-"""Regrading from the pipeline's side: starts a grader, identifies its code by digest, has recorded traces scored."""
+"""Regrading on the pipeline's side: the command of a grader's process, the digest of its code, and its client."""
 
 import hashlib
 import json
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 HOST = "tasks.inference.grading.host"
 KEY_VARIABLE = "STAGECOACH_GRADER_KEY"
 STALL_SECONDS = 900.0
-"""Longest wait for the next scored episode: a reward function that never gives up the processor cannot be stopped."""
+"""Longest wait for the next scored episode: no time limit can stop a reward function that never awaits."""
 
 _TEXT = pa.string()
 _SCORE_FIELDS: "list[pa.Field[Any]]" = [
@@ -35,7 +35,7 @@ _SCORE_FIELDS: "list[pa.Field[Any]]" = [
     pa.field("seconds", pa.float64(), nullable=False),
 ]
 SCORES = pa.schema(_SCORE_FIELDS)
-"""What a grader answers: a row for each trace that was not errored; columns as in traces, and seconds of scoring."""
+"""A grader's answer: a row for each trace without an error; columns as in traces, and seconds of scoring."""
 
 
 class NotRegradable(ValueError):
@@ -43,15 +43,15 @@ class NotRegradable(ValueError):
 
 
 class GraderStalled(ValueError):
-    """A grader lives and does not get on."""
+    """A grader lives and makes no progress."""
 
 
 class GraderLost(Exception):
-    """The grader's process is gone, or its connection is; what it was asked can be asked of another."""
+    """The grader's process or connection is gone; another grader can answer the same request."""
 
 
 def command(environment: "EnvironmentConfig", report: str | Path) -> tuple[list[str], dict[str, str]]:
-    """Argument list and environment variables of the process that grades for `environment`; a key is to be added.
+    """Return the argument list and environment of a grader's process for `environment`; the caller adds the key.
 
     The process writes `{"address": ...}` to `report` once it takes requests. Raises EnvironmentUnavailable where a
     package is missing.
@@ -64,13 +64,13 @@ def command(environment: "EnvironmentConfig", report: str | Path) -> tuple[list[
 
 
 def answers(address: str, key: str) -> bool:
-    """Whether a grader at `address` answers."""
+    """Tell whether a grader at `address` answers."""
     with _connect(address, key) as grader:
         return "ready" in _ask(grader, {"ready": True}, 5.0)
 
 
 def scores(address: str, key: str, tables: Mapping[str, pa.Table]) -> pa.Table:
-    """Have the traces of one environment scored; return a table of SCORES, in the order of the traces.
+    """Let a grader score the traces of one environment; return a table of SCORES, in the order of the traces.
 
     `tables` are examples, traces and messages, by name, all traces of an episode among them. Raises NotRegradable,
     GraderStalled, or GraderLost where the process went away.
@@ -107,7 +107,7 @@ def _connect(address: str, key: str) -> Connection:
 
 
 def _ask(grader: Connection, request: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-    """Return the answer to a request; what comes before it only says that work goes on."""
+    """Return the answer to a request; messages before it only report progress."""
     try:
         grader.send_bytes(json.dumps(request).encode())
         while grader.poll(seconds):
@@ -125,8 +125,8 @@ def _ask(grader: Connection, request: Mapping[str, Any], seconds: float) -> dict
 def source_digest(environment: "EnvironmentConfig") -> str:
     """SHA-256 over the files of every package that an environment's section names, and the version of verifiers.
 
-    Those are the taskset's, the harness's, and the functions plugged into the task by import path. What
-    verifiers brings along, or is not installed, adds nothing. Raises EnvironmentUnavailable for a file that is missing.
+    These are the packages of the taskset, the harness, and the functions plugged into the task by import path. Plug-ins
+    that come with verifiers, or are not installed, add nothing. Raises EnvironmentUnavailable for a missing file.
     """
     digest = hashlib.sha256(f"verifiers {version('verifiers')}".encode())
     for name in dict.fromkeys(_scoring_modules(environment)):
@@ -138,7 +138,7 @@ def source_digest(environment: "EnvironmentConfig") -> str:
 def _scoring_modules(environment: "EnvironmentConfig") -> Iterator[str]:
     """Yield the top-level modules, or the paths of files, whose code may take part in scoring."""
     for plugin in (environment.taskset, environment.harness):
-        # An id may say whose and which version: owner/name@version; the module is called by the name alone.
+        # An id may hold owner and version, owner/name@version; the module has the name alone.
         yield str(plugin["id"]).rsplit("/", 1)[-1].split("@", 1)[0].replace("-", "_").lower()
     task = environment.taskset.get("task") or {}
     for kind in ("rewards", "metrics"):

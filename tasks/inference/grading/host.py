@@ -1,8 +1,8 @@
 """The process that grades for one environment: `python -m tasks.inference.grading.host --config JSON --report PATH`.
 
-It loads the environment, binds a loopback port of the system's choosing and writes `{"address": ...}` to the report
-file. Whoever connects with the key of STAGECOACH_GRADER_KEY names a directory with examples, traces and messages as
-Arrow files; their scores are written beside them. Only this process imports the environment's package.
+It loads the environment, binds a free loopback port and writes `{"address": ...}` to the report file. A client connects
+with the key of STAGECOACH_GRADER_KEY and names a directory with examples, traces and messages as Arrow files; their
+scores are written beside them. Graders are processes of their own because they import the environment's package.
 """
 
 import argparse
@@ -27,12 +27,12 @@ ROWS = ("examples", "traces", "messages")
 
 
 def serve(listener: Listener, grader: Grader) -> None:
-    """Serve one connection after the other until told to end."""
+    """Serve one connection after the other until SIGTERM."""
     while True:
         try:
             with listener.accept() as connection:
                 _answer_requests(connection, grader)
-        except (AuthenticationError, EOFError, OSError) as error:  # of this connection; the next one may do better
+        except (AuthenticationError, EOFError, OSError) as error:  # of this connection alone
             logging.info("a connection ended: %s: %s", type(error).__name__, error)
 
 
@@ -61,26 +61,26 @@ def _send(connection: Connection, **answer: object) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Grade until told to end; 3 where the environment cannot be loaded."""
+    """Grade until SIGTERM; return 3 where the environment cannot be loaded."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--config", required=True, help="the environment's section of the config, as JSON")
     parser.add_argument("--report", type=Path, required=True)
-    own = parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
     set_up_process()
-    environment = json.loads(own.config)
+    environment = json.loads(arguments.config)
     try:
         load_verifiers()
         grader = Grader(environment)
     except Exception as error:
-        # The border of this process: whoever started it reads the reason in the report or at the end of the log.
+        # The boundary of this process: the parent reads the reason in the report or at the end of the log.
         logging.exception("environment %s cannot be loaded", environment["name"])
         report = {"error": type(error).__name__, "message": str(error), "missing": missing_module(error)}
-        write_report(own.report, report)
+        write_report(arguments.report, report)
         return 3
-    # Whatever a reward function starts must not have the key.
+    # Removed from the environment variables: programs that reward functions start must not have the key.
     with Listener(("127.0.0.1", 0), authkey=os.environ.pop(KEY_VARIABLE).encode()) as listener:
         host, port = listener.address
-        write_report(own.report, {"address": f"{host}:{port}", "pid": os.getpid()})
+        write_report(arguments.report, {"address": f"{host}:{port}", "pid": os.getpid()})
         serve(listener, grader)
     return 0
 

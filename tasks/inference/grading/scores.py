@@ -1,4 +1,8 @@
-"""Scores recorded traces with an environment's reward functions of today; what fails is data."""
+"""Scores recorded traces with an environment's current reward functions.
+
+A trace whose scoring fails gets an error in its row, as in a rollout. Where scores need what no trace records (a
+judge's model, a runtime, the rollout's state), the whole environment is refused with NotRegradable.
+"""
 
 import asyncio
 import inspect
@@ -6,7 +10,7 @@ import json
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from verifiers.v1.configs.agent import WireAgentConfig
 from verifiers.v1.env import Env
@@ -24,16 +28,114 @@ from tasks.inference.grading.client import NotRegradable
 from tasks.inference.sampling.failures import Failure, failure_of_error, failure_of_rewards
 from tasks.inference.trace_rows.rows import Row, error_columns, rebuild
 
-if TYPE_CHECKING:
-    pass  # CODEMOD-EMPTY
-
-
 SCORING_SECONDS = 300.0
-"""Longest that scoring one trace, or comparing an episode's, may take, where the task does not say."""
+"""Time limit for scoring one trace, or comparing those of an episode, where the task sets none."""
+MAX_CONCURRENT_EPISODES = 64
+"""Episodes that are scored at once."""
+ADVICE = "Nothing was scored; what was recorded is as it was."
+
+MakeTask = Callable[[Any, type[Task[Any]]], Task[Any]]
+
+
+class Grader:
+    """One loaded environment that scores recorded traces."""
+
+    def __init__(self, environment: Mapping[str, Any]) -> None:
+        """Load the environment of a config section (plain values); raises what its package raises."""
+        self.name = environment["name"]
+        self.env = load_environment(verifiers_config(environment))
+        self.loader = TraceLoader(self.env, self._refuse)
+        self.compares = type(self.env).finalize is not Env.finalize
+        self.refusal = ""
+        """Why this environment cannot be regraded; empty while no reason is known."""
+        _forbid_judges(self._refuse)
+        declared = self._task_without_init(None, type(self.env.taskset).task_type())
+        for kind in ("reward", "metric"):
+            declared.hooks(
+                kind
+            )  # raises now for a plugged-in function that cannot be loaded: that is no fault of a trace
+
+    async def score(
+        self,
+        examples: Sequence[Row],
+        traces: Sequence[Row],
+        messages: Sequence[Row],
+        report_progress: Callable[[], None] = lambda: None,
+    ) -> list[Row]:
+        """Return a row of SCORES for each trace without an error, in order.
+
+        `report_progress` is called after each episode. Traces of one episode are scored one by one and then compared,
+        as in a rollout. Raises NotRegradable.
+        """
+        self.refusal = ""
+        tasks = {row["example_id"]: row["task"] for row in examples}
+        by_trace: dict[str, list[Row]] = {row["trace_id"]: [] for row in traces}
+        episodes: dict[str, list[Row]] = {}
+        for row in messages:
+            by_trace[row["trace_id"]].append(row)
+        for row in traces:
+            episodes.setdefault(row["episode_id"], []).append(row)
+        limit = asyncio.Semaphore(MAX_CONCURRENT_EPISODES)
+
+        async def score_episode(rows: list[Row]) -> list[Row]:
+            async with limit:
+                task = json.loads(tasks.get(rows[0]["example_id"], "null"))
+                scored = await EpisodeScores(self, rows, by_trace, task).score()
+                report_progress()
+                return scored
+
+        scores = await asyncio.gather(*map(score_episode, episodes.values()))
+        if self.refusal:  # a reward function may have caught NotRegradable
+            raise NotRegradable(self.refusal)
+        score_of = {row["trace_id"]: row for rows in scores for row in rows}
+        return [score_of[row["trace_id"]] for row in traces if row["error_class"] is None]
+
+    def task_of(self, data: Any, declared: type[Task[Any]]) -> Task[Any]:
+        """Return a task of class `declared`; raises NotRegradable where scoring it needs more than a trace."""
+        task = self._task_without_init(data, declared)
+        if judges := task.plugged_judges():
+            self._refuse(f"judge {judges[0].reward_name!r} asks a model")
+        for hook in task.hooks("reward"):
+            if needs_runtime(hook):
+                self._refuse(f"reward {hook.__name__!r} needs the rollout's runtime")
+        return task
+
+    def _task_without_init(self, data: Any, declared: type[Task[Any]]) -> Task[Any]:
+        task = object.__new__(declared)
+        config = self.env.config.taskset.task
+        # The __init__ of a task class may take more arguments than data and config; scoring needs no more than these.
+        Task.__init__(task, data, config if isinstance(config, declared.config_type()) else None)
+        return task
+
+    def recorded_metrics(self, task: Task[Any], recorded: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the recorded metrics that only a rollout can measure: those of the harness and the runtime."""
+        hooks = [hook for hook in task.hooks("metric") if needs_runtime(hook)]
+        for harness in self.env._harnesses.values():
+            hooks += discover_decorated(harness, "metric")
+        return {hook.__name__: recorded[hook.__name__] for hook in hooks if hook.__name__ in recorded}
+
+    def _refuse(self, why: str) -> None:
+        self.refusal = self.refusal or f"environment {self.name!r} cannot be regraded: {why}. {ADVICE}"
+        raise NotRegradable(self.refusal)
+
+
+def _forbid_judges(refuse: Callable[[str], None]) -> None:
+    """Patch verifiers so that every judge refuses: a judge inside a reward function is known only once it is called."""
+
+    async def complete(judge: Judge[Any, Any], *_: Any, **__: Any) -> None:
+        refuse(f"judge {judge.reward_name!r} asks a model")
+
+    Judge.complete = complete
+
+
+def needs_runtime(hook: Callable[..., Any]) -> bool:
+    """Tell whether a reward or metric cannot be called without a runtime."""
+    parameter = inspect.signature(hook).parameters.get("runtime")
+    return parameter is not None and parameter.default is inspect.Parameter.empty
 
 
 class EpisodeScores:
-    """One environment run: its traces, put together again, and how they are scored."""
+    """Scores the rebuilt traces of one episode."""
 
     def __init__(
         self, grader: "Grader", rows: Sequence[Row], messages: Mapping[str, Sequence[Row]], task: Row | None
@@ -47,45 +149,45 @@ class EpisodeScores:
         self.seconds: dict[str, float] = {}
 
     async def score(self) -> list[Row]:
-        """Return the scores of the traces that are not errored."""
-        fresh = [row for row in self.rows if row["error_class"] is None]
-        for row in fresh:
+        """Return the scores of the traces without an error."""
+        scorable = [row for row in self.rows if row["error_class"] is None]
+        for row in scorable:
             clock = time.monotonic()
-            if failure := await self._attempt(self._one(row)):
+            if failure := await self._catch(self._score_trace(row)):
                 self.failures[row["trace_id"]] = failure
             self.seconds[row["trace_id"]] = time.monotonic() - clock
-        if self.grader.compares and fresh and (failure := await self._attempt(self._compare())):
-            self.failures = {row["trace_id"]: failure for row in fresh} | self.failures
-        return [self._scored(row) for row in fresh]
+        if self.grader.compares and scorable and (failure := await self._catch(self._compare())):
+            self.failures = {row["trace_id"]: failure for row in scorable} | self.failures
+        return [self._score_row(row) for row in scorable]
 
-    async def _attempt(self, scoring: Any) -> Failure | None:
-        """Await what the environment's code does; the border at which whatever it raises becomes a failure."""
+    async def _catch(self, scoring: Any) -> Failure | None:
+        """Await the environment's code and return whatever it raises as a failure: this is the boundary to its code."""
         try:
             await scoring
         except NotRegradable:
             raise
         except Exception as error:
             text = str(error) or type(error).__name__
-            told = {"type": type(error).__name__, "message": text, "traceback": traceback.format_exc()}
-            return failure_of_error(told)
+            record = {"type": type(error).__name__, "message": text, "traceback": traceback.format_exc()}
+            return failure_of_error(record)
         return None
 
-    async def _one(self, row: Row) -> None:
+    async def _score_trace(self, row: Row) -> None:
         task, trace = self.grader.loader.load(row, self.messages[row["trace_id"]], self.task, self.grader.task_of)
         self.traces[row["trace_id"]] = trace
-        trace.rewards, trace.metrics = {}, self.grader.kept_metrics(task, trace.metrics)
+        trace.rewards, trace.metrics = {}, self.grader.recorded_metrics(task, trace.metrics)
         async with asyncio.timeout(task.data.timeout.scoring or SCORING_SECONDS):
             await task.score(trace)
 
     async def _compare(self) -> None:
-        """Let the environment judge across the episode's traces, those that had failed before included."""
+        """Run the environment's `finalize` over the episode's traces, those with a recorded error included."""
         if self.failures:
             raise EnvError(f"traces of the episode could not be scored: {', '.join(sorted(self.failures))}")
         for row in self.rows:
             if row["error_class"] is not None and row["record"] != "{}":
-                own = self.messages[row["trace_id"]]
-                self.traces[row["trace_id"]] = self.grader.loader.load(row, own, self.task, self.grader.task_of)[1]
-        env, task = self.grader.env, self.grader.loader.dispatched(self.task, self.grader.task_of)
+                messages = self.messages[row["trace_id"]]
+                self.traces[row["trace_id"]] = self.grader.loader.load(row, messages, self.task, self.grader.task_of)[1]
+        env, task = self.grader.env, self.grader.loader.dispatched_task(self.task, self.grader.task_of)
         stamp = TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash)
         episode = Episode(id=self.rows[0]["episode_id"], env=EnvInfo(id=env.config.env_id), task=stamp)
         episode.traces.extend(self.traces[row["trace_id"]] for row in self.rows if row["trace_id"] in self.traces)
@@ -95,7 +197,7 @@ class EpisodeScores:
         ):
             await env.finalize(task, episode)
 
-    def _scored(self, row: Row) -> Row:
+    def _score_row(self, row: Row) -> Row:
         trace = self.traces.get(row["trace_id"])
         rewards = {} if trace is None else _reward_values(trace.rewards)
         failure = (
@@ -130,11 +232,8 @@ def _compact_json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
-MakeTask = Callable[[Any, type[Task[Any]]], Task[Any]]
-
-
 class StateNotRecorded:
-    """Stands where a rollout kept its state, which no record has; refuses whoever looks at it."""
+    """Stands in for a rollout's state, which is not recorded; any access refuses the environment."""
 
     def __init__(self, refuse: Callable[[str], None]) -> None:
         self._refuse = refuse
@@ -146,7 +245,7 @@ class StateNotRecorded:
 
 
 class TraceLoader:
-    """Puts traces of one environment together again."""
+    """Rebuilds recorded traces of one environment, with the tasks that score them."""
 
     def __init__(self, env: Env[Any], refuse: Callable[[str], None]) -> None:
         self._declared: type[Task[Any]] = type(env.taskset).task_type()
@@ -157,23 +256,23 @@ class TraceLoader:
     ) -> tuple[Task[Any], Trace[Any, Any, Any]]:
         """Return a recorded trace and the task that scores it.
 
-        `dispatched` is the example's data; it stands in where the record does not hold the task. Raises pydantic's
-        ValidationError where the environment's task of today does not take the recorded data.
+        `dispatched` is the example's data, used where the record does not hold the task. Raises pydantic's
+        ValidationError where the environment's current task class rejects the recorded data.
         """
         record = rebuild(row, messages) or self._minimal(row, messages, dispatched)
-        behaviour = self._behaviour(record["task"]["type"])
-        schema = Trace[behaviour.data_type(), state_cls(behaviour), WireAgentConfig]
+        task_class = self._task_class(record["task"]["type"])
+        schema = Trace[task_class.data_type(), state_cls(task_class), WireAgentConfig]
         trace = schema.model_validate(record)
         trace.__dict__["state"] = StateNotRecorded(self._refuse)
-        return make(trace.task.data, behaviour), trace
+        return make(trace.task.data, task_class), trace
 
-    def dispatched(self, data: Row | None, make: MakeTask) -> Task[Any]:
+    def dispatched_task(self, data: Row | None, make: MakeTask) -> Task[Any]:
         """Return the task that the environment was given to play."""
         if data is None:
             raise ValueError("the example of this rollout is not in the examples table")
         return make(self._declared.data_type().model_validate(data), self._declared)
 
-    def _behaviour(self, name: str) -> type[Task[Any]]:
+    def _task_class(self, name: str) -> type[Task[Any]]:
         """Return the task class of a recorded name: an environment may make tasks of its own for some agents."""
         if name == self._declared.__name__:
             return self._declared
@@ -198,102 +297,3 @@ def _subclasses(of: type[Task[Any]]) -> Iterator[type[Task[Any]]]:
     for each in of.__subclasses__():
         yield each
         yield from _subclasses(each)
-
-
-MAX_CONCURRENT_EPISODES = 64
-"""Episodes whose reward functions are under way at once."""
-ADVICE = "Nothing was scored; what was recorded is as it was."
-
-
-class Grader:
-    """One environment, loaded, and what it says about recorded traces."""
-
-    def __init__(self, environment: Mapping[str, Any]) -> None:
-        """Load the environment of a config section, as plain values; raises what its package raises."""
-        self.name = environment["name"]
-        self.env = load_environment(verifiers_config(environment))
-        self.loader = TraceLoader(self.env, self._refuse)
-        self.compares = type(self.env).finalize is not Env.finalize
-        self.refusal = ""
-        """Why this environment cannot be regraded; empty as long as nothing has been found."""
-        _forbid_judges(self._refuse)
-        declared = self._bare(None, type(self.env.taskset).task_type())
-        for kind in ("reward", "metric"):
-            declared.hooks(kind)  # a function that is plugged in and cannot be loaded is no fault of any trace
-
-    async def score(
-        self,
-        examples: Sequence[Row],
-        traces: Sequence[Row],
-        messages: Sequence[Row],
-        working: Callable[[], None] = lambda: None,
-    ) -> list[Row]:
-        """Return a row of SCORES for each trace that is not errored, in order; `working` is called now and then.
-
-        Traces of one episode are scored each for itself and then compared, as in a rollout. Raises NotRegradable.
-        """
-        self.refusal = ""
-        tasks = {row["example_id"]: row["task"] for row in examples}
-        own: dict[str, list[Row]] = {row["trace_id"]: [] for row in traces}
-        episodes: dict[str, list[Row]] = {}
-        for row in messages:
-            own[row["trace_id"]].append(row)
-        for row in traces:
-            episodes.setdefault(row["episode_id"], []).append(row)
-        limit = asyncio.Semaphore(MAX_CONCURRENT_EPISODES)
-
-        async def one(rows: list[Row]) -> list[Row]:
-            async with limit:
-                task = json.loads(tasks.get(rows[0]["example_id"], "null"))
-                scored = await EpisodeScores(self, rows, own, task).score()
-                working()
-                return scored
-
-        found = await asyncio.gather(*map(one, episodes.values()))
-        if self.refusal:
-            raise NotRegradable(self.refusal)
-        by_trace = {row["trace_id"]: row for rows in found for row in rows}
-        return [by_trace[row["trace_id"]] for row in traces if row["error_class"] is None]
-
-    def task_of(self, data: Any, declared: type[Task[Any]]) -> Task[Any]:
-        """Return the behaviour for a task's data; raises NotRegradable where its scores need more than a trace."""
-        task = self._bare(data, declared)
-        if judges := task.plugged_judges():
-            self._refuse(f"judge {judges[0].reward_name!r} asks a model")
-        for hook in task.hooks("reward"):
-            if needs_runtime(hook):
-                self._refuse(f"reward {hook.__name__!r} needs the rollout's runtime")
-        return task
-
-    def _bare(self, data: Any, declared: type[Task[Any]]) -> Task[Any]:
-        task = object.__new__(declared)
-        config = self.env.config.taskset.task
-        # A task that an environment makes for itself may take more than data; what scores a trace needs no more.
-        Task.__init__(task, data, config if isinstance(config, declared.config_type()) else None)
-        return task
-
-    def kept_metrics(self, task: Task[Any], recorded: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the recorded metrics that only a rollout can measure: the harness's, and those of its runtime."""
-        hooks = [hook for hook in task.hooks("metric") if needs_runtime(hook)]
-        for harness in self.env._harnesses.values():
-            hooks += discover_decorated(harness, "metric")
-        return {hook.__name__: recorded[hook.__name__] for hook in hooks if hook.__name__ in recorded}
-
-    def _refuse(self, why: str) -> None:
-        self.refusal = self.refusal or f"environment {self.name!r} cannot be regraded: {why}. {ADVICE}"
-        raise NotRegradable(self.refusal)
-
-
-def _forbid_judges(refuse: Callable[[str], None]) -> None:
-    """Let no judge of this process ask a model; one that a reward function calls is known only when it is called."""
-
-    async def complete(judge: Judge[Any, Any], *_: Any, **__: Any) -> None:
-        refuse(f"judge {judge.reward_name!r} asks a model")
-
-    Judge.complete = complete
-
-
-def needs_runtime(hook: Callable[..., Any]) -> bool:
-    """Whether a reward or metric cannot be called without a runtime."""
-    asked = inspect.signature(hook).parameters.get("runtime")
-    return asked is not None and asked.default is inspect.Parameter.empty

@@ -1,4 +1,4 @@
-"""Renders demonstrations: as message rows to train on, or as tokens that a policy is shown before a prompt."""
+"""Renders demonstrations: as message rows to train on (SFT), or as a prompt before a trace's tokens (OPSD)."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -26,46 +26,39 @@ class DemonstrationUnusable(ValueError):
 def demonstration_renderer(
     tokenizer_dir: str | Path, name: str, settings: Mapping[str, Any] | None = None
 ) -> Callable[..., list[Row]]:
-    """Return a function from messages, and tools if there are any, to rows; see `demonstration`.
+    """Return a function from messages, and optional tools, to rows of the messages table without the trace's id.
 
-    `settings` are those of the renderer called `name`. The tokenizer and the renderer are loaded once.
+    There is one row for each message. The rows' tokens joined together are the renderer's tokens of the conversation,
+    up to the end of the last assistant message; `mask` is true on what a policy would sample: the body of an assistant
+    message and its end token. The function raises DemonstrationUnusable where the conversation does not end with an
+    assistant message. `settings` are those of the renderer called `name`; it and the tokenizer are loaded once.
     """
     from renderers import create_renderer
     from renderers.base import load_tokenizer
 
     config = model_info.renderer_config(name, str(tokenizer_dir), settings or {})
-    made = create_renderer(load_tokenizer(str(tokenizer_dir)), config)
-    # Without settings, as before renderers had any: prompts that open a thought by themselves are for the renderer.
-    opening = _prompt_ending(made) if settings else []
-    return lambda messages, tools=None: _render_rows(messages, made, opening, tools)
-
-
-def demonstration_rows(messages: Sequence[Message], tokenizer_dir: str | Path, name: str) -> list[Row]:
-    """Return one row for each message, with the columns of the messages table except the trace's id.
-
-    The rows' tokens joined together are what the renderer makes of the conversation, up to the end of the last
-    assistant message; `mask` is true on what a policy would sample: the body of an assistant message and its end token.
-    Raises DemonstrationUnusable where the conversation does not end with an assistant message.
-    """
-    return demonstration_renderer(tokenizer_dir, name)(messages)
+    renderer = create_renderer(load_tokenizer(str(tokenizer_dir)), config)
+    # Only settings can make prompts end with more than the role, such as an empty thought, which is not sampled.
+    prompt_end = _prompt_ending(renderer) if settings else []
+    return lambda messages, tools=None: _render_rows(messages, renderer, prompt_end, tools)
 
 
 def _render_rows(
-    messages: Sequence[Message], made: Any, opening: list[int], tools: Sequence[Message] | None = None
+    messages: Sequence[Message], renderer: Any, prompt_end: list[int], tools: Sequence[Message] | None = None
 ) -> list[Row]:
     if not messages or messages[-1]["role"] != "assistant":
         raise DemonstrationUnusable(
             f"a demonstration ends with an assistant message; this one has the roles "
             f"{[message['role'] for message in messages]}"
         )
-    rendered = made.render([dict(message) for message in messages], tools=tools)
+    rendered = renderer.render([dict(message) for message in messages], tools=tools)
     tokens = list(rendered.token_ids)
-    mask = _unmask(opening, tokens, _sampled_mask(messages, made, rendered, tools))
+    mask = _unmask(prompt_end, tokens, _sampled_mask(messages, renderer, rendered, tools))
     if not any(mask):
         raise DemonstrationUnusable("the renderer marks no token of this demonstration as the assistant's")
     end = max(index for index, sampled in enumerate(mask) if sampled) + 1
-    stops = made.get_stop_token_ids()
-    if tokens[end - 1] not in stops:  # some templates leave the last turn open; a policy must learn to end it
+    stops = renderer.get_stop_token_ids()
+    if tokens[end - 1] not in stops:  # some templates leave the last turn open, and a policy must learn to end it
         tokens[end:], mask[end:] = [stops[0]], [True]
         end += 1
     content = rendered.is_content[:end] if rendered.is_content else []
@@ -77,18 +70,20 @@ def _render_rows(
     ]
 
 
-def _sampled_mask(messages: Sequence[Message], made: Any, rendered: Any, tools: Sequence[Message] | None) -> list[bool]:
-    """Per token: whether the policy would sample it, as the renderer says, or as its generation prompts tell."""
+def _sampled_mask(
+    messages: Sequence[Message], renderer: Any, rendered: Any, tools: Sequence[Message] | None
+) -> list[bool]:
+    """Return for each token whether the policy would sample it: from the renderer, or by its generation prompts."""
     if rendered.sampled_mask:
         return list(rendered.sampled_mask)
-    # A renderer around an opaque template does not say. What follows the prompt for a turn is that turn's.
+    # A renderer around an opaque template has no mask. The tokens after a turn's generation prompt are sampled.
     mask = [False] * len(rendered.token_ids)
-    stops = set(made.get_stop_token_ids())
+    stops = set(renderer.get_stop_token_ids())
     for number, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
         before = [dict(one) for one in messages[:number]]
-        prompt = made.render(before, tools=tools, add_generation_prompt=True).token_ids
+        prompt = renderer.render(before, tools=tools, add_generation_prompt=True).token_ids
         if rendered.token_ids[: len(prompt)] != prompt:
             raise DemonstrationUnusable(
                 f"message {number}: the template renders what comes before it differently once it is there, so its "
@@ -101,22 +96,22 @@ def _sampled_mask(messages: Sequence[Message], made: Any, rendered: Any, tools: 
     return mask
 
 
-def _prompt_ending(made: Any) -> list[int]:
-    """What every prompt ends with, so that a policy goes on from there: the role, or an empty thought after it."""
-    prompt = made.render([{"role": "user", "content": ""}], add_generation_prompt=True)
+def _prompt_ending(renderer: Any) -> list[int]:
+    """Return the tokens that every generation prompt ends with: the role, or an empty thought after it."""
+    prompt = renderer.render([{"role": "user", "content": ""}], add_generation_prompt=True)
     return [token for token, index in zip(prompt.token_ids, prompt.message_indices, strict=True) if index < 0]
 
 
-def _unmask(opening: list[int], tokens: list[int], mask: list[bool]) -> list[bool]:
-    """The mask without `opening`, wherever it is in the tokens: a policy is given it."""
-    for start in range(len(tokens) - len(opening) if opening else 0):
-        if tokens[start : start + len(opening)] == opening:
-            mask[start : start + len(opening)] = [False] * len(opening)
+def _unmask(prompt_end: list[int], tokens: list[int], mask: list[bool]) -> list[bool]:
+    """Return the mask without `prompt_end`, wherever that occurs in the tokens: the prompt contains it."""
+    for start in range(len(tokens) - len(prompt_end) if prompt_end else 0):
+        if tokens[start : start + len(prompt_end)] == prompt_end:
+            mask[start : start + len(prompt_end)] = [False] * len(prompt_end)
     return mask
 
 
 def _message_spans(rendered: Any, num_messages: int, end: int) -> list[tuple[int, int]]:
-    """Where each message's tokens begin and end; what lies between two messages belongs to the later one."""
+    """Return start and end of each message's tokens; tokens between two messages belong to the later one."""
     spans, cursor = rendered.message_token_spans(), 0
     borders = []
     for number in range(num_messages):
@@ -146,40 +141,43 @@ def _message_row(
 
 
 class DemonstrationPrompt:
-    """Makes what is shown, as a system message in the model's own format; the tokenizer is loaded once."""
+    """A system message with a demonstration before a trace's tokens; the tokenizer is loaded once.
 
-    def __init__(self, settings: "OpsdConfig", model: "ModelConfig", at: Callable[[], ServedModel]) -> None:
+    Used by on-policy self-distillation, in which the reference is the policy itself with a demonstration in its prompt.
+    """
+
+    def __init__(self, settings: "OpsdConfig", model: "ModelConfig", serve: Callable[[], ServedModel]) -> None:
         self._settings = settings
         self._model = model
-        self._at = at
-        self._known: dict[str, list[int]] = {}
+        self._serve = serve
+        self._tokens_of: dict[str, list[int]] = {}
 
     def prepend(self, trace: Row, tokens: Sequence[int]) -> list[int]:
-        """Return tokens of a trace with what is shown before them; `trace` is a row of traces.
+        """Return a trace's tokens with the demonstration's before them; `trace` is a row of traces.
 
-        What begins every conversation once stays in front of all and is not there a second time. Raises NotScorable
-        where neither the trace's info nor its task holds a demonstration.
+        Tokens that begin every conversation stay first and are not repeated. Raises NotScorable where neither the
+        trace's info nor its task holds a demonstration.
         """
         text = self._settings.template.replace(
             "{demonstration}", demonstration_text(trace, self._settings.demonstration)
         )
-        if text not in self._known:
-            self._known[text] = self._tokens(("system", text))
-        begin = self._beginning if list(tokens[: len(self._beginning)]) == self._beginning else []
-        return [*self._known[text], *tokens[len(begin) :]]
+        if text not in self._tokens_of:
+            self._tokens_of[text] = self._render(("system", text))
+        start = self._start if list(tokens[: len(self._start)]) == self._start else []
+        return [*self._tokens_of[text], *tokens[len(start) :]]
 
     @cached_property
-    def _beginning(self) -> list[int]:
-        """The tokens that a conversation begins with, whoever speaks first, and that it has nowhere else."""
-        system, user, both = ("system", "x"), ("user", "x"), self._tokens(("system", "x"), ("user", "x"))
-        found = []
-        for one, other in zip(self._tokens(system), self._tokens(user), strict=False):
+    def _start(self) -> list[int]:
+        """The tokens that every conversation begins with, whatever its first role, and that occur only there."""
+        system, user, both = ("system", "x"), ("user", "x"), self._render(("system", "x"), ("user", "x"))
+        start = []
+        for one, other in zip(self._render(system), self._render(user), strict=False):
             if one != other or both.count(one) > 1:
                 break
-            found.append(one)
-        return found
+            start.append(one)
+        return start
 
-    def _tokens(self, *messages: tuple[str, str]) -> list[int]:
+    def _render(self, *messages: tuple[str, str]) -> list[int]:
         rendered = self._renderer.render([{"role": role, "content": text} for role, text in messages])
         return list(rendered.token_ids)
 
@@ -188,23 +186,23 @@ class DemonstrationPrompt:
         from renderers import create_renderer
         from renderers.base import load_tokenizer
 
-        tokenizer = self._model.tokenizer or self._model.path or self._served_from()
+        tokenizer = self._model.tokenizer or self._model.path or self._engine_directory()
         config = model_info.renderer_config(self._model.renderer, tokenizer, self._model.renderer_settings)
         return create_renderer(load_tokenizer(tokenizer), config)
 
-    def _served_from(self) -> str:
-        served = self._at()
+    def _engine_directory(self) -> str:
+        served = self._serve()
         return Engine(served.url, served.api_key).model_directory()
 
 
 def demonstration_text(trace: Row, field: str) -> str:
-    """Return the demonstration of a trace: the field of what its environment noted, or else of the example's task.
+    """Return the demonstration of a trace: a field of its info, or else of the example's task.
 
-    Text is taken as it is, other values as JSON. Raises NotScorable where there is none, or an empty one.
+    Text is returned as it is, other values as JSON. Raises NotScorable where there is none, or an empty one.
     """
     task = json.loads(trace["record"]).get("task", {})
-    for place in (json.loads(trace["info"]), task.get("data", task)):
-        value = place.get(field)
+    for source in (json.loads(trace["info"]), task.get("data", task)):
+        value = source.get(field)
         if value not in (None, ""):
             return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     raise NotScorable(

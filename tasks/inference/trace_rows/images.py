@@ -1,8 +1,8 @@
-"""Images by reference: their bytes once in `images`, a reference where a message or a trace's record had them.
+"""Stores images once: their bytes in the table `images`, a reference where a message or a trace's record had them.
 
 An image is a data URL in base64 that is a JSON value by itself, as in the part of a message that introduced it; the
-reference takes that very place. Images at other addresses stay addresses. What a tool gave as plain text stays text,
-also where it spells a data URL: the model read it token by token.
+reference replaces that value. Images at other URLs stay URLs. Plain text from a tool stays text, also where it spells a
+data URL: the model read it token by token.
 """
 
 import base64
@@ -22,14 +22,14 @@ from tasks.arrays.columns import texts
 
 REFERENCE = "stagecoach-image:"
 LITERAL = REFERENCE + "text:"
-"""In front of a text that itself began like a reference, so that it comes back as it was."""
+"""Escapes a text that itself begins like a reference, so that it can be restored."""
 TRACE_COLUMNS = ("record", "info")
 """The columns of traces that are JSON and may hold images; in messages it is `body`."""
 TEXT_KEYS = ("content", "text")
 """Keys whose value the model reads as text."""
 
 Change = Callable[[str, int | None, str], str]
-"""What becomes of a text, given the trace, the message (None in the trace's record) and the text."""
+"""Rewrites a text, given the trace's id, the message's number (None in the trace's record) and the text."""
 
 
 class MissingImage(ValueError):
@@ -37,7 +37,7 @@ class MissingImage(ValueError):
 
 
 class Image(NamedTuple):
-    """An image as a data URL spells it; `media_type` is all that stands before the base64."""
+    """An image as a data URL spells it; `media_type` is everything before the base64."""
 
     media_type: str
     data: bytes
@@ -54,23 +54,23 @@ class Image(NamedTuple):
 
 
 def parse_image(text: str) -> Image | None:
-    """Return the image that a data URL spells; None where it is none, or could not be spelt again exactly."""
+    """Return the image of a data URL; None for other texts, and where the URL could not be restored exactly."""
     head, comma, body = text.partition(";base64,")
     if not comma or not head.startswith("data:image/"):
         return None
     try:
         image = Image(head.removeprefix("data:"), base64.b64decode(body, validate=True))
     except (binascii.Error, ValueError):
-        return None  # not ours to mend: the text stays where it is
+        return None  # no valid base64: the text stays as it is
     return image if image.url == text else None
 
 
 def extract_images(traces: pa.Table, messages: pa.Table) -> dict[str, pa.Table]:
     """Return traces and messages with references in place of images, and `images` where there are any.
 
-    An image is there once for each group that uses it, with its first use: the message, or none for the record.
+    An image has one row for each group that uses it, with its first use: the message, or none for the record.
     """
-    found: dict[tuple[str, str], dict[str, Any]] = {}
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
     groups = dict(zip(texts(traces["trace_id"]), texts(traces["group_id"]), strict=True))
 
     def change(trace_id: str, message: int | None, text: str) -> str:
@@ -80,19 +80,19 @@ def extract_images(traces: pa.Table, messages: pa.Table) -> dict[str, pa.Table]:
         if image is None:
             return text
         row = {"group_id": groups[trace_id], "digest": image.digest, **image._asdict()}
-        found.setdefault((row["group_id"], row["digest"]), row | {"trace_id": trace_id, "message": message})
+        rows.setdefault((row["group_id"], row["digest"]), row | {"trace_id": trace_id, "message": message})
         return f"{REFERENCE}sha256:{image.digest}"
 
     tables = _rewrite_tables(traces, messages, f"data:image/|{REFERENCE}", change)
-    if found:
-        tables["images"] = pa.Table.from_pylist(list(found.values()), schema=IMAGES.arrow)
+    if rows:
+        tables["images"] = pa.Table.from_pylist(list(rows.values()), schema=IMAGES.arrow)
     return tables
 
 
 def extract_known_images(traces: pa.Table, images: pa.Table | None) -> pa.Table:
-    """Return traces that were put back, and may have other notes since, with references to those of `images`.
+    """Return restored traces, whose info may have changed since, with references to those images that are in `images`.
 
-    An image that is not among them stays where it is: nothing would hold its bytes.
+    Other images stay in the text: no table would hold their bytes.
     """
     known = set() if images is None else set(texts(images["digest"]))
 
@@ -138,25 +138,25 @@ def _rewrite_traces(traces: pa.Table, pattern: str, change: Change) -> pa.Table:
 
 
 def _rewrite_column(table: pa.Table, column: str, numbers: list[int | None], pattern: str, change: Change) -> pa.Table:
-    """Change the texts in a column of JSON; rows without the pattern, which are nearly all, are not even parsed."""
+    """Rewrite the texts in a column of JSON; rows without the pattern, which are nearly all, are not parsed."""
     hits = np.flatnonzero(pc.match_substring_regex(table[column], pattern).to_numpy())
     if not len(hits):
         return table
     values, names = texts(table[column]), texts(table["trace_id"])
     for row in map(int, hits):
-        changed = _rewrite_json(json.loads(values[row]), partial(change, names[row], numbers[row]))
-        values[row] = json.dumps(changed, ensure_ascii=False, separators=(",", ":"))
-    place = table.schema.get_field_index(column)
-    return table.set_column(place, table.schema.field(column), pa.array(values, pa.string()))
+        rewritten = _rewrite_json(json.loads(values[row]), partial(change, names[row], numbers[row]))
+        values[row] = json.dumps(rewritten, ensure_ascii=False, separators=(",", ":"))
+    index = table.schema.get_field_index(column)
+    return table.set_column(index, table.schema.field(column), pa.array(values, pa.string()))
 
 
 def _rewrite_json(value: Any, change: Callable[[str], str]) -> Any:
-    """Return the JSON value with its texts changed, but for those that are read as text."""
+    """Return a JSON value with its texts rewritten, except those that the model reads as text (TEXT_KEYS)."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, list):
         return [_rewrite_json(each, change) for each in value]
     if isinstance(value, dict):
-        spelt = {name: value[name] for name in TEXT_KEYS if isinstance(value.get(name), str)}
-        return {name: spelt[name] if name in spelt else _rewrite_json(each, change) for name, each in value.items()}
+        plain = {name: value[name] for name in TEXT_KEYS if isinstance(value.get(name), str)}
+        return {name: plain[name] if name in plain else _rewrite_json(each, change) for name, each in value.items()}
     return value

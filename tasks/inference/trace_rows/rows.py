@@ -1,4 +1,4 @@
-"""A finished or failed rollout as rows of traces and messages, and back."""
+"""Converts finished and failed rollouts to rows of the tables traces and messages, and back."""
 
 import base64
 import datetime
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 NODE_COLUMNS = ("parent", "message", "sampled", "token_ids", "mask", "is_content", "logprobs")
-"""What of a node is in columns of messages; the rest of it is in the trace's record."""
+"""Fields of a node that are columns of messages; its other fields are in the trace's record."""
 
 
 @dataclass(frozen=True)
 class RolloutOrigin:
-    """What the rows of one rollout have in common: its assignment, and how it was sampled."""
+    """What all rows of one rollout share: its assignment, and the policy and temperature that sampled it."""
 
     assignment: Mapping[str, Any]
     policy_key: str
@@ -34,7 +34,7 @@ class RolloutOrigin:
 
     @property
     def columns(self) -> Row:
-        """The columns that do not depend on how the rollout ended."""
+        """The columns of traces that do not depend on how the rollout ended."""
         names = ("assignment_id", "group_id", "environment", "example_id")
         return {
             **{name: self.assignment[name] for name in names},
@@ -46,22 +46,22 @@ class RolloutOrigin:
 
 
 def trace_tables(traces: Iterable[Row], messages: Iterable[Row]) -> dict[str, pa.Table]:
-    """The rows as Arrow tables with exactly the contract's schemas; images by reference, in a table of their own."""
+    """Return rows as Arrow tables with exactly the contract's schemas; images by reference, in a table of their own."""
     return extract_images(
         pa.Table.from_pylist(list(traces), schema=TRACES.arrow),
         pa.Table.from_pylist(list(messages), schema=MESSAGES.arrow),
     )
 
 
-def rows_of_trace(trace: "WireTrace", attempted: RolloutOrigin, episode_id: str) -> tuple[Row, list[Row]]:
-    """One trace as its row and its messages' rows. Nothing is lost: see `rebuild`."""
+def rows_of_trace(trace: "WireTrace", origin: RolloutOrigin, episode_id: str) -> tuple[Row, list[Row]]:
+    """Return one trace's row and its messages' rows. Nothing is lost: see `rebuild`."""
     record = wire_record(trace)
     failure = failure_of_trace(record)
-    return _trace_row(trace, record, attempted, episode_id, failure), message_rows(record)
+    return _trace_row(trace, record, origin, episode_id, failure), message_rows(record)
 
 
 def wire_record(trace: "WireTrace") -> Row:
-    """The trace as plain JSON values: every digit kept, NaN and infinities as they are, the engine's key left out."""
+    """Return a trace as plain JSON values: all digits, NaN and infinities included, the engine's API key left out."""
     from verifiers.v1.trace import EXCLUDE_FIELDS
 
     record: Row = trace.model_dump(
@@ -74,18 +74,16 @@ def wire_record(trace: "WireTrace") -> Row:
             record["rewards"][name] = {"score": reward.score, "weight": reward.weight}
     record["metrics"] = dict(trace.metrics)
     if client := record["agent"]["config"].get("client"):
-        client["headers"] = {}  # they hold the engine's key
+        client["headers"] = {}  # they hold the engine's API key
     return record
 
 
-def _trace_row(
-    trace: "WireTrace", record: Row, attempted: RolloutOrigin, episode_id: str, failure: Failure | None
-) -> Row:
+def _trace_row(trace: "WireTrace", record: Row, origin: RolloutOrigin, episode_id: str, failure: Failure | None) -> Row:
     unscored = failure is not None or not record["rewards"]
     timing = trace.timing
     return {
-        **attempted.columns,
-        "temperature": _temperature(trace, attempted),
+        **origin.columns,
+        "temperature": _temperature(trace, origin),
         "trace_id": trace.id,
         "episode_id": episode_id,
         "agent": trace.agent.name,
@@ -109,15 +107,15 @@ def _trace_row(
     }
 
 
-def _temperature(trace: "WireTrace", attempted: RolloutOrigin) -> float:
-    """What the trace was sampled at: a seat may have a temperature of its own."""
+def _temperature(trace: "WireTrace", origin: RolloutOrigin) -> float:
+    """Return the temperature of a trace: a seat may have its own."""
     sampling = trace.agent.config.sampling
     own = None if sampling is None else sampling.temperature
-    return attempted.temperature if own is None else own
+    return origin.temperature if own is None else own
 
 
 def _token_counts(trace: "WireTrace", record: Row) -> dict[str, int]:
-    """Tokens fed in, each once, and sampled; as the provider reports them where a chat API showed none."""
+    """Return the numbers of input tokens, each counted once, and of sampled ones; the provider's for a chat API."""
     if is_chat_only(record):
         usage = trace.usage
         return {
@@ -131,14 +129,14 @@ def _token_counts(trace: "WireTrace", record: Row) -> dict[str, int]:
 
 
 def _remaining_record(record: Row) -> Row:
-    """The trace without what has columns of its own in messages, or in a column of traces word for word."""
+    """Return the record without the fields that columns of messages or traces hold exactly."""
     nodes = [{name: value for name, value in node.items() if name not in NODE_COLUMNS} for node in record["nodes"]]
-    kept = {name: value for name, value in record.items() if name not in ("id", "rewards", "metrics", "info")}
-    return {**kept, "nodes": nodes}
+    rest = {name: value for name, value in record.items() if name not in ("id", "rewards", "metrics", "info")}
+    return {**rest, "nodes": nodes}
 
 
 def error_columns(failure: Failure | None) -> Row:
-    """The four error columns; all null where there was none."""
+    """Return the four error columns; all null without a failure."""
     return {
         "error_class": failure and failure.kind,
         "error_type": failure and failure.type,
@@ -148,7 +146,7 @@ def error_columns(failure: Failure | None) -> Row:
 
 
 def message_rows(record: Row) -> list[Row]:
-    """The rows of a trace's messages; its record as plain JSON values, with every node's lists there."""
+    """Return the rows of a trace's messages from its record: plain JSON values, with all lists of every node."""
     return [
         {
             "trace_id": record["id"],
@@ -168,19 +166,19 @@ def message_rows(record: Row) -> list[Row]:
 
 
 def spread_logprobs(logprobs: Sequence[float], mask: Sequence[bool]) -> list[float]:
-    """One value per token: the log-probs in order where the mask is set, 0.0 elsewhere.
+    """Return one value per token: the log-probs in order where the mask is set, 0.0 elsewhere.
 
-    There is one log-prob for every set position; anything else is a fault of the engine's client.
+    There must be one log-prob for every set position; anything else is a fault of the engine's client.
     """
     assert len(logprobs) == sum(mask), f"{len(logprobs)} log-probs for {sum(mask)} sampled tokens"
     values = iter(logprobs)
     return [next(values) if sampled else 0.0 for sampled in mask]
 
 
-def row_of_failure(failure: Failure, attempted: RolloutOrigin, started_at: float, seconds: float) -> Row:
-    """The row of a rollout that left no trace; its id is made here."""
+def row_of_failure(failure: Failure, origin: RolloutOrigin, started_at: float, seconds: float) -> Row:
+    """Return the row of a rollout that left no trace, with a new trace id."""
     return {
-        **attempted.columns,
+        **origin.columns,
         "trace_id": uuid.uuid4().hex,
         "episode_id": uuid.uuid4().hex,
         "agent": "agent",
@@ -206,7 +204,7 @@ def row_of_failure(failure: Failure, attempted: RolloutOrigin, started_at: float
 
 
 def rebuild(trace_row: Mapping[str, Any], message_rows: Sequence[Mapping[str, Any]]) -> Row:
-    """The trace as it came over the wire, from its row and its messages' rows; `{}` where it left no trace."""
+    """Return the trace as it came over the wire, from its row and messages; `{}` for a row without a trace."""
     record: Row = json.loads(trace_row["record"])
     if "nodes" not in record:
         return {}
@@ -221,10 +219,10 @@ def rebuild(trace_row: Mapping[str, Any], message_rows: Sequence[Mapping[str, An
 
 
 def _json_value(value: Any) -> Any:
-    """What an environment noted as JSON values: NaN stays NaN, bytes are text where they are, else base64.
+    """Return a trace's info as JSON values: NaN stays NaN, bytes become text if they are UTF-8, else base64.
 
-    It came over the wire as msgpack, which has bytes and keys of any plain kind; JSON has neither, and one note that
-    cannot be written must not take every rollout with it.
+    It came over the wire as msgpack, which has bytes and keys of any plain type. JSON has neither, and one value that
+    cannot be written must not fail the whole batch.
     """
     if isinstance(value, dict):
         return {name if isinstance(name, str) else _json_key(name): _json_value(each) for name, each in value.items()}
@@ -244,7 +242,7 @@ def _json_key(name: Any) -> str:
 
 
 def _text(content: Any) -> str | None:
-    """A message's text: its text parts, one to a line, where it has parts; None where there is none."""
+    """Return a message's text: a line for each of its text parts, if it has parts; None without any text."""
     if content is None or isinstance(content, str):
         return content
     texts = [part["text"] for part in content if part.get("type") == "text"]

@@ -17,10 +17,13 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 
+FILE = "tokenizer.json"
+MAX_CACHED = 8
+"""Tokenizers in memory at once. The policies of a run share one, because their files have the same digest."""
 MAX_TOKEN_ID = 2**32 - 1
-"""The highest number that the library takes for a token's."""
+"""The largest token id that the tokenizers library accepts."""
 ANCHOR = "a"
-"""A token that decodes to itself under every decoder: what stands beside it shows what it adds."""
+"""A token that decodes to itself under every decoder: a token decoded between two of them shows what it adds."""
 _BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")
 _ESCAPED = re.compile("[\udc80-\udcff]+")
 _PRINTABLE = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
@@ -35,25 +38,25 @@ class TokenText(NamedTuple):
     text: str
     """The characters that end in this token; the texts of all tokens concatenate to the decoded text."""
     shown: str
-    """The same for people, with the bytes of characters that do not end here, or of none: ⟨E2 82⟩, ⟨id 12345⟩."""
+    """The same for display, with the bytes of incomplete or invalid characters: ⟨E2 82⟩, ⟨id 12345⟩."""
     special: bool
-    """Whether the tokenizer calls it special: a mark of its own, not a piece of text."""
+    """Whether it is a special token of the tokenizer and not a piece of text."""
 
     @property
     def whole(self) -> bool:
-        """Whether the token ends where a character does, and holds no bytes of which none can be made."""
+        """Whether the token ends with a complete character, and holds no invalid bytes."""
         return self.text == self.shown
 
 
 class _KnownToken(NamedTuple):
-    """What is known of one id."""
+    """What the vocabulary says of one token id."""
 
     alone: TokenText | None
-    """What it adds where no character is begun before it; None where it is no whole characters by itself."""
+    """What it adds after a complete character; None where its bytes alone are no complete characters."""
     data: bytes | None
-    """Its bytes; None for one that stands for text, whatever stands before it."""
+    """Its bytes; None for a token that always stands for the same text."""
     token: str
-    """How the vocabulary spells it."""
+    """Its spelling in the vocabulary."""
 
 
 class TokenTexts:
@@ -67,30 +70,30 @@ class TokenTexts:
         self._byte_level = "ByteLevel" in kinds
         self._byte_fallback = "ByteFallback" in kinds
         self._around = self._decode([ANCHOR, ANCHOR])[len(ANCHOR) :]
-        self._pieces: dict[int, _KnownToken] = {}
+        self._known: dict[int, _KnownToken] = {}
 
     def of(self, ids: Iterable[int], begins: bool = True) -> list[TokenText]:
         """Return what each token adds to the text, one for each id, ids that the tokenizer lacks included.
 
-        `begins` says that the first is the first of its text: some decoders leave out a space there.
+        `begins` says that the first id is the first of its text: some decoders drop a space there.
         """
-        found: list[TokenText] = []
-        pieces, pending = self._pieces, b""
+        result: list[TokenText] = []
+        known_tokens, pending = self._known, b""
         numbers = list(ids)
         for number in numbers:
-            piece = pieces.get(number) or self._learn(number)
-            if piece is None:
-                found.append(TokenText("", f"⟨id {number}⟩", False))
-            elif piece.alone is not None and (not pending or piece.data is None):
-                found.append(piece.alone)
+            known = known_tokens.get(number) or self._look_up(number)
+            if known is None:
+                result.append(TokenText("", f"⟨id {number}⟩", False))
+            elif known.alone is not None and (not pending or known.data is None):
+                result.append(known.alone)
                 pending = b""
             else:
-                told, pending = _decode_bytes(pending, piece.data or b"", self._is_special(number))
-                found.append(told)
-        return self._at_the_ends(numbers, found, begins)
+                text, pending = _decode_bytes(pending, known.data or b"", self._is_special(number))
+                result.append(text)
+        return self._fix_ends(numbers, result, begins)
 
-    def _learn(self, number: int) -> _KnownToken | None:
-        """Find out about an id and remember it; None where the vocabulary has no such id."""
+    def _look_up(self, number: int) -> _KnownToken | None:
+        """Return what is known of an id, and remember it; None where the vocabulary lacks it."""
         token = self._tokenizer.id_to_token(int(number)) if 0 <= number <= MAX_TOKEN_ID else None
         if token is None:
             return None
@@ -98,12 +101,12 @@ class TokenTexts:
         data = self._bytes_of(number, token)
         if data is None:
             text = self._between(token)
-            piece = _KnownToken(TokenText(text, text, special), None, token)
+            known = _KnownToken(TokenText(text, text, special), None, token)
         else:
-            told, rest = _decode_bytes(b"", data, special)
-            piece = _KnownToken(None if rest else told, data, token)
-        self._pieces[number] = piece
-        return piece
+            text_of_bytes, rest = _decode_bytes(b"", data, special)
+            known = _KnownToken(None if rest else text_of_bytes, data, token)
+        self._known[number] = known
+        return known
 
     def _bytes_of(self, number: int, token: str) -> bytes | None:
         """Return the bytes that a token stands for; None where the decoder makes text of it."""
@@ -111,8 +114,8 @@ class TokenTexts:
             if number in self._added or not all(each in BYTE_OF_CHARACTER for each in token):
                 return token.encode()
             return bytes(BYTE_OF_CHARACTER[each] for each in token)
-        found = _BYTE.fullmatch(token) if self._byte_fallback else None
-        return bytes([int(found[1], 16)]) if found else None
+        match = _BYTE.fullmatch(token) if self._byte_fallback else None
+        return bytes([int(match[1], 16)]) if match else None
 
     def _between(self, token: str, first: bool = False, last: bool = False) -> str:
         """Return what a token adds between two others, or at an end of a text."""
@@ -120,18 +123,18 @@ class TokenTexts:
         whole = self._decode([*before, token, *after])
         return whole[len(ANCHOR) * len(before) :].removesuffix("" if last else self._around)
 
-    def _at_the_ends(self, numbers: list[int], found: list[TokenText], begins: bool) -> list[TokenText]:
-        """Put right what the first and the last token add: some decoders leave out a space at the ends of a text."""
-        start = next((place for place, number in enumerate(numbers) if number in self._pieces), None)
+    def _fix_ends(self, numbers: list[int], texts: list[TokenText], begins: bool) -> list[TokenText]:
+        """Correct what the first and the last token add: some decoders drop a space at the ends of a text."""
+        start = next((index for index, number in enumerate(numbers) if number in self._known), None)
         if start is None:
-            return found
-        end = next(place for place in reversed(range(len(numbers))) if numbers[place] in self._pieces)
-        for place in {start, end}:
-            piece = self._pieces[numbers[place]]
-            if piece.data is None:
-                text = self._between(piece.token, begins and place == start, place == end)
-                found[place] = TokenText(text, text, found[place].special)
-        return found
+            return texts
+        end = next(index for index in reversed(range(len(numbers))) if numbers[index] in self._known)
+        for index in {start, end}:
+            known = self._known[numbers[index]]
+            if known.data is None:
+                text = self._between(known.token, begins and index == start, index == end)
+                texts[index] = TokenText(text, text, texts[index].special)
+        return texts
 
     def _is_special(self, number: int) -> bool:
         return number in self._added and bool(self._added[number].special)
@@ -141,12 +144,15 @@ class TokenTexts:
 
 
 def _decode_bytes(pending: bytes, data: bytes, special: bool) -> tuple[TokenText, bytes]:
-    """Return what bytes add to the text after those of a character that is begun, and the begun ones after them."""
+    """Return what `data` adds to the text after the `pending` bytes, and the bytes that are pending then.
+
+    Pending are the first bytes of a character whose last byte is not there yet.
+    """
     reader = codecs.getincrementaldecoder("utf-8")("surrogateescape")
     out = reader.decode(pending + data)
     rest = reader.getstate()[0]
     if pending and _ESCAPED.match(out):
-        out = out[len(pending) :]  # what was begun came to nothing; its own tokens show it
+        out = out[len(pending) :]  # the pending bytes were invalid; the tokens that held them display them
     shown = _ESCAPED.sub(lambda broken: _hex(broken[0].encode("utf-8", "surrogateescape")), out)
     if rest:
         shown += _hex(rest[max(len(rest) - len(data), 0) :])
@@ -158,7 +164,7 @@ def _hex(data: bytes) -> str:
 
 
 def _component_types(component: Any) -> set[str]:
-    """Return the types of what a decoder or pre-tokenizer consists of; none of None."""
+    """Return the types of a decoder's or pre-tokenizer's components; none for None."""
     if component is None:
         return set()
     state = json.loads(component.__getstate__())
@@ -166,33 +172,30 @@ def _component_types(component: Any) -> set[str]:
     return {part["type"] for part in parts}
 
 
-FILE = "tokenizer.json"
-MAX_CACHED = 8
-"""Opened tokenizers that are held in memory; those of a run's policies are one, as their files are the same."""
 _cache: OrderedDict[str, TokenTexts] = OrderedDict()
 _cache_lock = Lock()
 
 
 class TokenizerUnreadable(ValueError):
-    """A tokenizer's file is there and cannot be used."""
+    """A tokenizer's file exists and cannot be used."""
 
 
 def tokenizer_of(store: Store, config: RunConfig, policy_key: str, others: Iterable[str] = ()) -> TokenTexts | None:
-    """Return the tokenizer of what a policy of a run sampled; None where it is nowhere to be found.
+    """Return the tokenizer of the tokens that a policy of a run sampled; None where none is found.
 
-    `policy_key` is the trace's; an empty one is another model's, whose tokenizer is not known. `others` are further
-    policies of the run, which have the same tokenizer, for a policy whose weights were removed; they are asked in turn.
+    `policy_key` is the trace's; an empty one means another model, whose tokenizer is unknown. `others` are further
+    policies of the run, which have the same tokenizer: they are tried in turn where the policy's weights were removed.
     Raises TokenizerUnreadable for a damaged file, StoreUnavailable where the store does not answer.
     """
     if not policy_key:
         return None
-    named = _in_directory(config.model.tokenizer)
-    if named is not None:
-        return named
+    configured = _in_directory(config.model.tokenizer)
+    if configured is not None:
+        return configured
     for key in dict.fromkeys((policy_key, *others)):
-        found = _in_policy(store, key)
-        if found is not None:
-            return found
+        tokenizer = _in_policy(store, key)
+        if tokenizer is not None:
+            return tokenizer
     return _in_directory(config.model.path)
 
 
@@ -206,35 +209,35 @@ def open_tokenizer(directory: str | Path) -> TokenTexts:
     return _cached_tokenizer(hashlib.sha256(data).hexdigest(), lambda: data, str(path))
 
 
-def _in_directory(place: str) -> TokenTexts | None:
+def _in_directory(directory: str) -> TokenTexts | None:
     """Return the tokenizer of a local directory; None for no name, a name on a hub, or a directory without the file."""
-    if not place or not (Path(place).expanduser() / FILE).is_file():
+    if not directory or not (Path(directory).expanduser() / FILE).is_file():
         return None
-    return open_tokenizer(place)
+    return open_tokenizer(directory)
 
 
 def _in_policy(store: Store, key: str) -> TokenTexts | None:
     """Return the tokenizer of a policy; None where the policy or its tokenizer is gone."""
     if not key.replace("-", "").replace("_", "").isalnum():
-        return None  # no key of ours: whoever made the trace wrote it
+        return None  # no key of a store: it was imported with the trace
     try:
         policy = store.policies.find(key)
     except (json.JSONDecodeError, KeyError, TypeError):
-        return None  # its manifest is damaged, and says nothing of a tokenizer; `stagecoach repair` tells of it
+        return None  # a damaged manifest names no tokenizer; `stagecoach repair` reports it
     file = next((each for each in policy.files if each.path == FILE), None) if policy else None
     if policy is None or file is None:
         return None
-    place = policy.place_of(file)
+    path = policy.place_of(file)
     try:
-        return _cached_tokenizer(file.sha256, lambda: store.root.read(place), store.root.child(place))
+        return _cached_tokenizer(file.sha256, lambda: store.root.read(path), store.root.child(path))
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise TokenizerUnreadable(f"{place} cannot be read: {error}. Token ids can be looked at") from error
+        raise TokenizerUnreadable(f"{path} cannot be read: {error}. Token ids can be looked at") from error
 
 
 def _cached_tokenizer(digest: str, read: Callable[[], bytes], where: str) -> TokenTexts:
-    """Return the tokenizer of a digest; it is read and made where it is not held in memory."""
+    """Return the tokenizer with this digest from the cache, or read it."""
     with _cache_lock:
         if digest not in _cache:
             _cache[digest] = _parse_tokenizer(read(), where)
@@ -249,7 +252,7 @@ def _parse_tokenizer(data: bytes, where: str) -> TokenTexts:
 
     try:
         return TokenTexts(Tokenizer.from_buffer(data))
-    except Exception as error:  # the library raises nothing narrower
+    except Exception as error:  # the library raises no narrower class
         raise TokenizerUnreadable(
             f"{where} is no tokenizer that can be opened: {error}. Everything else can be looked at, tokens by their "
             "ids; put the file back from a copy"

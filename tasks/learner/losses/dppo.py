@@ -11,6 +11,6 @@ def dppo(rl: RlTokens, settings: DppoLoss) -> Term:
     Source: Qi et al. 2026, "Rethinking the Trust Region in LLM Reinforcement Learning", arXiv 2602.04879 (binary total
     variation).
     """
-    too_high = (rl.advantages > 0) & (rl.moved > settings.mask_high)
-    too_low = (rl.advantages < 0) & (-rl.moved > settings.mask_low)
+    too_high = (rl.advantages > 0) & (rl.probability_change > settings.mask_high)
+    too_low = (rl.advantages < 0) & (-rl.probability_change > settings.mask_low)
     return surrogate(rl, rl.member & (too_high | too_low))

@@ -1,7 +1,7 @@
 """GSPO: importance ratio and clip of the whole sequence."""
 
 from configs.losses import GspoLoss
-from tasks.learner.losses.importance import clipped
+from tasks.learner.losses.importance import clipped_surrogate
 from tasks.learner.losses.tokens import RlTokens, Term
 
 
@@ -13,4 +13,4 @@ def gspo(rl: RlTokens, settings: GspoLoss) -> Term:
     are added up and divided by the rl tokens of the update, as in all losses here; the paper takes the mean over the
     tokens of a sequence and then over sequences. Source: Zheng et al. 2025, arXiv 2507.18071, eq. 5, 7, 13 and 14.
     """
-    return clipped(rl, rl.mean_log_ratio, settings.clip_low, settings.clip_high)
+    return clipped_surrogate(rl, rl.mean_log_ratio, settings.clip_low, settings.clip_high)

@@ -36,7 +36,7 @@ def surrogate(rl: RlTokens, masked: Tensor, own: Tensor | None = None) -> Term:
     return Term(-torch.where(pushed, rl.advantages, 0.0) * (weights * carrier), masked, truncated)
 
 
-def clipped(rl: RlTokens, log_ratio: Tensor, low: float, high: float) -> Term:
+def clipped_surrogate(rl: RlTokens, log_ratio: Tensor, low: float, high: float) -> Term:
     """Return -min(A r, A clip(r, 1 - low, 1 + high)) for a detached `log_ratio` (N,), that of a token or a sequence.
 
     Where the clipped one is the smaller, it is a constant: those tokens are masked.

@@ -10,4 +10,4 @@ def ipo(rl: RlTokens, settings: IpoLoss) -> Term:
 
     Source: "INTELLECT Policy Optimization", documentation of prime-rl, section IPO (threshold 0.3).
     """
-    return surrogate(rl, rl.member & (rl.moved.abs() > settings.threshold))
+    return surrogate(rl, rl.member & (rl.probability_change.abs() > settings.threshold))

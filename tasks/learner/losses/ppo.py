@@ -1,7 +1,7 @@
 """PPO: the token's ratio is clipped, and the worse of clipped and unclipped counts."""
 
 from configs.losses import PpoLoss
-from tasks.learner.losses.importance import clipped
+from tasks.learner.losses.importance import clipped_surrogate
 from tasks.learner.losses.tokens import RlTokens, Term
 
 
@@ -11,4 +11,4 @@ def ppo(rl: RlTokens, settings: PpoLoss) -> Term:
     Sources: Schulman et al. 2017, arXiv 1707.06347, eq. 7; bounds apart (clip-higher) from DAPO, arXiv 2503.14476,
     eq. 8.
     """
-    return clipped(rl, rl.log_ratio, settings.clip_low, settings.clip_high)
+    return clipped_surrogate(rl, rl.log_ratio, settings.clip_low, settings.clip_high)

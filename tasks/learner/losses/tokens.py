@@ -37,7 +37,7 @@ class RlTokens:
         return torch.where(self.member, self.logprobs.detach() - self.engine_logprobs, 0.0)
 
     @cached_property
-    def moved(self) -> Tensor:
+    def probability_change(self) -> Tensor:
         """Detached exp(l) - exp(q): by how much the learner gives the token more probability than the engine did."""
         return self.logprobs.detach().exp() - self.engine_logprobs.exp()
 

@@ -18,7 +18,7 @@ def test_every_probe_has_its_line_and_one_that_fails_decides(
     monkeypatch.setattr(lora_smoke, "probes", lambda config: iter(found))
     assert lora_smoke.main([], ["model.path=/x"]) == status
     lines = capsys.readouterr().out.splitlines()
-    assert lines == [f"{'PASS' if each.passed else 'FAIL'}  {each.name}: {each.what}" for each in found]
+    assert lines == [f"{'PASS' if each.passed else 'FAIL'}  {each.name}: {each.detail}" for each in found]
 
 
 def test_weights_must_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

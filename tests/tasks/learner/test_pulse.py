@@ -32,7 +32,7 @@ def test_only_a_request_that_does_not_move_stands_still() -> None:
     clock = Clock()
     heart = Pulse(clock)
     assert ticking(heart, clock, 100) == 0.0, "idle, however long"
-    with heart.during("train"):
+    with heart.track("train"):
         assert ticking(heart, clock, 3) == 3.0
         assert heart.status()["request"] == "train"
         heart.beat()
@@ -43,7 +43,7 @@ def test_only_a_request_that_does_not_move_stands_still() -> None:
 def test_a_process_that_did_not_run_was_not_stuck() -> None:
     clock = Clock()
     heart = Pulse(clock)
-    with heart.during("train"):
+    with heart.track("train"):
         assert ticking(heart, clock, 1, seconds=3600.0) == LONGEST_TICK
         heart.beat()
         assert ticking(heart, clock, 10, seconds=60.0) == 10 * LONGEST_TICK, "one look at the clock in each minute"
@@ -52,7 +52,7 @@ def test_a_process_that_did_not_run_was_not_stuck() -> None:
 def test_a_request_that_fails_is_over() -> None:
     clock = Clock()
     heart = Pulse(clock)
-    with pytest.raises(ValueError, match="failed"), heart.during("load"):
+    with pytest.raises(ValueError, match="failed"), heart.track("load"):
         raise ValueError("failed")
     assert ticking(heart, clock, 10) == 0.0
 
@@ -70,7 +70,7 @@ def test_who_asks_is_told_while_the_work_goes_on() -> None:
     with listening() as (listener, address):
         heart.serve(listener)
         assert ask(address, 30.0) == {"request": "", "still_seconds": 0.0}
-        with heart.during("train"):
+        with heart.track("train"):
             clock.now += LONGEST_TICK
             assert ask(address, 30.0) == {"request": "train", "still_seconds": LONGEST_TICK}
             assert not hangs(address, LONGEST_TICK) and hangs(address, LONGEST_TICK - 0.5)

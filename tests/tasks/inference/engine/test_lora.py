@@ -96,7 +96,7 @@ def test_a_tied_head_is_served_right_below_adapters(tmp_path: Path) -> None:
 def test_base_and_adapter_in_one_batch_are_both_right(engine: Engine, policies: Policies) -> None:
     base, *adapters = (policies[name] for name in ("base", "a", "b"))
     probed = check_mixed_batch(engine, base, adapters, 1e-4)
-    assert probed.passed, probed.what
+    assert probed.passed, probed.detail
     wrong = check_mixed_batch(engine, {**base, "probe_logprobs": policies["b"]["probe_logprobs"]}, adapters, 1e-4)
     assert not wrong.passed, "a base that answers as the adapter does is found out"
 
@@ -106,12 +106,12 @@ def test_adapters_survive_being_swapped(engine: Engine, policies: Policies) -> N
     assert check_swaps(engine, base, [first, second], 1e-4).passed
     assert not check_swaps(engine, base, [first, {**second, "directory": first["directory"]}], 1e-4).passed
     same = check_swaps(engine, base, [first, {**first, "policy_key": "b"}], 1e-4)
-    assert not same.passed and "too little to tell" in same.what
+    assert not same.passed and "too little to tell" in same.detail
 
 
 def test_the_price_is_told(engine: Engine, policies: Policies) -> None:
     probed = measure_slowdown(engine, engine, policies["base"], policies["a"])
-    assert probed.passed and "times that for the base" in probed.what
+    assert probed.passed and "times that for the base" in probed.detail
 
 
 def test_the_cpu_build_needs_its_mend(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tasks.inference.engine.model_info import ModelUnusable
-from tasks.inference.trace_rows.demonstrations import DemonstrationUnusable, demonstration_renderer, demonstration_rows
+from tasks.inference.trace_rows.demonstrations import DemonstrationUnusable, demonstration_renderer
 from tasks.learner.tiny import tiny_qwen3
 
 pytestmark = pytest.mark.engine
@@ -32,7 +32,7 @@ def rendered(directory: Path, name: str, messages: list[dict[str, Any]], **choic
 
 @pytest.mark.parametrize("name", ["qwen3", "default"])
 def test_one_exchange(directory: Path, name: str) -> None:
-    rows = demonstration_rows([ASKED, ANSWERED], directory, name)
+    rows = demonstration_renderer(directory, name)([ASKED, ANSWERED])
     tokenizer, whole = rendered(directory, name, [ASKED, ANSWERED])
     joined = [token for row in rows for token in row["token_ids"]]
     assert joined == whole[: len(joined)] and tokenizer.decode(whole[len(joined) :]) == "\n"
@@ -53,7 +53,7 @@ def test_every_assistant_turn_is_trained(directory: Path, name: str) -> None:
         {"role": "user", "content": "more"},
         ANSWERED,
     ]
-    rows = demonstration_rows(messages, directory, name)
+    rows = demonstration_renderer(directory, name)(messages)
     tokenizer, whole = rendered(directory, name, messages)
     joined = [token for row in rows for token in row["token_ids"]]
     assert joined == whole[: len(joined)]
@@ -68,17 +68,17 @@ def test_every_assistant_turn_is_trained(directory: Path, name: str) -> None:
 
 def test_a_demonstration_without_an_answer(directory: Path) -> None:
     with pytest.raises(DemonstrationUnusable, match=r"\['user'\]"):
-        demonstration_rows([ASKED], directory, "qwen3")
+        demonstration_renderer(directory, "qwen3")([ASKED])
     with pytest.raises(DemonstrationUnusable):
-        demonstration_rows([], directory, "qwen3")
+        demonstration_renderer(directory, "qwen3")([])
 
 
 @pytest.mark.essential
 def test_no_silent_renderer(directory: Path) -> None:
     with pytest.raises(ModelUnusable, match="no renderer is known"):
-        demonstration_rows([ASKED, ANSWERED], directory, "")
+        demonstration_renderer(directory, "")([ASKED, ANSWERED])
     with pytest.raises(ModelUnusable, match="'qwen33' is not a renderer"):
-        demonstration_rows([ASKED, ANSWERED], directory, "qwen33")
+        demonstration_renderer(directory, "qwen33")([ASKED, ANSWERED])
 
 
 TOOL = {"type": "function", "function": {"name": "find", "description": "", "parameters": {"type": "object"}}}
