@@ -50,10 +50,9 @@ class Grader:
         """Why this environment cannot be regraded; empty while no reason is known."""
         _forbid_judges(self._refuse)
         declared = self._task_without_init(None, type(self.env.taskset).task_type())
+        # Raises now for a plugged-in function that cannot be loaded: that is no fault of a trace.
         for kind in ("reward", "metric"):
-            declared.hooks(
-                kind
-            )  # raises now for a plugged-in function that cannot be loaded: that is no fault of a trace
+            declared.hooks(kind)
 
     async def score(
         self,
