@@ -106,7 +106,7 @@ def extract_known_images(traces: pa.Table, images: pa.Table | None) -> pa.Table:
 
 
 def restore_images(traces: pa.Table, messages: pa.Table, images: pa.Table | None) -> dict[str, pa.Table]:
-    """Return traces and messages as they were before `extract_images`. Raises MissingImage where an image is not there."""
+    """Return traces and messages as before `extract_images`. Raises MissingImage where an image is not there."""
     rows = [] if images is None else images.to_pylist()
     urls = {f"{REFERENCE}sha256:{row['digest']}": Image(row["media_type"], row["data"]).url for row in rows}
 
