@@ -23,8 +23,7 @@ import httpx
 
 from benchmarks.breakdown.processor import add, difference, processor_seconds
 from benchmarks.breakdown.spans import Spans
-from flows import outcome
-from flows import rooms
+from flows import outcome, rooms
 from flows.reporting.artifacts import RunArtifacts
 from flows.reporting.events import ArtifactWatcher
 from flows.runtime import launch

@@ -17,8 +17,6 @@ from storage.refs import Entry
 from storage.store import Store
 from tasks.arrays.columns import texts
 from tasks.exchange.episodes import TRAIN, Row
-from tasks.inference.trace_rows.images import put_back
-from tasks.fates import DERIVED
 from tasks.inference.trace_rows.images import restore_images
 
 

@@ -269,11 +269,13 @@ def renderer_of(config: RunConfig) -> Any:
     made: list[Any] = []
 
     def render(*arguments: Any) -> Any:
-        from tasks.inference.trace_rows.demonstrations import DemonstrationUnusable, renderer
+        from tasks.inference.trace_rows.demonstrations import DemonstrationUnusable, demonstration_renderer
 
         if not made:
             model = config.model
-            made.append(renderer(model_directory(model.tokenizer), model.renderer, model.renderer_settings))
+            made.append(
+                demonstration_renderer(model_directory(model.tokenizer), model.renderer, model.renderer_settings)
+            )
         try:
             return made[0](*arguments)
         except DemonstrationUnusable as error:

@@ -19,7 +19,7 @@ from storage.policies.adapters import bases
 from tasks.inference.engine.checks import check_serving
 from tasks.inference.engine.client import MODEL, Engine, EngineLost
 from tasks.inference.engine.client import command as engine_command
-from tasks.inference.engine.scoring import Served
+from tasks.inference.engine.scoring import ServedModel
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.services import retry_lost
 from tasks.runtime.stage import Policy
@@ -60,7 +60,7 @@ class InferenceService(RunService):
         self._supervisor.close()
 
     @contextmanager
-    def pinned(self, policy: Policy) -> Iterator[Served]:
+    def pinned(self, policy: Policy) -> Iterator[ServedModel]:
         """Give where `policy` is served, which it stays within the block; waits for those who have another pinned.
 
         Raises what `serve` raises.
@@ -68,7 +68,7 @@ class InferenceService(RunService):
         with self._policy_lock.hold(policy.key):
             yield self.serve(policy)
 
-    def serve(self, policy: Policy) -> Served:
+    def serve(self, policy: Policy) -> ServedModel:
         """Return where `policy` is served, proven on the learner's probe; an adapter beside the base below it.
 
         It stays there as long as nobody asks for another: see `pinned`.
@@ -77,7 +77,7 @@ class InferenceService(RunService):
         whole = self._base(policy) or policy.key
         engine = self._engine(self._source if self._source.name else self._place.store.policies.directory(whole))
 
-        def bring() -> Served:
+        def bring() -> ServedModel:
             url = engine.wait()["url"]  # returns after a restart, or raises when none is left
             with self._bringing:  # those who share a policy bring it once
                 return self._bring(policy, url)
@@ -91,11 +91,11 @@ class InferenceService(RunService):
         """Return the key of the policy below an adapter; empty for a policy of whole weights."""
         return next(iter(bases(self._place.store, [policy.key])), "")
 
-    def _bring(self, policy: Policy, url: str) -> Served:
+    def _bring(self, policy: Policy, url: str) -> ServedModel:
         base, directory = self._base(policy), self._place.store.policies.directory
-        served = Served(url, self.key, policy.key if base else MODEL, policy.key)
+        served = ServedModel(url, self.key, policy.key if base else MODEL, policy.key)
         with closing(Engine(url, self.key, model=served.model)) as engine:
-            holds = engine.served() == policy.key
+            holds = engine.served_policy_key() == policy.key
             if not holds:
                 engine.serve(policy.key, directory(policy.key), (base, directory(base)) if base else None)
             if not holds or self._proven != policy.key:  # what an engine says it holds is no proof, whoever told it so

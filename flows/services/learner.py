@@ -17,7 +17,7 @@ from flows.services.base import RunService, Supervisor
 from flows.services.process import Handle, ServiceSpec
 from storage.policies.adapters import base_in
 from storage.refs import Entry
-from tasks.learner import launch as learner_service
+from tasks.learner import client as learner_service
 from tasks.learner import pulse
 from tasks.learner.client import Learner
 from tasks.learner.errors import LearnerLost

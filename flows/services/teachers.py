@@ -22,6 +22,7 @@ from flows.services.engine import is_healthy
 from flows.services.process import Handle, ServiceFailed, ServiceSpec
 from storage.keys import content_key
 from tasks.inference.engine import model_info
+from tasks.inference.engine.checks import tokenizer_difference
 from tasks.inference.engine.client import MODEL, Engine, EngineError, EngineLost
 from tasks.inference.engine.client import command as engine_command
 from tasks.inference.engine.model_files import (
@@ -31,11 +32,8 @@ from tasks.inference.engine.model_files import (
     model_directory,
     tokenizer_digest,
 )
-from tasks.inference.engine.scoring import Served
-from tasks.inference.engine.tokenizing import difference
+from tasks.inference.engine.scoring import ServedModel
 from tasks.runtime.services import retry_lost
-from tasks.inference.engine.checks import tokenizer_difference
-from tasks.inference.engine.client import Engine, EngineError, EngineLost
 
 NAMED = 8
 """Digits of a version that name a teacher's service."""
@@ -68,7 +66,7 @@ class TeacherEngines(RunService):
         """Raise ConfigError where a teacher is not there, is another than recorded, or cannot teach; starts nothing."""
         require_teachers(self._config)
 
-    def serve(self, teacher: TeacherConfig) -> Served:
+    def serve(self, teacher: TeacherConfig) -> ServedModel:
         """Return where a teacher is served; waits for a restart.
 
         Raises ServiceFailed when none is left or an external one does not answer, TeacherChanged when that serves
@@ -77,9 +75,9 @@ class TeacherEngines(RunService):
         url = self._engine(teacher).wait()["url"]
         if teacher.url:
             return self._external(teacher)
-        return Served(url, self._key, MODEL, teacher.version)
+        return ServedModel(url, self._key, MODEL, teacher.version)
 
-    def _external(self, teacher: TeacherConfig) -> Served:
+    def _external(self, teacher: TeacherConfig) -> ServedModel:
         key = external_key(teacher)
         try:
             name, version = retry_lost(lambda: served_version(teacher.url, key), EngineLost)  # it may only be busy
@@ -94,7 +92,7 @@ class TeacherEngines(RunService):
                 "more was done with it, what is in the store is safe: serve that again and resume the run, or start "
                 "a new run"
             )
-        return Served(teacher.url, key, name, salt_of(version))
+        return ServedModel(teacher.url, key, name, salt_of(version))
 
     def _engine(self, teacher: TeacherConfig) -> Handle:
         weights = teacher.url or teacher.version  # the same weights in two places need one engine

@@ -25,10 +25,6 @@ from tasks.exchange.episodes import (
     paths,
 )
 from tasks.exchange.nodes import check_nodes, origin_of, render_tokens
-from tasks.inference.sampling.failures import Failure, of_trace
-from tasks.exchange.patches import difference, patched, shortest
-from tasks.exchange.problems import Unfit
-from tasks.exchange.tokens import origin_of, rendered
 from tasks.inference.sampling.failures import Failure, failure_of_trace
 from tasks.inference.trace_rows.rows import NODE_COLUMNS, error_columns, message_rows, rebuild
 

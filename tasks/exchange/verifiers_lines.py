@@ -22,12 +22,8 @@ from tasks.exchange.episodes import (
     mapping,
 )
 from tasks.exchange.traces import MARK, empty_row, shortest, trace_rows, with_failure, with_short_logprobs
-from tasks.inference.sampling.failures import Failure, from_error
-from tasks.inference.trace_rows.rows import rebuild
-from tasks.exchange.episodes import Episode, Origin, Reading, Row, canonical, compact, digest, first, mapping
-from tasks.exchange.problems import Unfit
-from tasks.exchange.traces import MARK, empty_row, failed, trace_rows
 from tasks.inference.sampling.failures import Failure, failure_of_error
+from tasks.inference.trace_rows.rows import rebuild
 
 UNNAMED = "imported"
 """The environment of rollouts that name none."""

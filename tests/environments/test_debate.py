@@ -29,9 +29,7 @@ from configs.sections import ModelConfig, RolloutConfig
 from tasks.arrays.parse_errors import unreadable
 from tasks.inference.engine.client import MODEL, Engine
 from tasks.inference.sampling.attempts import client_config, sampling_config
-from tasks.inference.trace_rows.rows import Attempted, of_trace_record
 from tasks.inference.trace_rows.rows import RolloutOrigin, rows_of_trace
-from tasks.learner.tiny import tiny_qwen3
 from tests.environments.scripted import listed
 from tests.fixtures.hosts import ENGINE, KEY
 from tests.fixtures.sampled import sampled_tables

@@ -18,7 +18,6 @@ from flows.views.show import describe
 from storage.store import Store
 from tasks.advantage import reference
 from tasks.inference.engine.model_files import tokenizer_digest
-from tasks.inference.engine.scoring import Served
 from tasks.inference.engine.scoring import ServedModel
 from tasks.rollout.stage import STAGE
 from tests.fixtures.model_files import model

@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 
 from flows.services.base import PolicyLock
-from tasks.inference.engine.scoring import Served
-from flows.leases import Lease
 from tasks.inference.engine.scoring import ServedModel
 from tasks.runtime.stage import Policy
 from tests.fixtures.rehearsal import session_for

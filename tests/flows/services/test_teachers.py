@@ -15,11 +15,6 @@ from configs.run import RunConfig
 from flows.services.base import Supervisor
 from flows.services.guardian import descendants, send
 from flows.services.teachers import TeacherChanged, TeacherEngines, teacher_facts
-from tasks.inference.engine.scoring import Served, score
-from flows.processes.guardian import descendants, send
-from flows.processes.services import Supervisor
-from flows.runtime.teacher_versions import teacher_facts
-from flows.teachers import TeacherChanged, TeacherRoom
 from tasks.inference.engine.scoring import ServedModel, score
 from tasks.learner.tiny import tiny_qwen3
 

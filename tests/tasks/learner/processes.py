@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import psutil
 
 from configs.services import LearnerConfig
-from tasks.learner.launch import command
+from tasks.learner.client import command
 from tests.fixtures.packed import batches, sample
 from tests.fixtures.waiting import PATIENCE, until
 

@@ -10,12 +10,10 @@ import pytest
 
 from configs.services import LearnerConfig
 from configs.training import TrainingConfig
-from tasks.learner.client import Learner, command
+from tasks.learner.client import Learner
 from tasks.learner.errors import LearnerError, LearnerLost
 from tests.fixtures.waiting import PATIENCE
 from tests.tasks.learner.processes import process, train
-from tests.tasks.learner.packed import batches, sample
-from tests.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.engine
 

@@ -14,10 +14,6 @@ import pytest
 from configs.run import RunConfig, View
 from flows.services.base import Supervisor
 from flows.services.environments import EnvironmentServers
-from tasks.inference.engine.scoring import Served
-from tasks.inference.sampling.lost_servers import ServiceLost, UnderWay, server
-from flows.environment_room import EnvironmentRoom
-from flows.processes.services import Supervisor
 from tasks.inference.engine.scoring import ServedModel
 from tasks.inference.sampling.lost_servers import InFlightRollout, ServiceLost, server_name
 from tasks.inference.sampling.rollouts import SamplingPlan

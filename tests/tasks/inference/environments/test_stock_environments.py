@@ -10,12 +10,9 @@ import pytest
 from configs.environments import EnvironmentConfig
 from configs.run import View
 from tasks.inference.engine.client import Engine
-from tasks.inference.environments.examples import resolved
+from tasks.inference.environments.examples import verifiers_config
 from tests.fixtures.resource_server import REWARD, dataset, resource_server
 from tests.fixtures.sampled import Rows, failures, own, sampled
-from tasks.inference.environments.examples import verifiers_config
-from tests.tasks.inference.resource_server import REWARD, dataset, resource_server
-from tests.tasks.inference.sampled import Rows, failures, own, sampled
 
 pytestmark = pytest.mark.engine
 

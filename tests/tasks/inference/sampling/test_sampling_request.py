@@ -11,10 +11,6 @@ from configs.run import RunConfig, View
 from flows.services.base import Supervisor
 from flows.services.environments import EnvironmentServers
 from flows.services.process import Handle, ServiceSpec
-from tasks.inference.engine.scoring import Served
-from flows.environment_room import EnvironmentRoom
-from flows.processes.service import Handle, ServiceSpec
-from flows.processes.services import Supervisor
 from tasks.inference.engine.scoring import ServedModel
 from tasks.inference.environments.seat_assignment import SEED_STRIDE
 from tasks.inference.sampling.attempts import RolloutRunner, chat_sampling_config

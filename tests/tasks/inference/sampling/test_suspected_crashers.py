@@ -3,13 +3,8 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-<<<<<<<< HEAD:tests/tasks/inference/sampling/test_suspected_crashers.py
-from tasks.inference.sampling.lost_servers import TRIED_MEMBERS, Crashers, UnderWay
-from tests.fixtures.hosts import assigned
-========
 from tasks.inference.sampling.lost_servers import MAX_TRIED_MEMBERS, Crashers, InFlightRollout
-from tests.tasks.inference.hosts import assigned
->>>>>>>> 2f066c8 (Name things in inference and the learner by the glossary; merge fragments of the learner; order sampling top-down):tests/tasks/inference/test_crashers.py
+from tests.fixtures.hosts import assigned
 
 SERVER = "environment server 'e'"
 

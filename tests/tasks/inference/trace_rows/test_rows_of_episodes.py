@@ -10,10 +10,8 @@ import pytest
 from tasks.inference.sampling.attempts import episode_rows
 from tasks.inference.sampling.failures import Failure
 from tasks.inference.sampling.seats import SeatClient, Seats
-from tasks.inference.trace_rows.rows import Attempted
-from tests.fixtures.shapes import Player, blank, sent
 from tasks.inference.trace_rows.rows import RolloutOrigin
-from tests.tasks.inference.shapes import Player, blank, sent
+from tests.fixtures.shapes import Player, blank, sent
 
 pytestmark = pytest.mark.engine
 

@@ -15,14 +15,16 @@ from hypothesis import strategies as st
 
 from storage.store import open_store
 from tasks.arrays.message_graph import find_branches, owners
-from tasks.inference.trace_rows.images import put_back
-from tasks.inference.trace_rows.rows import Attempted, of_trace_record, rebuild, tables, wire_record
+from tasks.inference.trace_rows.images import restore_images
+from tasks.inference.trace_rows.rows import (
+    RolloutOrigin,
+    rebuild,
+    rows_of_trace,
+    trace_tables,
+    wire_record,
+)
 from tests.fixtures.crediting import credited
 from tests.fixtures.shapes import NOTES, NUMBERS, SCRIPT, URLS, Player, blank, sent
-from tasks.inference.trace_rows.images import restore_images
-from tasks.inference.trace_rows.rows import RolloutOrigin, rebuild, rows_of_trace, trace_tables, wire_record
-from tests.tasks.algorithms.crediting import credited
-from tests.tasks.inference.shapes import NOTES, NUMBERS, SCRIPT, URLS, Player, blank, sent
 
 pytestmark = pytest.mark.engine
 
