@@ -30,7 +30,7 @@ ROWS, LENGTH = 128, 64
 
 def main() -> None:
     """Run both variants and print a table."""
-    logs.KEPT_MINUTES = 0
+    logs.RETAINED_MINUTES = 0
     print("| housekeeping | steps | commit ms | commit cpu ms | open + find ms | read ms | files active | log MB |")
     print("|---|---|---|---|---|---|---|---|")
     for every in (None, 50):
@@ -55,7 +55,7 @@ def grow(root: Path, every: int | None) -> None:
         if step + 1 in MARKS:
             opened = median(lambda step=step: find(root, step))  # type: ignore[misc]
             read = median(lambda step=step: store.read(found(store, step).slices("messages")))  # type: ignore[misc]
-            active = len(store.slices.table("messages").active()) + len(store.ledger.table.active())
+            active = len(store.slices.table("messages").active_files()) + len(store.ledger.table.active_files())
             log = sum(path.stat().st_size for path in root.rglob("_delta_log/*")) / 1e6
             spent, processor = (statistics.median(each) * 1e3 for each in zip(*commits[-WINDOW:], strict=True))
             line = f"{every or 'none'} | {step + 1} | {spent:.0f} | {processor:.0f} | {opened * 1e3:.0f}"

@@ -118,7 +118,7 @@ def _alternatives(directory: Path, cold: dict[tuple[str, str], Cost]) -> None:
         checked = processor(partial(_read_all, frames, works))
         with tempfile.TemporaryDirectory(dir=directory) as place:
             files = dump(frames, RUN, Path(place) / "dumped", steps)
-            trace_id = str(frames.of([last.traces], "traces").select("trace_id").collect()["trace_id"][-1])
+            trace_id = str(frames.rows([last.traces], "traces").select("trace_id").collect()["trace_id"][-1])
             table = processor(partial(read_best, files[steps[-1]]))
             single = processor(partial(read_one, files[steps[-1]], trace_id))
             curve = processor(partial(read_rewards, list(files.values()))) * STEPS / DUMPED

@@ -55,7 +55,7 @@ def main() -> None:
 def _timed(root: Path, **given: Any) -> None:
     began = time.perf_counter()
     store = make(root, **given)
-    files = {name: len(store.table(name).active()) for name in store.root.names("tables")}
+    files = {name: len(store.table(name).active_files()) for name in store.root.names("tables")}
     print(f"{root}: {time.perf_counter() - began:.0f} s; files by table: {files}")
 
 
@@ -116,11 +116,11 @@ def settings(
 @contextmanager
 def without_rest() -> Iterator[None]:
     """Commit parts one right after the other: sampling would take the time between them, and there is none."""
-    rest, parts.REST = parts.REST, 0.0
+    rest, parts.PAUSE_RATIO = parts.PAUSE_RATIO, 0.0
     try:
         yield
     finally:
-        parts.REST = rest
+        parts.PAUSE_RATIO = rest
 
 
 def _forks(config: RunConfig, first: int) -> list[RunConfig]:

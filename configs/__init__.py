@@ -1,1 +1,1 @@
-"""What can be chosen: one frozen model per stage and service, a docstring per field, unknown keys refused."""
+"""The config of a run: one frozen model per stage and service, a docstring per field, unknown keys refused."""

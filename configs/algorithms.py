@@ -1,6 +1,6 @@
-"""The algorithms of the advantage stage: one section each, told apart by `type`, with what must be known beforehand.
+"""The algorithms of the advantage stage: one section each, told apart by `type`, with what is known before any row.
 
-What `check` and the pipeline must know of an algorithm before there is a row is a class variable of its section.
+What the checks and the pipeline need to know of an algorithm before there is a row is a class variable of its section.
 """
 
 from typing import Annotated, Any, ClassVar, Literal
@@ -206,7 +206,7 @@ class CustomConfig(AlgorithmSection):
     type: Literal["custom"] = "custom"
     function: str = Field(min_length=1)
     """Import path, `package.module:function`, looked for where Python looks and in the current working directory. It is
-    called with an environment's kept traces (tasks.advantage.algorithms.Kept) and this section, and returns a Credit."""
+    called with an environment's kept traces (tasks.advantage.algorithms.Kept) and this section; returns a Credit."""
     arguments: dict[str, Any] = Field(default_factory=dict)
     """Whatever else it wants to know, plain values; it finds them in the section."""
     from_groups: bool = True

@@ -81,14 +81,14 @@ class EvaluationConfig(Section):
     """A model that someone else serves, evaluated in place of a policy; for runs of kind `evaluate`."""
 
     def of_sets(self) -> "dict[str, EvaluationConfig]":
-        """Return what each set comes to, as an evaluation of its own, by name; "" is the one without a name.
+        """Return each set as an evaluation of its own, by name; "" is the one without a name.
 
-        What an evaluation's keys are made of is that and nothing of other sets.
+        The keys of an evaluation are made of that and of nothing in other sets.
         """
         alone = self.model_copy(update={"sets": ()})
         if not self.sets:
             return {"": alone}
-        return {each.name: alone.model_copy(update=_said(each)) for each in self.sets}
+        return {each.name: alone.model_copy(update=_set_fields(each)) for each in self.sets}
 
     @property
     def evaluates_training(self) -> bool:
@@ -102,7 +102,7 @@ class EvaluationConfig(Section):
         return version % self.every == 0 if version else self.at_start
 
 
-def _said(chosen: EvaluationSet) -> dict[str, Any]:
-    """Return what a set says itself."""
+def _set_fields(chosen: EvaluationSet) -> dict[str, Any]:
+    """Return the fields that a set gives itself."""
     given = {name: getattr(chosen, name) for name in EvaluationSet.model_fields if name != "name"}
     return {name: value for name, value in given.items() if value is not None}

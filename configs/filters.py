@@ -4,8 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from configs.explain import members
-from configs.fields import Section, operational
+from configs.fields import Section, operational, section_types
 from configs.functions import version_of
 
 
@@ -74,7 +73,7 @@ class CustomFilter(Section):
     """What verdicts and metrics call it."""
     function: str = Field(min_length=1)
     """Import path, `package.module:function`, looked for where Python looks and in the current working directory. It is
-    called with the rows (tasks.filtering.filters.Material) and `arguments`, and returns evidence by row of the traces."""
+    called with the rows (tasks.filtering.filters.Material) and `arguments`; returns evidence by row of the traces."""
     arguments: dict[str, Any] = Field(default_factory=dict)
     """Its keyword arguments, plain values."""
     of_groups: bool = False
@@ -111,7 +110,7 @@ class FilteringConfig(Section):
     """Batches sampled for one step before the run gives up because none holds a kept trace."""
 
 
-TAKEN = {kind.model_fields["type"].default for kind in members(FilterConfig)} | {
+RESERVED_NAMES = {kind.model_fields["type"].default for kind in section_types(FilterConfig)} | {
     *("quarantined", "untrainable", "judge", "other_seat", "is_filtered"),
 }
 """Names that a custom filter may not have: those of the others, reasons that no filter gives, and a metric's."""

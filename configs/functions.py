@@ -38,7 +38,7 @@ def version_of(field: str) -> Any:
     return Field("", json_schema_extra={VERSION_OF: field})
 
 
-def imported(config: BaseModel, where: str = "") -> Iterator[ImportedFunction]:
+def imported_functions(config: BaseModel, where: str = "") -> Iterator[ImportedFunction]:
     """Yield every function that a config, or a section of it at dotted key `where`, names; an empty path is none."""
     for name, field in type(config).model_fields.items():
         extra = field.json_schema_extra
@@ -49,7 +49,7 @@ def imported(config: BaseModel, where: str = "") -> Iterator[ImportedFunction]:
         value = getattr(config, name)
         for key, each in enumerate(value) if isinstance(value, tuple) else [("", value)]:
             if isinstance(each, BaseModel):
-                yield from imported(each, f"{where}{name}.{key}." if key != "" else f"{where}{name}.")
+                yield from imported_functions(each, f"{where}{name}.{key}." if key != "" else f"{where}{name}.")
 
 
 def with_versions(tree: dict[str, Any], versions: Mapping[str, str]) -> dict[str, Any]:

@@ -1,6 +1,10 @@
-"""A config while it is put together: plain values, and for each of them the file or override that it came from."""
+"""Values on their way to one config: files and overrides merged from left to right, each value with its origin.
+
+Keys of configs that were written for earlier layouts are translated here, where they are still understood.
+"""
 
 import tomllib
+import warnings
 from collections.abc import Mapping
 from copy import deepcopy
 from datetime import date, time
@@ -12,6 +16,17 @@ from configs.errors import ConfigError
 
 PRESETS = Path(__file__).parent / "presets"
 Location = tuple[str | int, ...]
+REMOVED_KEYS = {
+    "async_level": "rollout.max_off_policy_steps bounds how old a rollout may be, 0 or 1",
+    "max_async_level": "rollout.max_off_policy_steps bounds how old a rollout may be, 0 or 1",
+    "max_steps": "it is `steps`",
+    "environments.*.args": "settings of an environment nest under `taskset` and `harness`",
+    "environments.*.id": "the package is named by `taskset.id`",
+    "training.loss_type": "it is `training.loss.type`",
+    "assignment.batch_size": "it is `assignment.groups_per_step` times `assignment.group_size`",
+    "engine.port": "the operating system chooses; `engine.url` names an engine that someone else runs",
+}
+"""What became of each, by dotted key; `*` stands for the place in a list."""
 
 
 class Draft:
@@ -80,7 +95,7 @@ class Draft:
     def _index(self, node: Any, key: str, location: Location, source: str) -> str | int:
         if isinstance(node, dict):
             return key
-        where = dotted(location)
+        where = dotted_key(location)
         if not isinstance(node, list):
             raise ConfigError([f"{where}.{key}: {where} is a value and has no keys ({source})"])
         if key.isdecimal() and int(key) < len(node):
@@ -93,7 +108,7 @@ def _switches(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
     return "type" in new and "type" in old and new["type"] != old["type"]
 
 
-def dotted(location: Location) -> str:
+def dotted_key(location: Location) -> str:
     """Return a location as one writes it in an override."""
     return ".".join(str(part) for part in location)
 
@@ -138,14 +153,59 @@ def presets() -> list[str]:
     return sorted(path.stem for path in PRESETS.glob("*.toml"))
 
 
-def unwritable(value: Any, location: Location = ()) -> list[str]:
+def json_problems(value: Any, location: Location = ()) -> list[str]:
     """Return a line for each value that JSON has no form for, so that it could not be recorded and read back."""
     if isinstance(value, Mapping):
-        return [line for key, item in value.items() for line in unwritable(item, (*location, key))]
+        return [line for key, item in value.items() for line in json_problems(item, (*location, key))]
     if isinstance(value, list):
-        return [line for index, item in enumerate(value) for line in unwritable(item, (*location, index))]
+        return [line for index, item in enumerate(value) for line in json_problems(item, (*location, index))]
     if isinstance(value, float) and not isfinite(value):
-        return [f"{dotted(location)}: {value} is not a finite number"]
+        return [f"{dotted_key(location)}: {value} is not a finite number"]
     if isinstance(value, (date, time)):
-        return [f"{dotted(location)}: {value} is read as a date or time; put it in quotes"]
+        return [f"{dotted_key(location)}: {value} is read as a date or time; put it in quotes"]
     return []
+
+
+def translate(tree: dict[str, Any]) -> None:
+    """Rename old keys that are still understood to those of today, in place, with a warning for each.
+
+    `num_workers` of an environment: a number is a static pool of that many, "auto" an elastic one; a pool that is given
+    wins over it.
+    """
+    environments = tree.get("environments")
+    for index, environment in enumerate(environments if isinstance(environments, list) else []):
+        if isinstance(environment, dict) and "num_workers" in environment:
+            _translate_num_workers(environment, f"environments.{index}")
+    _translate_advantage(tree)
+
+
+def translate_recorded(tree: dict[str, Any]) -> None:
+    """Translate a recorded config in place, without warnings: nobody can rewrite it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        translate(tree)
+
+
+def _translate_advantage(tree: dict[str, Any]) -> None:
+    old = tree.pop("advantage", None)
+    if not isinstance(old, dict):
+        return
+    current = tree.get("algorithm") or {}
+    switched = old.get("type", current.get("type")) != current.get("type")
+    tree["algorithm"] = old if switched else current | old
+    warnings.warn("advantage is deprecated: the section is called algorithm", FutureWarning, stacklevel=4)
+
+
+def _translate_num_workers(environment: dict[str, Any], where: str) -> None:
+    workers = environment.pop("num_workers")
+    pool: Mapping[str, Any] = {"type": "elastic"} if workers == "auto" else {"type": "static", "num_workers": workers}
+    environment.setdefault("pool", dict(pool))
+    warnings.warn(
+        f"{where}.num_workers is deprecated: write {where}.pool = {environment['pool']}", FutureWarning, stacklevel=4
+    )
+
+
+def removed_key(key: str) -> str | None:
+    """Return what became of a key that is gone, or None where there never was one of that name."""
+    pattern = ".".join("*" if part.isdecimal() else part for part in key.split("."))
+    return REMOVED_KEYS.get(pattern)

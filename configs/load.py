@@ -1,18 +1,33 @@
-"""Puts a run's config together: TOML files from left to right, then dotted overrides; and records it as JSON."""
+"""Loads the config of a run out of TOML files and overrides, records it as JSON, and explains what is wrong with it."""
 
 import json
-from collections.abc import Mapping, Sequence
+import reprlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, Union, get_args, get_origin
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from configs.checks.run import require
 from configs.errors import ConfigError
-from configs.explain import Source, explain
-from configs.former_keys import recorded, translate
-from configs.layers import Draft, read, unwritable
+from configs.fields import plain_annotation, section_types
+from configs.layers import (
+    Draft,
+    Location,
+    dotted_key,
+    json_problems,
+    read,
+    removed_key,
+    translate,
+    translate_recorded,
+)
 from configs.run import RunConfig
+
+Origin = Callable[[Location], str]
+"""Says which file or override a value came from."""
 
 
 def load(
@@ -26,13 +41,13 @@ def load(
     draft = Draft(RunConfig().model_dump(mode="json"))
     if base is not None:
         base = dict(base)
-        recorded(base)
+        translate_recorded(base)
         draft.merge(base, "recorded config")
     for file in files:
         draft.merge(*read(file))
-    misplaced = _override(draft, overrides)
+    misplaced = _apply_overrides(draft, overrides)
     translate(draft.tree)
-    return require(_validated(draft.tree, draft.source, misplaced))
+    return require(_validate(draft.tree, draft.source, misplaced))
 
 
 def dump(config: RunConfig) -> str:
@@ -47,11 +62,11 @@ def from_json(text: str) -> RunConfig:
     except json.JSONDecodeError as error:
         raise ConfigError([f"the recorded config is not JSON: {error}"]) from error
     if isinstance(tree, dict):
-        recorded(tree)
-    return _validated(tree, lambda location: "recorded config")
+        translate_recorded(tree)
+    return _validate(tree, lambda location: "recorded config")
 
 
-def _override(draft: Draft, overrides: Sequence[str]) -> list[str]:
+def _apply_overrides(draft: Draft, overrides: Sequence[str]) -> list[str]:
     problems: list[str] = []
     for override in overrides:
         try:
@@ -61,11 +76,79 @@ def _override(draft: Draft, overrides: Sequence[str]) -> list[str]:
     return problems
 
 
-def _validated(tree: Any, source: Source, problems: Sequence[str] = ()) -> RunConfig:
+def _validate(tree: Any, origin: Origin, problems: Sequence[str] = ()) -> RunConfig:
     try:
         config = RunConfig.model_validate(tree)
     except ValidationError as error:
-        raise ConfigError([*problems, *explain(error, RunConfig, source)]) from error
-    if problems or unwritable(tree):
-        raise ConfigError([*problems, *unwritable(tree)])
+        raise ConfigError([*problems, *explain(error, RunConfig, origin)]) from error
+    if problems or json_problems(tree):
+        raise ConfigError([*problems, *json_problems(tree)])
     return config
+
+
+def explain(error: ValidationError, model: type[BaseModel], origin: Origin) -> list[str]:
+    """Return one line for each error of validating `model`."""
+    return [_line(details, model, origin) for details in error.errors()]
+
+
+def _line(details: ErrorDetails, model: type[BaseModel], origin: Origin) -> str:
+    location, owner = _locate(model, details["loc"])
+    came_from = origin(location)
+    where = f" ({came_from})" if came_from else ""
+    if details["type"] == "extra_forbidden":
+        return _unknown(location, owner, model, where)
+    if details["type"] == "union_tag_not_found":
+        return f"{dotted_key(location)}: say of which `type` it is{where}"
+    message = details["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    given = "" if details["type"] in ("missing", "value_error") else f"; it is {reprlib.repr(details['input'])}"
+    return f"{dotted_key(location)}: {message}{given}{where}"
+
+
+def _unknown(location: Location, owner: type[BaseModel] | None, model: type[BaseModel], where: str) -> str:
+    advice = removed_key(dotted_key(location))
+    if advice:
+        return f"{dotted_key(location)}: no longer a key{where}; {advice}"
+    near = _nearest(str(location[-1]), dotted_key(location[:-1]), owner, model)
+    return f"{dotted_key(location)}: unknown key{where}" + (f"; did you mean {near}?" if near else "")
+
+
+def _nearest(name: str, parent: str, owner: type[BaseModel] | None, model: type[BaseModel]) -> str | None:
+    elsewhere = {known.rpartition(".")[2]: known for known in reversed(list(known_keys(model)))}
+    if name in elsewhere:
+        return elsewhere[name]
+    for near in get_close_matches(name, owner.model_fields if owner else (), 1, 0.6):
+        return f"{parent}.{near}" if parent else near
+    return next((elsewhere[near] for near in get_close_matches(name, elsewhere, 1, 0.8)), None)
+
+
+def known_keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """Yield every dotted key of `model`; keys inside lists carry `*`."""
+    for name, field in model.model_fields.items():
+        yield prefix + name
+        annotation = plain_annotation(field.annotation)
+        inside = "*." if get_origin(annotation) is tuple else ""
+        for member in section_types(annotation):
+            yield from known_keys(member, f"{prefix}{name}.{inside}")
+
+
+def _locate(model: type[BaseModel], loc: tuple[str | int, ...]) -> tuple[Location, type[BaseModel] | None]:
+    """Return pydantic's location without the tags of unions, and the model that the last key belongs to."""
+    at: Any = model
+    location: Location = ()
+    owner: type[BaseModel] | None = None
+    for part in loc:
+        at = plain_annotation(at)
+        tagged = [m for m in section_types(at) if "type" in m.model_fields and m.model_fields["type"].default == part]
+        if get_origin(at) in (Union, UnionType) and tagged:
+            at = tagged[0]
+            continue
+        location = (*location, part)
+        owner = at if isinstance(at, type) and issubclass(at, BaseModel) else None
+        at = _inside(at, part)
+    return location, owner
+
+
+def _inside(at: Any, part: str | int) -> Any:
+    if isinstance(at, type) and issubclass(at, BaseModel):
+        return at.model_fields[str(part)].annotation if part in at.model_fields else None
+    return get_args(at)[0] if get_origin(at) is tuple else None

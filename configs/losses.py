@@ -4,7 +4,6 @@ For a token l is the learner's log-prob, q the engine's, r = exp(l - q) the impo
 formulas are in tasks/learner/loss.py.
 """
 
-from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -121,28 +120,3 @@ class RefKlConfig(Section):
     """A token that the reference likes less than the learner is masked when the probability fell by more than this."""
     mask_high: float = Field(0.2, gt=0)
     """A token that the reference likes more than the learner is masked when the probability rose by more than this."""
-
-
-def loss_problems(loss: LossConfig) -> Iterator[str]:
-    """Yield one line for each setting of a loss that cannot work, under its place in `training.loss`."""
-    mask = loss.sequence_mask
-    if mask is not None and mask.low is None and mask.high is None:
-        yield "training.loss.sequence_mask: low and high are both null, so it masks nothing; set one, or drop the mask"
-    if mask is not None and mask.low is not None and mask.high is not None and mask.low >= mask.high:
-        yield f"training.loss.sequence_mask: low {mask.low} is not below high {mask.high}, so it masks everything"
-    if isinstance(loss, CispoLoss) and loss.tis is not None:
-        yield from _cap_problems(loss, loss.tis)
-
-
-def _cap_problems(loss: CispoLoss, tis: TruncatedImportance) -> Iterator[str]:
-    least, most = 1 - loss.clip_low, 1 + loss.clip_high
-    if tis.level == "token" and tis.cap >= most:
-        yield (
-            f"training.loss.tis.cap: cispo clips the same ratios at {most} (1 + clip_high) already, so a cap of "
-            f"{tis.cap} does nothing; take level 'sequence', or drop tis"
-        )
-    if tis.cap <= least:
-        yield (
-            f"training.loss.tis.cap: {tis.cap} is not above cispo's least weight {least} (1 - clip_low), so that all "
-            "weights would be the same"
-        )

@@ -1,4 +1,4 @@
-"""The sections of what goes through recorded work again, and of what may stop it on the way."""
+"""The sections of replays and of the gate before training."""
 
 from typing import Annotated, Literal
 
@@ -13,13 +13,13 @@ ORDER: tuple[StageName, ...] = ("assignment", "rollout", "filtering", "advantage
 
 class ReplayConfig(Section):
     run: str = operational("")
-    """The run whose recorded work is gone through again; it is never changed."""
+    """The run whose recorded work is replayed; it is never changed."""
     from_stage: StageName = operational("training")
-    """The first stage to be done again; what lies before it is the recorded work."""
+    """The first stage that is computed again; for the stages before it the recorded work is used."""
     until: StageName = operational("training")
-    """The last stage to be done again."""
+    """The last stage that is computed again."""
     first_step: int = operational(0, ge=0)
-    """The first step gone through again."""
+    """The first step that is replayed."""
     last_step: int | None = operational(None, ge=0)
     """The step before which the replay ends; null takes all that are recorded."""
     policies: Literal["own", "recorded"] = operational("own")
@@ -35,14 +35,14 @@ class ReplayConfig(Section):
     """Ids of the quarantines whose rollouts are left out; those in force when the replay was first asked for."""
 
 
-def redone(replay: ReplayConfig) -> tuple[StageName, ...]:
-    """Return the stages that a replay does again, in order."""
+def replayed_stages(replay: ReplayConfig) -> tuple[StageName, ...]:
+    """Return the stages that a replay computes again, in order."""
     return ORDER[ORDER.index(replay.from_stage) : ORDER.index(replay.until) + 1]
 
 
 def needs_weights(replay: ReplayConfig) -> bool:
-    """Tell whether a stage that a replay does again samples with weights or trains them."""
-    return not {"rollout", "training"}.isdisjoint(redone(replay))
+    """Tell whether a stage that a replay computes again samples with weights or trains them."""
+    return not {"rollout", "training"}.isdisjoint(replayed_stages(replay))
 
 
 class NoGate(Section):

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from configs.errors import ConfigError
-from configs.functions import imported, with_versions
+from configs.functions import imported_functions, with_versions
 from configs.run import RunConfig
 
 OPEN: Mapping[str, Mapping[str, Any]] = {
@@ -14,57 +14,59 @@ OPEN: Mapping[str, Mapping[str, Any]] = {
     "training": {"version": "", "dtype": "auto", "device": "auto"},
     "model": {"renderer": "", "tokenizer_digest": "", "vocab_size": 0},
 }
-"""Fields that facts may fill, by section, with the value that means open."""
+"""Fields that may be filled in, by section, with the value that means open."""
 
 
-def resolve(config: RunConfig, facts: Mapping[str, Any] | None = None) -> RunConfig:
+def resolve(config: RunConfig, versions: Mapping[str, Any] | None = None) -> RunConfig:
     """Return `config` with its open fields filled; what is given already stays as it is.
 
-    `facts` holds what the caller found out: `{"engine": {"version": ...}, "training": {...}, "model": {...},
+    `versions` holds what the caller found here: `{"engine": {"version": ...}, "training": {...}, "model": {...},
     "environments": {name: {"version": ...}}, "functions": {key of the import path: version},
     "teachers": {key of the section: version}, "seed": int, "now": datetime}`, each of them optional. A null seed is
     drawn, an empty name is made from the kind and the time.
     """
-    facts = facts or {}
-    now = facts.get("now") or datetime.now(UTC)
+    versions = versions or {}
+    now = versions.get("now") or datetime.now(UTC)
     updates: dict[str, Any] = {
-        "seed": config.seed if config.seed is not None else facts.get("seed", secrets.randbits(31)),
+        "seed": config.seed if config.seed is not None else versions.get("seed", secrets.randbits(31)),
         "name": config.name or f"{config.kind}-{now.astimezone(UTC):%Y%m%d-%H%M%S}",
         "environments": tuple(
-            item.model_copy(update=_filled(item, facts.get("environments", {}).get(item.name, {}), {"version": ""}))
+            item.model_copy(update=_fill(item, versions.get("environments", {}).get(item.name, {}), {"version": ""}))
             for item in config.environments
         ),
     }
     for section, fields in OPEN.items():
         current = getattr(config, section)
-        updates[section] = current.model_copy(update=_filled(current, facts.get(section, {}), fields))
-    functions = facts.get("functions", {})
-    opened = {each.version_key: functions.get(each.key, "") for each in imported(config) if not each.version}
-    opened |= {f"{where}.version": version for where, version in facts.get("teachers", {}).items()}
+        updates[section] = current.model_copy(update=_fill(current, versions.get(section, {}), fields))
+    functions = versions.get("functions", {})
+    opened = {each.version_key: functions.get(each.key, "") for each in imported_functions(config) if not each.version}
+    opened |= {f"{where}.version": version for where, version in versions.get("teachers", {}).items()}
     # Validated again, because a copy with updates takes any value.
     return RunConfig.model_validate(with_versions(config.model_copy(update=updates).model_dump(mode="json"), opened))
 
 
-def reopened(config: RunConfig, stages: Collection[str]) -> RunConfig:
+def reopen_versions(config: RunConfig, stages: Collection[str]) -> RunConfig:
     """Return `config` with the versions of imported functions open again, for the stages that call them."""
-    opened = {each.version_key: "" for each in imported(config) if each.stage in stages}
+    opened = {each.version_key: "" for each in imported_functions(config) if each.stage in stages}
     return RunConfig.model_validate(with_versions(config.model_dump(mode="json"), opened)) if opened else config
 
 
-def require_agreement(config: RunConfig, facts: Mapping[str, Any]) -> None:
+def require_agreement(config: RunConfig, versions: Mapping[str, Any]) -> None:
     """Raise ConfigError where a recorded version of an engine, learner, environment or imported function is another one
     on this machine.
 
     The versions are in the keys: rows made by another version under the recorded name would be taken for the same.
     """
-    found = {name: facts.get(name, {}) for name in ("engine", "training", "environments", "functions")}
+    found = {name: versions.get(name, {}) for name in ("engine", "training", "environments", "functions")}
     services = ("engine", "training")
     triples = [(f"{name}.version", getattr(config, name).version, found[name].get("version")) for name in services]
     triples += [
         (f"environments.{index}.version", item.version, found["environments"].get(item.name, {}).get("version"))
         for index, item in enumerate(config.environments)
     ]
-    triples += [(each.version_key, each.version, found["functions"].get(each.key)) for each in imported(config)]
+    triples += [
+        (each.version_key, each.version, found["functions"].get(each.key)) for each in imported_functions(config)
+    ]
     lines = [
         f"{key}: recorded as {recorded!r}, here it is {here!r}; install that version, or start a new run with "
         f"{key}={here!r}"
@@ -75,7 +77,7 @@ def require_agreement(config: RunConfig, facts: Mapping[str, Any]) -> None:
         raise ConfigError(lines)
 
 
-def _filled(section: Any, found: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+def _fill(section: Any, found: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
     unknown = set(found) - set(fields)
-    assert not unknown, f"facts {sorted(unknown)} of {type(section).__name__} are not fields that may be filled in"
+    assert not unknown, f"versions {sorted(unknown)} of {type(section).__name__} are not fields that may be filled in"
     return {name: value for name, value in found.items() if getattr(section, name) == fields[name]}

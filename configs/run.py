@@ -30,7 +30,7 @@ from configs.sections import (
 from configs.services import EngineConfig, LearnerConfig, PrefectConfig, WandbConfig
 from configs.training import TrainingConfig
 
-Found = TypeVar("Found")
+Setting = TypeVar("Setting")
 
 
 class RunConfig(Section):
@@ -63,7 +63,7 @@ class RunConfig(Section):
     evaluation: EvaluationConfig = EvaluationConfig()
     data: SupervisedDataConfig = SupervisedDataConfig()
     replay: ReplayConfig = operational(ReplayConfig())
-    """What a replay goes through again; the keys follow from what it finds there."""
+    """What a replay computes again; the keys follow from the recorded work."""
     prefect: PrefectConfig = PrefectConfig()
     wandb: WandbConfig = WandbConfig()
 
@@ -75,7 +75,7 @@ class RunConfig(Section):
     @property
     def learns_from_equals(self) -> dict[str, bool | None]:
         """Whether an environment's algorithm learns from a group of equal rewards."""
-        return self._gathered(_learns_from_equals)
+        return self._by_environment(_learns_from_equals)
 
     @property
     def filter_names(self) -> tuple[str, ...]:
@@ -90,22 +90,22 @@ class RunConfig(Section):
     @property
     def episode_agents(self) -> dict[str, tuple[str, ...] | None]:
         """The agents of an environment that are compared within an episode, in place of the group."""
-        return self._gathered(lambda algorithm: getattr(algorithm, "episode_agents", None))
+        return self._by_environment(lambda algorithm: getattr(algorithm, "episode_agents", None))
 
     @property
     def constant_lengths(self) -> dict[str, int | None]:
         """Tokens that a rollout of an environment counts for in the rl denominator, where that is constant."""
-        return self._gathered(lambda algorithm: getattr(algorithm, "length_normaliser", None))
+        return self._by_environment(lambda algorithm: getattr(algorithm, "length_normaliser", None))
 
     @property
     def teachers(self) -> dict[str, TeacherConfig | None]:
         """Who samples an environment's rollouts in place of the policy."""
-        return self._gathered(lambda algorithm: algorithm.teacher if isinstance(algorithm, SftConfig) else None)
+        return self._by_environment(lambda algorithm: algorithm.teacher if isinstance(algorithm, SftConfig) else None)
 
     @property
     def scorers(self) -> dict[str, AlgorithmConfig | None]:
         """The algorithms whose tokens are scored before the advantage stage."""
-        return self._gathered(lambda algorithm: algorithm if algorithm.scored_by else None)
+        return self._by_environment(lambda algorithm: algorithm if algorithm.scored_by else None)
 
     @property
     def seat_rules(self) -> dict[str, SeatRule]:
@@ -138,8 +138,8 @@ class RunConfig(Section):
         """Return the algorithm that credits an environment's rollouts: its own, or else the run's."""
         return self.algorithms.get(environment, self.algorithm)
 
-    def _gathered(self, pick: Callable[[AlgorithmConfig], Any]) -> dict[str, Any]:
-        """Return what the algorithms say, by environment, under "" for the others; nothing where none says anything."""
+    def _by_environment(self, pick: Callable[[AlgorithmConfig], Any]) -> dict[str, Any]:
+        """Return a setting of the algorithms by environment, the run's under ""; nothing where no algorithm has it."""
         found = {"": pick(self.algorithm)} | {name: pick(each) for name, each in self.algorithms.items()}
         return found if any(found.values()) else {}
 
@@ -156,7 +156,7 @@ class RunConfig(Section):
 def _learns_from_equals(algorithm: AlgorithmConfig) -> bool:
     """Tell whether equal rewards teach: without a comparison, or where lengths are compared with them.
 
-    Not said of `supervised`, whose rollouts were filtered before this was asked: they are found again.
+    False for `supervised`: True would change the keys of its rollouts, which were filtered before there was this field.
     """
     if isinstance(algorithm, GroupSection):
         return algorithm.shaped
@@ -182,11 +182,11 @@ class View:
     def content(self) -> dict[str, Any]:
         """What goes into the key: the declared sections without operational fields, as plain JSON values."""
         fields = RunConfig.model_fields
-        gathered = {name: content(value) for name, value in self._sections.items() if name not in fields and value}
+        collected = {name: content(value) for name, value in self._sections.items() if name not in fields and value}
         own = {name: value for name, value in self._sections.items() if name in fields}
         return {
             KEY_NAMES.get(name, name): content(value) for name, value in own.items() if in_key(fields[name], value)
-        } | gathered
+        } | collected
 
 
 KEY_NAMES = {"algorithm": "advantage"}
@@ -196,7 +196,7 @@ KEY_NAMES = {"algorithm": "advantage"}
 def content(value: Any, *, in_place: bool = False) -> Any:
     """Return `value` as plain JSON values, leaving out at every depth what does not belong to a key.
 
-    `in_place` keeps what keys have elsewhere, where it is set: for whoever looks at a whole config, not at one section.
+    `in_place` keeps fields that keys have under another section, where they are set: to show a whole config.
     """
     if isinstance(value, BaseModel):
         return {
@@ -211,6 +211,6 @@ def content(value: Any, *, in_place: bool = False) -> Any:
     return value
 
 
-def of(gathered: Mapping[str, Found | None], environment: str) -> Found | None:
-    """Return what was gathered for an environment: its own, or else the run's."""
-    return gathered[environment] if environment in gathered else gathered.get("")
+def for_environment(by_environment: Mapping[str, Setting | None], environment: str) -> Setting | None:
+    """Return the setting of an environment: its own, or else the run's, which is under the empty name."""
+    return by_environment[environment] if environment in by_environment else by_environment.get("")

@@ -1,6 +1,4 @@
-"""The sections of a run's config: one frozen model per stage; those of services are in `configs.services`.
-
-Those of environments, evaluation, filters and training have files of their own.
+"""The sections of the model, assignment, rollout, packing and supervised data; all others have files of their own.
 
 Fields marked `operational` never change rows (addresses, threads, time limits, logging) and are left out of keys;
 everything else in a section that a stage declares is part of that stage's key.
@@ -10,19 +8,8 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from configs.environments import ElasticPool as ElasticPool
-from configs.environments import EnvironmentConfig as EnvironmentConfig
-from configs.environments import SeatConfig as SeatConfig
-from configs.environments import StaticPool as StaticPool
-from configs.evaluation import EvaluationConfig as EvaluationConfig
 from configs.fields import Section, later, operational
-from configs.filters import FilteringConfig as FilteringConfig
 from configs.samplers import SamplerConfig, StandardSampler
-from configs.services import EngineConfig as EngineConfig
-from configs.services import LearnerConfig as LearnerConfig
-from configs.services import PrefectConfig as PrefectConfig
-from configs.services import WandbConfig as WandbConfig
-from configs.training import TrainingConfig as TrainingConfig
 
 
 class ModelConfig(Section):

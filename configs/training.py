@@ -1,13 +1,31 @@
-"""The section of the training stage."""
+"""The section of the training stage, and that of low-rank adapters in it."""
 
 from typing import Literal
 
 from pydantic import Field
 
 from configs.fields import Section, later, operational
-from configs.lora import LoraConfig
 from configs.losses import DppoLoss, LossConfig, RefKlConfig
 from configs.optimizers import AdamwOptimizer, LinearSchedule, OptimizerConfig, ScheduleConfig
+
+
+class LoraConfig(Section):
+    """Low-rank adapters (LoRA, arXiv 2106.09685): W + alpha / rank * B A, with W frozen and A and B trained.
+
+    Policies are then adapters alone; the weights that the run began with are stored once.
+    """
+
+    rank: int = Field(16, ge=1)
+    """Rows of A and columns of B."""
+    alpha: float = Field(32.0, gt=0)
+    """Scale of the adapters, divided by their rank."""
+    dropout: float = 0.0
+    """Zero: the log-probs of an update must be those of the policy that is published."""
+    target_modules: Literal["all-linear"] | tuple[str, ...] = "all-linear"
+    """Linear maps that get an adapter, by the last part of their names (q_proj); all-linear is all of the layers'. The
+    embedding and the output head get none."""
+    seed: int = 0
+    """Seed of the first values of A; B begins with zeros, so that the first policy is the base."""
 
 
 class TrainingConfig(Section):

@@ -1,4 +1,4 @@
-"""Maintain: housekeeping as a Prefect flow, for a schedule; `stagecoach maintain` and `gc` do the same without."""
+"""Maintains a store as a Prefect flow, for a schedule; `stagecoach maintain` and `gc` do the same without."""
 
 from typing import Any
 
@@ -6,8 +6,9 @@ from prefect import flow
 
 from configs.run import RunConfig
 from flows.orchestration.states import reports_its_end
-from flows.runtime import maintenance as gc
-from flows.runtime import maintenance as housekeeping
+from flows.runtime import maintenance
+from storage.maintenance.compact import MaintenanceReport
+from storage.maintenance.sweep import RemovalReport
 from storage.store import open_store
 
 
@@ -35,15 +36,18 @@ def maintain(
         dry_run: change nothing, only say what would be done.
     """
     root = open_store(store or RunConfig().store)
-    going = gc.chosen(root, keep or [], keep_last, (), (), policies)
-    removed = gc.Swept() if dry_run else gc.remove_planned(root, going)
-    expired, done = housekeeping.keep_house(root, retention_hours, retain or [], False, dry_run)
+    going = maintenance.chosen(root, keep or [], keep_last, (), (), policies)
+    removed = RemovalReport() if dry_run else maintenance.remove_planned(root, going)
+    expired, done = maintenance.expire_and_maintain(root, retention_hours, retain or [], False, dry_run)
     _show(done)
-    return {"gc": gc.describe_removal(going, removed), **housekeeping.describe_maintenance(expired, done, dry_run)}
+    return {
+        "gc": maintenance.describe_removal(going, removed),
+        **maintenance.describe_maintenance(expired, done, dry_run),
+    }
 
 
-def _show(done: housekeeping.Maintenance) -> None:
+def _show(done: MaintenanceReport) -> None:
     from prefect.artifacts import create_table_artifact
 
     rows = [{k: v for k, v in vars(each).items() if k != "only_copies"} for each in done.tables]
-    create_table_artifact(key="maintain", table=rows, description="What housekeeping did to each table")
+    create_table_artifact(key="maintain", table=rows, description="What maintenance did to each table")

@@ -1,4 +1,4 @@
-"""What can go wrong in a store, each saying what happened, where, what is safe and what to do.
+"""The errors of a store, each saying what happened, where, what is safe and what to do.
 
 Foreign errors (operating system, Arrow, Delta) become one of these at a named border and keep their cause.
 """
@@ -19,8 +19,8 @@ class StoreError(ValueError):
         self.what, self.where, self.safe, self.do = what, where, safe, do
 
     def __str__(self) -> str:
-        told = (("Where", self.where), ("Safe", self.safe), ("To do", self.do))
-        return "\n".join([self.what, *(f"  {label}: {text}" for label, text in told if text)])
+        parts = (("Where", self.where), ("Safe", self.safe), ("To do", self.do))
+        return "\n".join([self.what, *(f"  {label}: {text}" for label, text in parts if text)])
 
 
 class LayoutError(StoreError):

@@ -1,4 +1,4 @@
-"""Retirements: slices whose rows were dropped for their age. The ledger still names them; nobody can read them."""
+"""Expired slices: their rows were dropped for their age. The ledger still names them; nobody can read them."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -9,12 +9,12 @@ from storage.delta.cached_table import CachedTable
 from storage.errors import SliceExpired
 from storage.refs import Slice
 from storage.roots import Root
-from storage.schemas.system_tables import RETIREMENTS
+from storage.schemas.system_tables import EXPIRED_SLICES
 
 
 @dataclass(frozen=True)
 class ExpiredSlice:
-    """One slice that was given up; the columns of the retirements table."""
+    """One slice whose rows were dropped; the columns of the table `retirements`."""
 
     run: str
     table: str
@@ -27,36 +27,36 @@ class ExpiredSlice:
 
 
 class ExpiredSlices(CachedTable):
-    """The retired slices of a store, held in memory and moved forward by what was added since."""
+    """The expired slices of a store, in memory and kept up to date."""
 
     def __init__(self, root: Root) -> None:
-        super().__init__(root, RETIREMENTS)
-        self._found: dict[tuple[str, str, str], ExpiredSlice] = {}
+        super().__init__(root, EXPIRED_SLICES)
+        self._expired: dict[tuple[str, str, str], ExpiredSlice] = {}
 
     def record(self, pieces: Sequence[Slice], hours: int) -> None:
-        """Write down that slices are given up, those of one run in one commit; those known before are left out."""
+        """Record that slices expire, those of one run in one commit; those recorded before are left out."""
         now = datetime.now(UTC)
-        new = self.without(pieces)
+        new = self.exclude(pieces)
         for run in sorted({piece.run for piece in new}):
-            self._append([vars(_retirement(piece, now, hours)) for piece in new if piece.run == run], run)
+            self._append([vars(_record(piece, now, hours)) for piece in new if piece.run == run], run)
 
-    def without(self, pieces: Iterable[Slice]) -> list[Slice]:
-        """Those of some slices that were not given up, in their order."""
+    def exclude(self, pieces: Iterable[Slice]) -> list[Slice]:
+        """The slices given without those that expired, in order."""
         with self._lock:
             self._refresh()
-            return [piece for piece in pieces if _id(piece) not in self._found]
+            return [piece for piece in pieces if _id(piece) not in self._expired]
 
-    def of(self, pieces: Iterable[Slice]) -> list[ExpiredSlice]:
-        """What is known of those of some slices that were given up, in their order."""
+    def find(self, pieces: Iterable[Slice]) -> list[ExpiredSlice]:
+        """The records of those of the slices given that expired, in order."""
         with self._lock:
             self._refresh()
-            return [self._found[_id(piece)] for piece in pieces if _id(piece) in self._found]
+            return [self._expired[_id(piece)] for piece in pieces if _id(piece) in self._expired]
 
-    def explain(self, pieces: Sequence[Slice]) -> SliceExpired | None:
-        """The error for whoever wants to read slices of which one was given up; None where none was."""
+    def read_error(self, pieces: Sequence[Slice]) -> SliceExpired | None:
+        """The error for reading slices of which one expired; None where none did."""
         with self._lock:
             self._refresh()
-            found = next((self._found[_id(piece)] for piece in pieces if _id(piece) in self._found), None)
+            found = next((self._expired[_id(piece)] for piece in pieces if _id(piece) in self._expired), None)
         if found is None:
             return None
         return SliceExpired(
@@ -67,15 +67,15 @@ class ExpiredSlices(CachedTable):
             "go without them; to have them again, do the stage's work again in a run with another seed or section",
         )
 
-    def _take(self, row: dict[str, Any]) -> None:
-        found = ExpiredSlice(**row)
-        self._found.setdefault(_id(found), found)
+    def _add_row(self, row: dict[str, Any]) -> None:
+        expired = ExpiredSlice(**row)
+        self._expired.setdefault(_id(expired), expired)
 
 
 def _id(piece: Slice | ExpiredSlice) -> tuple[str, str, str]:
     return piece.run, piece.table, piece.attempt
 
 
-def _retirement(piece: Slice, at: datetime, hours: int) -> ExpiredSlice:
+def _record(piece: Slice, at: datetime, hours: int) -> ExpiredSlice:
     size = sum(file.size for file in piece.files)
     return ExpiredSlice(piece.run, piece.table, piece.attempt, piece.rows, size, at, hours)

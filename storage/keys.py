@@ -11,7 +11,7 @@ from storage.errors import KeyContentError
 KEY_LENGTH = 32
 
 
-def canonical(value: Any) -> str:
+def canonical_json(value: Any) -> str:
     """Spell a JSON value in its one canonical way: sorted keys, no spaces, ASCII only, floats by `repr`.
 
     1 and 1.0 are different values, and so are None and a missing key. Raises KeyContentError for anything that JSON
@@ -23,7 +23,7 @@ def canonical(value: Any) -> str:
 
 def content_key(content: Any) -> str:
     """Name content by its hash: 32 hex characters of the SHA-256 of bytes, or of a value's canonical JSON."""
-    data = content if isinstance(content, bytes) else canonical(content).encode()
+    data = content if isinstance(content, bytes) else canonical_json(content).encode()
     return hashlib.sha256(data).hexdigest()[:KEY_LENGTH]
 
 

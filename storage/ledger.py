@@ -9,7 +9,7 @@ from datetime import datetime
 
 import pyarrow as pa
 
-from storage.delta.table import Raced, StoredTable
+from storage.delta.table import CommitConflict, StoredTable
 from storage.errors import StoreError, StoreUnavailable, WorkRemoved
 from storage.refs import Entry, Slice
 from storage.roots import Root
@@ -19,8 +19,8 @@ APPLICATION = "ledger"
 MAX_RACES = 200
 REMOVAL = "removal"
 """Application id of commits that remove rows; one after the name of a run holds when rows of it were last removed."""
-FOLD_FILES = 64
-"""Files of one run in the ledger that are merged into one, so that opening stays quick between housekeepings."""
+MERGE_FILES = 64
+"""Files of one run in the ledger that are merged into one, so that opening stays quick between maintenances."""
 
 
 class Ledger:
@@ -28,19 +28,19 @@ class Ledger:
 
     def __init__(self, root: Root) -> None:
         self.table = StoredTable(root, LEDGER.name, LEDGER.arrow)
-        self._lock = self.table.lock  # one lock: nobody may move the handle between a look and the append
+        self._lock = self.table.lock  # one lock: nobody may move the handle between a refresh and the append
         self._version: int | None = None
-        self._known: set[str] = set()
+        self._read_files: set[str] = set()
         self._by_key: dict[str, dict[tuple[str, str], Entry]] = {}
         self._commits = 0
         self._removals = 0
-        self._looked_at = -math.inf
+        self._refreshed_at = -math.inf
 
     def find(self, key: str, run: str | None = None, staleness: float = 0.0) -> Entry | None:
         """The finished whole of a key: the row of `run` if there is one, else the earliest row of any run.
 
-        `staleness` is for how many seconds what was seen at the last look is good enough: what another process
-        committed since is then not found yet, and met at the latest when the same work is committed.
+        `staleness` is how many seconds old the last refresh may be: what another process committed since is then not
+        found yet, and is noticed at the latest when the same work is committed.
         """
         whole = {row_run: entry for (row_run, part), entry in self._rows(key, staleness).items() if part == ""}
         if run in whole:
@@ -62,8 +62,8 @@ class Ledger:
         wanted = (e for e in every if run in (None, e.run) and stage in (None, e.stage))
         return sorted(wanted, key=lambda entry: (entry.run, entry.step, *_age(entry)))
 
-    def look(self) -> int:
-        """Take in what was committed since the last look; return a number that is another after every commit."""
+    def refresh(self) -> int:
+        """Read what was committed since the last refresh; return a number that is another after every commit."""
         with self._lock:
             self._refresh()
             return self._version or 0
@@ -74,8 +74,8 @@ class Ledger:
         Where another run has finished the same key, the row is made to point at that run's slices: two runs at the same
         work at the same time go on with the same rows.
 
-        Looks before every append. Another commit in between makes the append fail, and it looks again; a commit whose
-        acknowledgement was lost is found the same way, so a row is never there twice.
+        Refreshes before every append. Another commit in between makes the append fail, and it refreshes again; a commit
+        whose acknowledgement was lost is found the same way, so a row is never there twice.
         Raises WorkRemoved, with nothing written, where slices that the row names were removed from the store meanwhile.
         """
         return self.commit_all([entry])[0]
@@ -91,8 +91,10 @@ class Ledger:
         for _ in range(MAX_RACES):
             with self._lock:
                 self._refresh()
-                as_finished = self._as_others_finished if copied is None else _unchanged
-                standing = [self._standing(entry) or as_finished(entry) for entry in entries]
+                standing = [
+                    self._standing(entry) or (self._reuse_finished(entry) if copied is None else entry)
+                    for entry in entries
+                ]
                 new = [entry for entry in standing if self._standing(entry) is None]
                 if not new:
                     return standing
@@ -102,10 +104,10 @@ class Ledger:
                 number = self.table.transaction_version(APPLICATION) + 1
                 try:
                     file = self.table.append(rows.drop_columns(["run"]), new[0].run, (APPLICATION, number))
-                except Raced:
+                except CommitConflict:
                     continue
                 self._remember(file.path, new)
-                self._fold_now_and_then(new[0].run)
+                self._merge_periodically(new[0].run)
                 return standing
         raise _too_busy(entries[0].run, f"committing key {entries[0].key!r}")
 
@@ -113,37 +115,37 @@ class Ledger:
         return self._by_key.get(entry.key, {}).get((entry.run, entry.part))
 
     def _remember(self, path: str, entries: Sequence[Entry]) -> None:
-        """Take own rows into memory as they were committed, which saves reading them back."""
+        """Index own rows as they were committed, which saves reading them back."""
         for entry in entries:
             read = Entry.from_row(entry.to_row())  # as everybody else reads it
             self._by_key.setdefault(entry.key, {})[entry.run, entry.part] = read
-        self._known.add(path)
+        self._read_files.add(path)
 
-    def _fold_now_and_then(self, run: str) -> None:
+    def _merge_periodically(self, run: str) -> None:
         self._commits += 1
-        if self._commits % FOLD_FILES == 0:
-            with suppress(StoreError):  # the row is safe; folding can wait
-                self.table.fold(run, FOLD_FILES)
+        if self._commits % MERGE_FILES == 0:
+            with suppress(StoreError):  # the row is safe; merging can wait
+                self.table.merge_files(run, MERGE_FILES)
 
     def remove(self, run: str, rows: Collection[tuple[str, str]], at: datetime, whole: bool = True) -> int:
         """Remove rows of a run, named by key and part, in one commit; return how many there were.
 
-        Every other process sees it at its next look. With `whole`, work of that run that began before `at` can no
+        Every other process sees it at its next refresh. With `whole`, work of that run that began before `at` can no
         longer be committed: its inputs may be gone. Raises StoreUnavailable where too many others commit meanwhile.
         """
         for _ in range(MAX_RACES):
             with self._lock:
                 self._refresh()
-                files = [each for each in self.table.active() if each.run == run]
+                files = [each for each in self.table.active_files() if each.run == run]
                 read = [self.table.read(each.path) for each in files]
-                kept = [row for table in read for row in table.to_pylist() if (row["key"], row["part"]) not in rows]
-                num_removed = sum(table.num_rows for table in read) - len(kept)
+                left = [row for table in read for row in table.to_pylist() if (row["key"], row["part"]) not in rows]
+                num_removed = sum(table.num_rows for table in read) - len(left)
                 if not num_removed:
                     return 0
-                groups = [pa.Table.from_pylist(kept, self.table.data_schema)] if kept else []
+                groups = [pa.Table.from_pylist(left, self.table.data_schema)] if left else []
                 try:
                     self.table.replace(files, groups, run, self._marks(run, at if whole else None))
-                except Raced:
+                except CommitConflict:
                     continue
                 self._refresh()
                 return num_removed
@@ -168,7 +170,7 @@ class Ledger:
                 "run the same again: what is gone is then computed anew",
             )
 
-    def _as_others_finished(self, entry: Entry) -> Entry:
+    def _reuse_finished(self, entry: Entry) -> Entry:
         whole = [row for (_, part), row in self._by_key.get(entry.key, {}).items() if part == ""]
         if entry.part != "" or not whole:
             return entry
@@ -176,37 +178,33 @@ class Ledger:
 
     def _rows(self, key: str, staleness: float = 0.0) -> dict[tuple[str, str], Entry]:
         with self._lock:
-            if time.monotonic() - self._looked_at >= staleness:
+            if time.monotonic() - self._refreshed_at >= staleness:
                 self._refresh()
             return dict(self._by_key.get(key, {}))
 
     def _refresh(self) -> None:
-        paths, version = self.table.added(self._version)
+        paths, version = self.table.new_files(self._version)
         if (removals := self.table.transaction_version(REMOVAL)) != self._removals:
             self._removals = removals
-            self._known, self._by_key = set(), {}
-            paths = [each.path for each in self.table.active()]
+            self._read_files, self._by_key = set(), {}
+            paths = [each.path for each in self.table.active_files()]
         for path in paths:
-            if path not in self._known:
+            if path not in self._read_files:
                 self._index(path)
         self._version = version
-        self._looked_at = time.monotonic()
+        self._refreshed_at = time.monotonic()
 
     def _index(self, path: str) -> None:
         run = path.split("/")[0].removeprefix("run=")
         for row in self.table.read(path).to_pylist():
             entry = Entry.from_row({**row, "run": run})
             self._by_key.setdefault(entry.key, {}).setdefault((entry.run, entry.part), entry)
-        self._known.add(path)
+        self._read_files.add(path)
 
 
-def _too_busy(run: str, what: str) -> StoreUnavailable:
-    told = f"the ledger is too busy: {MAX_RACES} races lost"
-    return StoreUnavailable(told, f"run {run!r}, {what}", "everything in the ledger", "run the same again")
-
-
-def _unchanged(entry: Entry) -> Entry:
-    return entry
+def _too_busy(run: str, action: str) -> StoreUnavailable:
+    what = f"the ledger is too busy: {MAX_RACES} races lost"
+    return StoreUnavailable(what, f"run {run!r}, {action}", "everything in the ledger", "run the same again")
 
 
 def _age(entry: Entry) -> tuple[object, ...]:

@@ -14,7 +14,7 @@ from storage.schemas.system_tables import QUARANTINES
 from storage.slices import check_run_name
 
 ALL_RUNS = "all-runs"
-"""Stands for the run of a finding for which the rollouts of every run were looked at."""
+"""The run of a finding for which the rollouts of every run were searched."""
 ID_LENGTH = 12
 
 
@@ -33,14 +33,14 @@ class Quarantine:
 
 
 class Quarantines(CachedTable):
-    """The findings of a store, held in memory and moved forward by what was added since."""
+    """The findings of a store, in memory and kept up to date."""
 
     def __init__(self, root: Root) -> None:
         super().__init__(root, QUARANTINES)
-        self._found: dict[str, Quarantine] = {}
+        self._findings: dict[str, Quarantine] = {}
 
     def record(self, trace_ids: Iterable[str], *, where: str, reason: str, run: str = ALL_RUNS) -> Quarantine:
-        """Write down that rollouts are unfit, in one row; the same rollouts for the same reason are one finding.
+        """Record that rollouts are unfit, in one row; the same rollouts for the same reason are one finding.
 
         Returns the finding that stands: the one written, or the earlier one of the same rollouts and reason.
         """
@@ -48,18 +48,18 @@ class Quarantines(CachedTable):
         traces = tuple(sorted(set(trace_ids)))
         assert traces, "a quarantine of nothing"
         name = content_key({"trace_ids": list(traces), "reason": reason})[:ID_LENGTH]
-        standing = {each.quarantine: each for each in self.all()}.get(name)
-        if standing is not None:
-            return standing
-        noted = Quarantine(name, run, where, reason, traces, datetime.now(UTC), socket.gethostname())
-        self.write_down([noted])
-        return noted
+        existing = {each.quarantine: each for each in self.all()}.get(name)
+        if existing is not None:
+            return existing
+        finding = Quarantine(name, run, where, reason, traces, datetime.now(UTC), socket.gethostname())
+        self.add_records([finding])
+        return finding
 
     def all(self) -> list[Quarantine]:
         """The findings, in order of time; of one that two writers recorded at once, the earlier row."""
         with self._lock:
             self._refresh()
-            return sorted(self._found.values(), key=_age)
+            return sorted(self._findings.values(), key=_age)
 
     def ids(self) -> list[str]:
         """The ids of all findings, in order of time."""
@@ -80,10 +80,10 @@ class Quarantines(CachedTable):
         chosen = [each for each in known if each.quarantine in set(quarantines)]
         return {trace: each.reason for each in reversed(chosen) for trace in each.trace_ids}
 
-    def _take(self, row: dict[str, Any]) -> None:
-        found = Quarantine(**{**row, "trace_ids": tuple(row["trace_ids"])})
-        self._found[found.quarantine] = min(self._found.get(found.quarantine, found), found, key=_age)
+    def _add_row(self, row: dict[str, Any]) -> None:
+        finding = Quarantine(**{**row, "trace_ids": tuple(row["trace_ids"])})
+        self._findings[finding.quarantine] = min(self._findings.get(finding.quarantine, finding), finding, key=_age)
 
 
-def _age(found: Quarantine) -> tuple[object, ...]:
-    return found.at, found.run, found.quarantine
+def _age(finding: Quarantine) -> tuple[object, ...]:
+    return finding.at, finding.run, finding.quarantine

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from storage.keys import canonical
+from storage.keys import canonical_json
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Entry:
 
     @property
     def identity(self) -> tuple[str, ...]:
-        """What names the very rows that were made: the key and their attempts; see `storage.read.lineage.Work.identity`."""
+        """What names exactly the rows that were made: key and attempts; see `storage.read.lineage.Work.identity`."""
         return identity(self.key, self.outputs)
 
     def slices(self, table: str) -> tuple[Slice, ...]:
@@ -97,10 +97,10 @@ class Entry:
         """The entry as a row of the ledger table."""
         return {
             **vars(self),
-            "section": canonical(self.section),
+            "section": canonical_json(self.section),
             "inputs": [{"name": name, "key": key} for name, key in sorted(self.inputs.items())],
             "outputs": [output.to_row() for output in self.outputs],
-            "versions": canonical(self.versions),
+            "versions": canonical_json(self.versions),
         }
 
     @classmethod

@@ -1,10 +1,12 @@
-"""The root of a store: one place on some file system, local or not, and how bytes get there and stay there."""
+"""The root of a store: a directory or a prefix in an object store, and durable reads and writes below it."""
 
 import hashlib
 import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from urllib.parse import urlsplit
 from uuid import uuid4
@@ -31,8 +33,8 @@ class Root:
     options: Mapping[str, str] = field(repr=False)  # the secret key is among them
     bucket: Bucket | None = None
     commits: Mapping[str, str] = field(default_factory=dict, repr=False)
-    reading: bool = False
-    """Whether the store is only looked at: tables that are not there are empty, and nothing is mended or probed."""
+    read_only: bool = False
+    """Whether nothing is written: tables that are not there are empty, torn logs stay, the server is not probed."""
 
     def child(self, path: str) -> str:
         """The address of something below the root."""
@@ -40,7 +42,7 @@ class Root:
 
     def exists(self, path: str) -> bool:
         """Say whether a file or directory is there."""
-        if self.bucket is not None and self.bucket.holds(path):
+        if self.bucket is not None and self.bucket.exists(path):
             return True
         return bool(self.files.get_file_info(path).type != pafs.FileType.NotFound)
 
@@ -62,7 +64,7 @@ class Root:
         The bytes hashed are those in memory, so that damage on the way to the disk shows when they are read.
         Raises NoSpace or StoreUnavailable; what was half written is then removed where possible.
         """
-        assert not self.reading, f"{path} was to be written, in a store that is only read"
+        assert not self.read_only, f"{path} was to be written, in a store that is only read"
         with border(f"writing {len(data)} bytes", self.child(path)):
             if self.directory is None:
                 with self.writer(path) as stream:
@@ -74,10 +76,10 @@ class Root:
     def create(self, path: str, data: bytes) -> bool:
         """Write a file where there is none, whole or not at all; False where another was first.
 
-        On an object store False may also mean that an earlier trial of ours was done and its answer lost.
+        In an object store False may also mean that an earlier attempt of ours succeeded and its answer was lost.
         Raises NoSpace or StoreUnavailable.
         """
-        assert not self.reading, f"{path} was to be made, in a store that is only read"
+        assert not self.read_only, f"{path} was to be made, in a store that is only read"
         with border(f"writing {len(data)} bytes", self.child(path)):
             if self.bucket is not None:
                 return self.bucket.put_new(path, data)
@@ -86,11 +88,35 @@ class Root:
 
     def delete(self, path: str) -> None:
         """Remove a file; FileNotFoundError passes through where the file system says so, an object store does not."""
-        assert not self.reading, f"{path} was to be removed, in a store that is only read"
+        assert not self.read_only, f"{path} was to be removed, in a store that is only read"
         if self.bucket is None:
             self.files.delete_file(path)
         else:
             self.bucket.delete(path)
+
+    def remove_unneeded(self, path: str) -> int:
+        """Delete a file that is no longer needed, if it is still there; return its size in bytes."""
+        with border("deleting a file that is no longer needed", self.child(path)), suppress(FileNotFoundError):
+            size = self.files.get_file_info(path).size or 0
+            self.delete(path)
+            return size
+        return 0
+
+    def file_sizes(self, below: str) -> dict[str, int]:
+        """The size in bytes of every file below a directory, by path; none where there is no directory."""
+        return {info.path: info.size or 0 for info in self._list(below) if info.type == pafs.FileType.File}
+
+    def paths_older(
+        self, below: str, hours: float, ending: str = "", kind: pafs.FileType = pafs.FileType.File, deep: bool = True
+    ) -> list[str]:
+        """The paths of one kind below a directory that were last changed longer ago than `hours`, sorted."""
+        oldest = datetime.now(UTC) - timedelta(hours=hours)
+        infos = [info for info in self._list(below, deep) if info.type == kind and info.path.endswith(ending)]
+        return sorted(info.path for info in infos if info.mtime is not None and info.mtime <= oldest)
+
+    def _list(self, below: str, deep: bool = True) -> list[pafs.FileInfo]:
+        with border("listing files", self.child(below)):
+            return list(self.files.get_file_info(pafs.FileSelector(below, allow_not_found=True, recursive=deep)))
 
     def writer(self, path: str) -> pa.NativeFile:
         """A stream into a new object of an object store; the object is there when it is closed."""
@@ -111,7 +137,7 @@ def open_root(root: str, options: Mapping[str, str] | None = None) -> Root:
     """Find the file system of a path or URL (`s3://bucket/prefix`, `file:///...`).
 
     `options` are the object store's, spelled as the environment variables that they come before (AWS_ENDPOINT_URL,
-    AWS_REGION, ...). Raises LayoutError or StoreError for a place that cannot be used; nothing was asked of it then.
+    AWS_REGION, ...). Raises LayoutError or StoreError for a place that cannot be used, before any request to it.
     """
     scheme = urlsplit(root).scheme if "://" in root else ""
     if not root or (scheme == "file" and not urlsplit(root).path):

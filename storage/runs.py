@@ -13,17 +13,15 @@ from typing import Any
 from storage.delta.cached_table import CachedTable
 from storage.delta.table import StoredTable
 from storage.errors import RunUnknown
-from storage.keys import canonical
+from storage.keys import canonical_json
 from storage.roots import Root
 from storage.schemas.system_tables import RUNS
 from storage.slices import check_run_name
 
 REMOVED = "removed"
 """The event of a run whose work was removed from the store; its name may be used again."""
-
-
-MOST_NAMED = 5
-"""Runs that are named to somebody who asked for one that is not there."""
+MAX_SUGGESTIONS = 5
+"""Runs that the error about an unknown run names."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +42,7 @@ class Event:
 
 
 class Runs(CachedTable):
-    """The events of all runs, held in memory and moved forward by what was added since."""
+    """The events of all runs, in memory and kept up to date."""
 
     def __init__(self, root: Root) -> None:
         super().__init__(root, RUNS)
@@ -65,15 +63,15 @@ class Runs(CachedTable):
         host: str | None = None,
         pid: int | None = None,
     ) -> Event:
-        """Write down an event now. Kind, config and parent default to the run's last event's, host and pid to ours.
+        """Record an event now. Kind, config and parent default to the run's last event's, host and pid to ours.
 
         Raises RunUnknown where a first event brings no kind or config.
         """
         check_run_name(run)
-        before = self._of(run)
+        before = self._events_of(run)
         if (kind is None or config is None) and not before:
             raise RunUnknown(f"run {run!r} has no earlier event to take kind and config from", do="give both")
-        noted = Event(
+        recorded = Event(
             run=run,
             event=event,
             at=datetime.now(UTC),
@@ -86,29 +84,29 @@ class Runs(CachedTable):
             host=socket.gethostname() if host is None else host,
             pid=os.getpid() if pid is None else pid,
         )
-        self.write_down([noted])
-        return noted
+        self.add_records([recorded])
+        return recorded
 
     def events(self, run: str) -> list[Event]:
         """The events of a run in order of time; RunUnknown if there are none."""
-        found = self._of(run)
+        found = self._events_of(run)
         if not found:
-            raise RunUnknown(f"there is no run {run!r}", self.like(run), do="give one of these names")
+            raise RunUnknown(f"there is no run {run!r}", self.similar_names(run), do="give one of these names")
         return found
 
-    def like(self, run: str) -> str:
-        """Say which runs have a name like this one, or which are the last where none has."""
+    def similar_names(self, run: str) -> str:
+        """Say, for an error, which runs have a name like this one; where none has, which runs are the newest."""
         names = self.names()
-        alike = get_close_matches(run, names, MOST_NAMED)
+        alike = get_close_matches(run, names, MAX_SUGGESTIONS)
         return (
             f"the nearest runs are: {', '.join(alike)}"
             if alike
-            else f"the last runs are: {', '.join(names[-MOST_NAMED:]) or 'none'}"
+            else f"the last runs are: {', '.join(names[-MAX_SUGGESTIONS:]) or 'none'}"
         )
 
     def last(self, run: str) -> Event | None:
         """The newest event of a run; None where there are none."""
-        return next(reversed(self._of(run)), None)
+        return next(reversed(self._events_of(run)), None)
 
     def names(self) -> list[str]:
         """The names of all runs, in order of their last event."""
@@ -118,21 +116,21 @@ class Runs(CachedTable):
 
     def latest(self) -> str | None:
         """The run with the newest event, but those removed; None in an empty store."""
-        return next((run for run in reversed(self.names()) if self._of(run)[-1].event != REMOVED), None)
+        return next((run for run in reversed(self.names()) if self._events_of(run)[-1].event != REMOVED), None)
 
     def config(self, run: str) -> dict[str, Any]:
         """The resolved config that the run used last."""
         return dict(self.events(run)[-1].config)
 
-    def _of(self, run: str) -> list[Event]:
+    def _events_of(self, run: str) -> list[Event]:
         with self._lock:
             self._refresh()
             return list(self._events.get(run, []))
 
     def _row(self, record: Event) -> Mapping[str, Any]:
-        return {**vars(record), "config": canonical(record.config)}
+        return {**vars(record), "config": canonical_json(record.config)}
 
-    def _take(self, row: dict[str, Any]) -> None:
+    def _add_row(self, row: dict[str, Any]) -> None:
         event = Event(**{**row, "config": json.loads(row["config"])})
         before = self._events.setdefault(event.run, [])
         if event not in before:  # a compacted file repeats what was read before

@@ -36,9 +36,9 @@ SETTINGS = (
 PLACE = re.compile(r"s3a?://(?P<bucket>[A-Za-z0-9][A-Za-z0-9._-]*)(?P<prefix>(/[A-Za-z0-9_=-][A-Za-z0-9._=-]*)*)/*")
 SECONDS_TO_CONNECT = 5
 SECONDS_TO_ANSWER = 60
-TRIALS = 4
+ATTEMPTS = 4
 FIRST_PAUSE = 0.2
-"""Seconds before the second trial of a request; doubled before each one after."""
+"""Seconds before the second attempt at a request; doubled before each one after."""
 DONE = (200, 204, 206, 412, 416)
 """Answers that say what was asked: 412 that a condition does not hold, 416 that an object is shorter than a range."""
 AGAIN = (409, 429, 500, 502, 503, 504)
@@ -56,7 +56,7 @@ class Bucket:
     access_key: str
     secret_key: str = field(repr=False)
     session_token: str = field(default="", repr=False)
-    _kept: local = field(default_factory=local, repr=False, compare=False)
+    _connections: local = field(default_factory=local, repr=False, compare=False)
 
     @property
     def address(self) -> str:
@@ -67,7 +67,7 @@ class Bucket:
         """All bytes of an object; FileNotFoundError where there is none."""
         return self._request("GET", key)[1]
 
-    def holds(self, key: str) -> bool:
+    def exists(self, key: str) -> bool:
         """Say whether there is an object of that key."""
         try:
             self._request("GET", key, headers={"range": "bytes=0-0"})
@@ -78,7 +78,7 @@ class Bucket:
     def put_new(self, key: str, data: bytes) -> bool:
         """Put an object where there is none, whole or not at all; False where there is one already.
 
-        Also False where an earlier trial of ours was done and its answer lost: look what is there.
+        Also False where an earlier attempt of ours succeeded and its answer was lost: read what is there.
         """
         return self._request("PUT", key, data, {"if-none-match": "*"})[0] != 412
 
@@ -97,21 +97,21 @@ class Bucket:
         except PermissionError:
             return
         if not refused:
-            raise self._unconditional("it wrote over an object although it was told not to (If-None-Match)")
+            raise self._no_conditions("it wrote over an object although it was told not to (If-None-Match)")
 
-    def unfinished(self) -> list[tuple[str, str, datetime]]:
-        """Uploads in parts below the prefix that were neither completed nor given up: key, id, when they began.
+    def unfinished_uploads(self) -> list[tuple[str, str, datetime]]:
+        """Uploads in parts below the prefix that were neither completed nor aborted: key, id, when they began.
 
         Not more than a thousand; nobody sees them, but they are paid for.
         """
         below = f"{self.prefix}/" if self.prefix else ""
         body = self._request("GET", None, query=f"prefix={quote(below, safe='')}&uploads=")[1]
         uploads = re.findall(b"<Upload>(.*?)</Upload>", body, re.DOTALL)
-        found = [[_between(each, tag) for tag in (b"Key", b"UploadId", b"Initiated")] for each in uploads]
-        mine = [each for each in found if each[0].startswith(below)]
-        return [(key.removeprefix(below), number, datetime.fromisoformat(began)) for key, number, began in mine]
+        found = [[_tag_text(each, tag) for tag in (b"Key", b"UploadId", b"Initiated")] for each in uploads]
+        ours = [each for each in found if each[0].startswith(below)]
+        return [(key.removeprefix(below), number, datetime.fromisoformat(began)) for key, number, began in ours]
 
-    def give_up(self, key: str, upload: str) -> None:
+    def abort_upload(self, key: str, upload: str) -> None:
         """Drop the parts of an upload that will not be completed; one that is gone already is fine."""
         with suppress(FileNotFoundError):
             self._request("DELETE", key, query=f"uploadId={quote(upload, safe='')}")
@@ -120,41 +120,41 @@ class Bucket:
         self, method: str, key: str | None, data: bytes = b"", headers: Mapping[str, str] | None = None, query: str = ""
     ) -> tuple[int, bytes]:
         path = f"/{self.name}" if key is None else f"/{self.name}/{self.prefix}{'/' if self.prefix else ''}{key}"
-        asked = method, quote(path, safe="/-_.~"), query, data, dict(headers or {})
+        request = method, quote(path, safe="/-_.~"), query, data, dict(headers or {})
         pause = FIRST_PAUSE
-        for trial in range(1, TRIALS + 1):
+        for attempt in range(1, ATTEMPTS + 1):
             try:
-                status, found, body = self._once(*asked)
+                status, answer_headers, body = self._exchange(*request)
             except (OSError, http.client.HTTPException) as error:
-                if trial == TRIALS or isinstance(error, TimeoutError):
+                if attempt == ATTEMPTS or isinstance(error, TimeoutError):
                     raise self._unreachable(error) from error
             else:
                 if status in DONE:
                     return status, body
-                if status not in AGAIN or trial == TRIALS:
-                    raise self._refused(method, key or "", status, found, body)
+                if status not in AGAIN or attempt == ATTEMPTS:
+                    raise self._refusal(method, key or "", status, answer_headers, body)
             time.sleep(pause)
             pause *= 2
-        raise AssertionError("the last trial returns or raises")
+        raise AssertionError("the last attempt returns or raises")
 
-    def _once(
+    def _exchange(
         self, method: str, path: str, query: str, data: bytes, headers: dict[str, str]
     ) -> tuple[int, http.client.HTTPMessage, bytes]:
-        """One exchange over this thread's connection; where that was kept and is stale, another over a new one."""
-        kept = getattr(self._kept, "connection", None)
-        connection = kept or self._connect()
-        self._kept.connection = None
+        """One exchange over this thread's connection; where one is open and stale, a second over a new one."""
+        open_one = getattr(self._connections, "connection", None)
+        connection = open_one or self._connect()
+        self._connections.connection = None
         try:
-            signed = self._signed(method, path, query, data, headers)
+            signed = self._sign(method, path, query, data, headers)
             connection.request(method, f"{path}?{query}" if query else path, data or None, signed)
             answer = connection.getresponse()
             found = answer.status, answer.headers, answer.read()
         except (OSError, http.client.HTTPException):
             connection.close()
-            if kept is None:
+            if open_one is None:
                 raise
-            return self._once(method, path, query, data, headers)
-        self._kept.connection = connection
+            return self._exchange(method, path, query, data, headers)
+        self._connections.connection = connection
         return found
 
     def _connect(self) -> http.client.HTTPConnection:
@@ -165,7 +165,7 @@ class Bucket:
         connection.sock.settimeout(SECONDS_TO_ANSWER)
         return connection
 
-    def _signed(self, method: str, path: str, query: str, data: bytes, headers: Mapping[str, str]) -> dict[str, str]:
+    def _sign(self, method: str, path: str, query: str, data: bytes, headers: Mapping[str, str]) -> dict[str, str]:
         now = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
         digest = hashlib.sha256(data).hexdigest()
         host = urlsplit(self.endpoint).netloc
@@ -180,7 +180,7 @@ class Bucket:
         advice = "check AWS_ENDPOINT_URL and that the server runs, then run the same again"
         return StoreUnavailable(what, f"{self.address} at {self.endpoint}", "everything that the ledger names", advice)
 
-    def _unconditional(self, how: str) -> LayoutError:
+    def _no_conditions(self, how: str) -> LayoutError:
         what = f"the object store does not keep writers apart: {how}"
         advice = (
             "two writers would lose each other's commits without notice; take a server with conditional puts (AWS S3, "
@@ -188,11 +188,11 @@ class Bucket:
         )
         return LayoutError(what, f"{self.address} at {self.endpoint}", "nothing else was written", advice)
 
-    def _refused(
+    def _refusal(
         self, method: str, key: str, status: int, headers: http.client.HTTPMessage, body: bytes
     ) -> StoreError | OSError:
         """The error for an answer that is none of those hoped for."""
-        code = _between(body, b"Code") or str(status)
+        code = _tag_text(body, b"Code") or str(status)
         if code in ("NoSuchKey", "NoSuchUpload"):
             return FileNotFoundError(f"{self.address}/{key}")
         if status in (301, 307, 400) and (region := headers.get("x-amz-bucket-region", "")) not in ("", self.region):
@@ -200,23 +200,23 @@ class Bucket:
         elif code == "NoSuchBucket":
             what, advice = f"there is no bucket {self.name!r}", "make the bucket, or name another with --store"
         elif status in (400, 501) and method == "PUT":
-            return self._unconditional(f"it answered a put with the condition If-None-Match with {status} {code}")
+            return self._no_conditions(f"it answered a put with the condition If-None-Match with {status} {code}")
         elif status in (401, 403) and method == "PUT":
             return PermissionError(f"{self.address}/{key}: {status} {code}")
         elif status in (401, 403):
             what = f"the object store refuses us: {status} {code}"
             advice = "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN, and what they may do there"
         else:
-            what = f"the object store answered {method} with {status} {code}: {_between(body, b'Message')[:200]}"
+            what = f"the object store answered {method} with {status} {code}: {_tag_text(body, b'Message')[:200]}"
             advice = "check that it is an S3-compatible server and well, then run the same again"
         return StoreUnavailable(what, f"{self.address} at {self.endpoint}", "nothing was written", advice)
 
 
 def settings(options: Mapping[str, str]) -> dict[str, str]:
     """The settings of the object store, given ones before the environment's; those without a value are left out."""
-    found = {name: options.get(name) or os.environ.get(name, "") for name in SETTINGS}
-    found["AWS_REGION"] = found["AWS_REGION"] or os.environ.get("AWS_DEFAULT_REGION", "") or "us-east-1"
-    return {name: value for name, value in found.items() if value}
+    values = {name: options.get(name) or os.environ.get(name, "") for name in SETTINGS}
+    values["AWS_REGION"] = values["AWS_REGION"] or os.environ.get("AWS_DEFAULT_REGION", "") or "us-east-1"
+    return {name: value for name, value in values.items() if value}
 
 
 def locate(url: str, found: Mapping[str, str]) -> Bucket:
@@ -255,7 +255,7 @@ def file_system(bucket: Bucket) -> pafs.S3FileSystem:
         endpoint_override=split.netloc,
         connect_timeout=SECONDS_TO_CONNECT,
         request_timeout=SECONDS_TO_ANSWER,
-        retry_strategy=pafs.AwsStandardS3RetryStrategy(max_attempts=TRIALS),
+        retry_strategy=pafs.AwsStandardS3RetryStrategy(max_attempts=ATTEMPTS),
         **small_at_once,
     )
 
@@ -268,7 +268,7 @@ def commit_options(found: Mapping[str, str]) -> dict[str, str]:
     patience = {
         "connect_timeout": f"{SECONDS_TO_CONNECT}s",
         "timeout": f"{SECONDS_TO_ANSWER}s",
-        "max_retries": str(TRIALS),
+        "max_retries": str(ATTEMPTS),
         "retry_timeout": f"{SECONDS_TO_ANSWER}s",
     }
     return {**found, **patience, "aws_conditional_put": "etag"}
@@ -284,8 +284,8 @@ def authorize(
     """
     access_key, secret_key, region = keys
     names = sorted(headers)
-    told, signed = [f"{name}:{headers[name].strip()}" for name in names], ";".join(names)
-    hashed = hashlib.sha256("\n".join([method, path, query, *told, "", signed, digest]).encode()).hexdigest()
+    lines, signed = [f"{name}:{headers[name].strip()}" for name in names], ";".join(names)
+    hashed = hashlib.sha256("\n".join([method, path, query, *lines, "", signed, digest]).encode()).hexdigest()
     now = headers["x-amz-date"]
     scope = f"{now[:8]}/{region}/s3/aws4_request"
     key = f"AWS4{secret_key}".encode()
@@ -295,6 +295,6 @@ def authorize(
     return f"AWS4-HMAC-SHA256 Credential={access_key}/{scope}, SignedHeaders={signed}, Signature={signature}"
 
 
-def _between(body: bytes, tag: bytes) -> str:
+def _tag_text(body: bytes, tag: bytes) -> str:
     found = re.search(b"<" + tag + b">([^<]*)</" + tag + b">", body)
     return unescape(found[1].decode(errors="replace")) if found else ""

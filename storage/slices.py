@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from storage.delta.parquet import decode, source_of
+from storage.delta.parquet import buffer_reader, decode
 from storage.delta.table import StoredTable
 from storage.errors import DamagedSlice, SchemaError, StoreError, StoreUnavailable
 from storage.expired_slices import ExpiredSlices
@@ -32,18 +32,18 @@ def content_digest(rows: pa.Table) -> str:
     digest.update(f"{rows.num_rows}".encode())
     for field in rows.schema:
         digest.update(f"|{field.name}:{field.type}|".encode())
-        _feed(digest, _whole(rows.column(field.name)))
+        _feed(digest, _one_array(rows.column(field.name)))
     return digest.hexdigest()
 
 
-def _whole(column: Any) -> Any:
+def _one_array(column: Any) -> Any:
     if column.num_chunks == 1:
         return column.chunk(0)
     return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
 
 
 def _feed(digest: Any, values: Any) -> None:
-    """Feed one array, whose own buffers may hold offsets and leftovers, in a form that depends on its values alone."""
+    """Feed one array in a form that depends on its values alone: its own buffers may hold offsets and leftovers."""
     if values.null_count:
         digest.update(b"nulls")
         digest.update(_bytes(values.is_valid()))
@@ -57,7 +57,7 @@ def _feed(digest: Any, values: Any) -> None:
         _feed(digest, values.flatten())
     elif pa.types.is_string(values.type) or pa.types.is_binary(values.type):
         digest.update(_bytes(pc.binary_length(values.cast(pa.binary()))))
-        digest.update(_text(values))
+        digest.update(_characters(values))
     else:
         digest.update(_bytes(values))
 
@@ -71,7 +71,7 @@ def _bytes(values: Any) -> bytes:
     return np.ascontiguousarray(values.to_numpy(zero_copy_only=False)).tobytes()
 
 
-def _text(values: Any) -> memoryview:
+def _characters(values: Any) -> memoryview:
     """The characters of a string array without nulls, or the bytes of a binary one, end to end."""
     if not len(values):
         return memoryview(b"")
@@ -86,24 +86,24 @@ SAFE = "nothing was written; everything in the ledger stands"
 
 @dataclass(frozen=True)
 class WrittenSlice:
-    """A slice whose file is durable and not yet held by its table, with its rows as they are stored."""
+    """A slice whose file is durable and not yet in a commit of its table, with its rows as they are stored."""
 
     piece: Slice
     rows: pa.Table
 
 
 class Slices:
-    """Appends and reads slices of the stage tables; tables are opened when first used and kept."""
+    """Appends and reads slices of the stage tables; a table is opened when it is first used."""
 
     def __init__(self, root: Root) -> None:
         self._root = root
-        self.retirements = ExpiredSlices(root)
+        self.expired_slices = ExpiredSlices(root)
         self._tables: dict[str, StoredTable] = {}
         self._attempts: dict[tuple[str, str], int] = {}
         self._lock = Lock()
 
     def table(self, name: str) -> StoredTable:
-        """The kept table of a name; SchemaError if the contract has none."""
+        """The open table of a name; SchemaError if the contract has none."""
         if name not in TABLES or TABLES[name] in SYSTEM_TABLES:
             raise SchemaError(
                 f"there is no stage table {name!r}", self._root.address, SAFE, "see storage/schemas/stage_tables.py"
@@ -121,26 +121,26 @@ class Slices:
         Raises SchemaError, InvariantBreach, NoSpace, StoreUnavailable.
         """
         written = self.write(table, rows, run=run, step=step, key=key, attempt=attempt)
-        self.hold(table, [written])
+        self.commit(table, [written])
         return written.piece
 
     def write(self, table: str, rows: pa.Table, *, run: str, step: int, key: str, attempt: str) -> WrittenSlice:
-        """Check rows and write them as one slice, durable, of which the table knows nothing until `hold`."""
+        """Check rows and write them as one slice, durable, that its table does not hold until `commit`."""
         check_run_name(run)
         stored = self.table(table)
         check_rows(rows, TABLES[table], RowPlace(table, run, step, key))
-        own = self._own_attempt(table, attempt)
+        name = self._attempt_name(table, attempt)
         files: tuple[File, ...] = ()
-        whole = _with_slice_columns(rows, stored.data_schema, step, key, own)
+        whole = _add_slice_columns(rows, stored.data_schema, step, key, name)
         if rows.num_rows:
             files = (stored.write([whole], run),)
-        return WrittenSlice(Slice(table, run, own, rows.num_rows, content_digest(rows), files), whole)
+        return WrittenSlice(Slice(table, run, name, rows.num_rows, content_digest(rows), files), whole)
 
-    def hold(self, table: str, written: Sequence[WrittenSlice]) -> None:
-        """Let a table hold the files of written slices of one run, in one commit."""
+    def commit(self, table: str, written: Sequence[WrittenSlice]) -> None:
+        """Add the files of written slices of one run to their table, in one commit."""
         files = [(file, each.rows) for each in written for file in each.piece.files]
         if files:
-            self.table(table).hold(files, written[0].piece.run)
+            self.table(table).commit_files(files, written[0].piece.run)
 
     def read(self, slices: Sequence[Slice], columns: Sequence[str] | None = None) -> pa.Table:
         """The rows of slices of one table, slice after slice in the order given, each in its own order.
@@ -148,27 +148,27 @@ class Slices:
         Listed files are checked by size and SHA-256. Where compaction has moved a slice, its rows are found by attempt
         and checked by the content digest. Raises DamagedSlice, SliceExpired, InvariantBreach, StoreUnavailable.
         """
-        name = one_table(slices)
+        name = common_table(slices)
         schema = TABLES[name].arrow
         listed = {each: self._read_listed(each) for each in slices}
         try:
-            moved = self._moved(name, [each for each, found in listed.items() if found is None])
+            compacted = self._read_compacted(name, [each for each, found in listed.items() if found is None])
         except DamagedSlice as error:
-            if expired := self.retirements.explain(slices):
+            if expired := self.expired_slices.read_error(slices):
                 raise expired from error
             raise
-        pieces = {**{each: rows for each, rows in listed.items() if rows is not None}, **moved}
+        pieces = {**{each: rows for each, rows in listed.items() if rows is not None}, **compacted}
         rows = pa.concat_tables([schema.empty_table(), *(pieces[each] for each in slices)])
         return rows if columns is None else rows.select(list(columns))
 
-    def stored(self, piece: Slice) -> pa.Table:
+    def read_stored(self, piece: Slice) -> pa.Table:
         """The verified rows of a slice as they are stored, out of its listed files; without the run column."""
         rows = self._listed_rows(piece)
         _stage_rows(rows, piece)
         return rows
 
     def copy(self, piece: Slice, source: "Slices") -> WrittenSlice:
-        """Write a slice of another store durably, under its own attempt; the table knows nothing of it until `hold`.
+        """Write a slice of another store durably, under its own attempt; its table does not hold it until `commit`.
 
         Its file gets the name that it has there, so that doing it again after a crash leaves no rows twice.
         """
@@ -179,25 +179,25 @@ class Slices:
     def rows_to_copy(self, piece: Slice) -> pa.Table:
         """The verified rows of a slice as they are stored, in their order, wherever compaction has put them."""
         try:
-            return self.stored(piece)
+            return self.read_stored(piece)
         except DamagedSlice as error:
             if not isinstance(error.__cause__, FileNotFoundError):
                 raise
         table = self.table(piece.table)
         table.refresh()
-        rows = self._of_attempts(table, piece.run, {piece.attempt: piece}).sort_by("seq").combine_chunks()
+        rows = self._attempt_rows(table, piece.run, {piece.attempt: piece}).sort_by("seq").combine_chunks()
         _stage_rows(rows, piece)
         return rows
 
-    def moved(self, piece: Slice) -> bool:
-        """Say whether the slice can be read, whole and verified, without its listed files."""
+    def has_compacted_copy(self, piece: Slice) -> bool:
+        """Say whether the slice can be read, whole and verified, from files that compaction wrote."""
         try:
-            self._moved(piece.table, [piece])
+            self._read_compacted(piece.table, [piece])
         except DamagedSlice:
             return False
         return True
 
-    def _own_attempt(self, table: str, attempt: str) -> str:
+    def _attempt_name(self, table: str, attempt: str) -> str:
         with self._lock:
             count = self._attempts.get((table, attempt), 0)
             self._attempts[table, attempt] = count + 1
@@ -222,14 +222,14 @@ class Slices:
         try:
             data = self._root.read(path)
         except OSError as error:
-            raise damaged(piece, f"{path} cannot be read: {error}") from error
+            raise damage_error(piece, f"{path} cannot be read: {error}") from error
         if len(data) != file.size:
-            raise damaged(piece, f"{path} has {len(data)} bytes instead of {file.size}")
+            raise damage_error(piece, f"{path} has {len(data)} bytes instead of {file.size}")
         if hashlib.sha256(data).hexdigest() != file.sha256:
-            raise damaged(piece, f"{path} is not the file that was written: its SHA-256 differs")
-        return decode(source_of(data), schema)
+            raise damage_error(piece, f"{path} is not the file that was written: its SHA-256 differs")
+        return decode(buffer_reader(data), schema)
 
-    def _moved(self, name: str, pieces: Sequence[Slice]) -> Mapping[Slice, pa.Table]:
+    def _read_compacted(self, name: str, pieces: Sequence[Slice]) -> Mapping[Slice, pa.Table]:
         """The rows of slices whose files are gone, out of the files that took their place."""
         if not pieces:
             return {}
@@ -238,25 +238,25 @@ class Slices:
         found: dict[Slice, pa.Table] = {}
         for run in sorted({piece.run for piece in pieces}):
             mine = {piece.attempt: piece for piece in pieces if piece.run == run}
-            rows = self._of_attempts(table, run, mine)
+            rows = self._attempt_rows(table, run, mine)
             for attempt, piece in mine.items():
                 found[piece] = _stage_rows(rows.filter(pc.equal(rows["attempt"], pa.scalar(attempt))), piece)
         return found
 
-    def _of_attempts(self, table: StoredTable, run: str, pieces: Mapping[str, Slice]) -> pa.Table:
+    def _attempt_rows(self, table: StoredTable, run: str, pieces: Mapping[str, Slice]) -> pa.Table:
         files = [
             each
-            for each in table.active()
+            for each in table.active_files()
             if each.run == run and any(each.first_attempt <= attempt <= each.last_attempt for attempt in pieces)
         ]
         try:
             return pa.concat_tables([table.data_schema.empty_table(), *(table.read(f.path, pieces) for f in files)])
         except (StoreUnavailable, SchemaError) as error:
-            raise damaged(next(iter(pieces.values())), f"compacted files of run {run!r}: {error.what}") from error
+            raise damage_error(next(iter(pieces.values())), f"compacted files of run {run!r}: {error.what}") from error
 
 
-def one_table(slices: Sequence[Slice]) -> str:
-    """The table that all slices are of; at least one slice is needed to know it."""
+def common_table(slices: Sequence[Slice]) -> str:
+    """The name of the one table that all slices are of. Raises SchemaError where they are of several, or of none."""
     names = sorted({each.table for each in slices})
     if len(names) != 1:
         raise SchemaError(f"slices of one table are needed, not of {names or 'none'}", "", SAFE, "read each by itself")
@@ -269,7 +269,7 @@ def check_run_name(run: str) -> None:
         raise StoreError(f"{run!r} cannot name a run", "", SAFE, "use letters, digits, dot, dash and underscore")
 
 
-def damaged(piece: Slice, what: str, key: str = "") -> DamagedSlice:
+def damage_error(piece: Slice, what: str, key: str = "") -> DamagedSlice:
     """The error for a slice whose bytes are not those that were written."""
     where = f"table {piece.table!r}, run {piece.run!r}, attempt {piece.attempt!r}{f', key {key!r}' if key else ''}"
     safe = "every other slice; nothing was computed from this one"
@@ -277,7 +277,7 @@ def damaged(piece: Slice, what: str, key: str = "") -> DamagedSlice:
     return DamagedSlice(what, where, safe, do)
 
 
-def _with_slice_columns(rows: pa.Table, schema: pa.Schema, step: int, key: str, attempt: str) -> pa.Table:
+def _add_slice_columns(rows: pa.Table, schema: pa.Schema, step: int, key: str, attempt: str) -> pa.Table:
     number = rows.num_rows
     given = {
         "step": pa.array(np.full(number, step, np.int64)),
@@ -294,9 +294,9 @@ def _stage_rows(stored: pa.Table, piece: Slice) -> pa.Table:
     rows = ordered.select(TABLES[piece.table].arrow.names)
     place = _place(stored, piece)
     if rows.num_rows != piece.rows:
-        raise damaged(piece, f"{rows.num_rows} rows were found instead of {piece.rows}", place.key)
+        raise damage_error(piece, f"{rows.num_rows} rows were found instead of {piece.rows}", place.key)
     if content_digest(rows) != piece.digest:
-        raise damaged(piece, "the rows are not those that were written: their digest differs", place.key)
+        raise damage_error(piece, "the rows are not those that were written: their digest differs", place.key)
     check_rows(rows, TABLES[piece.table], place)
     return rows
 

@@ -1,4 +1,4 @@
-"""The store: one root that holds many runs. This is the door that stages and flows come through."""
+"""The store: one root that holds many runs, and the one object through which stages and flows use it."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from storage.quarantine import Quarantines
 from storage.refs import Slice
 from storage.roots import Root, open_root
 from storage.runs import Runs
-from storage.schemas.system_tables import LEDGER, QUARANTINES, RETIREMENTS, RUNS
+from storage.schemas.system_tables import EXPIRED_SLICES, LEDGER, QUARANTINES, RUNS
 from storage.slices import Slices
 
 LAYOUT = 1
@@ -44,63 +44,63 @@ class Store:
         return self.slices.read(slices, columns)
 
     def table(self, name: str) -> StoredTable:
-        """The kept table of a name, a stage's or a book, made where it is not there; SchemaError for other names."""
-        books: dict[str, Ledger | CachedTable] = {
+        """The open table of a name, a stage's or a system table, made if missing; SchemaError for other names."""
+        system_tables: dict[str, Ledger | CachedTable] = {
             LEDGER.name: self.ledger,
             RUNS.name: self.runs,
             QUARANTINES.name: self.quarantines,
-            RETIREMENTS.name: self.slices.retirements,
+            EXPIRED_SLICES.name: self.slices.expired_slices,
         }
-        return books[name].table if name in books else self.slices.table(name)
+        return system_tables[name].table if name in system_tables else self.slices.table(name)
 
     def scan(self, table: str) -> pl.LazyFrame:
         """The rows of a table that the ledger names, of all runs, with run, step, key, attempt and seq.
 
-        For looking around: filters and columns are pushed into the files. Digests are not checked; stages use `read`.
+        For exploration: filters and columns are pushed into the files. Digests are not checked; stages use `read`.
         """
         named = {(s.run, s.attempt) for entry in self.ledger.entries() for s in entry.slices(table)}
         stored = self.slices.table(table)
         stored.refresh()
         frame = pl.DataFrame(sorted(named), schema={"run": pl.String, "attempt": pl.String}, orient="row").lazy()
         wanted = stored.schema.names
-        if not stored.active():
+        if not stored.active_files():
             empty = stored.data_schema.empty_table()
             return pl.LazyFrame(pl.from_arrow(empty)).join(frame, on="attempt").select(wanted)
-        places = [self.root.child(f"{stored.place}/{each.path}") for each in stored.active()]
+        places = [self.root.child(f"{stored.place}/{each.path}") for each in stored.active_files()]
         rows = pl.scan_parquet(
             places, glob=False, hive_partitioning=False, storage_options=dict(self.root.options) or None
         )
         return rows.join(frame, on="attempt").select(wanted)
 
 
-def open_store(root: str | Path, options: Mapping[str, str] | None = None, reading: bool = False) -> Store:
+def open_store(root: str | Path, options: Mapping[str, str] | None = None, read_only: bool = False) -> Store:
     """Open the store at a directory or URL, making it where there is nothing yet.
 
-    A store opened for `reading` must be there: nothing is then written to it or made in it, whatever is asked.
+    With `read_only` the store must be there, and nothing is ever written to it or made in it.
     Raises LayoutError where something else, or a store of another layout version, is there; nothing is then touched.
     """
-    place = replace(open_root(str(root), options), reading=reading)
+    place = replace(open_root(str(root), options), read_only=read_only)
     with border("opening the store", place.address):
         _check_layout(place)
     return Store(place)
 
 
 def _check_layout(root: Root) -> None:
-    text = _format_of(root)
+    text = _read_format(root)
     try:
         layout = json.loads(text)["layout"]
     except (ValueError, KeyError, TypeError) as error:
         what = f"{FORMAT} cannot be read: {text[:80]!r}"
-        raise LayoutError(what, root.address, "nothing was touched", _DO) from error
+        raise LayoutError(what, root.address, "nothing was touched", _ADVICE) from error
     if layout != LAYOUT:
         what = f"the store has layout {layout}, this version of the program reads layout {LAYOUT}"
-        raise LayoutError(what, root.address, "nothing was touched", _DO)
-    if root.bucket is not None and not root.reading:
+        raise LayoutError(what, root.address, "nothing was touched", _ADVICE)
+    if root.bucket is not None and not root.read_only:
         root.bucket.require_conditional_puts(FORMAT, text)
 
 
-def _format_of(root: Root) -> bytes:
-    """What the store says of its layout; where nothing is yet, it is made a store by whoever comes first."""
+def _read_format(root: Root) -> bytes:
+    """The text of the file that names the layout; where there is nothing yet, the first process makes it a store."""
     try:
         return root.read(FORMAT)
     except FileNotFoundError:
@@ -116,4 +116,4 @@ def _format_of(root: Root) -> bytes:
     return root.read(FORMAT)
 
 
-_DO = "use the version of the program that made the store, or another root"
+_ADVICE = "use the version of the program that made the store, or another root"

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from storage.policies.scratch import Scratches
+from storage.policies.scratch import ScratchDirectories
 from tasks.runtime.quick_imports import quick_imports
 
 # A busy machine is no fault of the code. Examples are new at every run, so that few at a time come to many.
@@ -22,7 +22,7 @@ settings.load_profile("untimed")
 HAS_GPU = Path("/dev/nvidiactl").exists()
 MEMORY = Path("/dev/shm")
 ENOUGH_BYTES = 2 * 2**30
-PLACE: pytest.StashKey[tuple[Scratches, Path]] = pytest.StashKey()
+PLACE: pytest.StashKey[tuple[ScratchDirectories, Path]] = pytest.StashKey()
 MARK = re.compile(r"\bpytest\.mark\.(\w+)")
 WHOLE_FILE = re.compile(r"^pytestmark = .*?(?=\n\S|\Z)", re.MULTILINE | re.DOTALL)
 SHARED_ENGINE = re.compile(r"\bsmall_engine\b")
@@ -39,7 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.option.loadscopereorder = "not engine" in config.option.markexpr
     pure = "not engine" in config.option.markexpr and "TMPDIR" not in os.environ and not config.option.basetemp
     if pure and MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > ENOUGH_BYTES:
-        scratches = Scratches(MEMORY / f"stagecoach-tests-{os.getuid()}")
+        scratches = ScratchDirectories(MEMORY / f"stagecoach-tests-{os.getuid()}")
         config.stash[PLACE] = scratches, scratches.make("run")
         os.environ["TMPDIR"] = tempfile.tempdir = str(config.stash[PLACE][1])
 

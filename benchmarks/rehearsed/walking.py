@@ -121,7 +121,7 @@ def _sampler(shape: Shape | None, rest: float) -> Callable[..., Tables]:
             counts = made["traces"].select(["num_input_tokens", "num_output_tokens"]).to_pylist()
             tokens += sum(sum(each.values()) for each in counts)
             while parts.tokens < tokens:
-                parts.done()  # raises what a commit raised
+                parts.finished_units()  # raises what a commit raised
                 time.sleep(0.002)
             time.sleep(rest)
         return {}

@@ -26,9 +26,9 @@ def dump(frames: Frames, run: str, directory: Path, steps: range) -> dict[int, P
     }
     files = {}
     for step in steps:
-        traces = frames.of([works[step]], "traces").drop(OWN).collect().to_dicts()
+        traces = frames.rows([works[step]], "traces").drop(OWN).collect().to_dicts()
         columns = ("trace_id", "role", "content", "token_ids", "mask", "logprobs")
-        messages = frames.of([works[step]], "messages").select(columns).collect()
+        messages = frames.rows([works[step]], "messages").select(columns).collect()
         own = {
             str(name): rows
             for (name,), rows in messages.partition_by("trace_id", as_dict=True, include_key=False).items()

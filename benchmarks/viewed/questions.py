@@ -27,9 +27,9 @@ def questions(root: Path, store: str) -> list[Question]:
     lineage = [each for each in StepHistory(frames.graph, RUN).lineages if each.for_training][-1]
     step, key = lineage.traces.step, lineage.traces.key
     columns = ("trace_id", "environment", "example_id", "num_turns")
-    traces = frames.of([lineage.traces], "traces").select(columns).collect().sort("num_turns", "trace_id")
+    traces = frames.rows([lineage.traces], "traces").select(columns).collect().sort("num_turns", "trace_id")
     name, environment, example = traces.row(-1)[:3]
-    searched = frames.of([lineage.traces], "messages").filter(pl.col("trace_id") == name).select("content").collect()
+    searched = frames.rows([lineage.traces], "messages").filter(pl.col("trace_id") == name).select("content").collect()
     word = next(text for text in searched["content"] if text).split()[0]
     of_step = [
         Question("step", addresses.step(RUN, step)),

@@ -4,16 +4,16 @@ import re
 from collections.abc import Iterable, Iterator
 
 from configs.algorithms import AlgorithmConfig, EchoConfig, RaeConfig
-from configs.functions import imported
-from configs.replay import redone
+from configs.functions import imported_functions
+from configs.replay import replayed_stages
 from configs.run import RunConfig
 
 IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
 
-def crediting_problems(config: RunConfig, algorithms: Iterable[tuple[str, AlgorithmConfig]]) -> Iterator[str]:
+def algorithm_problems(config: RunConfig, algorithms: Iterable[tuple[str, AlgorithmConfig]]) -> Iterator[str]:
     """Yield one line for each thing that cannot work of `algorithms`, given with where the config names them."""
-    again = config.kind == "replay" and "advantage" in redone(config.replay)
+    again = config.kind == "replay" and "advantage" in replayed_stages(config.replay)
     if config.kind != "train" and not again:
         return
     for where, algorithm in algorithms:
@@ -26,7 +26,7 @@ def crediting_problems(config: RunConfig, algorithms: Iterable[tuple[str, Algori
             yield f"{where}.decay: at 0, order 'post' subtracts the reward itself, so that every advantage is zero"
         if isinstance(algorithm, EchoConfig):
             yield from _echo(where, algorithm)
-        for each in imported(algorithm, f"{where}."):
+        for each in imported_functions(algorithm, f"{where}."):
             if not IMPORT_PATH.fullmatch(each.path):
                 yield f"{each.key}: {each.path!r} is no import path; write it as package.module:function"
 

@@ -1,13 +1,13 @@
-"""What must hold of the sections that say how a step is drawn: its examples, its replacements, its gate."""
+"""What must hold of the sections that say which examples a step tries: sampler, oversampling, refill, admission."""
 
 from collections.abc import Iterable, Iterator
 
 from configs.algorithms import AlgorithmConfig, GroupSection
-from configs.replay import redone
+from configs.replay import replayed_stages
 from configs.run import RunConfig
 
 
-def drawing_problems(config: RunConfig, algorithms: Iterable[tuple[str, AlgorithmConfig]]) -> Iterator[str]:
+def assignment_problems(config: RunConfig, algorithms: Iterable[tuple[str, AlgorithmConfig]]) -> Iterator[str]:
     """Yield one line for each thing that cannot work; `algorithms` come with where the config names them."""
     assignment, admission = config.assignment, config.admission
     if assignment.refill and config.kind == "sft":
@@ -24,7 +24,7 @@ def drawing_problems(config: RunConfig, algorithms: Iterable[tuple[str, Algorith
         )
     if assignment.sampler.stateful and not assignment.shuffle:
         yield f"assignment.shuffle: {assignment.sampler.type} draws at random; dataset order needs sampler 'standard'"
-    if assignment.oversampling > 1 and _judges(config) and not _drops_incomplete(config):
+    if assignment.oversampling > 1 and _filters_rollouts(config) and not _drops_incomplete(config):
         yield (
             f"assignment.oversampling: {assignment.oversampling:g} begins more groups than are trained on, and what "
             "has ended of a stopped group are its short rollouts: a baseline of those rewards being short. Add "
@@ -35,25 +35,25 @@ def drawing_problems(config: RunConfig, algorithms: Iterable[tuple[str, Algorith
             f"admission: the range from {admission.reject_min} to {admission.reject_max} is empty, so it refuses "
             "nothing; swap the two, or leave the section out"
         )
-    if assignment.refill and _draws(config):
-        yield from _unnoticed(config, algorithms)
+    if assignment.refill and _builds_batches(config):
+        yield from _refill_problems(config, algorithms)
 
 
 def _drops_incomplete(config: RunConfig) -> bool:
     return any(each.type == "incomplete_group" and each.enforce for each in config.filtering.filters)
 
 
-def _judges(config: RunConfig) -> bool:
-    return config.kind == "train" or (config.kind == "replay" and "filtering" in redone(config.replay))
+def _filters_rollouts(config: RunConfig) -> bool:
+    return config.kind == "train" or (config.kind == "replay" and "filtering" in replayed_stages(config.replay))
 
 
-def _draws(config: RunConfig) -> bool:
+def _builds_batches(config: RunConfig) -> bool:
     return config.kind == "train" or (
-        config.kind == "replay" and {"assignment", "advantage"} <= {*redone(config.replay)}
+        config.kind == "replay" and {"assignment", "advantage"} <= {*replayed_stages(config.replay)}
     )
 
 
-def _unnoticed(config: RunConfig, algorithms: Iterable[tuple[str, AlgorithmConfig]]) -> Iterator[str]:
+def _refill_problems(config: RunConfig, algorithms: Iterable[tuple[str, AlgorithmConfig]]) -> Iterator[str]:
     """Yield a line for each algorithm whose groups without signal would be trained on and never replaced."""
     gate = config.admission
     if gate is not None and gate.reject_min <= 0 <= gate.reject_max:

@@ -6,30 +6,28 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from configs.algorithms import AlgorithmConfig, GroupSection
-from configs.checks.algorithms import crediting_problems
-from configs.checks.assignment import drawing_problems
+from configs.checks.algorithms import algorithm_problems
+from configs.checks.assignment import assignment_problems
 from configs.checks.environments import environment_problems
 from configs.checks.evaluation import evaluation_problems
-from configs.checks.teachers import teaching_problems
+from configs.checks.teachers import teacher_problems
+from configs.checks.training import training_problems
 from configs.errors import ConfigError
-from configs.filters import TAKEN, CustomFilter, filter_name
-from configs.lora import lora_problems
-from configs.losses import loss_problems
-from configs.replay import redone
+from configs.filters import RESERVED_NAMES, CustomFilter, filter_name
+from configs.replay import replayed_stages
 from configs.run import RunConfig
-from configs.training import TrainingConfig
 
 
 def problems(config: RunConfig) -> list[str]:
     """Return one line for each thing in `config` that cannot work, whatever the machine."""
-    checks = [_training(config), loss_problems(config.training.loss), _filters(config), _shaping(config)]
-    checks += [crediting_problems(config, algorithms(config)), teaching_problems(config, algorithms(config))]
-    checks += [drawing_problems(config, algorithms(config))]
+    checks = [training_problems(config), _filter_problems(config), _length_shaping_problems(config)]
+    checks += [algorithm_problems(config, algorithms(config)), teacher_problems(config, algorithms(config))]
+    checks += [assignment_problems(config, algorithms(config))]
     if config.kind in ("train", "evaluate"):
-        checks += [environment_problems(config), _sampling(config), evaluation_problems(config)]
-    elif config.kind == "replay" and "rollout" in redone(config.replay):
+        checks += [environment_problems(config), _sampling_problems(config), evaluation_problems(config)]
+    elif config.kind == "replay" and "rollout" in replayed_stages(config.replay):
         checks.append(environment_problems(config))
-    checks += {"train": [_reinforcement(config)], "sft": [_supervised(config)], "evaluate": [], "replay": []}[
+    checks += {"train": [_rl_problems(config)], "sft": [_sft_problems(config)], "evaluate": [], "replay": []}[
         config.kind
     ]
     return [line for check in checks for line in check]
@@ -43,7 +41,7 @@ def require(config: RunConfig) -> RunConfig:
     return config
 
 
-def missing(config: RunConfig) -> list[str]:
+def missing_files(config: RunConfig) -> list[str]:
     """Return one line for each file that `config` names and that is absent or does not fit; a policy is a model."""
     lines = []
     if not config.model.path and not config.evaluation.policy and not config.external:
@@ -53,17 +51,17 @@ def missing(config: RunConfig) -> list[str]:
     data = config.data.path
     if config.kind == "sft" and data and "://" not in data and not Path(data).expanduser().is_file():
         lines.append(f"data.path: there is no file {data}")
-    return [*lines, *_too_long(config)]
+    return [*lines, *_too_long_for_model(config)]
 
 
 def require_files(config: RunConfig) -> None:
     """Raise ConfigError where a file that `config` names is missing. Meant to be called before anything starts."""
-    found = missing(config)
+    found = missing_files(config)
     if found:
         raise ConfigError(found)
 
 
-def _too_long(config: RunConfig) -> Iterator[str]:
+def _too_long_for_model(config: RunConfig) -> Iterator[str]:
     file = Path(config.model.path or "no model").expanduser() / "config.json"
     try:
         positions = json.loads(file.read_text(encoding="utf-8")).get("max_position_embeddings")
@@ -81,7 +79,7 @@ def _is_local(path: str) -> bool:
     return path.startswith(("/", ".", "~")) or path.count("/") > 1
 
 
-def _sampling(config: RunConfig) -> Iterator[str]:
+def _sampling_problems(config: RunConfig) -> Iterator[str]:
     longest = config.engine.max_model_len
     if config.rollout.max_tokens >= longest and not config.external:
         yield (
@@ -90,47 +88,9 @@ def _sampling(config: RunConfig) -> Iterator[str]:
         )
 
 
-def _training(config: RunConfig) -> Iterator[str]:
-    training = config.training
-    if training.decay_steps and training.decay_steps <= training.warmup_steps:
-        yield (
-            f"training.decay_steps: the rate reaches zero at step {training.decay_steps}, "
-            f"before training.warmup_steps {training.warmup_steps} is over"
-        )
-    yield from _schedule(training)
-    yield from lora_problems(training.lora)
-    if any(not 0 <= beta < 1 for beta in training.betas):
-        yield f"training.betas: {training.betas}: each is at least 0 and below 1"
-    if config.packing.data_parallel != config.learner.processes:
-        yield (
-            f"packing.data_parallel: rows are dealt to {config.packing.data_parallel} ranks, but learner.processes is "
-            f"{config.learner.processes}"
-        )
-
-
-def _schedule(training: TrainingConfig) -> Iterator[str]:
-    schedule = training.schedule
-    if schedule.type == "constant" and training.decay_steps:
-        yield f"training.decay_steps: {training.decay_steps}, but training.schedule 'constant' has no decay; take 0"
-    falls = schedule.type in ("cosine", "wsd") or (schedule.type == "linear" and schedule.min_ratio > 0)
-    if falls and not training.decay_steps:
-        yield f"training.decay_steps: training.schedule {schedule.type!r} needs the step at which its decay ends"
-    stable = training.decay_steps - training.warmup_steps
-    if schedule.type == "wsd" and 0 < stable < schedule.final_steps:
-        yield (
-            f"training.schedule.final_steps: a decay of {schedule.final_steps} steps that ends at training.decay_steps "
-            f"{training.decay_steps} begins before training.warmup_steps {training.warmup_steps} is over"
-        )
-    if not training.gradient_checkpointing:
-        if training.checkpoint_every != 1:
-            yield "training.checkpoint_every: without training.gradient_checkpointing no layer is recomputed"
-        if training.offload_activations:
-            yield "training.offload_activations: without training.gradient_checkpointing nothing is offloaded"
-
-
-def _filters(config: RunConfig) -> Iterator[str]:
+def _filter_problems(config: RunConfig) -> Iterator[str]:
     for index, item in enumerate(config.filtering.filters):
-        if isinstance(item, CustomFilter) and item.name in TAKEN:
+        if isinstance(item, CustomFilter) and item.name in RESERVED_NAMES:
             yield f"filtering.filters.{index}.name: {item.name!r} has a meaning of its own in verdicts and metrics"
     counts = Counter(filter_name(item) for item in config.filtering.filters)
     for name, count in counts.items():
@@ -140,7 +100,7 @@ def _filters(config: RunConfig) -> Iterator[str]:
         yield "filtering.filters: 'errored' may not be left out; errored traces must be in no baseline"
 
 
-def _reinforcement(config: RunConfig) -> Iterator[str]:
+def _rl_problems(config: RunConfig) -> Iterator[str]:
     if config.packing.tokens_per_row < config.engine.max_model_len:
         yield (
             f"packing.tokens_per_row: a row of {config.packing.tokens_per_row} tokens cannot hold the longest sample, "
@@ -153,7 +113,7 @@ def _reinforcement(config: RunConfig) -> Iterator[str]:
             yield f"environments.{index}.temperature: training needs a temperature above 0"
 
 
-def _shaping(config: RunConfig) -> Iterator[str]:
+def _length_shaping_problems(config: RunConfig) -> Iterator[str]:
     for where, algorithm in algorithms(config):
         overlong = algorithm.overlong if isinstance(algorithm, GroupSection) else None
         if overlong is not None and overlong.buffer_tokens > overlong.max_tokens:
@@ -173,7 +133,7 @@ def algorithms(config: RunConfig) -> Iterator[tuple[str, AlgorithmConfig]]:
             yield f"environments.{index}.algorithm", environment.algorithm
 
 
-def _supervised(config: RunConfig) -> Iterator[str]:
+def _sft_problems(config: RunConfig) -> Iterator[str]:
     if not config.data.path:
         yield "data.path: a run of kind sft needs a JSONL or Parquet file"
     if config.packing.tokens_per_row < config.data.max_length:

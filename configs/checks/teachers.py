@@ -3,26 +3,28 @@
 from collections.abc import Iterable, Iterator
 
 from configs.algorithms import AlgorithmConfig, OpsdConfig, TeacherConfig
-from configs.replay import redone
-from configs.run import RunConfig, of
+from configs.replay import replayed_stages
+from configs.run import RunConfig, for_environment
 
 PLACE = "{demonstration}"
 
 
-def scores(config: RunConfig) -> bool:
+def needs_reference_scores(config: RunConfig) -> bool:
     """Tell whether a run has rollouts scored by a reference: of a replay, whether it does so again."""
-    does = config.kind == "train" or (config.kind == "replay" and "advantage" in redone(config.replay))
+    does = config.kind == "train" or (config.kind == "replay" and "advantage" in replayed_stages(config.replay))
     return does and bool(config.scorers)
 
 
-def scored_by_policy(config: RunConfig) -> bool:
+def policy_scores(config: RunConfig) -> bool:
     """Tell whether the policy that sampled rollouts scores some of them itself."""
     return any(each is not None and each.scored_by == "policy" for each in config.scorers.values())
 
 
 def only_teachers_sample(config: RunConfig) -> bool:
     """Tell whether no environment's rollouts are sampled by the policy, so that they do not depend on it."""
-    return bool(config.teachers) and all(of(config.teachers, each.name) is not None for each in config.environments)
+    return bool(config.teachers) and all(
+        for_environment(config.teachers, each.name) is not None for each in config.environments
+    )
 
 
 def teacher_of(algorithm: AlgorithmConfig) -> TeacherConfig | None:
@@ -31,7 +33,7 @@ def teacher_of(algorithm: AlgorithmConfig) -> TeacherConfig | None:
     return teacher
 
 
-def teaching_problems(config: RunConfig, algorithms: Iterable[tuple[str, AlgorithmConfig]]) -> Iterator[str]:
+def teacher_problems(config: RunConfig, algorithms: Iterable[tuple[str, AlgorithmConfig]]) -> Iterator[str]:
     """Yield one line for each thing that cannot work of `algorithms`, given with where the config names them."""
     if config.kind in ("evaluate", "sft"):  # neither scores nor samples with a teacher
         return
@@ -43,10 +45,10 @@ def teaching_problems(config: RunConfig, algorithms: Iterable[tuple[str, Algorit
         if isinstance(algorithm, OpsdConfig) and PLACE not in algorithm.template:
             yield f"{where}.template: it shows no demonstration; put {PLACE} where it belongs"
         if algorithm.scored_by:
-            yield from _temperatures(config, where, algorithm)
+            yield from _temperature_problems(config, where, algorithm)
 
 
-def _temperatures(config: RunConfig, where: str, algorithm: AlgorithmConfig) -> Iterator[str]:
+def _temperature_problems(config: RunConfig, where: str, algorithm: AlgorithmConfig) -> Iterator[str]:
     why = (
         f"{algorithm.type} compares with log-probs of the reference, which engines give a prompt at temperature 1 and "
         "over the whole vocabulary only; it needs 1"

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from flows.exchange.export_rows import ExportRefused, RolloutChoice, StepRollouts, chosen_rollouts
 from flows.runtime.policies import find_policy
 from storage.errors import border
-from storage.policies.adapters import base_in
+from storage.policies.manifest import adapter_base
 from storage.read.frames import existing_store
 from storage.roots import synchronise
 from storage.store import Store
@@ -173,7 +173,7 @@ def copy_weights(store: Store, policy_key: str, target: Path, force: bool) -> No
     An adapter is merged into the weights that it is laid over.
     """
     source = store.policies.directory(policy_key, verify=True)
-    base = base_in(source)
+    base = adapter_base(source)
     below = store.policies.directory(base, verify=True) if base else None
     leave = shutil.ignore_patterns(*LEFT_BEHIND)
     write_whole(

@@ -4,9 +4,8 @@ from dataclasses import dataclass
 
 from flows.exchange.export_rows import ExportRefused
 from flows.runtime.maintenance import needs_of
-from storage.keeping.run_copy import Copied, copy_work
-from storage.maintenance.activity import unfinished
-from storage.maintenance.plan import Needs, needed_by
+from storage.maintenance.plan import Needs, is_unfinished, needed_rows
+from storage.maintenance.run_copy import CopyReport, copy_work
 from storage.read.frames import existing_store
 from storage.store import Store, open_store
 
@@ -23,7 +22,7 @@ class CopyRequest:
     """Whether its weights are copied too; without them it can be shown and replayed, and not trained on from there."""
 
 
-def copy_run(request: CopyRequest) -> Copied:
+def copy_run(request: CopyRequest) -> CopyReport:
     """Copy a run with the ledger rows, slices and quarantines that it needs; what is there already is left as it is.
 
     Of other runs come the rows that went into its own, and of a replay that may go on the whole run that it goes
@@ -38,13 +37,13 @@ def copy_run(request: CopyRequest) -> Copied:
     needs = needs_of(source)
     runs = _with_sources(source, request.run, needs)
     keys = {key for run in runs if run in needs for key in needs[run].keys}
-    return copy_work(source, target, needed_by(source, runs, keys), runs, request.with_policies)
+    return copy_work(source, target, needed_rows(source, runs, keys), runs, request.with_policies)
 
 
 def _with_sources(store: Store, run: str, needs: dict[str, Needs]) -> list[str]:
     """Return a run, behind the one that it goes through again if it is a replay that has not finished, and so on."""
     runs = [run]
-    while unfinished(store, runs[0]) and runs[0] in needs:
+    while is_unfinished(store, runs[0]) and runs[0] in needs:
         runs.insert(0, needs[runs[0]].run)
     return runs
 

@@ -12,7 +12,7 @@ from flows.orchestration.server import cancelled, current_flow_run, is_terminati
 from flows.runtime.pipeline import EmptyBatch, GateRefused
 from storage.errors import StoreError
 from storage.store import open_store
-from tasks.runtime.prefect_task import in_words
+from tasks.runtime.prefect_task import error_text
 
 ASK_SECONDS = 2.0
 
@@ -60,7 +60,7 @@ def event_of(error: BaseException) -> tuple[str, str]:
             "cancelled",
             "cancelled in Prefect. Everything done so far is safe; the same run again goes on",
         )
-    return "failed", in_words(error)
+    return "failed", error_text(error)
 
 
 def reports_its_end(flow_function: Callable[P, R]) -> Callable[P, R]:
@@ -81,7 +81,7 @@ def reports_its_end(flow_function: Callable[P, R]) -> Callable[P, R]:
             from prefect.states import Failed
 
             _say(error)
-            return Failed(message=in_words(error), data=error)
+            return Failed(message=error_text(error), data=error)
 
     return ending
 
@@ -92,7 +92,7 @@ def _say(error: Exception) -> None:
 
     log = get_run_logger() if current_flow_run() else _log
     ours = type(error).__module__.partition(".")[0] in OURS
-    log.error(in_words(error), exc_info=None if ours else error)
+    log.error(error_text(error), exc_info=None if ours else error)
 
 
 def note_end(flow: Any, flow_run: Any, state: Any) -> None:

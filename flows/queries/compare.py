@@ -26,7 +26,7 @@ from flows.queries.store_reader import Library
 from flows.runtime.prepare import flat, recorded_run
 from flows.runtime.scores import compare_scores as compared_figures
 from flows.runtime.scores import recorded_evaluations
-from storage.keys import canonical
+from storage.keys import canonical_json
 from storage.read.lineage import Work
 from storage.store import Store
 from tasks.metrics.figures import MEANINGS
@@ -316,7 +316,7 @@ def state_of(library: Library, run: str) -> tuple[Any, ...]:
     """Return what a comparison of a run depends on: its finished work, its config and its last event."""
     works = library.frames(run).graph.works.values()
     last = library.store.runs.events(run)[-1]
-    return run, last.event, canonical(last.config), frozenset(work.identity for work in works if work.finished)
+    return run, last.event, canonical_json(last.config), frozenset(work.identity for work in works if work.finished)
 
 
 def _step_row(found: Mapping[str, Any]) -> dict[str, Any]:

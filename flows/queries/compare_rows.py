@@ -12,8 +12,8 @@ from configs.run import RunConfig
 from flows.queries.step_metrics import read_metrics
 from flows.queries.store_reader import Library, each_once
 from flows.runtime.scores import READ, EvaluationScores, RecordedEvaluation, score_rollouts
-from storage.read.frames import Frames, holding
-from storage.read.lineage import Work, marks
+from storage.read.frames import Frames, files_of_attempts
+from storage.read.lineage import Work, row_identities
 from storage.refs import Entry
 from storage.schemas.stage_tables import TABLES, TRACES
 from storage.store import Store
@@ -168,7 +168,7 @@ def _read(store: Store, table: str, works: Iterable[Work]) -> dict[str, pl.DataF
 def _scanned(store: Store, table: str, wanted: Mapping[str, set[str]]) -> pl.LazyFrame:
     """Return the rows of attempts, given by run, out of the files that hold them: columns are pushed down."""
     stored = store.table(table)
-    places = [store.root.child(f"{stored.place}/{each.path}") for each in holding(stored, wanted)]
+    places = [store.root.child(f"{stored.place}/{each.path}") for each in files_of_attempts(stored, wanted)]
     if not places:
         return pl.DataFrame(stored.data_schema.empty_table()).lazy()
     options = dict(store.root.options) or None
@@ -225,7 +225,7 @@ class ComparedRows:
 
     def scored(self, recorded: RecordedEvaluation, config: RunConfig) -> EvaluationScores:
         """Return what the rollouts of an evaluation say; of its traces only the columns that scores need are read."""
-        rounds = marks(recorded.rounds)
+        rounds = row_identities(recorded.rounds)
         environments = tuple(each.model_dump_json() for each in config.environments)
         name = ("scored", recorded.set_name, recorded.version, recorded.pass_at, rounds, environments)
         return self._library.kept(name, lambda: self._scored(recorded, config))
@@ -240,7 +240,7 @@ class ComparedRows:
         The slices stay chunks of their own, as stages read them: sums are then the same to the last bit.
         """
         schema = pa.schema([TRACES.arrow.field(name) for name in READ])
-        rows = self._library.frames().of([self._library.graph.works[entry.key]], TRACES.name)
+        rows = self._library.frames().rows([self._library.graph.works[entry.key]], TRACES.name)
         read = rows.select("attempt", "seq", *READ).collect().sort("seq")
         parts = read.drop("seq").partition_by("attempt", as_dict=True, include_key=False)
         own = [parts[piece.attempt,] for piece in entry.slices(TRACES.name) if (piece.attempt,) in parts]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from configs.replay import redone
+from configs.replay import replayed_stages
 from configs.run import RunConfig
 from flows.queries.compare import DIFFERENT, ONLY_A, ONLY_B, SAME, by_step
 from flows.queries.compare_rows import MEASURES
@@ -222,10 +222,10 @@ def _replay(config: RunConfig) -> dict[str, Any]:
         "of": asked.run,
         "from_stage": asked.from_stage,
         "until": asked.until,
-        "stages": list(redone(asked)),
+        "stages": list(replayed_stages(asked)),
         "first_step": asked.first_step,
         "last_step": last,
-        "policies": asked.policies if "training" in redone(asked) else None,
+        "policies": asked.policies if "training" in replayed_stages(asked) else None,
         "regraded": asked.regrade,
     }
 

@@ -106,7 +106,7 @@ def expired(frames: Frames, lineage: StepLineage) -> bool:
     decided = None if lineage.updates else lineage.decision
     made = {"verdicts": lineage.verdicts, "credits": lineage.credits, "batches": lineage.batches, "decisions": decided}
     pieces = [piece for table, work in made.items() if work for piece in work.slices_of(table)]
-    return bool(frames.store.slices.retirements.of(pieces))
+    return bool(frames.store.slices.expired_slices.find(pieces))
 
 
 def outcome_of_packed(lineage: StepLineage, against: Collection[str]) -> str:
@@ -120,14 +120,14 @@ def outcome_of_packed(lineage: StepLineage, against: Collection[str]) -> str:
 
 def refusals(frames: Frames, found: Sequence[StepLineage]) -> set[str]:
     """Return the decisions that were against a batch of some lineages, by key."""
-    decisions = frames.of(_present(each.decision for each in found), "decisions")
+    decisions = frames.rows(_present(each.decision for each in found), "decisions")
     return set(decisions.filter(~pl.col("approved")).select("key").collect()["key"])
 
 
 def _traces(frames: Frames, found: Sequence[StepLineage]) -> pl.DataFrame:
     spans = (pl.col(f"{name}_seconds") for name in ("setup", "generation", "scoring"))
     return (
-        frames.of(_present(each.traces for each in found), "traces")
+        frames.rows(_present(each.traces for each in found), "traces")
         .select(
             "key",
             "step",
@@ -144,7 +144,7 @@ def _traces(frames: Frames, found: Sequence[StepLineage]) -> pl.DataFrame:
 
 
 def _reasons(frames: Frames, found: Sequence[StepLineage]) -> pl.DataFrame:
-    verdicts = frames.of(_present(each.verdicts for each in found), "verdicts")
+    verdicts = frames.rows(_present(each.verdicts for each in found), "verdicts")
     return verdicts.select(pl.col("key").alias("verdicts"), "trace_id", "reason").collect()
 
 
@@ -152,9 +152,9 @@ def packed(frames: Frames, found: Sequence[StepLineage]) -> pl.DataFrame:
     """Return the rollouts that have a sample in a batch, by the key of the batch."""
     pairs = [(each.credits.key, each.batches.key) for each in found if each.credits and each.batches]
     keys = pl.DataFrame(sorted(set(pairs)), schema={"credits": pl.String, "batches": pl.String}, orient="row")
-    credits = frames.of(_present(each.credits for each in found), "credits")
+    credits = frames.rows(_present(each.credits for each in found), "credits")
     samples = credits.select(pl.col("key").alias("credits"), "sample_id", "trace_id")
-    rows = frames.of(_present(each.batches for each in found), "batches")
+    rows = frames.rows(_present(each.batches for each in found), "batches")
     packed = rows.select(pl.col("key").alias("batches"), pl.col("sample_ids").alias("sample_id")).explode("sample_id")
     joined = packed.join(keys.lazy(), on="batches").join(samples, on=["credits", "sample_id"])
     return joined.select("batches", "trace_id", packed=pl.lit(True)).unique().collect()

@@ -157,7 +157,7 @@ def _rows(
 ) -> list[tuple[RowNode, dict[str, Any]]]:
     """Return the rows of a kind in some work whose columns hold any of the values wanted."""
     described = KINDS[kind]
-    rows = frames.of(works, described.table)
+    rows = frames.rows(works, described.table)
     rows = rows.select("key", "seq", *dict.fromkeys((*described.row_id, *described.columns)))
     for column, values in wanted:
         if rows.collect_schema()[column] == pl.List(pl.String):

@@ -13,9 +13,9 @@ from itertools import pairwise
 from typing import Any
 
 from configs.load import from_json
-from configs.replay import redone
-from storage.keys import canonical
-from storage.read.lineage import Graph, Work, marks
+from configs.replay import replayed_stages
+from storage.keys import canonical_json
+from storage.read.lineage import Graph, Work, row_identities
 from storage.refs import Slice
 from storage.store import Store
 from tasks.runtime.stage import Policy
@@ -143,7 +143,7 @@ class RecordedStep:
     @property
     def name(self) -> tuple[str, ...]:
         """What the rollouts and their verdicts are known by: another as soon as there are more of them."""
-        return marks((*self.traces, self.verdicts))
+        return row_identities((*self.traces, self.verdicts))
 
 
 class StepHistory:
@@ -193,7 +193,7 @@ class StepHistory:
         The way that was trained counts, of several the one trained last; else the last work of each stage. A batch that
         was packed again and then held back, or not trained yet, makes nothing untrained.
         """
-        made = self.own.making("traces")
+        made = self.own.makers("traces")
         again = self.own.users
         return [self._lineage(work) for work in made if not again(work, "traces", made="traces")]
 
@@ -222,7 +222,7 @@ class StepHistory:
 
         Unlike the step's work it is there while the next batch of a step, whose first was empty, is on its way.
         """
-        packed = [work for work in self.own.making("batches") if work.step == step]
+        packed = [work for work in self.own.makers("batches") if work.step == step]
         trained = [(work, made) for work in packed for made in self.own.users(work, "batches", made="updates")]
         if trained:
             return max(trained, key=lambda pair: pair[1].age)
@@ -392,12 +392,12 @@ def step_history(store: Store, run: str, graph: Graph | None = None) -> StepHist
     not of this version.
     """
     graph = graph or Graph(store.ledger.entries())
-    config = from_json(canonical(store.runs.config(run)))
-    assigned = config.kind == "train" or {"assignment", "advantage", "packing"} <= {*redone(config.replay)}
+    config = from_json(canonical_json(store.runs.config(run)))
+    assigned = config.kind == "train" or {"assignment", "advantage", "packing"} <= {*replayed_stages(config.replay)}
     refills = assigned and config.assignment.refill
     if config.kind != "replay" or config.replay.run not in store.runs.names():
         return StepHistory(graph, run, refills=refills)
-    trains_along = config.replay.policies == "own" and "training" in redone(config.replay)
+    trains_along = config.replay.policies == "own" and "training" in replayed_stages(config.replay)
     source = step_history(store, config.replay.run, graph)
     return StepHistory(graph, run, source, trains_along, refills)
 

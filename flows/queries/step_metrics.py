@@ -24,7 +24,7 @@ class Span:
 def read_metrics(frames: Frames, works: Iterable[Work]) -> dict[str, Values]:
     """Return the metrics that some works have written, by key, in one look at the table; of other works none."""
     found: dict[str, Values] = {}
-    rows = frames.of(works, "metrics").select("key", "scope", "name", "value").collect()
+    rows = frames.rows(works, "metrics").select("key", "scope", "name", "value").collect()
     for key, scope, name, value in rows.iter_rows():
         found.setdefault(key, {})[scope, name] = value
     return found

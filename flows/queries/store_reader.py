@@ -46,7 +46,7 @@ class Library:
     @classmethod
     def at(cls, root: str | Path) -> "Library":
         """Open the store at a root, a directory or a URL. Raises LayoutError where there is none; none is made."""
-        return cls(existing_store(root, reading=True))
+        return cls(existing_store(root, read_only=True))
 
     def still(self) -> "Library":
         """The same library at this moment: all that one page reads is then of one look, whoever commits meanwhile."""
@@ -60,7 +60,7 @@ class Library:
         if self._still is not None:
             return self._still.mark
         books = (self.store.ledger, self.store.runs, self.store.quarantines)
-        return "-".join(str(book.look()) for book in books)
+        return "-".join(str(book.refresh()) for book in books)
 
     def moment(self) -> Moment:
         """The store as it is now; the same object until somebody commits."""
@@ -112,7 +112,7 @@ class Library:
     def kept(self, name: Hashable, make: Callable[[], Value]) -> Value:
         """What `make` returns, made once: for what is derived from finished rows alone.
 
-        `name` holds what names those rows (`storage.read.lineage.marks`): then nothing that was derived goes stale.
+        `name` holds what names those rows (`storage.read.lineage.row_identities`): then nothing derived goes stale.
         """
         return self.cache.once(name, make)
 
@@ -139,7 +139,7 @@ def each_once(
 ) -> dict[Name, Value]:
     """Return what belongs to each name; `read` is asked once, for all names at once of which nothing is kept.
 
-    Names hold what names the rows that the values are derived from (`storage.read.lineage.marks`). A name that `read`
-    leaves out has no entry.
+    Names hold what names the rows that the values are derived from (`storage.read.lineage.row_identities`). A name
+    that `read` leaves out has no entry.
     """
     return library.cache.each_once(purpose, names, read)

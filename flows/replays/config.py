@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 from typing import Any
 
-from configs.checks.teachers import scores
+from configs.checks.teachers import needs_reference_scores
 from configs.errors import ConfigError
 from configs.load import load
-from configs.replay import ORDER, ReplayConfig, needs_weights, redone
-from configs.resolve import reopened, resolve
+from configs.replay import ORDER, ReplayConfig, needs_weights, replayed_stages
+from configs.resolve import reopen_versions, resolve
 from configs.run import RunConfig, content
 from flows.queries.step_history import RecordedStep, StepHistory, step_history, trace_ids
 from flows.replays.request import (
@@ -40,7 +40,7 @@ def refuse_lost_state(config: RunConfig, recorded: StepHistory) -> None:
     A cold start, or a baseline that two settings had a hand in, would look healthy and be wrong.
     """
     replay = config.replay
-    if not replay.first_step or STAGE.name not in redone(replay):
+    if not replay.first_step or STAGE.name not in replayed_stages(replay):
         return
     credits = recorded.credits_before(replay.first_step)
     if lines := list(_lost(config, credits)):
@@ -53,7 +53,7 @@ def refuse_unfit_state(store: Store, config: RunConfig, recorded: StepHistory) -
     Leaving them out of the steps that it goes through would not take them out of what these go on from.
     """
     replay = config.replay
-    if not (config.stateful and replay.first_step and STAGE.name in redone(replay)):
+    if not (config.stateful and replay.first_step and STAGE.name in replayed_stages(replay)):
         return
     unfit = {name for each in store.quarantines.all() for name in each.trace_ids}
     for judged in recorded.judged_before(replay.first_step) if unfit else ():
@@ -122,7 +122,7 @@ def source_config(store: Store, run: str, begun: RunConfig | None = None) -> Run
     """
     config = recorded_config(store, run)
     if config is None:
-        raise ConfigError([f"store {store.root.address}: there is no run {run!r}; {store.runs.like(run)}"])
+        raise ConfigError([f"store {store.root.address}: there is no run {run!r}; {store.runs.similar_names(run)}"])
     if config.kind == "evaluate":
         raise ConfigError([f"run {run!r} is an evaluation: it has no steps to go through again; replay a training run"])
     refuse_removed(store, run, begun)
@@ -159,7 +159,7 @@ def _requested(
     settings["quarantines"] = touching
     # Loaded once more, for the messages about what is misspelt.
     requested = load((), (), base=changed.model_dump(mode="json") | {"replay": settings})
-    if not redone(requested.replay):
+    if not replayed_stages(requested.replay):
         until = requested.replay.until
         raise ConfigError([f"replay: --until {until} comes before --from {begin}; the order is {', '.join(ORDER)}"])
     return requested
@@ -199,7 +199,7 @@ def _kept(store: Store, past: RecordedStep) -> list[str]:
 
 def _refuse_lost_scores(requested: RunConfig, steps: list[RecordedStep]) -> None:
     """Refuse to sample anew what was scored again: the old scores would be back without a word."""
-    if "rollout" in redone(requested.replay) and any("regrade" in past.work for past in steps):
+    if "rollout" in replayed_stages(requested.replay) and any("regrade" in past.work for past in steps):
         run, origin = requested.replay.run, next(past.work["rollout"] for past in steps).computed_by
         raise ConfigError(
             [
@@ -214,7 +214,7 @@ def _require_vocabulary(requested: RunConfig) -> None:
     if requested.model.vocab_size or (needs_weights(requested.replay) and requested.replay.weights):
         return  # weights that are brought in say it
     kinds = {each.type for each in requested.filtering.filters}
-    if "filtering" in redone(requested.replay) and "gibberish" in kinds:
+    if "filtering" in replayed_stages(requested.replay) and "gibberish" in kinds:
         raise ConfigError(
             [
                 f"model.vocab_size: run {requested.replay.run!r} recorded none, which filter gibberish needs; say "
@@ -268,22 +268,22 @@ def _served_from(store: Store, requested: RunConfig, policy: str) -> RunConfig:
 
 def _resolved(requested: RunConfig) -> RunConfig:
     """Take the versions of what computes again from this machine: they are not the recorded ones."""
-    again = redone(requested.replay)
+    again = replayed_stages(requested.replay)
     updates: dict[str, Any] = {}
     if "training" in again:
         updates["training"] = requested.training.model_copy(update={"version": ""})
-    if "rollout" in again or scores(requested):
+    if "rollout" in again or needs_reference_scores(requested):
         updates["engine"] = requested.engine.model_copy(update={"version": ""})
     if "rollout" in again or requested.replay.regrade:
         updates["environments"] = tuple(each.model_copy(update={"version": ""}) for each in requested.environments)
-    opened = reopened_teachers(reopened(requested.model_copy(update=updates), again))
+    opened = reopened_teachers(reopen_versions(requested.model_copy(update=updates), again))
     config = resolve(opened, config_versions(requested) | teacher_facts(opened))
     _require_device(config)
     return config
 
 
 def _require_device(config: RunConfig) -> None:
-    if "training" in redone(config.replay) and config.training.device == "cuda" and not has_cuda():
+    if "training" in replayed_stages(config.replay) and config.training.device == "cuda" and not has_cuda():
         raise ConfigError(
             [
                 "training.device: recorded as cuda, and this machine has none; replay with --set training.device=cpu "

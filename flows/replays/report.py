@@ -3,14 +3,14 @@
 from collections.abc import Iterator
 from typing import Any
 
-from configs.replay import redone
+from configs.replay import replayed_stages
 from configs.run import RunConfig
 from flows.outcome import describe
 from flows.replays.steps import Replayed
 from flows.runtime.session import Session
 from storage.read.lineage import Work
 from storage.store import Store
-from tasks.runtime.run_context import LOOK_SECONDS
+from tasks.runtime.run_context import LEDGER_SECONDS
 
 OUTSIDE = 0.1
 """Share of a step's tokens outside the trust region above which it is said that the replay has left it."""
@@ -39,13 +39,13 @@ class PolicyDistance:
         key: str | None = policy
         while key is not None:
             yield key
-            entry = self._store.ledger.find(key, staleness=LOOK_SECONDS)
+            entry = self._store.ledger.find(key, staleness=LEDGER_SECONDS)
             key = entry.inputs.get("policy") if entry else None
 
 
 def finish_replayed(session: Session, done: Replayed, apart: PolicyDistance) -> dict[str, Any]:
     """Describe a replayed step with what was recorded and tell the watchers, with a warning where it is called for."""
-    again = redone(session.config.replay)
+    again = replayed_stages(session.config.replay)
     training = done.past.work.get("training") if "training" in again else None
     recorded = _measured(session.place.store, training)
     described = describe(session.place, done.step, tuple(done.work.values()))
@@ -97,7 +97,7 @@ def _share(recorded: dict[str, Any] | None) -> str:
 
 def trains_again(config: RunConfig) -> bool:
     """Tell whether a run is a replay that trains."""
-    return config.kind == "replay" and "training" in redone(config.replay)
+    return config.kind == "replay" and "training" in replayed_stages(config.replay)
 
 
 def summary(outcome: dict[str, Any], config: RunConfig) -> list[str]:

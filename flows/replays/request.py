@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from configs.checks.environments import OF_OUR_SERVERS
-from configs.checks.teachers import scores
+from configs.checks.teachers import needs_reference_scores
 from configs.environments import SeatRule
 from configs.errors import ConfigError
-from configs.replay import ORDER, StageName, needs_weights, redone
+from configs.replay import ORDER, StageName, needs_weights, replayed_stages
 from configs.run import RunConfig, View
 from tasks.stages import BY_NAME, REPLAYABLE
 
@@ -130,14 +130,14 @@ def refuse_unread(requested: RunConfig, overrides: Sequence[str], supervised: bo
 
     Raises ConfigError, also for what a supervised run, and recorded examples, cannot be replayed with.
     """
-    again = redone(requested.replay)
+    again = replayed_stages(requested.replay)
     if supervised and {"assignment", "rollout"} & set(again):
         raise ConfigError(
             ["a supervised run is replayed from filtering on: its demonstrations are of a file that new runs read"]
         )
     if names_weights(overrides) and not needs_weights(requested.replay):
         raise ConfigError(["model.path: no weights are needed by the stages that are done again; leave it out"])
-    scored = scores(requested)
+    scored = needs_reference_scores(requested)
     lines = [
         line for key in request_phrase(overrides) if (line := _unread(key, again, requested.replay.regrade, scored))
     ]

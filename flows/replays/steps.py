@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from configs.errors import ConfigError
-from configs.replay import ORDER, ReplayConfig, StageName, needs_weights, redone
+from configs.replay import ORDER, ReplayConfig, StageName, needs_weights, replayed_stages
 from configs.run import RunConfig, View
 from flows.queries.step_history import RecordedStep, StepHistory, policy_of, trace_ids
 from flows.runtime import pipeline
@@ -125,7 +125,7 @@ def replay_steps(
             before = policy if config.replay.weights else recorded.sampler(past) or policy
         lags = config.rollout.max_off_policy_steps or config.replay.policies == "recorded"
         sampler = before if lags else policy
-        sampled = sampler if "rollout" in redone(config.replay) else recorded.sampler(past)
+        sampled = sampler if "rollout" in replayed_stages(config.replay) else recorded.sampler(past)
         step = _Step(do, past, config, quarantined, policy, sampler, credits, earlier, sampled)
         yield (done := step.through(check))
         credits, earlier = done.work.get("advantage"), step.drawn_so_far
@@ -155,7 +155,7 @@ def _drawn_before(
 ) -> tuple[Ref, ...]:
     """Return what a sampler with state goes on from: what the replay drew for the step before, or else what was
     recorded of it; of a step that was drawn again, the batch that was left for it."""
-    if not config.assignment.sampler.stateful or "assignment" not in redone(config.replay):
+    if not config.assignment.sampler.stateful or "assignment" not in replayed_stages(config.replay):
         return ()
     assigned, before = past.work.get("assignment"), recorded.steps.get(past.step - 1)
     again = assigned is not None and assigned.inputs.get("batch", "0") != "0"
@@ -188,7 +188,7 @@ class _Step:
     def through(self, check: Check) -> Replayed:
         """Go through all stages; recorded ones are shared, the others done."""
         self.work["examples"] = self.do(examples.task, 0) if self._listed_otherwise() else self._share("examples")
-        if self.config.assignment.refill and {"assignment", "advantage"} <= {*redone(self.config.replay)}:
+        if self.config.assignment.refill and {"assignment", "advantage"} <= {*replayed_stages(self.config.replay)}:
             self._fill()
         else:
             self._in_turn()
@@ -205,10 +205,10 @@ class _Step:
         self._stage("rollout", self._sample)
         if self.config.replay.regrade:
             self.work["regrade"] = self._regrade()
-        elif "regrade" in self.past.work and "rollout" not in redone(self.config.replay):
+        elif "regrade" in self.past.work and "rollout" not in replayed_stages(self.config.replay):
             self.work["regrade"] = self._share("regrade")
         self._stage("filtering", lambda: {"filtering": self._filter(self._traces)})
-        if "reference" in self.past.work and "advantage" not in redone(self.config.replay):
+        if "reference" in self.past.work and "advantage" not in replayed_stages(self.config.replay):
             self.work["reference"] = self._share("reference")
         self._stage("advantage", lambda: {"advantage": self._credit(self._traces)})
 
@@ -226,7 +226,7 @@ class _Step:
 
     def _stage(self, stage: StageName, again: Callable[[], Mapping[str, Ref]]) -> None:
         """Do a stage again or share what was recorded; nothing where it lies behind the end of the replay."""
-        if stage in redone(self.config.replay):
+        if stage in replayed_stages(self.config.replay):
             self.work |= again()
         elif ORDER.index(stage) < ORDER.index(self.config.replay.from_stage):
             self.work |= {name: self._share(name) for name in self.past.of(stage)}
@@ -253,7 +253,9 @@ class _Step:
     def _listed_otherwise(self) -> bool:
         """Tell whether examples are to be listed again: the recorded ones are of other environments' settings."""
         view = View(self.config, examples.task.stage.sections, "examples").content()
-        return "assignment" in redone(self.config.replay) and view != dict(self.past.work["examples"].entry.section)
+        return "assignment" in replayed_stages(self.config.replay) and view != dict(
+            self.past.work["examples"].entry.section
+        )
 
     def _sample(self) -> dict[str, Ref]:
         """Sample every assignment again."""
@@ -262,7 +264,7 @@ class _Step:
         return _numbered("rollout", [self._do(rollout.task, ref, examples, policy=policy) for ref in assigned])
 
     def _sampled_by(self) -> str | None:
-        if "rollout" in redone(self.config.replay):
+        if "rollout" in replayed_stages(self.config.replay):
             return self.sampler.key if self.sampler else None
         return self.past.work["rollout"].inputs.get("policy")
 
@@ -303,7 +305,11 @@ class _Step:
         return (*(drawn.refs if drawn else early), *self._of("training"))
 
     def _train(self, drawn: StepBatch | None, check: Check) -> Policy | None:
-        if drawn is None or "training" not in redone(self.config.replay) or not drawn.packing.num_rows("batches"):
+        if (
+            drawn is None
+            or "training" not in replayed_stages(self.config.replay)
+            or not drawn.packing.num_rows("batches")
+        ):
             return None
         assert self.policy is not None, "a replay that trains has weights to start from; prepare_replay saw to it"
         check(drawn)

@@ -41,7 +41,7 @@ class Executor:
         if task is not metrics.task:  # takes no time, and a step that was trained is not left without its numbers
             self._session.stop_if_cancelled(step, task.stage.name)
         self._session.tell("stage", stage=task.stage.name, step=step, evaluating=place is not self._session.place)
-        with place.openly() if task.waits else nullcontext():  # what took long is not held back for a moment
+        with place.unbuffered() if task.waits else nullcontext():  # what took long is not held back for a moment
             ref = task(place, step, refs, policy, self._session.services, parameters, extra_inputs)
         self._session.count(computed=True)
         self._session.tell("done", ref=ref)

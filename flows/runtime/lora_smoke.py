@@ -16,8 +16,8 @@ from typing import Any
 
 from configs.checks.run import require_files
 from configs.load import load
-from configs.lora import LoraConfig
 from configs.run import RunConfig
+from configs.training import LoraConfig
 from flows.services.base import Supervisor
 from flows.services.engine import is_healthy
 from flows.services.process import ServiceSpec

@@ -13,10 +13,9 @@ from flows.queries.step_history import StepHistory, step_history
 from flows.reporting.formats import console, grid, size
 from flows.views.readers import readers
 from storage.errors import StoreError
-from storage.maintenance.activity import at_work
-from storage.maintenance.compact import RETENTION_HOURS, Maintenance, maintain
-from storage.maintenance.plan import Needs, Plan, Thinning, plan, runs_in
-from storage.maintenance.sweep import Expired, Retention, Swept, expire, finish, sweep_plan
+from storage.maintenance.compact import RETENTION_HOURS, MaintenanceReport, maintain
+from storage.maintenance.plan import Needs, Plan, PolicyRetention, at_work, plan_removal, present_runs
+from storage.maintenance.sweep import ExpiryReport, RemovalReport, Retention, carry_out, expire, finish_removals
 from storage.read.frames import existing_store
 from storage.read.lineage import Graph
 from storage.store import Store
@@ -32,7 +31,7 @@ def maintain_store(
 ) -> int:
     """Keep the store in order and print what was done; return the exit status."""
     root = existing_store(store or RunConfig().store)
-    expired, done = keep_house(root, retention_hours, retain, force, dry_run)
+    expired, done = expire_and_maintain(root, retention_hours, retain, force, dry_run)
     if as_json:
         print(json.dumps(describe_maintenance(expired, done, dry_run), sort_keys=True))
     else:
@@ -40,9 +39,9 @@ def maintain_store(
     return 0
 
 
-def keep_house(
+def expire_and_maintain(
     store: Store, retention_hours: float, retain: Sequence[str], force: bool, dry_run: bool
-) -> tuple[list[Expired], Maintenance]:
+) -> tuple[list[ExpiryReport], MaintenanceReport]:
     """Drop what is past its retention, then do the housekeeping; return what was done.
 
     Raises StoreError where a table that later stages read is to lose rows without `force`, or while a run may be at
@@ -55,7 +54,7 @@ def keep_house(
     return expired, maintain(store, retention_hours, dry_run)
 
 
-def describe_maintenance(expired: Sequence[Expired], done: Maintenance, dry_run: bool) -> dict[str, Any]:
+def describe_maintenance(expired: Sequence[ExpiryReport], done: MaintenanceReport, dry_run: bool) -> dict[str, Any]:
     """Return what was done as plain values."""
     totals = {"merged": done.merged, "deleted": done.deleted, "only_copies": list(done.only_copies)}
     return {**asdict(done), **totals, "expired": [asdict(each) for each in expired], "dry_run": dry_run}
@@ -74,7 +73,7 @@ def _check(store: Store, retention: Retention, force: bool) -> None:
         raise StoreError(f"{what}; and {', '.join(busy)} may be at work", store.root.address, safe, "wait for them")
 
 
-def _print(expired: Sequence[Expired], done: Maintenance, dry_run: bool) -> None:
+def _print(expired: Sequence[ExpiryReport], done: MaintenanceReport, dry_run: bool) -> None:
     out = console()
     for each in expired:
         told = f"{each.slices} slices, {each.files} files, {size(each.bytes)}"
@@ -111,10 +110,10 @@ def collect_garbage(
     if not as_json:
         _print_removal(root, going)
     if going.empty or dry_run:
-        left = Swept() if dry_run else finish(root)
+        left = RemovalReport() if dry_run else finish_removals(root)
         return _end(root, going, left, as_json, "dry run: nothing was changed" if dry_run else "nothing to remove")
     if not yes and not _agreed(as_json):
-        return _end(root, going, Swept(), as_json, "nothing was changed", status=1)
+        return _end(root, going, RemovalReport(), as_json, "nothing was changed", status=1)
     return _end(root, going, remove_planned(root, going), as_json, "removed")
 
 
@@ -127,7 +126,7 @@ def chosen(
     """
     if remove and (keep or keep_last):
         raise StoreError("runs to keep and runs to remove at once", "", "nothing was removed", "name one kind")
-    runs = runs_in(store)
+    runs = present_runs(store)
     kept = {*keep, *(runs[-keep_last:] if keep_last else ())}
     if not (keep or keep_last):
         unknown = sorted({*remove} - {*runs})
@@ -135,7 +134,7 @@ def chosen(
             raise StoreError(f"there is no run {', '.join(unknown)}", store.root.address, "nothing was removed", "")
         kept = {*runs} - {*remove} - {*force}
     forced = [run for run in force if run not in kept]
-    going = plan(store, kept, forced, Thinning.parse(policies), needs_of(store))
+    going = plan_removal(store, kept, forced, PolicyRetention.parse(policies), needs_of(store))
     if refused := [f"{run} ({why})" for run, why in going.protected if run in remove]:
         advice = "wait until they have ended, or name them with --force"
         raise StoreError(f"not removed: {', '.join(refused)}", store.root.address, "nothing was removed", advice)
@@ -170,16 +169,16 @@ def _would_start_from(history: StepHistory, source: StepHistory | None) -> set[s
     return keys
 
 
-def remove_planned(store: Store, going: Plan) -> Swept:
+def remove_planned(store: Store, going: Plan) -> RemovalReport:
     """Carry out a plan, and remove the logs of the removed runs; return what went."""
-    swept = sweep_plan(store, going)
+    swept = carry_out(store, going)
     if store.root.directory is not None:
         for run in going.removed:
             shutil.rmtree(store.root.directory / "logs" / run, ignore_errors=True)
     return swept
 
 
-def describe_removal(going: Plan, swept: Swept) -> dict[str, Any]:
+def describe_removal(going: Plan, swept: RemovalReport) -> dict[str, Any]:
     """Return a plan and what came of it as plain values."""
     return {
         "kept": list(going.kept),
@@ -190,7 +189,7 @@ def describe_removal(going: Plan, swept: Swept) -> dict[str, Any]:
         "slices": len(going.slices),
         "slice_bytes": going.slice_bytes,
         "policies": list(going.policies),
-        "thinned": list(going.thinned),
+        "thinned": list(going.pruned),
         "policy_bytes": going.policy_bytes,
         "done": vars(swept),
     }
@@ -202,7 +201,7 @@ def _agreed(as_json: bool) -> bool:
     return input("Remove this for good? [y/N] ").strip().lower() in ("y", "yes")
 
 
-def _end(store: Store, going: Plan, swept: Swept, as_json: bool, told: str, status: int = 0) -> int:
+def _end(store: Store, going: Plan, swept: RemovalReport, as_json: bool, told: str, status: int = 0) -> int:
     if as_json:
         print(json.dumps(describe_removal(going, swept), sort_keys=True))
         return status
@@ -230,11 +229,11 @@ def _print_removal(store: Store, going: Plan) -> None:
     out.print(grid(("run", "", "ledger rows to go", "stay for other runs"), rows))
     out.print(f"slices that nobody names then: {len(going.slices)}, {size(going.slice_bytes)} as written")
     out.print(
-        f"weights to go: {len(going.policies)} policies of removed runs, {len(going.thinned)} of kept runs, "
+        f"weights to go: {len(going.policies)} policies of removed runs, {len(going.pruned)} of kept runs, "
         f"{size(going.policy_bytes)} together"
     )
     for run in (*going.kept, *reasons):
-        if versions := _versions(store, run, going.thinned):
+        if versions := _versions(store, run, going.pruned):
             out.print(f"{run}: weights of versions {versions} go; their rows stay, nothing starts from them any more")
 
 

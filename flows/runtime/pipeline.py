@@ -7,7 +7,7 @@ from functools import partial
 from itertools import count
 from typing import Any, Protocol
 
-from configs.checks.teachers import only_teachers_sample, scored_by_policy
+from configs.checks.teachers import only_teachers_sample, policy_scores
 from configs.run import RunConfig
 from tasks.advantage import reference
 from tasks.advantage import stage as advantage
@@ -232,7 +232,7 @@ def credit(
     `before` is the same of the step before, where an estimator has state; `sampled_by` the policy that sampled them,
     which scores them itself where an algorithm wants that.
     """
-    policy = sampled_by if scored_by_policy(config) else None
+    policy = sampled_by if policy_scores(config) else None
     scored = (do(reference.task, step, (*traces, verdicts), policy),) if config.scorers else ()
     states = (before,) if before and config.stateful else ()
     return do(advantage.task, step, (*traces, verdicts, *scored, *states))

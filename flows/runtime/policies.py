@@ -3,9 +3,8 @@
 from pathlib import Path
 
 from configs.load import load
-from configs.lora import LoraConfig
 from configs.run import RunConfig
-from storage.policies.adapters import bases
+from configs.training import LoraConfig
 from storage.store import Store, open_store
 from tasks.runtime.stage import Policy
 
@@ -37,7 +36,7 @@ def find_policy(store: Store, name: str) -> Policy | None:
 
 def whole_weights(store: Store, policy_key: str) -> Path:
     """Return the directory of a policy's weights; of an adapter, those of the policy that it is laid over."""
-    return store.policies.directory(next(iter(bases(store, [policy_key])), policy_key))
+    return store.policies.directory(next(iter(store.policies.adapter_bases([policy_key])), policy_key))
 
 
 def with_weights(store: Store, config: RunConfig, policy_key: str) -> RunConfig:

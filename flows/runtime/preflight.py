@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from configs.checks.teachers import only_teachers_sample, scored_by_policy
+from configs.checks.teachers import only_teachers_sample, policy_scores
 from configs.run import RunConfig
 from flows.runtime.prepare import nothing_started
 from flows.services.teachers import asked_teachers
@@ -40,7 +40,7 @@ def _asks_policy(config: RunConfig, stages: set[str]) -> bool:
         return False
     evaluated = config.kind == "evaluate" or (config.kind == "train" and config.evaluation.evaluates_training)
     samples = "rollout" in stages and (evaluated or not only_teachers_sample(config))
-    return samples or ("reference" in stages and scored_by_policy(config))
+    return samples or ("reference" in stages and policy_scores(config))
 
 
 def preflight(session: "Session", missing: Sequence[Ref]) -> None:

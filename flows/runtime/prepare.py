@@ -15,7 +15,7 @@ from configs.run import RunConfig, content
 from flows.runtime.policies import find_policy, with_weights
 from flows.runtime.versions import config_versions
 from flows.services.teachers import teacher_facts
-from storage.keys import canonical
+from storage.keys import canonical_json
 from storage.store import Store, open_store
 from tasks.assignment.examples import DEMONSTRATIONS, read_rows
 from tasks.inference.engine.model_files import directory_digest, file_digest, model_directory
@@ -89,7 +89,7 @@ def recorded_config(store: Store, name: str) -> RunConfig | None:
     """Return the config that the run `name` used last; None where the store has no such run."""
     if not name or name not in store.runs.names():
         return None
-    return from_json(canonical(store.runs.config(name)))
+    return from_json(canonical_json(store.runs.config(name)))
 
 
 def recorded_run(store: Store, name: str) -> tuple[str, RunConfig]:
@@ -97,7 +97,7 @@ def recorded_run(store: Store, name: str) -> tuple[str, RunConfig]:
     run = store.runs.latest() if name == "latest" else name
     config = recorded_config(store, run or "")
     if run is None or config is None:
-        raise ConfigError([f"store {store.root.address}: there is no run {name!r}; {store.runs.like(name)}"])
+        raise ConfigError([f"store {store.root.address}: there is no run {name!r}; {store.runs.similar_names(name)}"])
     return run, config
 
 
@@ -191,5 +191,5 @@ def flat(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _brief(value: Any) -> str:
-    text = canonical(value)
+    text = canonical_json(value)
     return text if len(text) <= 160 else f"{text[:157]}..."

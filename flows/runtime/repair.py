@@ -8,9 +8,9 @@ from configs.run import RunConfig
 from flows.reporting.formats import console
 from flows.reporting.panel import printable
 from storage.errors import StoreError
-from storage.maintenance.activity import at_work
 from storage.maintenance.damage import Damage, LogDamage, inspect_policies, inspect_slices
-from storage.maintenance.repair import Forgetting, Mended, forget, inspect_logs, mend_logs, plan_forgetting
+from storage.maintenance.plan import at_work
+from storage.maintenance.repair import ForgetPlan, RepairedLog, forget, inspect_logs, plan_forget, repair_logs
 from storage.roots import open_root
 from storage.store import FORMAT, Store, open_store
 from tasks.stages import REPEATABLE
@@ -29,11 +29,11 @@ def main(
     address = store or RunConfig().store
     mended, left = _logs(address, dry_run)
     damages: list[Damage] = []
-    forgetting = Forgetting((), (), ())
+    forgetting = ForgetPlan((), (), ())
     if not left:
         root = open_store(address)
         damages = [*inspect_slices(root, deep), *inspect_policies(root, deep)]
-        forgetting = plan_forgetting(root, damages, REPEATABLE)
+        forgetting = plan_forget(root, damages, REPEATABLE)
         if forget_damaged and not dry_run and forgetting.rows:
             _forget(root, forgetting)
     if as_json:
@@ -44,7 +44,7 @@ def main(
 
 
 def described(
-    mended: Sequence[Mended], left: Sequence[LogDamage], damages: Sequence[Damage], forgetting: Forgetting
+    mended: Sequence[RepairedLog], left: Sequence[LogDamage], damages: Sequence[Damage], forgetting: ForgetPlan
 ) -> dict[str, Any]:
     """Return what was found and done as plain values."""
     return {
@@ -54,23 +54,23 @@ def described(
     }
 
 
-def _logs(address: str, dry_run: bool) -> tuple[list[Mended], list[LogDamage]]:
+def _logs(address: str, dry_run: bool) -> tuple[list[RepairedLog], list[LogDamage]]:
     """Mend the logs; in a dry run, say only what is wrong with them."""
     root = open_root(address)
     if not root.exists(FORMAT):
         raise StoreError("there is no store here", root.address, "nothing was touched", "name the store to repair")
     found = inspect_logs(root)
-    return ([], found) if dry_run else (mend_logs(root, found), [])
+    return ([], found) if dry_run else (repair_logs(root, found), [])
 
 
-def _forget(store: Store, forgetting: Forgetting) -> None:
+def _forget(store: Store, forgetting: ForgetPlan) -> None:
     if busy := at_work(store):
         what = f"{', '.join(busy)} may be at work on what would be forgotten"
         raise StoreError(what, store.root.address, "nothing was forgotten", "wait for the runs to end")
     forget(store, forgetting)
 
 
-def _row(damage: Damage, forgetting: Forgetting) -> dict[str, Any]:
+def _row(damage: Damage, forgetting: ForgetPlan) -> dict[str, Any]:
     return {
         "runs": sorted({entry.run for entry in damage.entries}),
         "step": damage.entries[0].step,
@@ -83,10 +83,10 @@ def _row(damage: Damage, forgetting: Forgetting) -> dict[str, Any]:
 
 
 def _print(
-    mended: Sequence[Mended],
+    mended: Sequence[RepairedLog],
     left: Sequence[LogDamage],
     damages: Sequence[Damage],
-    forgetting: Forgetting,
+    forgetting: ForgetPlan,
     forgotten: bool,
 ) -> None:
     out = console()

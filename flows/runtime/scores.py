@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from configs.environments import EnvironmentConfig
 from configs.run import RunConfig, content
-from storage.keys import canonical
+from storage.keys import canonical_json
 from storage.refs import Entry
 from storage.store import Store
 from tasks.arrays.seats import COLUMNS as OF_SEATS
@@ -95,7 +95,7 @@ def recorded_evaluations(store: Store, run: str, config: RunConfig) -> list[Reco
         if each.stage == ROLLOUT and scores_policy(each.inputs):
             first, number = _first_round(assigned, each.inputs[EVALUATION_ASSIGNMENT])
             rounds.setdefault((each.inputs.get("policy", ""), first), {})[number] = each
-    names = {canonical(content(each)): name for name, each in reversed(config.evaluation.of_sets().items())}
+    names = {canonical_json(content(each)): name for name, each in reversed(config.evaluation.of_sets().items())}
     found = [
         _recorded(config, names, policy, assigned.get(first), [own[number] for number in sorted(own)])
         for (policy, first), own in rounds.items()
@@ -116,6 +116,6 @@ def _recorded(
     config: RunConfig, names: Mapping[str, str], policy: str, assigned: Entry | None, rounds: Sequence[Entry]
 ) -> RecordedEvaluation:
     said = assigned.section.get("evaluation") if assigned else None
-    name = names.get(canonical(said), "") if said is not None else ""
+    name = names.get(canonical_json(said), "") if said is not None else ""
     pass_at = config.evaluation.of_sets().get(name, config.evaluation).pass_at
     return RecordedEvaluation(name, rounds[0].step, policy, assigned, tuple(rounds), pass_at)

@@ -7,10 +7,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from configs.checks.teachers import scores as scores_again
+from configs.checks.teachers import needs_reference_scores as scores_again
 from configs.errors import ConfigError
-from configs.functions import imported
-from configs.replay import redone
+from configs.functions import imported_functions
+from configs.replay import replayed_stages
 from configs.run import RunConfig
 from configs.training import TrainingConfig
 from tasks.inference.engine import model_info
@@ -28,14 +28,14 @@ def config_versions(config: RunConfig) -> dict[str, Any]:
     for a model or an imported function that is not there, EnvironmentUnavailable for an environment that is not
     installed.
     """
-    samples, trains, scores, loads = _parts(config)
+    samples, trains, needs_reference_scores, loads = _parts(config)
     precision = "bfloat16" if has_cuda() else "float32"
     found: dict[str, Any] = {}
     if samples:
         found["engine"] = {"version": model_info.engine_version(), "dtype": precision}
     if trains:
         found["training"] = training_facts(precision, config.training)
-    if scores:  # of supervised training, the rows of a file stand in for an environment
+    if needs_reference_scores:  # of supervised training, the rows of a file stand in for an environment
         versions = {each.name: {"version": environment_service.package_version(each)} for each in config.environments}
         found["environments"] = versions
     if loads and config.model.path:
@@ -49,7 +49,7 @@ def _parts(config: RunConfig) -> tuple[bool, bool, bool, bool]:
     """Return whether a run needs an engine, trains, needs its environments, and reads its model's directory."""
     if config.kind != "replay":
         return True, True, config.kind != "sft", True
-    again = redone(config.replay)
+    again = replayed_stages(config.replay)
     fresh = bool(config.replay.weights)
     samples = "rollout" in again or scores_again(config)  # a reference is scored by an engine too
     return samples, "training" in again, "rollout" in again or config.replay.regrade, fresh
@@ -61,9 +61,9 @@ def function_facts(config: RunConfig) -> dict[str, str]:
     Raises ConfigError with every one that cannot be loaded.
     """
     kinds = {"train": ("filtering", "advantage", "training"), "sft": ("filtering", "training"), "evaluate": ()}
-    stages = kinds[config.kind] if config.kind != "replay" else redone(config.replay)
+    stages = kinds[config.kind] if config.kind != "replay" else replayed_stages(config.replay)
     found, problems = {}, []
-    for each in imported(config):
+    for each in imported_functions(config):
         if each.stage in stages:
             try:
                 found[each.key] = code_version(each.path)
@@ -113,5 +113,5 @@ def versions(config: RunConfig) -> Mapping[str, str]:
     """Return the versions of everything that computes rows, for the ledger."""
     found = {name: installed(name) for name in PACKAGES}
     environments = {f"environment {each.name}": each.version for each in config.environments}
-    functions = {f"function {each.path}": each.version for each in imported(config)}
+    functions = {f"function {each.path}": each.version for each in imported_functions(config)}
     return {**found, **environments, **functions, "engine": config.engine.version, "python": platform.python_version()}

@@ -20,7 +20,7 @@ from typing import ClassVar
 from flows.services.logs import LogKeeper
 from flows.services.ownership import sweep
 from flows.services.process import Handle, ServiceSpec
-from storage.policies.scratch import Scratches
+from storage.policies.scratch import ScratchDirectories
 
 
 class Supervisor:
@@ -36,7 +36,7 @@ class Supervisor:
         self.directory = Path(directory)
         self._handles: list[Handle] = []
         # Short and not in `directory`: the name of a socket has at most 107 characters.
-        self._scratches = Scratches(Path(tempfile.gettempdir()) / f"stagecoach-{os.getuid()}")
+        self._scratches = ScratchDirectories(Path(tempfile.gettempdir()) / f"stagecoach-{os.getuid()}")
         self._temporary: Path | None = None
         self._logs: LogKeeper | None = None
 

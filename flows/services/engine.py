@@ -15,7 +15,6 @@ from typing import Any
 from flows.services.base import PolicyLock, RunService, Supervisor
 from flows.services.learner import recorded_policy
 from flows.services.process import Handle, ServiceSpec
-from storage.policies.adapters import bases
 from tasks.inference.engine.checks import check_serving
 from tasks.inference.engine.client import MODEL, Engine, EngineLost
 from tasks.inference.engine.client import command as engine_command
@@ -89,7 +88,7 @@ class InferenceService(RunService):
 
     def _base(self, policy: Policy) -> str:
         """Return the key of the policy below an adapter; empty for a policy of whole weights."""
-        return next(iter(bases(self._place.store, [policy.key])), "")
+        return next(iter(self._place.store.policies.adapter_bases([policy.key])), "")
 
     def _bring(self, policy: Policy, url: str) -> ServedModel:
         base, directory = self._base(policy), self._place.store.policies.directory

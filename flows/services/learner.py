@@ -15,7 +15,7 @@ from configs.fields import is_operational
 from configs.training import TrainingConfig
 from flows.services.base import RunService, Supervisor
 from flows.services.process import Handle, ServiceSpec
-from storage.policies.adapters import base_in
+from storage.policies.manifest import adapter_base
 from storage.refs import Entry
 from tasks.learner import client as learner_service
 from tasks.learner import pulse
@@ -216,7 +216,7 @@ class LearnerRecovery:
         """Load a policy to train on with the settings `training`, from fresh state where theirs is of another kind."""
         trained = row["parent_key"] is not None  # weights that came in have no optimizer state, and need none
         trained = trained and _state_kind(self._settings(row)) == _state_kind(training)
-        below = base_in(directory)
+        below = adapter_base(directory)
         base = str(self._place.store.policies.directory(below)) if below else ""
         self._learner.load(row["policy_key"], str(directory), fresh_optimizer=not trained, base=base)
 

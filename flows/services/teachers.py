@@ -15,7 +15,7 @@ from configs.checks.run import algorithms
 from configs.checks.teachers import teacher_of
 from configs.errors import ConfigError
 from configs.functions import with_versions
-from configs.replay import needs_weights, redone
+from configs.replay import needs_weights, replayed_stages
 from configs.run import RunConfig
 from flows.services.base import RunService, Supervisor
 from flows.services.engine import is_healthy
@@ -128,7 +128,7 @@ class TeacherEngines(RunService):
 
 def asked_teachers(config: RunConfig) -> Iterator[tuple[str, TeacherConfig]]:
     """Yield the frozen models that the stages of a run ask, with where the config names them: teachers and players."""
-    again = redone(config.replay) if config.kind == "replay" else SAMPLING.get(config.kind, ())
+    again = replayed_stages(config.replay) if config.kind == "replay" else SAMPLING.get(config.kind, ())
     if "rollout" in again:
         yield from _players(config)
     if config.kind == "evaluate":

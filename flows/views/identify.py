@@ -82,8 +82,8 @@ def _find(frames: Frames, kind: str, text: str) -> RowTree:
 
 
 def _policies(frames: Frames, text: str) -> list[Work]:
-    named = [work for work in frames.graph.making("policies") if text in policy_names(work)]
-    last = frames.graph.of_run(text).making("policies")[-1:] if text in frames.run_names else []
+    named = [work for work in frames.graph.makers("policies") if text in policy_names(work)]
+    last = frames.graph.of_run(text).makers("policies")[-1:] if text in frames.run_names else []
     by_key = [work for work in _by_key(frames, text) if "policies" in work.tables]
     return list({work.key: work for work in (*named, *last, *by_key)}.values())
 
@@ -141,7 +141,7 @@ def _by_id(frames: Frames, kind: str, text: str) -> RowTree:
 
 def _pool(frames: Frames) -> Iterable[str]:
     yield from frames.run_names
-    for work in frames.graph.making("policies"):
+    for work in frames.graph.makers("policies"):
         yield from policy_names(work)
     for kind in ("trace", "assignment", "example"):
         described = KINDS[kind]

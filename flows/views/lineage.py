@@ -103,7 +103,7 @@ def as_values(found: Lineage) -> dict[str, Any]:
             "policies": [_policy(work) for work in found.policies(direction)],
         }
     works = {work.key: work for work in found.works}
-    return values | {"works": [work.described() for work in works.values()]}
+    return values | {"works": [work.description() for work in works.values()]}
 
 
 def _name(node: RowNode) -> str:

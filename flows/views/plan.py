@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from configs.checks.run import missing
+from configs.checks.run import missing_files
 from configs.errors import ConfigError
 from configs.load import dump, load
 from configs.resolve import resolve
@@ -29,7 +29,7 @@ SHOWN = 12
 def main(files: Sequence[str], overrides: Sequence[str], as_json: bool = False) -> int:
     """Resolve and validate a config, print the plan, and return 0; raise ConfigError where it cannot run here."""
     config = load(files, overrides)
-    absent = [line for line in missing(config) if config.model.path or not line.startswith("model.path")]
+    absent = [line for line in missing_files(config) if config.model.path or not line.startswith("model.path")]
     if absent:
         raise ConfigError(absent)
     require_gate(config)

@@ -65,7 +65,9 @@ def explain(frames: Frames, text: str) -> dict[str, Any]:
     roots = identify(frames, text, "trace").roots
     keys = {root.key for root in roots}
     trace_id = roots[0].id
-    rows = frames.of([frames.graph.works[key] for key in sorted(keys)], "traces").filter(pl.col("trace_id") == trace_id)
+    rows = frames.rows([frames.graph.works[key] for key in sorted(keys)], "traces").filter(
+        pl.col("trace_id") == trace_id
+    )
     traces = {row["key"]: row for row in rows.select("key", "step", *TRACE).collect().to_dicts()}
     uses = [
         use_of(frames, lineage, traces[lineage.traces.key])
@@ -144,7 +146,7 @@ def _rows(frames: Frames, work: Work | None, table: str, trace: Mapping[str, Any
     """Yield the rows of a table that a work made, all of them or those of one rollout; none where there is no work."""
     if work is None:
         return
-    rows = frames.of([work], table)
+    rows = frames.rows([work], table)
     if trace is not None:
         rows = rows.filter(pl.col("trace_id") == trace["trace_id"])
     yield from rows.drop("run", "step", "key", "attempt", "seq").collect().to_dicts()
@@ -155,8 +157,8 @@ def _samples(frames: Frames, lineage: StepLineage, trace: Mapping[str, Any]) -> 
     if lineage.credits is None:
         return []
     numbers = ("sample_id", "reward", "baseline", "advantage", "num_tokens")
-    own = frames.of([lineage.credits], "credits").filter(pl.col("trace_id") == trace["trace_id"])
-    packed = frames.of([lineage.batches] if lineage.batches else [], "batches")
+    own = frames.rows([lineage.credits], "credits").filter(pl.col("trace_id") == trace["trace_id"])
+    packed = frames.rows([lineage.batches] if lineage.batches else [], "batches")
     rows = packed.select("row", "update", pl.col("sample_ids").alias("sample_id")).explode("sample_id")
     return (
         own.sort("seq")
@@ -169,7 +171,7 @@ def _samples(frames: Frames, lineage: StepLineage, trace: Mapping[str, Any]) -> 
 
 def _group(frames: Frames, work: Work, trace: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the rollouts of the same group earned."""
-    rows = frames.of([work], "traces").filter(pl.col("group_id") == trace["group_id"])
+    rows = frames.rows([work], "traces").filter(pl.col("group_id") == trace["group_id"])
     rewards = rows.select("reward", "error_class").collect()
     reward = rewards["reward"].drop_nulls()
     stopped = int((rewards["error_class"] == STRAGGLER).sum())

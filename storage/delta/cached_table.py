@@ -1,4 +1,4 @@
-"""Books held in memory: the rows of one table, moved forward by what was added since the last look."""
+"""System tables held in memory: the rows of one table, kept up to date with the files that each commit added."""
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC
@@ -14,52 +14,52 @@ from storage.schemas.columns import Table
 
 
 class CachedTable:
-    """One book; who builds on it says in `_take` what a row is, and holds `_lock` while it looks."""
+    """One system table; a subclass says in `_add_row` what a row is, and takes `_lock` while it reads its rows."""
 
-    def __init__(self, root: Root, book: Table) -> None:
+    def __init__(self, root: Root, contract: Table) -> None:
         self._root = root
-        self._book = book
+        self._contract = contract
         self._lock = RLock()
         self._version: int | None = None
-        self._known: set[str] = set()
+        self._read_files: set[str] = set()
 
     @cached_property
     def table(self) -> StoredTable:
-        """The stored table, made when it is first asked for: most stores never need every book."""
-        return StoredTable(self._root, self._book.name, self._book.arrow)
+        """The stored table, made when it is first asked for: most stores never need every system table."""
+        return StoredTable(self._root, self._contract.name, self._contract.arrow)
 
-    def look(self) -> int:
-        """Take in what was written since the last look; return a number that is another after every commit."""
+    def refresh(self) -> int:
+        """Read what was committed since the last refresh; return a number that is another after every commit."""
         with self._lock:
             self._refresh()
             return self._version or 0
 
-    def write_down(self, records: Sequence[Any]) -> None:
-        """Write down records of another store as they are, those of one run in one commit."""
+    def add_records(self, records: Sequence[Any]) -> None:
+        """Add records of this or another store as they are, those of one run in one commit."""
         for run in dict.fromkeys(record.run for record in records):
             self._append([self._row(record) for record in records if record.run == run], run)
 
     def _append(self, rows: Sequence[Mapping[str, Any]], run: str) -> None:
-        """Write down rows of one run in one commit."""
-        self.table.append(pa.Table.from_pylist(list(rows), self._book.arrow).drop_columns(["run"]), run)
+        """Add rows of one run in one commit."""
+        self.table.append(pa.Table.from_pylist(list(rows), self._contract.arrow).drop_columns(["run"]), run)
 
     def _refresh(self) -> None:
-        """Take what came since the last look; rows that were merged into another file may come once more."""
-        if "table" not in vars(self) and not self._root.exists(f"tables/{self._book.name}"):
+        """Read the files added since the last refresh; rows that were merged into another file may come once more."""
+        if "table" not in vars(self) and not self._root.exists(f"tables/{self._contract.name}"):
             return  # no table is made only to be read
-        paths, version = self.table.added(self._version)
+        paths, version = self.table.new_files(self._version)
         for path in paths:
-            if path not in self._known:
+            if path not in self._read_files:
                 run = path.split("/")[0].removeprefix("run=")
                 for row in self.table.read(path).to_pylist():
-                    self._take({**row, "run": run, "at": row["at"].astimezone(UTC)})
-                self._known.add(path)
+                    self._add_row({**row, "run": run, "at": row["at"].astimezone(UTC)})
+                self._read_files.add(path)
         self._version = version
 
     def _row(self, record: Any) -> Mapping[str, Any]:
         """Return a record as a row of the table."""
         return dict(vars(record))
 
-    def _take(self, row: dict[str, Any]) -> None:
-        """Take one row into memory."""
-        raise AssertionError("each book has its own rows")
+    def _add_row(self, row: dict[str, Any]) -> None:
+        """Take one row into memory; a row may come more than once."""
+        raise AssertionError("each system table has rows of its own kind")

@@ -45,8 +45,8 @@ def encode(groups: Sequence[pa.Table]) -> bytes:
     return sink.getvalue().to_pybytes()
 
 
-def source_of(data: bytes) -> pa.BufferReader:
-    """Something to read a file's bytes from, over a copy that Arrow owns.
+def buffer_reader(data: bytes) -> pa.BufferReader:
+    """A reader of a file's bytes, over a copy that Arrow owns.
 
     A reading thread may drop its reference after the read has returned. Memory that Python owns takes Python's lock
     then, and where the interpreter is about to end that aborts the process: a finished run would look failed.
@@ -66,7 +66,7 @@ def decode(source: pa.NativeFile, schema: pa.Schema, attempts: Collection[str] |
         with pq.ParquetFile(source, page_checksum_verification=True) as file:
             groups: Sequence[int] = range(file.num_row_groups)
             if attempts is not None:
-                groups = [group for group in groups if _may_hold(file, group, attempts)]
+                groups = [group for group in groups if _may_contain(file, group, attempts)]
             rows = file.read_row_groups(list(groups), schema.names)
         rows.validate(full=True)
     except (pa.ArrowException, OSError, ValueError) as error:  # damaged names in a footer are a UnicodeDecodeError
@@ -77,7 +77,7 @@ def decode(source: pa.NativeFile, schema: pa.Schema, attempts: Collection[str] |
     return rows.filter(pc.is_in(rows["attempt"], pa.array(sorted(attempts), pa.string())))
 
 
-def _may_hold(file: pq.ParquetFile, group: int, attempts: Collection[str]) -> bool:
+def _may_contain(file: pq.ParquetFile, group: int, attempts: Collection[str]) -> bool:
     column = file.schema_arrow.names.index("attempt")
     bounds: Any = file.metadata.row_group(group).column(column).statistics
     return bounds is None or any(bounds.min <= attempt <= bounds.max for attempt in attempts)

@@ -1,8 +1,7 @@
-"""One table of the store on Delta Lake: with `storage.delta.actions` and the files of its log (`storage.delta.log`,
-`storage.delta.log`) the only one that knows it.
+"""One table of the store on Delta Lake; with the files of its log (`storage.delta.log`) all that knows the library.
 
 Data files are written here, durably and with digests, before Delta's log names them: the log commit alone is left to
-the library. A handle is kept open and moved forward, so that a commit costs the same after a year as on the first day.
+the library. A handle stays open and is moved forward, so that a commit costs the same after a year as on the first day.
 """
 
 import hashlib
@@ -19,24 +18,37 @@ from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 
-from storage.delta.actions import PARTITION, PROPERTIES, Active, addition, last_number, new_paths, removal
-from storage.delta.log import CHECKPOINT_INTERVAL, KEPT_LOGS, LogTexts, prune_log, set_aside_torn
-from storage.delta.parquet import decode, encode, source_of
+from storage.delta.log import (
+    CACHED_VERSIONS,
+    CHECKPOINT_INTERVAL,
+    PARTITION,
+    PROPERTIES,
+    ActiveFile,
+    LogTexts,
+    addition,
+    last_number,
+    new_paths,
+    prune_log,
+    removal,
+    rename_torn_files,
+)
+from storage.delta.parquet import buffer_reader, decode, encode
 from storage.errors import StoreError, StoreUnavailable, border
 from storage.refs import File
 from storage.roots import Root
 from storage.schemas.validation import RowPlace, check_schema
 
 PRUNE_INTERVAL = 50
+"""Versions from one pruning of the log to the next."""
 ATTEMPTS_TO_COMMIT = 50
 
 
-class Raced(Exception):
-    """Another writer committed under the same application id since this handle last looked; for storage's own use."""
+class CommitConflict(Exception):
+    """Another writer committed under the same application id since the last refresh; for storage's own use."""
 
 
 class StoredTable:
-    """An append-only table, partitioned by run, with a kept handle; safe to share between threads."""
+    """An append-only table, partitioned by run, with one open handle; safe to share between threads."""
 
     def __init__(self, root: Root, name: str, schema: pa.Schema) -> None:
         self.name = name
@@ -48,25 +60,25 @@ class StoredTable:
         self._stats = [name for name in ("step", "attempt") if name in schema.names]
         with border(f"opening table {name!r}", root.child(self.place)):
             self._delta = self._open()
-        self._active: tuple[int, list[Active]] = (-1, [])
+        self._active: tuple[int, list[ActiveFile]] = (-1, [])
         self._numbers: dict[str, tuple[int, int]] = {}
         self._texts = LogTexts(root, name, self.place)
 
     @property
     def version(self) -> int:
-        """The version that the kept handle has seen; -1 of a table that is only read and not there yet."""
+        """The version at the last refresh; -1 of a table that is only read and not there yet."""
         return -1 if self._delta is None else int(self._delta.version())
 
     def append(self, rows: pa.Table, run: str, transaction: tuple[str, int] | None = None) -> File:
         """Add rows of one run, at least one row, as one durable file, then one durable commit.
 
-        With a `transaction` (application id, number) the commit fails with Raced if any other commit under that id
-        came since the handle last moved. An error after which the commit turns out to be there is no error.
+        With a `transaction` (application id, number) the commit fails with CommitConflict if any other commit
+        under that id came since the last refresh. An error after which the commit turns out to be there is no error.
         """
         file = self.write([rows], run)
         try:
-            self.hold([(file, rows)], run, transaction)
-        except Raced:
+            self.commit_files([(file, rows)], run, transaction)
+        except CommitConflict:
             self._root.delete(f"{self.place}/{file.path}")
             raise
         return file
@@ -79,33 +91,33 @@ class StoredTable:
         return File(path, written.size, written.sha256)
 
     def write_at(self, path: str, rows: pa.Table) -> File:
-        """Write rows as one durable file of that path; what a copy that died left there is taken or replaced."""
+        """Write rows as one durable file of that path; a file that a dead copy left there is reused or replaced."""
         place, data = f"{self.place}/{path}", encode([rows])
         with border(f"copying a file of table {self.name!r}", self._root.child(place)):
             if self._root.exists(place):
                 self.refresh()
-                if any(each.path == path for each in self.active()):
+                if any(each.path == path for each in self.active_files()):
                     found = self._root.read(place)
                     return File(path, len(found), hashlib.sha256(found).hexdigest())
                 self._root.delete(place)
         written = self._root.write(place, data)
         return File(path, written.size, written.sha256)
 
-    def hold(
+    def commit_files(
         self, files: Sequence[tuple[File, pa.Table]], run: str, transaction: tuple[str, int] | None = None
     ) -> None:
-        """Hold files that lie where they were written, each with its rows, in one durable commit; see `append`."""
+        """Add files that `write` made, each with its rows, in one durable commit; see `append`."""
         additions = [self._addition(file, rows, run, new=True) for file, rows in files]
         self._commit(additions, files[0][0].path, dict([transaction] if transaction else []))
 
     def replace(
-        self, old: Sequence[Active], groups: Sequence[pa.Table], run: str, marks: Mapping[str, int] | None = None
+        self, old: Sequence[ActiveFile], groups: Sequence[pa.Table], run: str, marks: Mapping[str, int] | None = None
     ) -> None:
         """Swap files for one that holds the same rows, a row group for each of `groups`, in one commit.
 
         Where rows are removed, `groups` are those that stay, perhaps none, and `marks` (numbers by application id,
-        committed with the swap) tell every other reader. Raises Raced, with nothing changed, where another swap, or
-        another commit with one of the marks, came since the handle last moved.
+        committed with the swap) let every other reader notice. Raises CommitConflict, with nothing changed, where
+        another swap, or another commit with one of the marks, came since the last refresh.
         """
         file = self.write(groups, run) if groups else None
         swap: list[AddAction | RemoveAction] = [removal(each, {PARTITION: run}) for each in old]
@@ -114,24 +126,24 @@ class StoredTable:
         numbers = {"compaction": self.transaction_version("compaction") + 1, **(marks or {})}
         try:
             self._commit(swap, file.path if file else uuid4().hex, numbers)
-        except Raced:
+        except CommitConflict:
             if file is not None:
                 self._root.delete(f"{self.place}/{file.path}")
             raise
 
-    def fold(self, run: str, min_files: int) -> int:
+    def merge_files(self, run: str, min_files: int) -> int:
         """Merge all files of a run into one if there are so many; return how many were merged.
 
-        For tables whose every row counts as soon as it is committed. Where someone else is folding, nothing is done.
+        For tables whose every row counts as soon as it is committed. Nothing is done where another process merges them.
         """
         with self.lock:
             self.refresh()
-            files = [each for each in self.active() if each.run == run]
+            files = [each for each in self.active_files() if each.run == run]
             if len(files) < min_files:
                 return 0
             try:
                 self.replace(files, [pa.concat_tables([self.read(each.path) for each in files])], run)
-            except Raced:
+            except CommitConflict:
                 return 0
             return len(files)
 
@@ -147,22 +159,22 @@ class StoredTable:
                 self._delta = self._open()  # the log moved on under a handle that was long idle
             return self.version
 
-    def added(self, since: int | None) -> tuple[list[str], int]:
+    def new_files(self, since: int | None) -> tuple[list[str], int]:
         """The paths of files with new rows after version `since` (None: all files now), and the version seen.
 
         Costs the number of new commits, not the length of history. Files that merely repeat rows do not count.
         """
         with self.lock:
             version = self.refresh()
-            logs = None if since is None else self._texts.after(since, self.version)
+            logs = None if since is None else self._texts.texts_after(since, self.version)
             if logs is None:
-                return [each.path for each in self.active()], version
+                return [each.path for each in self.active_files()], version
             return [path for log in logs for path in new_paths(log)], version
 
     def transaction_version(self, application: str) -> int:
         """The number of the last commit under an application id at the version seen; 0 before the first.
 
-        The library reads all of the log since its last checkpoint to tell; what came since we last asked is enough.
+        The library reads all of the log since its last checkpoint for this; what came since the last call is enough.
         """
         with self.lock:
             seen, number = self._numbers.get(application, (-1, 0))
@@ -171,12 +183,12 @@ class StoredTable:
                 self._numbers[application] = (self.version, number)
             return number
 
-    def active(self) -> list[Active]:
+    def active_files(self) -> list[ActiveFile]:
         """The files of the version seen."""
         with self.lock:
             if self._delta is not None and self._active[0] != self.version:
                 found = pa.table(self._delta.get_add_actions(flatten=True)).to_pylist()
-                self._active = (self.version, [Active.from_row(row) for row in found])
+                self._active = (self.version, [ActiveFile.from_row(row) for row in found])
             return self._active[1]
 
     def read(self, path: str, attempts: Collection[str] | None = None) -> pa.Table:
@@ -184,7 +196,7 @@ class StoredTable:
         inside = f"{self.place}/{path}"
         with border("reading a file", self._root.child(inside)):
             if attempts is None and self._root.directory is None:
-                return decode(source_of(self._root.read(inside)), self.data_schema)  # one request
+                return decode(buffer_reader(self._root.read(inside)), self.data_schema)  # one request
             with self._root.files.open_input_file(inside) as source:
                 return decode(source, self.data_schema, attempts)
 
@@ -194,12 +206,12 @@ class StoredTable:
         try:
             delta = DeltaTable(address, storage_options=options)
         except TableNotFoundError:
-            if self._root.reading:
+            if self._root.read_only:
                 return None
             delta = self._create(address, options)
         except DeltaError:
-            if not self._root.reading:
-                set_aside_torn(self._root, self.place)  # or the log was pruned while it was read
+            if not self._root.read_only:
+                rename_torn_files(self._root, self.place)  # or the log was pruned while it was read
             delta = DeltaTable(address, storage_options=options)
         found = pa.schema(cast(Any, delta.schema().to_arrow()))
         check_schema(found, self.schema, RowPlace(self.name))
@@ -223,9 +235,10 @@ class StoredTable:
         return addition(file, rows, {PARTITION: run}, self._stats, new)
 
     def _commit(self, actions: list[Any], witness: str, numbers: Mapping[str, int]) -> None:
-        """Commit, and after any error look whether the commit is there: `witness` is a name that only it holds.
+        """Commit; after any error, look in the log whether the commit is there: `witness` is a name that only it has.
 
-        `numbers` by application id go with it; where there are any, whoever else wrote one of them since wins.
+        `numbers` by application id are committed as well; where there are any, a commit of another writer with one of
+        them since the last refresh wins, and this one raises CommitConflict.
         """
         transactions = [Transaction(*number) for number in numbers.items()]
         properties = CommitProperties(
@@ -234,39 +247,39 @@ class StoredTable:
         with self.lock, border(f"committing to table {self.name!r}", self._root.child(self.place)):
             for attempt in range(ATTEMPTS_TO_COMMIT):
                 if not numbers:
-                    self.refresh()  # a handle long idle could not be compared with a log that was pruned since
+                    self.refresh()  # the log may have been pruned past a handle that was long idle
                 before = self.version
                 try:
-                    self._push(actions, properties)
+                    self._write_commit(actions, properties)
                 except BaseException as error:
-                    if self._settle(before, witness):
+                    if self._confirm(before, witness):
                         return
                     if not isinstance(error, CommitFailedError):
                         raise
                     if numbers:
-                        raise Raced(self.name) from error
+                        raise CommitConflict(self.name) from error
                     time.sleep(random.uniform(0, 0.02 * (attempt + 1)))
                 else:
                     if self._root.directory is not None:
-                        self._settle(before, witness)
+                        self._confirm(before, witness)
                     else:
-                        self._prune(before + 1)  # an answered put is on disk; the next look moves the handle on
+                        self._prune(before + 1)  # an answered put is durable; the next refresh moves the handle
                     return
         what = f"table {self.name!r} is too busy: {ATTEMPTS_TO_COMMIT} commits lost their race"
         raise StoreUnavailable(what, self._root.child(self.place), "everything in the ledger", "run the same again")
 
-    def _push(self, actions: list[Any], properties: CommitProperties) -> None:
-        assert self._delta is not None and not self._root.reading, f"a commit to {self.name!r}, which is only read"
+    def _write_commit(self, actions: list[Any], properties: CommitProperties) -> None:
+        assert self._delta is not None and not self._root.read_only, f"a commit to {self.name!r}, which is only read"
         self._delta.create_write_transaction(
             actions, "append", self.schema, partition_by=[PARTITION], commit_properties=properties
         )
 
-    def _settle(self, before: int, witness: str) -> bool:
-        """Move the handle on; if one of the new versions holds `witness`, force its log to the disk and say so."""
+    def _confirm(self, before: int, witness: str) -> bool:
+        """Refresh; if one of the new versions has `witness`, force its log to the disk and return True."""
         self.refresh()
         for version in range(self.version, before, -1):  # newest first: old ones may have been pruned
             try:
-                found = witness in self._texts.of(version)
+                found = witness in self._texts.text(version)
             except FileNotFoundError:
                 return False
             if found:
@@ -289,8 +302,8 @@ class StoredTable:
 
     def _number(self, application: str, seen: int, number: int) -> int:
         """The number of an application id now, where it was `number` at version `seen` (-1: not known)."""
-        known = 0 <= seen <= self.version < seen + KEPT_LOGS
-        logs = self._texts.after(seen, self.version) if known else None
+        known = 0 <= seen <= self.version < seen + CACHED_VERSIONS
+        logs = self._texts.texts_after(seen, self.version) if known else None
         if logs is None:
             return int(self._delta.transaction_version(application) or 0) if self._delta else 0
         return last_number(logs, application, number)

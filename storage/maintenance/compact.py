@@ -1,7 +1,8 @@
-"""Housekeeping: what keeps a store small and quick, and can be left out for long. One process does it at a time.
+"""Maintenance of a store: compacts small files, deletes files that nothing needs, prunes logs.
 
-Nothing here removes rows that the ledger names: compaction copies verified rows, and the files they came from are
-deleted only when the copies have been read back and compared.
+It keeps a store small and quick and may be left out for long; one process does it at a time. No rows that the ledger
+names are removed: compaction copies verified rows, and the files they came from are deleted only when the copies have
+been read back and compared.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,14 +11,12 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from storage.delta.actions import Active
-from storage.delta.log import prune_log
-from storage.delta.table import Raced, StoredTable
+from storage.delta.log import ActiveFile, prune_log
+from storage.delta.table import CommitConflict, StoredTable
 from storage.errors import StoreError, border
-from storage.maintenance.activity import at_work
-from storage.maintenance.files import delete, older, sizes
-from storage.maintenance.sweep import drop_orphans, orphaned_policies
-from storage.policies.store import SCRATCHES
+from storage.maintenance.plan import at_work
+from storage.maintenance.sweep import drop_orphans, remove_orphaned_policies
+from storage.policies.store import SCRATCH_DIRECTORY
 from storage.refs import Slice
 from storage.roots import Root
 from storage.schemas.stage_tables import TABLES
@@ -26,12 +25,16 @@ from storage.store import FORMAT, Store
 
 RETENTION_HOURS = 168
 TEMPORARY_HOURS = 24
+"""Temporary files younger than this may belong to a process that is at work."""
 MIN_FILES = 8
+"""Fewer small files are not worth a commit."""
 TARGET_BYTES = 100_000_000
+
+SmallFile = tuple[ActiveFile, str, pa.Table]  # a file, the key of its rows, its rows
 
 
 @dataclass(frozen=True)
-class TableWork:
+class TableMaintenance:
     """What was done to one table: files merged and deleted, bytes of all its files before and after.
 
     `only_copies` are files kept although they are old: the only copy of rows that the ledger names.
@@ -46,10 +49,10 @@ class TableWork:
 
 
 @dataclass(frozen=True)
-class Maintenance:
-    """What one round did, by table; temporary files swept, and keys of policies that no row ever named."""
+class MaintenanceReport:
+    """What one call of `maintain` did: by table, temporary files deleted (`swept`), keys of policies without a row."""
 
-    tables: tuple[TableWork, ...] = ()
+    tables: tuple[TableMaintenance, ...] = ()
     swept: int = 0
     policies: tuple[str, ...] = ()
 
@@ -69,12 +72,12 @@ class Maintenance:
         return tuple(path for each in self.tables for path in each.only_copies)
 
 
-def maintain(store: Store, retention_hours: float = RETENTION_HOURS, dry_run: bool = False) -> Maintenance:
-    """Compact, delete what is no longer needed, prune logs, sweep temporary files; return what was done.
+def maintain(store: Store, retention_hours: float = RETENTION_HOURS, dry_run: bool = False) -> MaintenanceReport:
+    """Compact, delete what is no longer needed, prune logs, delete temporary files; return what was done.
 
-    `retention_hours` guards files that some reader or writer elsewhere may still be using; less than a day is for a
-    store that nobody else has open, and refused with StoreError while a run may be at work. A dry run changes nothing
-    and returns what there is to do now: files that it would merge are deleted by a later round.
+    `retention_hours` guards files that a reader or writer elsewhere may still be using; less than a day is for a store
+    that nobody else has open, and refused with StoreError while a run may be at work. A dry run changes nothing and
+    returns what there is to do now: files that it would merge are deleted by a later call.
     """
     busy = at_work(store)
     if busy and retention_hours < TEMPORARY_HOURS and not dry_run:
@@ -82,18 +85,19 @@ def maintain(store: Store, retention_hours: float = RETENTION_HOURS, dry_run: bo
         advice = "wait for the runs to end, or keep at least a day"
         raise StoreError(what, store.root.address, "nothing was changed", advice)
     tables = tuple(_maintain_table(store, table, retention_hours, dry_run) for table in _tables(store))
-    swept = sweep(store.root, dry_run) + (0 if dry_run else store.policies.sweep(TEMPORARY_HOURS))
-    return Maintenance(tables, swept, tuple(orphaned_policies(store, retention_hours, dry_run)))
+    swept = remove_temporary(store.root, dry_run)
+    swept += 0 if dry_run else store.policies.remove_unfinished_uploads(TEMPORARY_HOURS)
+    return MaintenanceReport(tables, swept, tuple(remove_orphaned_policies(store, retention_hours, dry_run)))
 
 
-def _maintain_table(store: Store, table: StoredTable, hours: float, dry_run: bool) -> TableWork:
-    before = sum(sizes(store.root, table.place).values())
+def _maintain_table(store: Store, table: StoredTable, hours: float, dry_run: bool) -> TableMaintenance:
+    before = sum(store.root.file_sizes(table.place).values())
     merged = compact(store, table, dry_run)
     orphans = [] if TABLES[table.name] in SYSTEM_TABLES else drop_orphans(store, table, hours, dry_run)
-    deleted, kept = vacuum(store, table, hours, dry_run)
+    deleted, only_copies = vacuum(store, table, hours, dry_run)
     deleted += len(orphans) + prune_log(store.root, table.place, dry_run=dry_run)
-    after = sum(sizes(store.root, table.place).values())
-    return TableWork(table.name, merged, deleted, before, after, tuple(kept))
+    after = sum(store.root.file_sizes(table.place).values())
+    return TableMaintenance(table.name, merged, deleted, before, after, tuple(only_copies))
 
 
 def compact(store: Store, table: StoredTable, dry_run: bool = False) -> int:
@@ -103,28 +107,28 @@ def compact(store: Store, table: StoredTable, dry_run: bool = False) -> int:
     that is not in the ledger may be about to be, and is left alone.
     """
     table.refresh()
-    book = TABLES[table.name] in SYSTEM_TABLES
-    finished = [] if book else _finished(store, table.name)
+    is_system = TABLES[table.name] in SYSTEM_TABLES
+    finished = [] if is_system else _finished_slices(store, table.name)
     merged = 0
-    for run in sorted({each.run for each in table.active()}):
-        if book:
-            merged += _fold(table, run, dry_run)
+    for run in sorted({each.run for each in table.active_files()}):
+        if is_system:
+            merged += _merge_system_files(table, run, dry_run)
             continue
-        files = [each for each in table.active() if each.run == run and each.size < TARGET_BYTES]
+        files = [each for each in table.active_files() if each.run == run and each.size < TARGET_BYTES]
         for bundle in _slice_groups(store, finished, files):
             try:
                 if not dry_run:
                     table.replace([file for file, _, _ in bundle], _row_groups(bundle), run)
-            except Raced:
-                break  # someone else is at it
+            except CommitConflict:
+                break  # another process is at it
             merged += len(bundle)
     return merged
 
 
-def _fold(table: StoredTable, run: str, dry_run: bool) -> int:
+def _merge_system_files(table: StoredTable, run: str, dry_run: bool) -> int:
     if not dry_run:
-        return table.fold(run, MIN_FILES)
-    num_files = sum(each.run == run for each in table.active())
+        return table.merge_files(run, MIN_FILES)
+    num_files = sum(each.run == run for each in table.active_files())
     return num_files if num_files >= MIN_FILES else 0
 
 
@@ -137,73 +141,70 @@ def vacuum(
     Returns how many were deleted, and the paths of those kept because they are the only copy.
     """
     table.refresh()
-    active = {each.path for each in table.active()}
-    named = {file.path: piece for piece in _finished(store, table.name) for file in piece.files}
-    deleted, kept = 0, []
-    for path in older(store.root, table.place, retention_hours, ".parquet"):
+    active = {each.path for each in table.active_files()}
+    named = {file.path: piece for piece in _finished_slices(store, table.name) for file in piece.files}
+    deleted, only_copies = 0, []
+    for path in store.root.paths_older(table.place, retention_hours, ".parquet"):
         inside = path.removeprefix(f"{table.place}/")
         if inside.startswith("_delta_log/") or inside in active:
             continue
-        if inside in named and not store.slices.moved(named[inside]):
-            kept.append(store.root.child(path))
+        if inside in named and not store.slices.has_compacted_copy(named[inside]):
+            only_copies.append(store.root.child(path))
             continue
         if not dry_run:
-            delete(store.root, path)
+            store.root.remove_unneeded(path)
         deleted += 1
-    return deleted, kept
+    return deleted, only_copies
 
 
-def sweep(root: Root, dry_run: bool = False) -> int:
-    """Delete what processes that died left half made, older than a day: log drafts and scratch directories."""
-    drafts = [path for path in older(root, "tables", TEMPORARY_HOURS) if "#" in path.rpartition("/")[2]]
-    drafts += [path for path in older(root, "", TEMPORARY_HOURS, deep=False) if path.startswith(f".{FORMAT}.")]
+def remove_temporary(root: Root, dry_run: bool = False) -> int:
+    """Delete what processes that died left unfinished, older than a day: log drafts and scratch directories."""
+    drafts = [path for path in root.paths_older("tables", TEMPORARY_HOURS) if "#" in path.rpartition("/")[2]]
+    drafts += [path for path in root.paths_older("", TEMPORARY_HOURS, deep=False) if path.startswith(f".{FORMAT}.")]
     for path in drafts if not dry_run else ():
-        delete(root, path)
-    scratches = older(root, SCRATCHES, TEMPORARY_HOURS, kind=pafs.FileType.Directory, deep=False)
+        root.remove_unneeded(path)
+    scratches = root.paths_older(SCRATCH_DIRECTORY, TEMPORARY_HOURS, kind=pafs.FileType.Directory, deep=False)
     for path in scratches if not dry_run else ():
-        with border("sweeping a scratch directory", root.child(path)):
+        with border("removing a scratch directory", root.child(path)):
             root.files.delete_dir(path)
     return len(drafts) + len(scratches)
 
 
-Piece = tuple[Active, str, pa.Table]  # a file, the key of its rows, its rows
-
-
 def _tables(store: Store) -> list[StoredTable]:
-    """Those that are there, books last: no table is made only to be tidied."""
-    books = [book.name for book in SYSTEM_TABLES]
+    """The tables that are there, system tables last; no table is made only to be maintained."""
+    system = [table.name for table in SYSTEM_TABLES]
     there = store.root.names("tables")
-    stages = [name for name in there if name not in books]
-    return [store.table(name) for name in (*stages, *(name for name in books if name in there))]
+    stages = [name for name in there if name not in system]
+    return [store.table(name) for name in (*stages, *(name for name in system if name in there))]
 
 
-def _finished(store: Store, table: str) -> list[Slice]:
-    """Every slice of a table that the ledger names and that was not retired, in order of run, step and time."""
+def _finished_slices(store: Store, table: str) -> list[Slice]:
+    """Every slice of a table that the ledger names and that has not expired, in order of run, step and time."""
     named = dict.fromkeys(piece for entry in store.ledger.entries() for piece in entry.slices(table))
-    return store.slices.retirements.without(named)
+    return store.slices.expired_slices.exclude(named)
 
 
-def _slice_groups(store: Store, finished: Sequence[Slice], files: Sequence[Active]) -> Iterator[list[Piece]]:
+def _slice_groups(store: Store, finished: Sequence[Slice], files: Sequence[ActiveFile]) -> Iterator[list[SmallFile]]:
     """Bundles of the files of finished slices, in the order of the ledger, each as large as a file should be."""
     small = {file.path: file for file in files}
     slices = [each for each in finished if len(each.files) == 1 and each.files[0].path in small]
     if len(slices) < MIN_FILES:
         return
-    bundle: list[Piece] = []
+    bundle: list[SmallFile] = []
     size = 0
     for piece in slices:
         file = small[piece.files[0].path]
         if bundle and size + file.size > TARGET_BYTES:
             yield bundle
             bundle, size = [], 0
-        rows = store.slices.stored(piece)
+        rows = store.slices.read_stored(piece)
         bundle.append((file, rows["key"][0].as_py(), rows))
         size += file.size
     if len(bundle) > 1:
         yield bundle
 
 
-def _row_groups(bundle: Sequence[Piece]) -> list[pa.Table]:
+def _row_groups(bundle: Sequence[SmallFile]) -> list[pa.Table]:
     """The rows of a bundle, those of one key together."""
     groups: dict[str, list[pa.Table]] = {}
     for _, key, rows in bundle:

@@ -1,8 +1,8 @@
-"""Repair: bring a damaged store to where everything in it can be trusted again, and say what that costs.
+"""Repairs a damaged store, so that everything in it can be trusted again, and says what was lost.
 
-Logs first, one table after the other: what is damaged goes into the quarantine, the table is what its last whole
-commit says, and rows that the later ones added are put back where they are found whole. Then everything that the ledger
-names is looked at. Work that cannot be read can be forgotten, and is then done again.
+Logs come first, table by table: damaged files are moved out, the table is what its last whole commit says, and rows
+that later commits added are put back where their files are whole. Then everything that the ledger names is checked.
+Work that cannot be read can be forgotten, and is then computed again.
 """
 
 import json
@@ -12,9 +12,8 @@ from datetime import UTC, datetime
 
 from storage.delta.table import StoredTable
 from storage.errors import StoreError
-from storage.maintenance.damage import Damage, LogDamage, descendants, inspect_log, set_aside
-from storage.maintenance.files import older
-from storage.maintenance.sweep import drop, remove_weights
+from storage.maintenance.damage import Damage, LogDamage, consumers, inspect_log, set_aside
+from storage.maintenance.sweep import drop_slices, remove_weights
 from storage.refs import Entry, File, Slice
 from storage.roots import Root
 from storage.runs import REMOVED
@@ -24,7 +23,7 @@ from storage.store import Store, open_store
 
 
 @dataclass(frozen=True)
-class Mended:
+class RepairedLog:
     """One log that was brought back to its last whole commit."""
 
     damage: LogDamage
@@ -42,49 +41,49 @@ def inspect_logs(root: Root) -> list[LogDamage]:
     return [damage for damage in found if damage]
 
 
-def mend_logs(root: Root, damages: Sequence[LogDamage]) -> list[Mended]:
+def repair_logs(root: Root, damages: Sequence[LogDamage]) -> list[RepairedLog]:
     """Set damaged log files aside and put back what their commits had added, where it is found whole.
 
     Stage tables come after the ledger, whose rows say which files are theirs.
     """
     places = {damage.table: set_aside(root, damage) for damage in damages}
-    books = [book.name for book in SYSTEM_TABLES]
-    order = sorted(damages, key=lambda damage: (damage.table not in books, damage.table))
-    mended = []
+    system = [table.name for table in SYSTEM_TABLES]
+    order = sorted(damages, key=lambda damage: (damage.table not in system, damage.table))
+    repaired = []
     for damage in order:
         store = open_store(root.address, root.options)
         restored: tuple[str, ...] = ()
         if damage.lost_versions:
-            restore = _restore_book if damage.table in books else _restore_stage_table
+            restore = _restore_system_table if damage.table in system else _restore_stage_table
             restored = tuple(restore(store, damage.table))
         again = _remove_again(store) if damage.lost_versions and damage.table == LEDGER.name else 0
-        mended.append(Mended(damage, places[damage.table], restored, again))
-    return mended
+        repaired.append(RepairedLog(damage, places[damage.table], restored, again))
+    return repaired
 
 
 @dataclass(frozen=True)
-class Forgetting:
-    """What can be done again, and what cannot: `lost` is work by chance that other work was made of."""
+class ForgetPlan:
+    """Which damaged work can be computed again, and which not: `lost` is sampled work that other work was made of."""
 
     rows: tuple[Entry, ...]
     again: tuple[Damage, ...]
     lost: tuple[Damage, ...]
 
 
-def plan_forgetting(store: Store, damages: Sequence[Damage], repeatable: Collection[str]) -> Forgetting:
+def plan_forget(store: Store, damages: Sequence[Damage], repeatable: Collection[str]) -> ForgetPlan:
     """Find out which damaged work can be forgotten, so that it is done again under the same key.
 
     Work of the stages `repeatable` always gives the same rows. Other work can only be done again while nothing was
     made of it: its key would stand for other rows than those that went into the rest.
     """
-    again = [damage for damage in damages if damage.stage in repeatable or not descendants(store, [damage.key])]
+    again = [damage for damage in damages if damage.stage in repeatable or not consumers(store, [damage.key])]
     keys = {damage.key for damage in again}
     pieces = {damage.piece for damage in again if damage.piece}
     rows = [e for e in store.ledger.entries() if e.key in keys and (not e.part or pieces & {*e.outputs})]
-    return Forgetting(tuple(rows), tuple(again), tuple(damage for damage in damages if damage not in again))
+    return ForgetPlan(tuple(rows), tuple(again), tuple(damage for damage in damages if damage not in again))
 
 
-def forget(store: Store, forgetting: Forgetting) -> int:
+def forget(store: Store, forgetting: ForgetPlan) -> int:
     """Remove the rows of work that is to be done again, then what is left of its files; return how many rows went.
 
     Weights that are still whole stay: they are found again, and the work must give the same ones.
@@ -95,7 +94,7 @@ def forget(store: Store, forgetting: Forgetting) -> int:
         rows = {(entry.key, entry.part) for entry in forgetting.rows if entry.run == run}
         num_rows += store.ledger.remove(run, rows, now, whole=False)
     named = {piece for entry in store.ledger.entries() for piece in entry.outputs}
-    drop(store, [damage.piece for damage in forgetting.again if damage.piece and damage.piece not in named])
+    drop_slices(store, [damage.piece for damage in forgetting.again if damage.piece and damage.piece not in named])
     for damage in forgetting.again:
         if damage.piece is None:
             remove_weights(store, damage.key, "`stagecoach repair --forget`: they were damaged")
@@ -107,7 +106,7 @@ def _remove_again(store: Store) -> int:
     num_rows = 0
     for run in store.runs.names():
         if (last := store.runs.last(run)) and last.event == REMOVED:
-            entries = [entry for entry in store.ledger.entries(run=run) if not _readable(store, entry.outputs)]
+            entries = [entry for entry in store.ledger.entries(run=run) if not _is_readable(store, entry.outputs)]
             rows = {(entry.key, entry.part) for entry in entries}
             num_rows += store.ledger.remove(run, rows, datetime.now(UTC), whole=False)
     return num_rows
@@ -116,15 +115,15 @@ def _remove_again(store: Store) -> int:
 def _restore_stage_table(store: Store, name: str) -> list[str]:
     """Put back the files of slices that the ledger names and the table does not hold."""
     table = store.slices.table(name)
-    held = {(each.run, attempt) for each in table.active() for attempt in _attempts(table, each.path)}
+    held = {(each.run, attempt) for each in table.active_files() for attempt in _attempts(table, each.path)}
     restored = []
     for piece in dict.fromkeys(piece for entry in store.ledger.entries() for piece in entry.slices(name)):
         if len(piece.files) == 1 and (piece.run, piece.attempt) not in held:
             try:
-                rows = store.slices.stored(piece)
+                rows = store.slices.read_stored(piece)
             except StoreError:
                 continue  # found again when what the ledger names is looked at
-            table.hold([(piece.files[0], rows)], piece.run)
+            table.commit_files([(piece.files[0], rows)], piece.run)
             restored.append(piece.files[0].path)
     return restored
 
@@ -133,29 +132,29 @@ def _attempts(table: StoredTable, path: str) -> set[str]:
     return {str(attempt) for attempt in table.read(path)["attempt"].to_pylist()}
 
 
-def _restore_book(store: Store, name: str) -> list[str]:
+def _restore_system_table(store: Store, name: str) -> list[str]:
     """Put back files that no readable commit speaks of and whose rows are not known: those of the lost commits.
 
     A row of the ledger counts only if all that it names can be read.
     """
     table = store.table(name)
-    held = {each.path for each in table.active()} | _removed(store.root, table)
-    known = {_spelled(row) for each in table.active() for row in table.read(each.path).to_pylist()}
+    held = {each.path for each in table.active_files()} | _removed_files(store.root, table)
+    known = {_row_text(row) for each in table.active_files() for row in table.read(each.path).to_pylist()}
     restored = []
-    for path in older(store.root, table.place, 0, ".parquet"):
+    for path in store.root.paths_older(table.place, 0, ".parquet"):
         inside = path.removeprefix(f"{table.place}/")
         if not inside.startswith("run=") or inside in held:
             continue
         rows = table.read(inside)
-        new = [row for row in rows.to_pylist() if _spelled(row) not in known]
-        if new and (name != LEDGER.name or all(_readable(store, _outputs(row)) for row in new)):
+        new = [row for row in rows.to_pylist() if _row_text(row) not in known]
+        if new and (name != LEDGER.name or all(_is_readable(store, _outputs(row)) for row in new)):
             data = store.root.read(path)
-            table.hold([(File(inside, len(data), ""), rows)], inside.split("/")[0].removeprefix("run="))
+            table.commit_files([(File(inside, len(data), ""), rows)], inside.split("/")[0].removeprefix("run="))
             restored.append(inside)
     return restored
 
 
-def _spelled(row: dict[str, object]) -> str:
+def _row_text(row: dict[str, object]) -> str:
     return json.dumps(row, sort_keys=True, default=str)
 
 
@@ -163,7 +162,7 @@ def _outputs(row: dict[str, list[dict[str, object]]]) -> list[Slice]:
     return [Slice.from_row(output) for output in row["outputs"]]
 
 
-def _readable(store: Store, pieces: Sequence[Slice]) -> bool:
+def _is_readable(store: Store, pieces: Sequence[Slice]) -> bool:
     try:
         for piece in pieces:
             store.read([piece])
@@ -172,7 +171,7 @@ def _readable(store: Store, pieces: Sequence[Slice]) -> bool:
     return True
 
 
-def _removed(root: Root, table: StoredTable) -> set[str]:
+def _removed_files(root: Root, table: StoredTable) -> set[str]:
     """The files that readable commits took out of a table: merged into others, or removed."""
     log = f"{table.place}/_delta_log"
     lines = (line for n in root.names(log) if n.endswith(".json") for line in root.read(f"{log}/{n}").splitlines())

@@ -1,4 +1,8 @@
-"""Removes what a plan names, rows of dead attempts and expired rows, so that a crash at any point harms nothing."""
+"""Removes from a store what a plan names, expired rows, and what attempts that died left, safely at any crash.
+
+What is to go is first written to a file of `removals/`, then the ledger rows go, then slices and weights. A process
+that dies on the way leaves the file, and the next call finishes what it names.
+"""
 
 import json
 import re
@@ -13,26 +17,27 @@ import pyarrow.compute as pc
 import pyarrow.fs as pafs
 
 from storage import runs
-from storage.delta.actions import Active
-from storage.delta.table import Raced, StoredTable
+from storage.delta.log import ActiveFile
+from storage.delta.table import CommitConflict, StoredTable
 from storage.errors import StoreError, StoreUnavailable, border
-from storage.maintenance.activity import at_work
-from storage.maintenance.files import delete, older
-from storage.maintenance.plan import Plan
+from storage.maintenance.plan import Plan, at_work
 from storage.policies.manifest import MANIFEST
-from storage.policies.store import SCRATCHES
+from storage.policies.store import SCRATCH_DIRECTORY
 from storage.refs import Slice
 from storage.roots import Root, make_directory, synchronise
 from storage.schemas.stage_tables import STAGE_TABLES
 from storage.store import Store
 
 RECORDS = "removals"
-TRIES = 20
+"""Directory of the files that name what is being removed."""
+MAX_RACES = 20
+HOURS = {"h": 1, "d": 24}
+"""Hours of the units of a retention."""
 
 
 @dataclass
-class Swept:
-    """What went: rows of the ledger, slices, files and their bytes, policies and theirs."""
+class RemovalReport:
+    """What was removed: ledger rows, slices, files and their bytes, policies and their bytes."""
 
     rows: int = 0
     slices: int = 0
@@ -40,197 +45,6 @@ class Swept:
     bytes: int = 0
     policies: int = 0
     policy_bytes: int = 0
-
-
-def sweep_plan(store: Store, plan: Plan) -> Swept:
-    """Finish what an earlier call left, then carry out a plan; return what went.
-
-    Raises StoreUnavailable where the store cannot be written; calling again goes on.
-    """
-    swept = finish(store)
-    now = datetime.now(UTC)
-    if not plan.empty:
-        _write_down(store, plan)
-        for run in plan.removed:
-            swept.rows += _remove_run(store, run, plan, now)
-        _thin(store, plan.thinned, swept)
-        _finish_each(store, swept)
-    return swept
-
-
-def finish(store: Store) -> Swept:
-    """Finish what calls that died have written down."""
-    swept = Swept()
-    _finish_each(store, swept)
-    return swept
-
-
-def drop(store: Store, pieces: Sequence[Slice]) -> tuple[int, int]:
-    """Take slices that nobody may read any more out of their tables and off the disk; return files and bytes.
-
-    Other rows of the files that compaction put them in are written anew, and the old files are left to `vacuum`.
-    """
-    files = size = 0
-    for name in dict.fromkeys(piece.table for piece in pieces):
-        table = store.slices.table(name)
-        mine = [piece for piece in pieces if piece.table == name]
-        whole = [path for run in sorted({p.run for p in mine}) for path in _take_out(table, run, mine)]
-        table.refresh()
-        active = {each.path for each in table.active()}
-        for path in dict.fromkeys([*whole, *(file.path for piece in mine for file in piece.files)]):
-            if path not in active:
-                freed = delete(store.root, f"{table.place}/{path}")
-                files, size = files + (freed > 0), size + freed
-    return files, size
-
-
-def remove_weights(store: Store, key: str, why: str = "") -> int:
-    """Remove the directory of a policy, complete or not there at all; return its bytes.
-
-    With `why`, a marker stays that says so to whoever asks for the weights, and against which weights made again under
-    the same key are checked.
-    """
-    policy = store.policies.find(key)
-    if policy is not None and why:
-        store.policies.note_removed(key, policy.weights_sha256, why)
-    with border(f"removing policy {key!r}", store.root.child(f"policies/{key}"), "every other policy"):
-        _remove_directory(store.root, f"policies/{key}")
-    return sum(file.size for file in policy.files) if policy else 0
-
-
-def _write_down(store: Store, plan: Plan) -> None:
-    record = {"slices": [piece.to_row() for piece in plan.slices], "policies": list(plan.policies)}
-    store.root.write(f"{RECORDS}/{uuid4().hex}.json", json.dumps(record).encode())
-
-
-def _remove_run(store: Store, run: str, plan: Plan, at: datetime) -> int:
-    rows = {(entry.key, entry.part) for entry in plan.rows if entry.run == run}
-    num_removed = store.ledger.remove(run, rows, at)
-    if (last := store.runs.last(run)) and last.event != runs.REMOVED:
-        staying = sum(entry.run == run for entry in plan.staying)
-        message = f"removed by gc: {len(rows)} rows of the ledger; {staying} stay, because kept runs name them"
-        store.runs.record(run=run, event=runs.REMOVED, message=message)
-    return num_removed
-
-
-def _thin(store: Store, keys: Iterable[str], swept: Swept) -> None:
-    for key in keys:
-        swept.policy_bytes += remove_weights(store, key, "`stagecoach gc --policies`")
-        swept.policies += 1
-
-
-def _finish_each(store: Store, swept: Swept) -> None:
-    for name in store.root.names(RECORDS):
-        path = f"{RECORDS}/{name}"
-        record = json.loads(store.root.read(path))
-        entries = store.ledger.entries()
-        live = {piece for entry in entries for piece in entry.outputs}
-        dead = [piece for row in record["slices"] if (piece := Slice.from_row(row)) not in live]
-        files, size = drop(store, dead)
-        swept.slices, swept.files, swept.bytes = swept.slices + len(dead), swept.files + files, swept.bytes + size
-        keys = set(record["policies"]) - {entry.key for entry in entries}
-        for key in sorted(key for key in keys if not _made_anew(store.root, key, path)):
-            swept.policy_bytes += remove_weights(store, key)
-            swept.policies += 1
-        delete(store.root, path)
-
-
-def _made_anew(root: Root, key: str, record: str) -> bool:
-    """Whether a policy was published after the record that wants it gone: by a run that its ledger row will name."""
-    made, written = root.files.get_file_info([f"policies/{key}/{MANIFEST}", record])
-    return made.mtime is not None and written.mtime is not None and made.mtime > written.mtime
-
-
-def _take_out(table: StoredTable, run: str, pieces: Collection[Slice]) -> list[str]:
-    """Commit a table without the slices of one run; return the files that held nothing else."""
-    attempts = pa.array(sorted({piece.attempt for piece in pieces if piece.run == run}), pa.string())
-    for _ in range(TRIES):
-        table.refresh()
-        found = [(each, _rows(table, each, attempts)) for each in table.active() if each.run == run]
-        old = [(each, rows) for each, rows in found if rows is not None]
-        if not old:
-            return []
-        try:
-            table.replace([each for each, _ in old], [g for _, rows in old for g in _row_groups(rows)], run)
-        except Raced:
-            continue  # a compactor at work
-        return [each.path for each, rows in old if not rows.num_rows]
-    what = f"table {table.name!r} is too busy: {TRIES} races lost"
-    raise StoreUnavailable(what, f"run {run!r}", "everything that the ledger names", "run the same again")
-
-
-def _rows(table: StoredTable, file: Active, attempts: "pa.Array[Any]") -> pa.Table | None:
-    """The rows of a file without some attempts; None where it holds none of those, or cannot be read."""
-    if file.first_attempt == file.last_attempt:
-        mine = pc.is_in(pa.scalar(file.first_attempt), attempts).as_py()
-        return table.data_schema.empty_table() if mine else None
-    try:
-        rows = table.read(file.path)
-    except StoreUnavailable:
-        return None  # what else it holds may still be read, row group by row group
-    others = rows.filter(pc.invert(pc.is_in(rows["attempt"], attempts)))
-    return None if others.num_rows == rows.num_rows else others
-
-
-def _row_groups(rows: pa.Table) -> list[pa.Table]:
-    return [rows.filter(pc.equal(rows["key"], key)).combine_chunks() for key in rows["key"].unique()]
-
-
-def _remove_directory(root: Root, path: str) -> None:
-    """On a local root in one step: moved among the scratch directories, which are swept when a process dies."""
-    if root.directory is not None:
-        if (root.directory / path).is_dir():
-            make_directory(root.directory / SCRATCHES)
-            gone = f"{SCRATCHES}/removed-{uuid4().hex}"
-            root.files.move(path, gone)
-            synchronise(root.directory / "policies")
-            root.files.delete_dir(gone)
-        return
-    delete(root, f"{path}/{MANIFEST}")
-    for info in root.files.get_file_info(pafs.FileSelector(path, allow_not_found=True, recursive=True)):
-        if info.type == pafs.FileType.File:
-            delete(root, info.path)
-
-
-def drop_orphans(store: Store, table: StoredTable, hours: float, dry_run: bool = False) -> list[str]:
-    """Take files out of a stage table that only hold rows of attempts that no ledger row names; return their paths.
-
-    Files younger than so many hours, and those of runs that may be at work, are left alone.
-    """
-    table.refresh()
-    busy = at_work(store)
-    old = {path.removeprefix(f"{table.place}/") for path in older(store.root, table.place, hours, ".parquet")}
-    named = {(s.run, s.attempt) for entry in store.ledger.entries() for s in entry.slices(table.name)}
-    found = [each for each in table.active() if each.path in old and each.run not in busy]
-    alone = [each for each in found if each.first_attempt == each.last_attempt]
-    orphans = [each for each in alone if (each.run, each.first_attempt) not in named]
-    if not dry_run:
-        for run in sorted({each.run for each in orphans}):
-            try:
-                table.replace([each for each in orphans if each.run == run], [], run)
-            except Raced:
-                return []  # someone else is at it
-        for each in orphans:
-            delete(store.root, f"{table.place}/{each.path}")
-    return [each.path for each in orphans]
-
-
-def orphaned_policies(store: Store, hours: float, dry_run: bool = False) -> list[str]:
-    """Remove weights that were published for a ledger row that never came; return their keys.
-
-    Those younger than so many hours are left alone, and all while any run may be at work.
-    """
-    if at_work(store):
-        return []
-    named = {entry.key for entry in store.ledger.entries()}
-    old = set(older(store.root, "policies", hours, MANIFEST))
-    keys = [key for key in store.policies.names() if key not in named and f"policies/{key}/{MANIFEST}" in old]
-    for key in keys if not dry_run else ():
-        remove_weights(store, key)
-    return keys
-
-
-HOURS = {"h": 1, "d": 24}
 
 
 @dataclass(frozen=True)
@@ -252,8 +66,8 @@ class Retention:
 
 
 @dataclass(frozen=True)
-class Expired:
-    """What a retention dropped, or would drop."""
+class ExpiryReport:
+    """What was dropped of a table, or would be."""
 
     table: str
     hours: int
@@ -262,23 +76,211 @@ class Expired:
     bytes: int
 
 
-def expire(store: Store, retention: Retention, dry_run: bool = False) -> Expired:
+def carry_out(store: Store, plan: Plan) -> RemovalReport:
+    """Finish what an earlier call left, then remove what a plan names; return what went.
+
+    Raises StoreUnavailable where the store cannot be written; calling again continues.
+    """
+    report = finish_removals(store)
+    now = datetime.now(UTC)
+    if not plan.empty:
+        _record_plan(store, plan)
+        for run in plan.removed:
+            report.rows += _remove_run(store, run, plan, now)
+        _prune_policies(store, plan.pruned, report)
+        _finish_records(store, report)
+    return report
+
+
+def finish_removals(store: Store) -> RemovalReport:
+    """Finish the removals that processes which died had recorded."""
+    report = RemovalReport()
+    _finish_records(store, report)
+    return report
+
+
+def expire(store: Store, retention: Retention, dry_run: bool = False) -> ExpiryReport:
     """Drop the rows of a table that were made longer ago than its retention; return what went.
 
-    A slice counts by the end of the work that made it, whoever shares it. What an earlier call said and did not get
-    to do is done as well.
+    The age of a slice is that of the work that made it, whichever runs use it. The expiry is recorded before the rows
+    go: what an earlier call recorded and did not finish is finished here.
     """
-    pieces = _older(store, retention)
-    new = store.slices.retirements.without(pieces)
+    pieces = _old_slices(store, retention)
+    new = store.slices.expired_slices.exclude(pieces)
     size = sum(file.size for piece in new for file in piece.files)
     if dry_run:
-        return Expired(retention.table, retention.hours, len(new), sum(len(piece.files) for piece in new), size)
-    store.slices.retirements.record(new, retention.hours)
-    files, size = drop(store, pieces)
-    return Expired(retention.table, retention.hours, len(new), files, size)
+        return ExpiryReport(retention.table, retention.hours, len(new), sum(len(piece.files) for piece in new), size)
+    store.slices.expired_slices.record(new, retention.hours)
+    files, size = drop_slices(store, pieces)
+    return ExpiryReport(retention.table, retention.hours, len(new), files, size)
 
 
-def _older(store: Store, retention: Retention) -> list[Slice]:
+def _old_slices(store: Store, retention: Retention) -> list[Slice]:
     newest = datetime.now(UTC) - timedelta(hours=retention.hours)
     entries = [entry for entry in store.ledger.entries() if entry.finished_at <= newest]
     return list(dict.fromkeys(piece for entry in entries for piece in entry.slices(retention.table) if piece.rows))
+
+
+def drop_orphans(store: Store, table: StoredTable, hours: float, dry_run: bool = False) -> list[str]:
+    """Remove files of a stage table that only hold rows of attempts that no ledger row names; return their paths.
+
+    Files younger than `hours`, and those of runs that may be at work, are left alone.
+    """
+    table.refresh()
+    busy = at_work(store)
+    old = {path.removeprefix(f"{table.place}/") for path in store.root.paths_older(table.place, hours, ".parquet")}
+    named = {(s.run, s.attempt) for entry in store.ledger.entries() for s in entry.slices(table.name)}
+    found = [each for each in table.active_files() if each.path in old and each.run not in busy]
+    alone = [each for each in found if each.first_attempt == each.last_attempt]
+    orphans = [each for each in alone if (each.run, each.first_attempt) not in named]
+    if not dry_run:
+        for run in sorted({each.run for each in orphans}):
+            try:
+                table.replace([each for each in orphans if each.run == run], [], run)
+            except CommitConflict:
+                return []  # another process is at it
+        for each in orphans:
+            store.root.remove_unneeded(f"{table.place}/{each.path}")
+    return [each.path for each in orphans]
+
+
+def remove_orphaned_policies(store: Store, hours: float, dry_run: bool = False) -> list[str]:
+    """Remove weights that were published for a ledger row that never came; return their keys.
+
+    Those younger than `hours` are left alone, and all while any run may be at work.
+    """
+    if at_work(store):
+        return []
+    named = {entry.key for entry in store.ledger.entries()}
+    old = set(store.root.paths_older("policies", hours, MANIFEST))
+    keys = [key for key in store.policies.names() if key not in named and f"policies/{key}/{MANIFEST}" in old]
+    for key in keys if not dry_run else ():
+        remove_weights(store, key)
+    return keys
+
+
+def _record_plan(store: Store, plan: Plan) -> None:
+    record = {"slices": [piece.to_row() for piece in plan.slices], "policies": list(plan.policies)}
+    store.root.write(f"{RECORDS}/{uuid4().hex}.json", json.dumps(record).encode())
+
+
+def _remove_run(store: Store, run: str, plan: Plan, at: datetime) -> int:
+    rows = {(entry.key, entry.part) for entry in plan.rows if entry.run == run}
+    num_removed = store.ledger.remove(run, rows, at)
+    if (last := store.runs.last(run)) and last.event != runs.REMOVED:
+        staying = sum(entry.run == run for entry in plan.staying)
+        message = f"removed by gc: {len(rows)} rows of the ledger; {staying} stay, because kept runs name them"
+        store.runs.record(run=run, event=runs.REMOVED, message=message)
+    return num_removed
+
+
+def _prune_policies(store: Store, keys: Iterable[str], report: RemovalReport) -> None:
+    for key in keys:
+        report.policy_bytes += remove_weights(store, key, "`stagecoach gc --policies`")
+        report.policies += 1
+
+
+def _finish_records(store: Store, report: RemovalReport) -> None:
+    for name in store.root.names(RECORDS):
+        path = f"{RECORDS}/{name}"
+        record = json.loads(store.root.read(path))
+        entries = store.ledger.entries()
+        live = {piece for entry in entries for piece in entry.outputs}
+        dead = [piece for row in record["slices"] if (piece := Slice.from_row(row)) not in live]
+        files, size = drop_slices(store, dead)
+        report.slices, report.files, report.bytes = report.slices + len(dead), report.files + files, report.bytes + size
+        keys = set(record["policies"]) - {entry.key for entry in entries}
+        for key in sorted(key for key in keys if not _is_republished(store.root, key, path)):
+            report.policy_bytes += remove_weights(store, key)
+            report.policies += 1
+        store.root.remove_unneeded(path)
+
+
+def _is_republished(root: Root, key: str, record: str) -> bool:
+    """Whether a policy was published after the record that names it: a new run made it and will commit it."""
+    published, recorded = root.files.get_file_info([f"policies/{key}/{MANIFEST}", record])
+    return published.mtime is not None and recorded.mtime is not None and published.mtime > recorded.mtime
+
+
+def drop_slices(store: Store, pieces: Sequence[Slice]) -> tuple[int, int]:
+    """Remove slices that nobody may read any more from their tables and from the disk; return files and bytes.
+
+    Other rows of the files that compaction put them in are written anew, and the old files are left to `vacuum`.
+    """
+    files = size = 0
+    for name in dict.fromkeys(piece.table for piece in pieces):
+        table = store.slices.table(name)
+        own = [piece for piece in pieces if piece.table == name]
+        emptied = [path for run in sorted({p.run for p in own}) for path in _take_out(table, run, own)]
+        table.refresh()
+        active = {each.path for each in table.active_files()}
+        for path in dict.fromkeys([*emptied, *(file.path for piece in own for file in piece.files)]):
+            if path not in active:
+                freed = store.root.remove_unneeded(f"{table.place}/{path}")
+                files, size = files + (freed > 0), size + freed
+    return files, size
+
+
+def _take_out(table: StoredTable, run: str, pieces: Collection[Slice]) -> list[str]:
+    """Commit a table without the slices of one run; return the files that held nothing else."""
+    attempts = pa.array(sorted({piece.attempt for piece in pieces if piece.run == run}), pa.string())
+    for _ in range(MAX_RACES):
+        table.refresh()
+        found = [(each, _other_rows(table, each, attempts)) for each in table.active_files() if each.run == run]
+        old = [(each, rows) for each, rows in found if rows is not None]
+        if not old:
+            return []
+        try:
+            table.replace([each for each, _ in old], [g for _, rows in old for g in _row_groups(rows)], run)
+        except CommitConflict:
+            continue  # a compaction replaced files meanwhile
+        return [each.path for each, rows in old if not rows.num_rows]
+    what = f"table {table.name!r} is too busy: {MAX_RACES} races lost"
+    raise StoreUnavailable(what, f"run {run!r}", "everything that the ledger names", "run the same again")
+
+
+def _other_rows(table: StoredTable, file: ActiveFile, attempts: "pa.Array[Any]") -> pa.Table | None:
+    """The rows of a file without some attempts; None where it holds none of those, or cannot be read."""
+    if file.first_attempt == file.last_attempt:
+        going = pc.is_in(pa.scalar(file.first_attempt), attempts).as_py()
+        return table.data_schema.empty_table() if going else None
+    try:
+        rows = table.read(file.path)
+    except StoreUnavailable:
+        return None  # what else it holds may still be read, row group by row group
+    others = rows.filter(pc.invert(pc.is_in(rows["attempt"], attempts)))
+    return None if others.num_rows == rows.num_rows else others
+
+
+def _row_groups(rows: pa.Table) -> list[pa.Table]:
+    return [rows.filter(pc.equal(rows["key"], key)).combine_chunks() for key in rows["key"].unique()]
+
+
+def remove_weights(store: Store, key: str, why: str = "") -> int:
+    """Remove the directory of a policy, complete or not there at all; return its bytes.
+
+    With `why`, a marker stays: errors about missing weights quote it, and weights made again under the same key are
+    checked against it.
+    """
+    policy = store.policies.find(key)
+    if policy is not None and why:
+        store.policies.note_removal(key, policy.weights_sha256, why)
+    with border(f"removing policy {key!r}", store.root.child(f"policies/{key}"), "every other policy"):
+        _remove_directory(store.root, f"policies/{key}")
+    return sum(file.size for file in policy.files) if policy else 0
+
+
+def _remove_directory(root: Root, path: str) -> None:
+    """On a local root in one step: moved among the scratch directories, which go when a process dies."""
+    if root.directory is not None:
+        if (root.directory / path).is_dir():
+            make_directory(root.directory / SCRATCH_DIRECTORY)
+            gone = f"{SCRATCH_DIRECTORY}/removed-{uuid4().hex}"
+            root.files.move(path, gone)
+            synchronise(root.directory / "policies")
+            root.files.delete_dir(gone)
+        return
+    root.remove_unneeded(f"{path}/{MANIFEST}")
+    for info in root.files.get_file_info(pafs.FileSelector(path, allow_not_found=True, recursive=True)):
+        if info.type == pafs.FileType.File:
+            root.remove_unneeded(info.path)

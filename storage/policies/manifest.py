@@ -1,4 +1,4 @@
-"""Manifests: what a complete policy says of itself, and whether a local directory holds exactly that."""
+"""Manifests of policies: the files of a complete policy with digests, and checks of directories against them."""
 
 import hashlib
 import json
@@ -8,15 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from storage.errors import DamagedSlice
-from storage.keys import canonical
+from storage.keys import canonical_json
 from storage.refs import File
 
 MANIFEST = "manifest.json"
+BASE_FILE = "base.json"
+"""File of a policy that is an adapter: `policy_key` and `weights_sha256` of the policy it is laid over."""
 
 
 @dataclass(frozen=True)
 class PolicyManifest:
-    """What a complete policy says of itself: files with paths relative to its directory, manifest not among them.
+    """A complete policy: its files with paths relative to its directory, the manifest not among them.
 
     `place` is its directory below the store's root; `added` are the places of files that lie elsewhere, by path: in an
     object store what was added to a policy later (an optimizer's state) has a place of its own.
@@ -33,17 +35,17 @@ class PolicyManifest:
         return f"{self.added.get(file.path, self.place)}/{file.path}"
 
 
-def manifest(
+def manifest_text(
     weights_sha256: str, files: Sequence[File], below: str = "", added: Mapping[str, str] | None = None
 ) -> str:
     """The text of a manifest; `below` and `added` are places relative to the policy's directory."""
     content: dict[str, Any] = {"weights_sha256": weights_sha256, "below": below}
     if added:
         content["added"] = dict(added)
-    return canonical({**content, "files": [file.to_row() for file in files]})
+    return canonical_json({**content, "files": [file.to_row() for file in files]})
 
 
-def parse(text: bytes, policy_key: str) -> PolicyManifest:
+def parse_manifest(text: bytes, policy_key: str) -> PolicyManifest:
     """The policy of a manifest's text."""
     content = json.loads(text)
     files = tuple(File.from_row(file) for file in content["files"])
@@ -52,8 +54,8 @@ def parse(text: bytes, policy_key: str) -> PolicyManifest:
     return PolicyManifest(policy_key, content["weights_sha256"], files, top + content["below"], added)
 
 
-def digested(directory: Path) -> list[File]:
-    """The files of a directory with sizes and digests, by path."""
+def digest_files(directory: Path) -> list[File]:
+    """The files of a directory with sizes and digests, in order of path."""
     paths = sorted(path for path in directory.rglob("*") if path.is_file() and path.name != MANIFEST)
     return [File(path.relative_to(directory).as_posix(), path.stat().st_size, _sha256(path)) for path in paths]
 
@@ -61,7 +63,13 @@ def digested(directory: Path) -> list[File]:
 def weights_digest(files: Sequence[File]) -> str:
     """The digest of the weights among files: the safetensors files but the optimizer's; all files if there are none."""
     weights = [f for f in files if f.path.endswith(".safetensors") and not Path(f.path).name.startswith("optimizer")]
-    return hashlib.sha256(canonical([file.to_row() for file in weights or files]).encode()).hexdigest()
+    return hashlib.sha256(canonical_json([file.to_row() for file in weights or files]).encode()).hexdigest()
+
+
+def adapter_base(directory: Path) -> str | None:
+    """Return the key of the policy that the adapter in `directory` is laid over; None for weights that are whole."""
+    file = directory / BASE_FILE
+    return str(json.loads(file.read_text())["policy_key"]) if file.is_file() else None
 
 
 def check_files(directory: Path, files: Sequence[File], verify: bool) -> None:

@@ -1,6 +1,6 @@
 """Policies in an object store: uploaded under a name of their own, then named by a manifest, put only where none is.
 
-What a killed upload left is named by no manifest: nobody sees it, and `sweep` removes it a day later.
+What a killed upload left is named by no manifest: nobody sees it, and maintenance removes it a day later.
 """
 
 import hashlib
@@ -16,22 +16,22 @@ from uuid import uuid4
 import pyarrow.fs as pafs
 
 from storage.errors import DamagedSlice, border
-from storage.policies.manifest import MANIFEST, PolicyManifest, check_files, manifest, parse
-from storage.policies.scratch import Scratches
+from storage.policies.manifest import MANIFEST, PolicyManifest, check_files, manifest_text, parse_manifest
+from storage.policies.scratch import ScratchDirectories
 from storage.refs import File
 from storage.roots import Root
 
 CHUNK = 1 << 22
-KEPT_COPIES = 4
+MIN_COPIES = 4
 """Local copies of policies that stay whatever their age."""
-KEPT_SECONDS = 3600
+COPY_SECONDS = 3600
 """How long a local copy stays after it was last asked for: whoever asked may be about to read it."""
 
 
-class Uploads:
+class RemotePolicies:
     """Puts policies into an object store and keeps local copies of those asked for."""
 
-    def __init__(self, root: Root, copies: Path, scratches: Scratches) -> None:
+    def __init__(self, root: Root, copies: Path, scratches: ScratchDirectories) -> None:
         self._root = root
         self._copies = copies
         self._scratches = scratches
@@ -40,9 +40,9 @@ class Uploads:
         """Upload a new policy; where another process was first with the key, its policy stands and ours is removed."""
         below = self._upload(source, policy_key, files)
         name = f"policies/{policy_key}/{MANIFEST}"
-        if self._root.create(name, manifest(weights_sha256, files, below).encode()):
+        if self._root.create(name, manifest_text(weights_sha256, files, below).encode()):
             return
-        if parse(self._root.read(name), policy_key).place != f"policies/{policy_key}{below}":
+        if parse_manifest(self._root.read(name), policy_key).place != f"policies/{policy_key}{below}":
             self._remove([f"policies/{policy_key}{below}/{file.path}" for file in files])
 
     def add(self, source: Path, standing: PolicyManifest, files: Sequence[File]) -> None:
@@ -51,12 +51,14 @@ class Uploads:
         top = f"policies/{standing.policy_key}"
         places = {path: place.removeprefix(top) for path, place in standing.added.items()}
         added = {**places, **{file.path: below for file in files}}
-        text = manifest(standing.weights_sha256, (*standing.files, *files), standing.place.removeprefix(top), added)
+        text = manifest_text(
+            standing.weights_sha256, (*standing.files, *files), standing.place.removeprefix(top), added
+        )
         self._root.write(f"{top}/{MANIFEST}", text.encode())
 
     def copy(self, policy: PolicyManifest) -> Path:
         """A local directory with the policy's files: an earlier copy of the right sizes, else a verified download."""
-        target = self._place(policy)
+        target = self._copy_directory(policy)
         try:
             check_files(target, policy.files, verify=False)
         except DamagedSlice:
@@ -66,12 +68,12 @@ class Uploads:
             os.utime(target)
         return target
 
-    def keep(self, source: Path, policy: PolicyManifest) -> None:
+    def adopt_copy(self, source: Path, policy: PolicyManifest) -> None:
         """Make a scratch directory with exactly the policy's files its local copy, which saves the download."""
-        self._settle(source, self._place(policy))
+        self._move_copy(source, self._copy_directory(policy))
 
-    def sweep(self, hours: float) -> int:
-        """Delete what killed uploads left more than so many hours ago; return how many objects and unfinished uploads.
+    def remove_unfinished(self, hours: float) -> int:
+        """Delete what killed uploads left more than `hours` ago; return how many objects and unfinished uploads.
 
         Those are objects below policies that no manifest names, and uploads in parts, of anything in the store, that
         never ended. A download that began with a manifest since replaced is safe: files are only ever added to one.
@@ -82,11 +84,11 @@ class Uploads:
             by_key: dict[str, list[str]] = {}
             for info in found:
                 if info.path.split("/")[1].startswith("."):
-                    continue  # what is said about policies, not part of one
+                    continue  # markers about policies, such as those of removed weights
                 by_key.setdefault(info.path.split("/")[1], []).append(info.path)
-            orphans = [path for key, paths in by_key.items() for path in sorted(set(paths) - self._named(key))]
+            orphans = [path for key, paths in by_key.items() for path in sorted(set(paths) - self._named_files(key))]
             self._remove(orphans)
-            return len(orphans) + self._give_up(oldest)
+            return len(orphans) + self._abort_uploads(oldest)
 
     def _upload(self, source: Path, policy_key: str, files: Sequence[File]) -> str:
         below = f"/{uuid4().hex[:12]}"
@@ -106,47 +108,47 @@ class Uploads:
                     with self._root.files.open_input_stream(place) as read, open(ours / file.path, "wb") as write:
                         shutil.copyfileobj(read, write, CHUNK)
             check_files(ours, policy.files, verify=True)
-            self._settle(ours, target)
+            self._move_copy(ours, target)
         finally:
             self._scratches.discard(ours)
 
-    def _settle(self, ours: Path, target: Path) -> None:
-        self._drop_old()
+    def _move_copy(self, ours: Path, target: Path) -> None:
+        self._drop_old_copies()
         try:
             os.rename(ours, target)
         except OSError:
             if not target.is_dir():  # else another process was first
                 raise
 
-    def _drop_old(self) -> None:
+    def _drop_old_copies(self) -> None:
         copies = [path for path in self._copies.iterdir() if path.is_dir() and not path.name.startswith(".")]
         used = {path: path.stat().st_mtime for path in copies}
         newest_first = sorted(copies, key=lambda path: -used[path])
-        for path in newest_first[KEPT_COPIES:]:
-            if used[path] < time.time() - KEPT_SECONDS:
+        for path in newest_first[MIN_COPIES:]:
+            if used[path] < time.time() - COPY_SECONDS:
                 shutil.rmtree(path, ignore_errors=True)
 
-    def _place(self, policy: PolicyManifest) -> Path:
+    def _copy_directory(self, policy: PolicyManifest) -> Path:
         """The place of the local copy of exactly these files."""
-        told = manifest(policy.weights_sha256, policy.files)
-        return self._copies / f"{policy.policy_key}-{hashlib.sha256(told.encode()).hexdigest()[:16]}"
+        text = manifest_text(policy.weights_sha256, policy.files)
+        return self._copies / f"{policy.policy_key}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
     def _files(self, below: str) -> list[pafs.FileInfo]:
         found = self._root.files.get_file_info(pafs.FileSelector(below, allow_not_found=True, recursive=True))
         return [info for info in found if info.type == pafs.FileType.File]
 
-    def _give_up(self, oldest: datetime) -> int:
+    def _abort_uploads(self, oldest: datetime) -> int:
         bucket = self._root.bucket
-        old = [each for each in bucket.unfinished() if each[2] <= oldest] if bucket is not None else []
+        old = [each for each in bucket.unfinished_uploads() if each[2] <= oldest] if bucket is not None else []
         for key, upload, _ in old:
             assert bucket is not None
-            bucket.give_up(key, upload)
+            bucket.abort_upload(key, upload)
         return len(old)
 
-    def _named(self, policy_key: str) -> set[str]:
+    def _named_files(self, policy_key: str) -> set[str]:
         name = f"policies/{policy_key}/{MANIFEST}"
         try:
-            policy = parse(self._root.read(name), policy_key)
+            policy = parse_manifest(self._root.read(name), policy_key)
         except FileNotFoundError:
             return set()
         return {name, *(policy.place_of(file) for file in policy.files)}

@@ -1,7 +1,7 @@
-"""Scratch directories: where weights are written before they are a policy, gone with the process that wanted them.
+"""Scratch directories: where weights are written before they are a policy; they go with the process that made them.
 
 Each is locked by its process for as long as it is in use. The system drops the lock when the process dies, however it
-does, and whoever makes the next scratch directory removes those that nobody holds.
+does, and the next process that makes a scratch directory removes those without a lock.
 """
 
 import fcntl
@@ -16,22 +16,22 @@ from uuid import uuid4
 from storage.roots import make_directory
 
 
-class Scratches:
+class ScratchDirectories:
     """The scratch directories below one directory; safe to share between threads."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self._held: dict[Path, int] = {}
+        self._locks: dict[Path, int] = {}
         self._lock = Lock()
 
     def make(self, name: str) -> Path:
         """Make a new empty directory whose name begins with `name`, and remove those whose processes are gone."""
-        with self._lock, self._alone():
-            self._sweep()
+        with self._lock, self._exclusive():
+            self._remove_abandoned()
             path = self.directory / f"{name}-{uuid4().hex[:12]}"
             make_directory(path)
-            if (held := _hold(path)) is not None:
-                self._held[path] = held
+            if (descriptor := _lock_directory(path)) is not None:
+                self._locks[path] = descriptor
             return path
 
     def discard(self, path: Path) -> None:
@@ -40,32 +40,32 @@ class Scratches:
             return
         shutil.rmtree(path, ignore_errors=True)
         with self._lock:
-            held = self._held.pop(path, None)
-        if held is not None:
-            os.close(held)
+            descriptor = self._locks.pop(path, None)
+        if descriptor is not None:
+            os.close(descriptor)
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Keep other processes from sweeping what is made and not held yet."""
+    def _exclusive(self) -> Iterator[None]:
+        """Keep other processes from removing a directory between its making and its lock."""
         make_directory(self.directory)
-        door = _hold(self.directory, wait=True)
+        descriptor = _lock_directory(self.directory, wait=True)
         try:
             yield
         finally:
-            if door is not None:
-                os.close(door)
+            if descriptor is not None:
+                os.close(descriptor)
 
-    def _sweep(self) -> None:
+    def _remove_abandoned(self) -> None:
         for path in self.directory.iterdir():
-            if path.is_dir() and (unheld := _hold(path)) is not None:
+            if path.is_dir() and (descriptor := _lock_directory(path)) is not None:
                 shutil.rmtree(path, ignore_errors=True)
-                os.close(unheld)
+                os.close(descriptor)
 
 
-def _hold(path: Path, wait: bool = False) -> int | None:
-    """Lock a directory and return the descriptor that keeps it; None where another holds it or locks do not work.
+def _lock_directory(path: Path, wait: bool = False) -> int | None:
+    """Lock a directory and return the descriptor of the lock; None where another has it or locks do not work.
 
-    On a file system without locks nothing is swept here: housekeeping removes what is older than a day.
+    On a file system without locks nothing is removed here: maintenance removes what is older than a day.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)

@@ -1,4 +1,4 @@
-"""Policies: directories of weights, each complete or absent.
+"""The policies of a store: directories of weights, each complete or absent.
 
 On a local root a directory is made beside its place and renamed into it; elsewhere its files are uploaded under a name
 of their own and a manifest, written last, names them. A policy is there when its manifest is.
@@ -8,19 +8,28 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from uuid import uuid4
 
 from storage.errors import PolicyAbsent, PolicyConflict, StoreError, StoreUnavailable, border
-from storage.policies.manifest import MANIFEST, PolicyManifest, check_files, digested, manifest, parse, weights_digest
-from storage.policies.remote import Uploads
-from storage.policies.scratch import Scratches
+from storage.policies.manifest import (
+    BASE_FILE,
+    MANIFEST,
+    PolicyManifest,
+    check_files,
+    digest_files,
+    manifest_text,
+    parse_manifest,
+    weights_digest,
+)
+from storage.policies.remote import RemotePolicies
+from storage.policies.scratch import ScratchDirectories
 from storage.refs import File
 from storage.roots import Root, make_directory, synchronise
 
-SCRATCHES = "policies/.scratch"
+SCRATCH_DIRECTORY = "policies/.scratch"
 REMOVED = ".removed"
 """Directory of markers, by key, of policies whose weights were removed while the tables still speak of them."""
 
@@ -31,13 +40,15 @@ class Policies:
     def __init__(self, root: Root, cache: Path | None = None) -> None:
         self._root = root
         copies = cache or Path(tempfile.gettempdir()) / f"stagecoach-policies-{os.getuid()}"
-        self._scratches = Scratches(copies / ".scratch" if root.directory is None else root.directory / SCRATCHES)
-        self._uploads = Uploads(root, copies, self._scratches)
+        self._scratches = ScratchDirectories(
+            copies / ".scratch" if root.directory is None else root.directory / SCRATCH_DIRECTORY
+        )
+        self._remote = RemotePolicies(root, copies, self._scratches)
 
     def scratch(self, name: str) -> Path:
         """A new empty local directory to write weights in; on a local root on its disk, so that publishing renames.
 
-        What a process that died left in its own is never looked at, and removed when the next one is made.
+        What a process that died left in its own is never read, and removed when the next one is made.
         """
         _check_key(name)
         with border("making a directory for weights", str(self._scratches.directory)):
@@ -54,7 +65,7 @@ class Policies:
         _check_key(policy_key)
         source = Path(directory)
         with border(f"publishing policy {policy_key!r}", self._root.child(f"policies/{policy_key}")):
-            files = tuple(digested(source))
+            files = tuple(digest_files(source))
             if not files:
                 raise StoreError(f"{source} holds no files", "", "nothing was written", "write the weights first")
             weights = weights_sha256 or weights_digest(files)
@@ -63,8 +74,8 @@ class Policies:
             if standing.weights_sha256 != weights:
                 raise _conflict(standing, weights)
             if {file.path for file in files} - {file.path for file in standing.files}:
-                standing = self._complete(source, standing, files)
-            self._keep_copy(source, standing, files)
+                standing = self._add_missing(source, standing, files)
+            self._adopt_copy(source, standing, files)
         self.discard(source)
         return standing
 
@@ -77,7 +88,7 @@ class Policies:
         _check_key(policy_key)
         try:
             with border(f"looking for policy {policy_key!r}", self._root.address):
-                return parse(self._root.read(f"policies/{policy_key}/{MANIFEST}"), policy_key)
+                return parse_manifest(self._root.read(f"policies/{policy_key}/{MANIFEST}"), policy_key)
         except StoreUnavailable as error:
             if isinstance(error.__cause__, FileNotFoundError | NotADirectoryError):
                 return None
@@ -90,19 +101,19 @@ class Policies:
         """
         policy = self.find(policy_key)
         if policy is None:
-            raise self._absent(policy_key)
-        local = self._uploads.copy(policy) if self._root.directory is None else self._root.directory / policy.place
+            raise self._absence(policy_key)
+        local = self._remote.copy(policy) if self._root.directory is None else self._root.directory / policy.place
         check_files(local, policy.files, verify)
         return local
 
-    def sweep(self, hours: float) -> int:
-        """Delete what killed uploads left in an object store more than so many hours ago; return how many objects.
+    def remove_unfinished_uploads(self, hours: float) -> int:
+        """Delete what killed uploads left in an object store more than `hours` ago; return how many objects.
 
         On a local root there is nothing of the kind: what killed processes leave there is a scratch directory.
         """
-        return self._uploads.sweep(hours) if self._root.directory is None else 0
+        return self._remote.remove_unfinished(hours) if self._root.directory is None else 0
 
-    def removed(self, policy_key: str) -> dict[str, str] | None:
+    def removal_note(self, policy_key: str) -> dict[str, str] | None:
         """What was noted when the weights of a key were removed (weights_sha256, at, why); None where they were not."""
         marker = f"policies/{REMOVED}/{policy_key}.json"
         if not self._root.exists(marker):
@@ -110,10 +121,16 @@ class Policies:
         found: dict[str, str] = json.loads(self._root.read(marker))
         return found
 
-    def note_removed(self, policy_key: str, weights_sha256: str, why: str, at: str = "") -> None:
-        """Leave a marker that the weights of a key are gone, why and since when (now): see `removed`."""
-        noted = {"weights_sha256": weights_sha256, "at": at or datetime.now(UTC).isoformat(), "why": why}
-        self._root.create(f"policies/{REMOVED}/{policy_key}.json", json.dumps(noted).encode())
+    def note_removal(self, policy_key: str, weights_sha256: str, why: str, at: str = "") -> None:
+        """Write the marker that the weights of a key were removed, why and when (now); see `removal_note`."""
+        note = {"weights_sha256": weights_sha256, "at": at or datetime.now(UTC).isoformat(), "why": why}
+        self._root.create(f"policies/{REMOVED}/{policy_key}.json", json.dumps(note).encode())
+
+    def adapter_bases(self, policy_keys: Iterable[str]) -> set[str]:
+        """Return the keys of the policies below those that are adapters; removed weights are left out."""
+        policies = [policy for key in policy_keys if (policy := self.find(key)) is not None]
+        files = [(policy, file) for policy in policies for file in policy.files if file.path == BASE_FILE]
+        return {str(json.loads(self._root.read(policy.place_of(file)))["policy_key"]) for policy, file in files}
 
     def names(self) -> list[str]:
         """The keys of all complete policies."""
@@ -122,13 +139,13 @@ class Policies:
 
     def _check_made_again(self, policy_key: str, weights_sha256: str) -> None:
         """Raise PolicyConflict where weights were removed under this key and these are others."""
-        removed = self.removed(policy_key)
+        removed = self.removal_note(policy_key)
         if removed and removed["weights_sha256"] != weights_sha256:
             before = PolicyManifest(policy_key, removed["weights_sha256"], (), f"policies/{REMOVED}/{policy_key}.json")
             raise _conflict(before, weights_sha256)
 
-    def _absent(self, policy_key: str) -> PolicyAbsent:
-        marker = self.removed(policy_key)
+    def _absence(self, policy_key: str) -> PolicyAbsent:
+        marker = self.removal_note(policy_key)
         if marker is None:
             advice = "check the key; if its training finished, the directory was removed by hand: train that step again"
             return PolicyAbsent(f"there is no policy {policy_key!r}", self._root.address, "everything else", advice)
@@ -139,18 +156,18 @@ class Policies:
         )
 
     def _place(self, source: Path, policy_key: str, weights_sha256: str, files: Sequence[File]) -> PolicyManifest:
-        place = self._uploads.put if self._root.directory is None else self._move
+        place = self._remote.put if self._root.directory is None else self._move
         place(source, policy_key, weights_sha256, files)
         standing = self.find(policy_key)
         assert standing is not None, "a policy just published is there"
         return standing
 
-    def _complete(self, source: Path, standing: PolicyManifest, files: Sequence[File]) -> PolicyManifest:
+    def _add_missing(self, source: Path, standing: PolicyManifest, files: Sequence[File]) -> PolicyManifest:
         """Add the files that a standing policy of the same weights lacks; its manifest names them last."""
         names = {file.path for file in standing.files}
         added = [file for file in files if file.path not in names]
         if self._root.directory is None:
-            self._uploads.add(source, standing, added)
+            self._remote.add(source, standing, added)
             return self.find(standing.policy_key) or standing
         target = self._root.directory / standing.place
         for file in added:
@@ -159,15 +176,15 @@ class Policies:
             shutil.copyfile(source / file.path, draft)
             _rename_durably(draft, target / file.path)
         draft = target / f".{uuid4().hex}"
-        draft.write_text(manifest(standing.weights_sha256, (*standing.files, *added)))
+        draft.write_text(manifest_text(standing.weights_sha256, (*standing.files, *added)))
         _rename_durably(draft, target / MANIFEST)
         return self.find(standing.policy_key) or standing
 
-    def _keep_copy(self, source: Path, standing: PolicyManifest, files: Sequence[File]) -> None:
+    def _adopt_copy(self, source: Path, standing: PolicyManifest, files: Sequence[File]) -> None:
         """Let what was just uploaded be the local copy, where it is ours to move and holds exactly the policy."""
         ours = self._root.directory is None and source.parent == self._scratches.directory
         if ours and set(files) == set(standing.files):
-            self._uploads.keep(source, standing)
+            self._remote.adopt_copy(source, standing)
 
     def _move(self, source: Path, policy_key: str, weights_sha256: str, files: Sequence[File]) -> None:
         assert self._root.directory is not None
@@ -178,9 +195,9 @@ class Policies:
             try:
                 shutil.copytree(source, ours, dirs_exist_ok=True)
             except OSError:
-                self.discard(ours)  # a full disk is not to be kept full
+                self.discard(ours)  # give the space back at once: the disk may be full
                 raise
-        (ours / MANIFEST).write_text(manifest(weights_sha256, files))
+        (ours / MANIFEST).write_text(manifest_text(weights_sha256, files))
         for path in (*ours.rglob("*"), ours):
             synchronise(path)
         try:

@@ -1,4 +1,8 @@
-"""Every table of a store for analysis, as a polars LazyFrame or an Arrow dataset with filters pushed down."""
+"""The tables of a store for analysis: polars LazyFrames and Arrow datasets, with filters pushed down to the files.
+
+Stage tables have the rows that the ledger names, system tables all of theirs. Digests are not checked; stages read
+through `storage.slices`.
+"""
 
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -11,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from storage.delta.actions import PARTITION, Active
+from storage.delta.log import PARTITION, ActiveFile
 from storage.delta.table import StoredTable
 from storage.errors import LayoutError, SchemaError, border
 from storage.quarantine import ALL_RUNS
@@ -23,65 +27,8 @@ from storage.schemas.stage_tables import TABLES
 from storage.schemas.system_tables import QUARANTINES, SYSTEM_TABLES
 from storage.store import FORMAT, Store, open_store
 
-
-def of_attempts(
-    root: Root, stored: StoredTable, schema: pa.Schema, wanted: Mapping[str, Collection[str]]
-) -> ds.Dataset:
-    """The rows of some attempts, given by run; files that hold none of them are not opened."""
-    files = holding(stored, wanted)
-    found = of_files(root, stored, schema, files)
-    if all(each.first_attempt == each.last_attempt for each in files):
-        return found
-    return found.filter(pc.field("attempt").isin(sorted({each for of_run in wanted.values() for each in of_run})))
-
-
-def scan_attempts(
-    root: Root, stored: StoredTable, schema: pa.Schema, wanted: Mapping[str, Collection[str]]
-) -> pl.LazyFrame:
-    """The same rows for polars, which opens a file in a quarter of the time that Arrow takes for it.
-
-    That is what reading costs where a run has left a thousand files: see benchmarks/viewing.md.
-    """
-    options = dict(root.options) or None
-    parts = [pl.LazyFrame(pl.DataFrame(schema.empty_table()))]
-    by_run: dict[str, list[Active]] = {}
-    for file in holding(stored, wanted):
-        by_run.setdefault(file.run, []).append(file)
-    for run, files in by_run.items():
-        places = [root.child(f"{stored.place}/{each.path}") for each in files]
-        rows = pl.scan_parquet(places, glob=False, hive_partitioning=False, storage_options=options)
-        if any(each.first_attempt != each.last_attempt for each in files):
-            rows = rows.filter(pl.col("attempt").is_in(sorted(set(wanted[run]))))
-        parts.append(rows.with_columns(pl.lit(run).alias(PARTITION)).select(schema.names))
-    return pl.concat(parts[1:] or parts)
-
-
-def holding(stored: StoredTable, wanted: Mapping[str, Collection[str]]) -> list[Active]:
-    """The files of a table, as it is now, that may hold rows of some attempts, given by run."""
-    stored.refresh()
-    attempts = {run: sorted(of_run) for run, of_run in wanted.items()}
-    return [each for each in stored.active() if _may_hold(each, attempts.get(each.run, ()))]
-
-
-def of_files(root: Root, stored: StoredTable, schema: pa.Schema, files: Iterable[Active]) -> ds.Dataset:
-    """All rows of some files, the run out of each file's place."""
-    form = ds.ParquetFileFormat()
-    fragments = [
-        form.make_fragment(
-            f"{stored.place}/{each.path}", root.files, partition_expression=pc.field(PARTITION) == each.run
-        )
-        for each in files
-    ]
-    return ds.FileSystemDataset(fragments, schema, form, root.files)
-
-
-def _may_hold(file: Active, attempts: Sequence[str]) -> bool:
-    place = bisect_left(attempts, file.first_attempt)
-    return place < len(attempts) and attempts[place] <= file.last_attempt
-
-
 Derivation = Callable[["Frames"], pl.LazyFrame]
-"""Makes a table that nobody wrote out of the tables that were."""
+"""Makes a table that is not stored out of those that are."""
 
 USES = Table(
     "uses",
@@ -100,20 +47,30 @@ USES = Table(
 )
 
 
-def existing_store(root: str | Path, options: Mapping[str, str] | None = None, reading: bool = False) -> Store:
+def open(
+    root: str | Path, options: Mapping[str, str] | None = None, derived: Mapping[str, Derivation] | None = None
+) -> "Frames":
+    """Open the tables of a store that is there, for a notebook: every table as a polars LazyFrame.
+
+    `derived` are further tables by name, made out of these. What is written later is seen by opening again. Raises
+    LayoutError where there is no store.
+    """
+    return Frames(existing_store(root, options, read_only=True), derived)
+
+
+def existing_store(root: str | Path, options: Mapping[str, str] | None = None, read_only: bool = False) -> Store:
     """Open a store that is there. Raises LayoutError where there is none; no store is ever made.
 
-    With `reading` nothing can be written through what is returned, not even a table that a new store lacks.
+    With `read_only` nothing can be written through it, not even a table that a new store lacks.
     """
     place = open_root(str(root), options)
     with border("looking for a store", place.address):
-        others = [] if place.exists(FORMAT) else place.names("")[:3]
-        found = others or place.exists(FORMAT)
+        found = place.exists(FORMAT) or place.names("")  # `open_store` says what is wrong with other files there
     if not found:
         what = f"there is no store: {FORMAT} is missing"
         advice = "name the root of a store with --store (or storage.open); `stagecoach run` makes a new one"
         raise LayoutError(what, place.address, "nothing was touched and nothing was made", advice)
-    return open_store(root, options, reading)
+    return open_store(root, options, read_only)
 
 
 class Frames:
@@ -173,16 +130,16 @@ class Frames:
     def __dir__(self) -> Iterable[str]:
         return [*super().__dir__(), *self.names]
 
-    def derives(self, name: str) -> bool:
-        """Say whether a table is made out of others."""
+    def is_derived(self, name: str) -> bool:
+        """Say whether a table is made out of stored ones."""
         return name in self._derived
 
-    def of(self, works: Iterable[Work], table: str) -> pl.LazyFrame:
+    def rows(self, works: Iterable[Work], table: str) -> pl.LazyFrame:
         """The rows of a table that some work made."""
-        stored = self._stored(table)
+        stored = self._stored_table(table)
         if stored is None:
             return pl.DataFrame(TABLES[table].stored.empty_table()).lazy()
-        wanted = _attempts(each for w in works for each in w.slices_of(table))
+        wanted = _attempts_by_run(each for w in works for each in w.slices_of(table))
         return scan_attempts(self.store.root, stored, TABLES[table].stored, wanted)
 
     def dataset(self, name: str) -> ds.Dataset:
@@ -193,45 +150,90 @@ class Frames:
             known = ", ".join(self.names)
             raise SchemaError(f"there is no table {name!r}", self.store.root.address, "", f"the tables are: {known}")
         if TABLES[name] in SYSTEM_TABLES:
-            return self._book(name)
-        return self._named(name, [each for work in self.graph.works.values() for each in work.slices_of(name)])
+            return self._system_dataset(name)
+        return self._stage_dataset(name, [each for work in self.graph.works.values() for each in work.slices_of(name)])
 
-    def _named(self, name: str, slices: Sequence[Slice]) -> ds.Dataset:
+    def _stage_dataset(self, name: str, slices: Sequence[Slice]) -> ds.Dataset:
         schema = TABLES[name].stored
-        stored = self._stored(name)
+        stored = self._stored_table(name)
         if stored is None:
             return ds.dataset(schema.empty_table())
-        return of_attempts(self.store.root, stored, schema, _attempts(slices))
+        return attempts_dataset(self.store.root, stored, schema, _attempts_by_run(slices))
 
-    def _book(self, name: str) -> ds.Dataset:
+    def _system_dataset(self, name: str) -> ds.Dataset:
         schema = TABLES[name].arrow
-        stored = self._stored(name)
+        stored = self._stored_table(name)
         if stored is None:
             return ds.dataset(schema.empty_table())
         stored.refresh()
-        found = of_files(self.store.root, stored, schema, stored.active())
-        mine = [self.only, ALL_RUNS] if name == QUARANTINES.name else [self.only]
-        return found.filter(pc.field(PARTITION).isin(mine)) if self.only else found
+        rows = files_dataset(self.store.root, stored, schema, stored.active_files())
+        own = [self.only, ALL_RUNS] if name == QUARANTINES.name else [self.only]
+        return rows.filter(pc.field(PARTITION).isin(own)) if self.only else rows
 
-    def _stored(self, name: str) -> StoredTable | None:
+    def _stored_table(self, name: str) -> StoredTable | None:
         """The stored table; None where nothing has been written to it, for reading makes no tables."""
         if not self.store.root.exists(f"tables/{name}/_delta_log"):
             return None
         return self.store.table(name)
 
 
-def open(
-    root: str | Path, options: Mapping[str, str] | None = None, derived: Mapping[str, Derivation] | None = None
-) -> Frames:
-    """Open the tables of a store that is there, for a notebook: every table as a polars LazyFrame.
+def attempts_dataset(
+    root: Root, stored: StoredTable, schema: pa.Schema, wanted: Mapping[str, Collection[str]]
+) -> ds.Dataset:
+    """The rows of some attempts, given by run; files that hold none of them are not opened."""
+    files = files_of_attempts(stored, wanted)
+    rows = files_dataset(root, stored, schema, files)
+    if all(each.first_attempt == each.last_attempt for each in files):
+        return rows
+    return rows.filter(pc.field("attempt").isin(sorted({each for of_run in wanted.values() for each in of_run})))
 
-    `derived` are further tables by name, made out of these. What is written later is seen by opening again. Raises
-    LayoutError where there is no store.
+
+def scan_attempts(
+    root: Root, stored: StoredTable, schema: pa.Schema, wanted: Mapping[str, Collection[str]]
+) -> pl.LazyFrame:
+    """The same rows for polars, which opens a file in a quarter of the time that Arrow takes for it.
+
+    That is what reading costs where a run has left a thousand files: see benchmarks/viewing.md.
     """
-    return Frames(existing_store(root, options, reading=True), derived)
+    options = dict(root.options) or None
+    parts = [pl.LazyFrame(pl.DataFrame(schema.empty_table()))]
+    by_run: dict[str, list[ActiveFile]] = {}
+    for file in files_of_attempts(stored, wanted):
+        by_run.setdefault(file.run, []).append(file)
+    for run, files in by_run.items():
+        places = [root.child(f"{stored.place}/{each.path}") for each in files]
+        rows = pl.scan_parquet(places, glob=False, hive_partitioning=False, storage_options=options)
+        if any(each.first_attempt != each.last_attempt for each in files):
+            rows = rows.filter(pl.col("attempt").is_in(sorted(set(wanted[run]))))
+        parts.append(rows.with_columns(pl.lit(run).alias(PARTITION)).select(schema.names))
+    return pl.concat(parts[1:] or parts)
 
 
-def _attempts(slices: Iterable[Slice]) -> dict[str, list[str]]:
+def files_of_attempts(stored: StoredTable, wanted: Mapping[str, Collection[str]]) -> list[ActiveFile]:
+    """The files of a table, at its newest version, that may hold rows of some attempts, given by run."""
+    stored.refresh()
+    attempts = {run: sorted(of_run) for run, of_run in wanted.items()}
+    return [each for each in stored.active_files() if _may_hold(each, attempts.get(each.run, ()))]
+
+
+def files_dataset(root: Root, stored: StoredTable, schema: pa.Schema, files: Iterable[ActiveFile]) -> ds.Dataset:
+    """All rows of some files, with the run of each file as a column."""
+    form = ds.ParquetFileFormat()
+    fragments = [
+        form.make_fragment(
+            f"{stored.place}/{each.path}", root.files, partition_expression=pc.field(PARTITION) == each.run
+        )
+        for each in files
+    ]
+    return ds.FileSystemDataset(fragments, schema, form, root.files)
+
+
+def _may_hold(file: ActiveFile, attempts: Sequence[str]) -> bool:
+    place = bisect_left(attempts, file.first_attempt)
+    return place < len(attempts) and attempts[place] <= file.last_attempt
+
+
+def _attempts_by_run(slices: Iterable[Slice]) -> dict[str, list[str]]:
     """Return the attempts of some slices by run."""
     wanted: dict[str, list[str]] = {}
     for piece in slices:

@@ -15,7 +15,7 @@ from storage.refs import Entry, Slice, identity
 
 @dataclass(frozen=True)
 class Work:
-    """One piece of work: its ledger row, and who uses it. Of unfinished work, what its committed parts say."""
+    """The work of one key: its ledger row and the runs that use it. Of unfinished work, the row of its oldest part."""
 
     entry: Entry
     slices: tuple[Slice, ...]
@@ -76,7 +76,7 @@ class Work:
         """How many rows of one table it made."""
         return sum(piece.rows for piece in self.slices_of(table))
 
-    def described(self) -> dict[str, Any]:
+    def description(self) -> dict[str, Any]:
         """The work as plain JSON values, with its config section and the versions of what computed it."""
         return {
             "key": self.key,
@@ -93,7 +93,7 @@ class Work:
         }
 
 
-def marks(works: Iterable[Work | Entry | None]) -> tuple[str, ...]:
+def row_identities(works: Iterable[Work | Entry | None]) -> tuple[str, ...]:
     """Return what names the rows of some works together, those that are not done left out."""
     return tuple(name for work in works if work is not None for name in work.identity)
 
@@ -137,14 +137,14 @@ class Graph:
 
     def sources(self, work: Work, table: str) -> list[Work]:
         """The inputs of a work whose rows of a table it took: none that another of its inputs has made anew."""
-        made = [each for each in self.parents(work.key) if table in each.tables]
-        return [each for each in made if not any(each.key in other.inputs.values() for other in made)]
+        makers = [each for each in self.parents(work.key) if table in each.tables]
+        return [each for each in makers if not any(each.key in other.inputs.values() for other in makers)]
 
     def users(self, work: Work, table: str, made: str) -> list[Work]:
         """The work that made rows of `made` and took those of `table` from this one."""
         return [each for each in self.children(work.key) if made in each.tables and work in self.sources(each, table)]
 
-    def making(self, table: str) -> list[Work]:
+    def makers(self, table: str) -> list[Work]:
         """All work that made rows of a table, by step and stage."""
         return sorted((work for work in self.works.values() if table in work.tables), key=_order)
 
@@ -172,7 +172,7 @@ def _work(entries: list[Entry]) -> Work:
 
 
 def _reach(key: str, step: Callable[[str], list[Work]]) -> list[Work]:
-    """What is reached from a key, without itself, breadth first; a ring, which keys rule out, would end too."""
+    """The work reached from a key, without itself, breadth first; a cycle, which keys rule out, would end too."""
     found: dict[str, Work] = {}
     edge = [key]
     while edge:

@@ -1,4 +1,4 @@
-"""Questions: SQL over the tables of a store, read-only, with the columns per token left out unless they are asked for.
+"""Answers SQL over the tables of a store, read-only; columns with a value per token only where they are asked for.
 
 The database lives in memory for one question. It cannot reach files, the network or extensions; the tables are handed
 to it as Arrow datasets, from which it takes the columns and rows that the question needs.
@@ -17,14 +17,14 @@ from storage.schemas.columns import FLAGS, FLOATS, INDICES, TOKENS
 from storage.schemas.stage_tables import TABLES
 
 PER_TOKEN = (TOKENS, FLAGS, FLOATS, INDICES)
-CLOSED = {
+SANDBOX = {
     "enable_external_access": "false",
     "autoinstall_known_extensions": "false",
     "autoload_known_extensions": "false",
     "python_enable_replacements": "false",
 }
 OWN_SCHEMAS = ("main", "temp", "system", "information_schema", "pg_catalog")
-READING = ("SELECT", "EXPLAIN")
+READ_STATEMENTS = ("SELECT", "EXPLAIN")
 
 
 class QuestionError(StoreError):
@@ -39,20 +39,20 @@ def ask(frames: Frames, sql: str, tokens: bool = False) -> pa.Table:
     """
     import duckdb
 
-    connection = duckdb.connect(":memory:", config=dict(CLOSED))
+    connection = duckdb.connect(":memory:", config=dict(SANDBOX))
     try:
-        _require_reading(connection.extract_statements(sql), sql)
+        _require_read_only(connection.extract_statements(sql), sql)
         for schema, own in (("main", frames), *_schemas(frames, sql)):
             _register(connection, schema, own, sql, tokens)
         connection.execute("set TimeZone = 'UTC'; set lock_configuration = true")
-        return _plain(connection.sql(sql).to_arrow_table())
+        return _with_integers(connection.sql(sql).to_arrow_table())
     except duckdb.Error as error:
         raise _refusal(str(error), sql, frames, tokens) from error
     finally:
         connection.close()
 
 
-def _plain(answer: pa.Table) -> pa.Table:
+def _with_integers(answer: pa.Table) -> pa.Table:
     """Sums of integers come as decimals of 38 digits; where they fit into 64 bits, they are integers again."""
     for place, field in enumerate(answer.schema):
         if field.type == pa.decimal128(38, 0):
@@ -63,7 +63,7 @@ def _plain(answer: pa.Table) -> pa.Table:
 
 def columns_of(frames: Frames, name: str, tokens: bool = False) -> list[str]:
     """The columns of a table as questions see it."""
-    if frames.derives(name):
+    if frames.is_derived(name):
         return frames[name].collect_schema().names()
     if name == USES.name:
         return USES.arrow.names
@@ -71,11 +71,11 @@ def columns_of(frames: Frames, name: str, tokens: bool = False) -> list[str]:
     return [column for column in frames.dataset(name).schema.names if column not in per_token]
 
 
-def _require_reading(statements: Sequence[Any], sql: str) -> None:
+def _require_read_only(statements: Sequence[Any], sql: str) -> None:
     kinds = [statement.type.name for statement in statements]
     if len(kinds) != 1:
         raise QuestionError(f"one SELECT at a time, not {len(kinds) or 'none'}", sql, _SAFE, "ask one question")
-    if kinds[0] not in READING:
+    if kinds[0] not in READ_STATEMENTS:
         raise QuestionError(f"{kinds[0]} is not a question: the store is only read", sql, _SAFE, "begin with SELECT")
 
 
@@ -97,7 +97,7 @@ def _register(connection: Any, schema: str, frames: Frames, sql: str, tokens: bo
     connection.execute(f"create schema if not exists {_quoted(schema)}")
     for name in frames.names:
         if re.search(rf"\b{name}\b", sql, re.IGNORECASE):
-            rows = frames[name].collect().to_arrow() if frames.derives(name) else frames.dataset(name)
+            rows = frames[name].collect().to_arrow() if frames.is_derived(name) else frames.dataset(name)
             source = f"{schema}/{name}"
             connection.register(source, rows)
             columns = ", ".join(_quoted(column) for column in columns_of(frames, name, tokens))

@@ -1,1 +1,1 @@
-"""The contract: every table's columns, types and meaning, and the check of rows against them."""
+"""Schemas: every table's columns, types and meaning, and the check of rows against them."""

@@ -1,4 +1,4 @@
-"""What the contract is written in: column types, a column, a table, and the columns that every slice carries."""
+"""What schemas are written in: column types, a column, a table, and the columns that every slice carries."""
 
 from dataclasses import dataclass
 

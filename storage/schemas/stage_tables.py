@@ -1,6 +1,7 @@
-"""The contract: every table's columns, types and meaning, those of the stages here, the others in `storage.schemas.system_tables`.
+"""The schemas of the tables that stages write, with the meaning of each column, and the list of all tables.
 
-What the learner makes is in `storage.schemas.learner_tables`.
+Tables that the learner's stages make are in `storage.schemas.learner_tables`, those that no stage writes in
+`storage.schemas.system_tables`.
 
 A stage hands over tables with exactly the `arrow` schema of its tables; storage adds the slice columns, checks the
 whole against `stored` and refuses anything else, because Delta Lake casts in silence (7.5 becomes 7).

@@ -1,4 +1,4 @@
-"""The contract of the tables that no stage writes: the ledger of finished work, the events of runs, quarantines."""
+"""The schemas of the tables that no stage writes: ledger, runs, quarantines, expired slices."""
 
 import pyarrow as pa
 
@@ -87,7 +87,7 @@ QUARANTINES = Table(
         Column("host", pa.string(), "where it was said"),
     ),
 )
-RETIREMENTS = Table(
+EXPIRED_SLICES = Table(
     "retirements",
     "one slice whose rows were dropped because of their age; the ledger still names it",
     ("run", "table", "attempt"),
@@ -102,5 +102,5 @@ RETIREMENTS = Table(
     ),
 )
 
-SYSTEM_TABLES = (LEDGER, RUNS, QUARANTINES, RETIREMENTS)
-"""All of them: every row of theirs counts as soon as it is committed."""
+SYSTEM_TABLES = (LEDGER, RUNS, QUARANTINES, EXPIRED_SLICES)
+"""Rows of these count as soon as they are committed; rows of stage tables count when the ledger names them."""

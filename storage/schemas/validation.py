@@ -1,4 +1,4 @@
-"""The contract held against real rows: exact columns first, then what every row must satisfy.
+"""Checks rows against the schema of their table: exact columns first, then what must hold of every row.
 
 Run on what is about to be written and on what was read, because Delta Lake casts in silence and a wrong row is cheap
 to refuse here and expensive anywhere later.
@@ -36,8 +36,10 @@ def check_schema(found: pa.Schema, wanted: pa.Schema, place: RowPlace) -> None:
     extra = [name for name in found.names if name not in wanted.names]
     both = [name for name in wanted.names if name in found.names]
     differ = [f"{found.field(n)} instead of {wanted.field(n)}" for n in both if found.field(n) != wanted.field(n)]
-    told = (("missing", missing), ("unexpected", extra), ("different", differ))
-    what = "; ".join(f"{label}: {', '.join(names)}" for label, names in told if names) or "columns in another order"
+    differences = (("missing", missing), ("unexpected", extra), ("different", differ))
+    what = (
+        "; ".join(f"{label}: {', '.join(names)}" for label, names in differences if names) or "columns in another order"
+    )
     raise SchemaError(f"columns differ from the contract: {what}", str(place), _SAFE, "build the table with its schema")
 
 

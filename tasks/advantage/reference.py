@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from configs.algorithms import AlgorithmConfig, OpdConfig, OpsdConfig
-from configs.run import View, of
+from configs.run import View, for_environment
 from storage.schemas.columns import FLOATS
 from storage.schemas.stage_tables import REFERENCES
 from tasks.arrays.columns import texts
@@ -111,7 +111,7 @@ def reference(
     with engine.pinned(policy) if policy else nullcontext():
         for name in dict.fromkeys(environments):
             own = [path for path in paths if environments[path.trace] == name]
-            settings = of(config.scorers, name)
+            settings = for_environment(config.scorers, name)
             at = _at(settings, policy, engine, teachers)
             shown = (
                 DemonstrationPrompt(settings, config.model, at).prepend
@@ -173,7 +173,7 @@ def _traces(tables: Tables, config: View) -> pa.Table:
     """Return the kept traces that have a scorer; refuse those at a temperature that cannot be scored at."""
     verdicts = tables["verdicts"]
     kept = _of(tables["traces"], verdicts.filter(verdicts["keep"])["trace_id"])
-    has_scorer = [of(config.scorers, name) is not None for name in texts(kept["environment"])]
+    has_scorer = [for_environment(config.scorers, name) is not None for name in texts(kept["environment"])]
     chosen = kept.filter(pa.array(has_scorer, pa.bool_()))
     other = chosen.filter(pc.not_equal(chosen["temperature"], pa.scalar(1.0, pa.float32())))
     if other.num_rows:

@@ -15,8 +15,8 @@ from tasks.advantage.algorithms import ALGORITHMS
 from tasks.advantage.algorithms.credit import AdvantageBreach, Credit, GroupedTraces
 from tasks.advantage.per_environment import credit_by_environment, require_agents
 from tasks.arrays.columns import codes, texts
-from tasks.arrays.message_graph import Branches, find_branches, owners, without_rejected
-from tasks.arrays.parse_errors import Flags, require_known, unreadable
+from tasks.arrays.message_graph import Branches, drop_rejected, find_branches, owners
+from tasks.arrays.parse_errors import Flags, check_flagged_messages, parse_error_flags
 from tasks.arrays.ragged import Ragged, places
 from tasks.arrays.seats import trained_seats
 from tasks.runtime.prefect_task import as_task
@@ -34,8 +34,8 @@ def without_unreadable(kept: GroupedTraces) -> tuple[GroupedTraces, Flags]:
     The tokens stay where they are, as context of the turns after them. Raises StrangeFlag where a trace flags a message
     that it does not have.
     """
-    require_known(kept.traces, kept.messages, kept.owner)
-    mute = unreadable(kept.traces, kept.messages, kept.owner)[kept.mask.row_of_value]
+    check_flagged_messages(kept.traces, kept.messages, kept.owner)
+    mute = parse_error_flags(kept.traces, kept.messages, kept.owner)[kept.mask.row_of_value]
     return replace(kept, mask=Ragged(kept.mask.values & ~mute, kept.mask.offsets)), mute
 
 
@@ -172,7 +172,7 @@ def _kept(tables: Tables) -> GroupedTraces:
         raise _breach("verdicts", "keep", f"errored trace {errored['trace_id'][0]} is kept and would enter a baseline")
     if not np.isfinite(chosen["reward"].drop_null().to_numpy()).all():
         raise _breach("traces", "reward", "a kept trace has a reward that is not finite")
-    own = without_rejected(chosen, messages.filter(pc.is_in(messages["trace_id"], value_set=keep)))
+    own = drop_rejected(chosen, messages.filter(pc.is_in(messages["trace_id"], value_set=keep)))
     owner = owners(own, chosen, "messages")
     empty = np.setdiff1d(np.arange(chosen.num_rows), owner)
     if len(empty):

@@ -1,4 +1,4 @@
-"""Plain Arrow columns as what pure functions compute with: Python strings, and numpy codes of groups."""
+"""Arrow string columns as Python lists, and as numpy codes of their distinct values."""
 
 from typing import Any, cast
 

@@ -1,4 +1,4 @@
-"""Message graphs: root-to-leaf paths, each one training sample, and the replies that a harness rejected."""
+"""Message graphs of traces: their branches, each one training sample, and the removal of rejected attempts."""
 
 import json
 from collections import Counter
@@ -31,7 +31,7 @@ class Branches:
 
     @property
     def first(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        """Per place of the paths: whether this branch is the first of all to come through that message."""
+        """Per element of the paths: whether this branch is the first of all that has that message."""
         _, places = np.unique(self.path.values, return_index=True)
         first = np.zeros(len(self.path.values), np.bool_)
         first[places] = True
@@ -55,7 +55,7 @@ def find_branches(messages: pa.Table, owner: Integers) -> Branches:
     """Return the branches of the messages, whose traces are given by `owner`; shape [messages].
 
     Raises BrokenGraph if a message is there twice, or if a parent is missing or its number is not below its child's,
-    which also rules out rings.
+    which also rules out cycles.
     """
     numbers, parents = messages["message"].to_pylist(), messages["parent"].to_pylist()
     row_of = {(trace, number): row for row, (trace, number) in enumerate(zip(owner.tolist(), numbers, strict=True))}
@@ -88,15 +88,15 @@ def _path(leaf: int, above: list[int | None]) -> list[int]:
 
 
 ATTEMPT, ACCEPTED = "compaction_attempt", "compaction"
-"""Types of links: to a request for a summary, and from a summary to the first request that goes on from it."""
+"""Types of links in a trace's record: to a request for a summary, and from a summary to the request that uses it."""
 
 Row = dict[str, Any]
 
 
-def without_rejected(traces: pa.Table, messages: pa.Table) -> pa.Table:
-    """Return the messages, in order, without rejected attempts and what was said for the sake of these alone.
+def drop_rejected(traces: pa.Table, messages: pa.Table) -> pa.Table:
+    """Return the messages, in order, without rejected attempts and the prompts that only these answered.
 
-    Turns before an attempt stay: they led to the reward. So does a trace's first message, where nothing else would.
+    Turns before an attempt stay: they led to the reward. A trace's first message stays where no other would.
     """
     marked = traces.filter(pc.match_substring(traces["record"], ATTEMPT)).select(["trace_id", "record"])
     if not marked.num_rows:
@@ -105,25 +105,25 @@ def without_rejected(traces: pa.Table, messages: pa.Table) -> pa.Table:
     own = messages.filter(pc.is_in(messages["trace_id"], value_set=marked["trace_id"].combine_chunks()))
     for row in own.select(["trace_id", "message", "parent", "sampled"]).to_pylist():
         rows[row["trace_id"]].append(row)
-    gone = {
+    rejected = {
         (trace["trace_id"], number)
         for trace in marked.to_pylist()
-        for number in _gone(_attempts(json.loads(trace["record"])), rows[trace["trace_id"]])
+        for number in _rejected_messages(_rejected_attempts(json.loads(trace["record"])), rows[trace["trace_id"]])
     }
     names = zip(texts(messages["trace_id"]), messages["message"].to_pylist(), strict=True)
-    return messages.filter(pa.array([name not in gone for name in names], pa.bool_()))
+    return messages.filter(pa.array([name not in rejected for name in names], pa.bool_()))
 
 
-def _attempts(record: Row) -> set[int]:
-    """Return the messages of a trace that are attempts from which nothing went on."""
+def _rejected_attempts(record: Row) -> set[int]:
+    """Return the numbers of the messages of a trace that are attempts whose result was not used."""
     links = [node.get("semantic_parents") or () for node in record.get("nodes", ())]
     accepted = {link["node"] for each in links for link in each if link["type"] == ACCEPTED}
     tried = {number for number, each in enumerate(links) if any(link["type"] == ATTEMPT for link in each)}
     return tried - accepted
 
 
-def _gone(attempts: set[int], rows: Sequence[Row]) -> set[int]:
-    """Return the numbers of a trace's messages that go: attempts at an end, and what leads to nothing but these."""
+def _rejected_messages(attempts: set[int], rows: Sequence[Row]) -> set[int]:
+    """Return the messages of a trace to remove: attempts that are leaves, and messages that lead to nothing else."""
     children = Counter(row["parent"] for row in rows)
     found, above = set[int](), set[int | None]()
     for row in sorted(rows, key=lambda row: row["message"], reverse=True):

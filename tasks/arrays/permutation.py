@@ -1,4 +1,4 @@
-"""In which order examples come: the walk of a run through its environments and their examples.
+"""The order in which the environments of a run take turns, and that of the examples of each.
 
 Everything here is a pure function of the slot's number in the run, so a run that is resumed or made longer meets the
 same examples. Hashes are of our own making: numpy does not promise the same random stream in its next version.
@@ -30,7 +30,7 @@ def shares(weights: Sequence[float]) -> list[int]:
 
 
 def turns(whole_shares: Sequence[int], start: int, count: int) -> list[tuple[int, int]]:
-    """Return, for slots `start` to `start + count` of the run, whose turn it is and how many turns it had before.
+    """Return, for slots `start` to `start + count` of the run, whose turn it is and how many turns that one had before.
 
     A slot goes to whoever is furthest behind its share of all slots so far; ties go to the first. Nobody is ever a
     whole turn ahead, so each period of `sum(whole_shares)` slots is shared out exactly and leaves nobody ahead.
@@ -39,8 +39,8 @@ def turns(whole_shares: Sequence[int], start: int, count: int) -> list[tuple[int
     had = [share * (start // period) for share in whole_shares]
     chosen: list[tuple[int, int]] = []
     for slot in range(start - start % period, start + count):
-        behind = [share * (slot + 1) - period * number for share, number in zip(whole_shares, had, strict=True)]
-        turn = behind.index(max(behind))
+        deficits = [share * (slot + 1) - period * number for share, number in zip(whole_shares, had, strict=True)]
+        turn = deficits.index(max(deficits))
         if slot >= start:
             chosen.append((turn, had[turn]))
         had[turn] += 1

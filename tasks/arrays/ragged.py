@@ -77,7 +77,7 @@ def borders(lengths: npt.ArrayLike) -> Integers:
 def places(offsets: Integers, rows: npt.ArrayLike) -> tuple[Integers, Integers]:
     """Return where the values of these rows lie, row after row, and the borders of the rows so taken.
 
-    Streams that share their borders are gathered with one such index.
+    Streams with the same borders are taken with one such index.
     """
     chosen = np.asarray(rows, np.int64)
     lengths = np.diff(offsets)[chosen]

@@ -1,4 +1,4 @@
-"""Samples: the branches to be packed, with all per-token streams that a row is made of."""
+"""The samples of a step: the branches to be packed, with all per-token streams that a packed row is made of."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -74,12 +74,12 @@ def _message_rows(credits: pa.Table, messages: pa.Table) -> Ragged:
     number = messages["message"].to_numpy().astype(np.int64)
     # One integer for (trace, message), so that one sorted array is searched for all paths at once.
     stride = 1 + max(int(number.max(initial=0)), int(path.values.max(initial=0)))
-    have = trace * stride + number
-    want = trace_of_sample[path.row_of_value] * stride + path.values
-    if not np.isin(want, have).all():
+    existing = trace * stride + number
+    wanted = trace_of_sample[path.row_of_value] * stride + path.values
+    if not np.isin(wanted, existing).all():
         raise _mismatch("path", "names a message that is not in table messages")
-    order = np.argsort(have, kind="stable")
-    return Ragged(order[np.searchsorted(have, want, sorter=order)], path.offsets)
+    order = np.argsort(existing, kind="stable")
+    return Ragged(order[np.searchsorted(existing, wanted, sorter=order)], path.offsets)
 
 
 def _without_first(stream: Ragged) -> npt.NDArray[Any]:
@@ -98,7 +98,7 @@ def _mismatch(column: str, what: str) -> PackingBreach:
 
 def _check_temperature(credits: pa.Table, sample: Integers, temperature: npt.NDArray[Any]) -> None:
     """Raise PackingBreach if a weighted token, of the sample given for each, was sampled at temperature zero."""
-    wrong = np.flatnonzero(~(temperature > 0))
+    wrong = np.flatnonzero(~(temperature > 0))  # also where it is NaN
     if len(wrong):
         raise PackingBreach(
             f"table traces, column temperature: sample {credits['sample_id'][int(sample[wrong[0]])]} was made at "

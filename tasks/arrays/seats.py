@@ -1,4 +1,4 @@
-"""Seats: which of the agents of an environment are trained, and which of them an evaluation counts.
+"""Which of the agents (seats) of an environment are trained, and which of them an evaluation counts.
 
 A trace says whether its tokens are the policy's (`trainable`). Of those, the judge's teach nothing, since its reward is
 zero by construction; and where an environment trains one learner in each episode, the others' are left out too.
@@ -16,7 +16,7 @@ from tasks.arrays.columns import texts
 from tasks.filtering.filters.finding import Finding, Flags, hits_from
 
 JUDGE, OTHER_SEAT = "judge", "other_seat"
-"""The agent that is left out by default; the reason of a verdict on it is called the same. And that of other seats."""
+"""Reasons of verdicts on seats that are not trained: the judge, by its agent's name, and others than the learner."""
 LEARNER_SEAT = "learner_seat"
 """Field of a trace's info with the name of the agent that is trained in its episode."""
 COLUMNS = ("trace_id", "environment", "agent", "trainable", "error_class", "info")
@@ -59,13 +59,14 @@ def seat_rules(traces: pa.Table, rules: Mapping[str, SeatRule] = NO_RULES) -> Se
         elif rule.learner_seat:
             learner = json.loads(trace["info"]).get(LEARNER_SEAT)
             if not isinstance(learner, str):
-                unknown[row] = _excused(trace)
+                unknown[row] = _has_failed(trace)
             elif learner != trace["agent"]:
                 others[row] = {LEARNER_SEAT: learner}
     return SeatRules(hits_from(judges, traces.num_rows), hits_from(others, traces.num_rows), unknown)
 
 
-def _excused(trace: Mapping[str, object]) -> bool:
+def _has_failed(trace: Mapping[str, object]) -> bool:
+    """Return True for a failed trace; raise LearnerSeatMissing for a faultless one."""
     if trace["error_class"] is None:
         raise LearnerSeatMissing(
             f"table traces, column info: trace {trace['trace_id']} of environment {trace['environment']!r}, agent "

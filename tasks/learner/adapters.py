@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from configs.lora import LoraConfig
-from storage.policies.adapters import BASE_FILE, base_in
+from configs.training import LoraConfig
+from storage.policies.manifest import BASE_FILE, adapter_base
 from tasks.learner.digest import over_base, tensors_sha256, weights_sha256
 from tasks.learner.errors import LearnerError
 
@@ -53,7 +53,7 @@ def open_adapter(policy_key: str, directory: Path, base: Path | None, settings: 
     Raises LearnerError where an adapter is stored and none is to be trained, where its base is not what it was trained
     on, or where its settings differ: its log-probs would not be the policy's.
     """
-    if base_in(directory) is None:
+    if adapter_base(directory) is None:
         return Adapter(settings, policy_key, _base_digest(directory), directory, None) if settings else None
     base_info, stored = (json.loads((directory / name).read_text()) for name in (BASE_FILE, CONFIG_FILE))
     merge = "export it merged (stagecoach export RUN --format weights --to DIR) and start from that (model.path=DIR)"

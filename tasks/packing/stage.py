@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 
-from configs.run import View, of
+from configs.run import View, for_environment
 from storage.schemas.columns import FLOATS, INDICES, NAMES, TOKENS
 from storage.schemas.stage_tables import BATCHES
 from tasks.arrays.columns import texts
@@ -29,7 +29,7 @@ def by_constant_length(
     sum(w x) / (n L), as in Dr. GRPO (Liu et al. 2025, arXiv 2503.20783). A trace whose samples are in two updates
     counts in both.
     """
-    counts_for = np.array([of(lengths, name) or 0 for name in texts(traces["environment"])], np.int64)
+    counts_for = np.array([for_environment(lengths, name) or 0 for name in texts(traces["environment"])], np.int64)
     row = Ragged(samples.streams["rl_weights"], samples.offsets).row_of_value
     num_weighted = np.bincount(row[samples.streams["rl_weights"] != 0], minlength=len(samples.ids))
     factor = np.ones(len(samples.ids))

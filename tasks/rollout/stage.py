@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from configs.run import View, of
+from configs.run import View, for_environment
 from tasks.arrays.columns import texts
 from tasks.assignment.oversampling import num_needed
 from tasks.inference.engine.scoring import ServedModel
@@ -126,14 +126,18 @@ def _num_groups(assignments: pa.Table) -> Mapping[str, int]:
 def _frozen(missing: pa.Table, config: View, teachers: TeacherService) -> dict[str, ServedModel]:
     """Return where those are served that sample environments in place of the policy, or play single seats there."""
     names = dict.fromkeys(texts(missing["environment"]))
-    samplers = {name: teachers.serve(teacher) for name in names if (teacher := of(config.teachers, name)) is not None}
+    samplers = {
+        name: teachers.serve(teacher)
+        for name in names
+        if (teacher := for_environment(config.teachers, name)) is not None
+    }
     if config.external:  # in place of the policy, which keeps the name that has no environment's
         samplers[OF_POLICY] = ServedModel(config.external.url, "", config.external.model, chat=config.external)
     return samplers | frozen_seat_models([each for each in config.environments if each.name in names], teachers.serve)
 
 
 def _missing(assignments: pa.Table, parts: Parts) -> pa.Table:
-    done = parts.done()
+    done = parts.finished_units()
     return assignments.filter(
         pc.invert(pc.is_in(assignments["group_id"], value_set=pa.array(sorted(done), pa.string())))
     )

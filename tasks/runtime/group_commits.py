@@ -1,9 +1,9 @@
-"""Parts: how a long stage commits what is finished while the rest is still under way."""
+"""Commits the finished groups of a long stage while the rest is still under way, each commit as a part of its key."""
 
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 from uuid import uuid4
 
 import pyarrow as pa
@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 from storage.refs import Entry, Slice
 from storage.store import Store
 
-REST = 3.0
-"""Rest after a commit, in lengths of that commit: committing takes at most a quarter of the time."""
+PAUSE_RATIO = 3.0
+"""Pause after a commit, in durations of that commit: committing takes at most a quarter of the time."""
 
 
 class MakeEntry(Protocol):
@@ -23,21 +23,21 @@ class MakeEntry(Protocol):
 
 
 class Parts:
-    """Commits finished pieces of one key as they come, and knows those that an earlier attempt committed.
+    """Commits the finished units (groups) of one key as they come, and knows those that an earlier attempt committed.
 
     `put` returns at once; one thread commits everything that has come since its last commit, so that the caller's
-    event loop never waits for the disk and a slow disk means larger parts, not a queue. After a commit it rests for
-    REST times what that took: more groups then share the next one, and the rollouts under way keep the processor.
+    event loop never waits for the disk and a slow disk means larger parts, not a queue. After a commit it pauses for
+    PAUSE_RATIO times what that took: more groups then share the next one, and running rollouts have the processor.
     """
 
     def __init__(self, store: Store, make_entry: MakeEntry, unit: tuple[str, str]) -> None:
-        """Open the parts of a key. `unit` is the table and the column that name what comes as one: a group, say."""
+        """Open the parts of a key. `unit` is the table and the column that name a unit: that of a group's id, say."""
         self._store = store
         self._unit = unit
         self._make_entry = make_entry
         first = make_entry("", (), 0)
-        self._identity = {"run": first.run, "step": first.step, "key": first.key, "attempt": first.attempt}
-        self._earlier, self._units = self._without_repetition(store.ledger.parts(first.key))
+        self._identity: dict[str, Any] = {name: getattr(first, name) for name in ("run", "step", "key", "attempt")}
+        self._earlier, self._units = self._drop_repeated(store.ledger.parts(first.key))
         self._committed: list[Entry] = list(self._earlier)
         self._waiting: list[Mapping[str, pa.Table]] = []
         self._wake = threading.Condition()
@@ -51,18 +51,18 @@ class Parts:
         """Tokens over all committed parts."""
         return sum(entry.tokens for entry in self._committed)
 
-    def done(self) -> set[str]:
+    def finished_units(self) -> set[str]:
         """Return the units that were handed over, by earlier attempts or this one."""
         with self._wake:
             self._raise()
             return set(self._units)
 
     def put(self, tables: Mapping[str, pa.Table]) -> None:
-        """Hand over a finished piece; raises what an earlier commit raised."""
+        """Hand over the rows of finished units; raises what an earlier commit raised."""
         with self._wake:
             self._raise()
             self._waiting.append(tables)
-            self._units |= self._of(tables[self._unit[0]])
+            self._units |= self._unit_names(tables[self._unit[0]])
             self._wake.notify()
 
     def close(self) -> list[Slice]:
@@ -78,23 +78,23 @@ class Parts:
             self._wake.notify()
         self._thread.join()
 
-    def _without_repetition(self, parts: Sequence[Entry]) -> tuple[list[Entry], set[str]]:
+    def _drop_repeated(self, parts: Sequence[Entry]) -> tuple[list[Entry], set[str]]:
         """Return the parts whose units no older part has, and their units.
 
         Two attempts that ran at the same time may both have committed a unit. One of the two counts; what else is in a
         part that repeats one is made again.
         """
-        kept, units = [], set[str]()
+        counted, units = [], set[str]()
         table, column = self._unit
         for part in sorted(parts, key=lambda part: (part.finished_at, part.part)):
-            found = self._of(self._store.read(part.slices(table), [column]))
+            found = self._unit_names(self._store.read(part.slices(table), [column]))
             if not found & units:
-                kept.append(part)
+                counted.append(part)
                 units |= found
-        return kept, units
+        return counted, units
 
-    def _of(self, rows: pa.Table) -> set[str]:
-        return set(rows[self._unit[1]].to_pylist())
+    def _unit_names(self, rows: pa.Table) -> set[str]:
+        return {str(name) for name in rows[self._unit[1]].to_pylist()}
 
     def _raise(self) -> None:
         if self._failure is not None:
@@ -105,11 +105,11 @@ class Parts:
             while (pieces := self._take()) is not None:
                 began = time.monotonic()
                 self._commit(pieces)
-                self._rest(REST * (time.monotonic() - began))
+                self._pause(PAUSE_RATIO * (time.monotonic() - began))
         except BaseException as failure:  # handed to the caller at its next put or close
             self._failure = failure
 
-    def _rest(self, seconds: float) -> None:
+    def _pause(self, seconds: float) -> None:
         with self._wake:
             self._wake.wait_for(lambda: self._closing, seconds)
 

@@ -1,4 +1,4 @@
-"""Functions by import path, `package.module:function`: how they are loaded, and what names the version of their code.
+"""Loads functions by import path, `package.module:function`, and names the version of their code.
 
 Modules are looked for where Python looks, and then in the current working directory.
 """
@@ -78,7 +78,7 @@ def _module(name: str, path: str) -> ModuleType:
         _DIGESTS.pop(name, None)
     try:
         module = importlib.import_module(name)
-    # The border to code of others: whatever it does as it is loaded is its fault, and is told with its cause.
+    # Code of others may raise anything as it is loaded; the error names the path and keeps the cause.
     except Exception as error:
         raise NotImportable(f"{path!r}: module {name!r} does not load: {type(error).__name__}: {error}") from error
     file = _file(module)
@@ -99,12 +99,12 @@ def _digest(file: Path) -> str:
 def _release(module: str, file: Path) -> str:
     """Return `name version` of the installed distribution that holds a module's file; empty where none does."""
     for name in _distributions().get(module.partition(".")[0], ()):
-        if _holds(found := distribution(name), file):
-            return f"{found.metadata['Name']} {found.version}"
+        if _contains(installed := distribution(name), file):
+            return f"{installed.metadata['Name']} {installed.version}"
     return ""
 
 
-def _holds(installed: Distribution, file: Path) -> bool:
+def _contains(installed: Distribution, file: Path) -> bool:
     # A checkout, installed as editable or not, names its packages too, and its version stays when the code changes.
     if installed.read_text("RECORD") is None:
         return False

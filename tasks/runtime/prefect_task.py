@@ -20,14 +20,14 @@ TRANSIENT = (ConnectionError, TimeoutError, StoreUnavailable)
 
 
 def is_transient(task: Any, task_run: Any, state: Any) -> bool:
-    """Tell Prefect whether calling a failed stage again can help; an error that its user has to mend says no."""
+    """Tell Prefect whether calling a failed stage again can help: not after an error that its user has to correct."""
     cause = state.data
     while hasattr(cause, "data"):  # the state that the stage ended in, within Prefect's own
         cause = cause.data
     return isinstance(cause, TRANSIENT)
 
 
-def in_words(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """Return an error with its notes, which say what is safe and what to do: Prefect would show its text alone."""
     return "\n".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", [])])
 
@@ -57,17 +57,17 @@ class StageTask:
             retry_delay_seconds=list(RETRY_SECONDS),
             retry_condition_fn=is_transient,
         )
-        def run(place: RunContext, step: int, refs: Sequence[Ref], policy: Policy | None, bag: Any) -> Any:
+        def run(context: RunContext, step: int, refs: Sequence[Ref], policy: Policy | None, bag: Any) -> Any:
             try:
-                return perform(self.stage, place, step, refs, policy, bag.services, bag.parameters, bag.extra_inputs)
+                return perform(self.stage, context, step, refs, policy, bag.services, bag.parameters, bag.extra_inputs)
             except Exception as error:  # the border at which Prefect is told; `__call__` raises it again
-                return Failed(message=in_words(error), data=error)
+                return Failed(message=error_text(error), data=error)
 
         return run
 
     def __call__(
         self,
-        place: RunContext,
+        context: RunContext,
         step: int,
         refs: Sequence[Ref] = (),
         policy: Policy | None = None,
@@ -81,9 +81,9 @@ class StageTask:
 
         # A task run would take over the flow run's tags and ask the API for a limit on each before it starts.
         asked = (services or Services()).only(self.stage.services)
-        given = (place, step, tuple(refs), policy, _Arguments(asked, parameters or {}, extra_inputs or {}))
+        given = (context, step, tuple(refs), policy, _Arguments(asked, parameters or {}, extra_inputs or {}))
         with TagsContext(current_tags=set()):
-            done = self._submitted(given) if self._goes_elsewhere() else self._timed()(*given)
+            done = self._submit(given) if self._runs_on_workers() else self._local_task()(*given)
         if isinstance(done, State):
             raise cast(BaseException, done.result(raise_on_failure=False))  # `data` is Prefect's record of it
         ref: Ref = done
@@ -93,12 +93,12 @@ class StageTask:
     def _timed_task(self) -> Any:
         return self.task.with_options(timeout_seconds=TABLES_ONLY_SECONDS)
 
-    def _timed(self) -> Any:
+    def _local_task(self) -> Any:
         """Return the task; with a time limit where it only computes, in the one thread that Prefect can interrupt."""
         in_main = threading.current_thread() is threading.main_thread()
         return self._timed_task if in_main and not self.waits else self.task
 
-    def _goes_elsewhere(self) -> bool:
+    def _runs_on_workers(self) -> bool:
         """Tell whether the flow was given a task runner with workers and the stage waits for nobody."""
         from prefect.context import FlowRunContext
         from prefect.task_runners import ThreadPoolTaskRunner
@@ -107,7 +107,7 @@ class StageTask:
         runner = context.task_runner if context else None
         return runner is not None and not isinstance(runner, ThreadPoolTaskRunner) and not self.waits
 
-    def _submitted(self, given: tuple[Any, ...]) -> Any:
+    def _submit(self, given: tuple[Any, ...]) -> Any:
         """Hand the stage to the task runner and wait for it."""
         future = self.task.submit(*given)
         future.wait()

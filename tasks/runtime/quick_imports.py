@@ -1,4 +1,4 @@
-"""Importing much at once, as a process does that serves a model or trains one, in two thirds of the time."""
+"""Imports without garbage collection: a process that serves or trains a model starts in two thirds of the time."""
 
 import gc
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def quick_imports() -> Iterator[None]:
-    """Keep the garbage collector out of what is imported in this block, and afterwards out of what was.
+    """Switch the garbage collector off in this block, and exempt from it for good what was imported.
 
     Modules make objects by the hundred thousand and next to no garbage, and the collector would go through all of them
     again and again: a third of the time in which an engine starts. For imports alone: what is there when the block ends

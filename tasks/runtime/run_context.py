@@ -18,12 +18,13 @@ from storage.store import Store, open_store
 if TYPE_CHECKING:
     from tasks.runtime.stage import Ref, Stage
 
-
 MAX_BYTES = 256 << 20
+LEDGER_SECONDS = 0.1
+"""How old what is known of the ledger may be when it is decided what is still to be computed."""
 
 
 class RecentTables:
-    """The last tables read, up to so many bytes; the ones not asked for longest go first. Threads may share one."""
+    """A cache of tables up to a number of bytes; the least recently used go first. Threads may share one."""
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self._max_bytes = max_bytes
@@ -31,18 +32,18 @@ class RecentTables:
         self._lock = threading.Lock()
 
     def get(self, name: Hashable, read: Callable[[], pa.Table]) -> pa.Table:
-        """Return the table kept under `name`, or `read` it; a name stands for one content for ever."""
+        """Return the table cached under `name`, or `read` it; a name stands for one content for ever."""
         with self._lock:
-            kept = self._tables.pop(name, None)
-        if kept is None:
+            cached = self._tables.pop(name, None)
+        if cached is None:
             table = read()
-            kept = table, table.nbytes  # asking for the size takes as long as a small read
+            cached = table, table.nbytes  # asking for the size takes as long as a small read
         with self._lock:
-            self._tables[name] = kept  # the last one now
-            self._drop()
-        return kept[0]
+            self._tables[name] = cached  # the last one now
+            self._evict()
+        return cached[0]
 
-    def _drop(self) -> None:
+    def _evict(self) -> None:
         total = sum(size for _, size in self._tables.values())
         for name in list(self._tables):
             if total <= self._max_bytes:
@@ -51,9 +52,7 @@ class RecentTables:
 
 
 RECENT = RecentTables()
-"""What all runs of this process read last: one replay after another reads the same recorded tables."""
-LOOK_SECONDS = 0.1
-"""For so long a look at the ledger is good enough to decide what is still to be done."""
+"""Shared by all runs of this process: one replay after another reads the same recorded tables."""
 
 
 class RunContext:
@@ -65,10 +64,10 @@ class RunContext:
         self.config = config
         self.versions = dict(versions)
         self._keys = StageKeys(config)
-        self._gathering: CommitBuffer | None = None
+        self._buffer: CommitBuffer | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Travel to a task runner's workers as what it is opened from; they must find what was gathered here."""
+        """Travel to a task runner's workers as what it is opened from; they must find what was buffered here."""
         self.flush()
         return _reopen, (self.store.root.address, self.run, self.config, self.versions)
 
@@ -78,8 +77,8 @@ class RunContext:
 
     def find(self, key: str) -> Entry | None:
         """Return the finished work of `key`, this run's own row before another's, or None."""
-        gathered = self._gathering.find(key) if self._gathering else None
-        return gathered or self.store.ledger.find(key, run=self.run, staleness=LOOK_SECONDS)
+        buffered = self._buffer.find(key) if self._buffer else None
+        return buffered or self.store.ledger.find(key, run=self.run, staleness=LEDGER_SECONDS)
 
     def adopt(self, entry: Entry, step: int) -> Entry:
         """Make finished work of another run part of this one: a ledger row that points at the other's slices."""
@@ -88,41 +87,41 @@ class RunContext:
         return self.commit(replace(entry, run=self.run, step=step))
 
     @contextmanager
-    def gathered(self) -> Iterator[None]:
-        """Let work become visible only in bulk within the block: for stages that take less time than commits.
+    def buffered(self) -> Iterator[None]:
+        """Commit work in bulk within the block: for stages that take less time than their commits would.
 
-        Not for several threads, and not one within another. What is finished is kept, also when an error passes.
+        For one thread, and not nested. What is finished is committed, also when an error passes.
         """
-        self._gathering = CommitBuffer(self.store)
+        self._buffer = CommitBuffer(self.store)
         try:
-            with self._gathering:
+            with self._buffer:
                 yield
         finally:
-            self._gathering = None
+            self._buffer = None
 
     @contextmanager
-    def openly(self) -> Iterator[None]:
-        """Make visible what was gathered so far, and within the block all work at once."""
+    def unbuffered(self) -> Iterator[None]:
+        """Commit what is buffered so far, and within the block each piece of work at once."""
         self.flush()
-        gathering, self._gathering = self._gathering, None
+        buffer, self._buffer = self._buffer, None
         try:
             yield
         finally:
-            self._gathering = gathering
+            self._buffer = buffer
 
     def flush(self) -> None:
-        """Make visible what was gathered so far; nothing where nothing is gathered."""
-        if self._gathering is not None:
-            self._gathering.flush()
+        """Commit what is buffered so far; outside `buffered` there is nothing to do."""
+        if self._buffer is not None:
+            self._buffer.flush()
 
     def append(self, table: str, rows: pa.Table, *, step: int, key: str, attempt: str) -> Slice:
         """Add rows to a table as one slice of this run; see Store.append."""
-        store = self._gathering or self.store
+        store = self._buffer or self.store
         return store.append(table, rows, run=self.run, step=step, key=key, attempt=attempt)
 
     def commit(self, entry: Entry) -> Entry:
         """Write the ledger row of finished work; return the row that stands."""
-        return (self._gathering or self.store.ledger).commit(entry)
+        return (self._buffer or self.store.ledger).commit(entry)
 
     def table(self, name: str, refs: "Sequence[Ref]", columns: Sequence[str] | None = None) -> pa.Table:
         """Read table `name` from the first of the finished works `refs` that made it, and others of the same stage."""
@@ -132,7 +131,7 @@ class RunContext:
         return rows if columns is None else rows.select(list(columns))
 
     def _rows(self, name: str, ref: "Ref") -> pa.Table:
-        # What another process has just finished may be younger than the last look.
+        # What another process has just finished may be newer than the last refresh of the ledger.
         entry = self.find(ref.key) or self.store.ledger.find(ref.key, run=self.run)
         assert entry is not None, f"{ref.stage} {ref.key} is referred to but not in the ledger"
         slices = entry.slices(name)
@@ -145,7 +144,7 @@ def _reopen(address: str, run: str, config: RunConfig, versions: Mapping[str, st
 
 
 class StageKeys:
-    """Names work under one config; what the sections of a stage say is put together once for all steps."""
+    """The keys of work under one config; the content of a stage's sections is computed once for all steps."""
 
     def __init__(self, config: RunConfig) -> None:
         self._config = config

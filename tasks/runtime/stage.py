@@ -4,16 +4,11 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from storage.refs import Entry
 from tasks.runtime.services import SERVICES
-
-if TYPE_CHECKING:
-    from tasks.runtime.stage import Policy, Ref, Stage
-
 
 Tables = Mapping[str, pa.Table]
 
@@ -22,10 +17,10 @@ Tables = Mapping[str, pa.Table]
 class Stage:
     """A pure function from named tables to named tables, and everything that its key is made of.
 
-    `function` is called as `function(tables, config, **keywords)`: `tables` holds exactly `reads`, and of `optional`
-    what there is, and `config` is a view of the declared `sections`. Its keyword-only parameters say what else it gets:
-    of the attempt (step, key, policy, directory, parts), services (the fields of `Services`), and parameters of the
-    one call (as the source of an import), which may have defaults.
+    `function` is called as `function(tables, config, **keywords)`: `tables` holds exactly `reads` and those of
+    `optional` that there are, and `config` is a view of the declared `sections`. Its keyword-only parameters say what
+    else it gets: of the attempt (step, key, policy, directory, parts), services (the fields of `Services`), and
+    parameters of the one call (as the source of an import), which may have defaults.
     """
 
     name: str
@@ -43,7 +38,7 @@ class Stage:
     optional: tuple[str, ...] = ()
     """Tables that go in where one of the inputs made them, or come out where the function made any."""
     unit: tuple[str, str] = ("", "")
-    """Of a stage that commits in parts: the table and the column that name what comes as one."""
+    """Of a stage that commits in parts: the table and the column that name a unit, committed whole (a group)."""
 
     @cached_property
     def keywords(self) -> tuple[str, ...]:
@@ -70,7 +65,7 @@ class Ref:
     seconds: float
     """Wall-clock that the work took when it was computed."""
     computed: bool
-    """False when the ledger already had it."""
+    """False where the ledger already had it."""
 
     def num_rows(self, table: str) -> int:
         """Return how many rows of `table` this work made."""
@@ -86,7 +81,7 @@ class Policy:
 
 
 def inputs_of(refs: Sequence[Ref], policy: Policy | None = None) -> dict[str, str]:
-    """Return the keys that go into a stage's key, by the name of what made them; the second of a stage is name.1."""
+    """Return the keys of a stage's inputs by the name of the stage that made them; the second of a stage is name.1."""
     keys: dict[str, str] = {}
     for ref in refs:
         number = sum(name.partition(".")[0] == ref.stage for name in keys)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from storage.policies.adapters import base_in
+from storage.policies.manifest import adapter_base
 from storage.store import Store, open_store
 from tasks.learner.digest import weights_sha256
 from tasks.learner.tiny import tiny_qwen3
@@ -70,11 +70,11 @@ def test_policies_are_adapters_over_the_first(directory: Path) -> None:
     base, *adapted = recorded_policies(store)
     assert [row["version"] for row in adapted] == list(range(1, STEPS + 1))
     whole = store.policies.directory(base["policy_key"], verify=True)
-    assert base_in(whole) is None
+    assert adapter_base(whole) is None
     assert weights_sha256(whole) == base["weights_sha256"] == weights_sha256(directory / "model")
     for row in adapted:
         adapter = store.policies.directory(row["policy_key"], verify=True)
-        assert base_in(adapter) == base["policy_key"]
+        assert adapter_base(adapter) == base["policy_key"]
         assert not (adapter / "config.json").exists()
         assert size(adapter) < size(whole) / 10
     assert len({row["weights_sha256"] for row in (base, *adapted)}) == STEPS + 1

@@ -167,4 +167,4 @@ def test_watched_steps_are_compared_with_the_unwatched_around_them() -> None:
 
 
 def test_the_pace_of_commits_is_put_back(store: Store) -> None:
-    assert parts.REST == 3.0
+    assert parts.PAUSE_RATIO == 3.0

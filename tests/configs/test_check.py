@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from configs.checks.run import missing, problems, require_files
+from configs.checks.run import missing_files, problems, require_files
 from configs.errors import ConfigError
 from configs.load import load
 from configs.run import RunConfig
@@ -87,7 +87,7 @@ def test_an_evaluation_asks_for_nothing_of_training() -> None:
 
 def test_files_that_are_missing_here(tmp_path: Path) -> None:
     config = load(["sft_demo"], [f"data.path={tmp_path}/none.jsonl", f"model.path={tmp_path}/none"])
-    assert missing(config) == [
+    assert missing_files(config) == [
         f"model.path: there is no directory {tmp_path}/none",
         f"data.path: there is no file {tmp_path}/none.jsonl",
     ]
@@ -107,17 +107,17 @@ def test_samples_longer_than_the_model_are_refused(preset: str, key: str, tmp_pa
     config = load([preset], [f"model.path={tmp_path}", f"data.path={data}"])
     for positions, expected in ((256, []), (255, [key])):
         (tmp_path / "config.json").write_text(f'{{"max_position_embeddings": {positions}}}')
-        assert [line.partition(":")[0] for line in missing(config)] == expected
+        assert [line.partition(":")[0] for line in missing_files(config)] == expected
     (tmp_path / "config.json").write_text("{}")
-    assert missing(config) == []
+    assert missing_files(config) == []
 
 
 def test_a_model_is_needed_unless_a_policy_stands_for_it() -> None:
     config = RunConfig(kind="evaluate")
-    assert missing(config) == ["model.path: say which directory (or hub id) holds the starting weights"]
+    assert missing_files(config) == ["model.path: say which directory (or hub id) holds the starting weights"]
     named = config.evaluation.model_copy(update={"policy": "latest"})
-    assert missing(config.model_copy(update={"evaluation": named})) == []
+    assert missing_files(config.model_copy(update={"evaluation": named})) == []
 
 
 def test_a_hub_id_is_not_taken_for_a_directory() -> None:
-    assert missing(load(["qwen3_gpu"])) == []
+    assert missing_files(load(["qwen3_gpu"])) == []

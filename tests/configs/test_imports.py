@@ -3,9 +3,9 @@
 import pytest
 
 from configs.errors import ConfigError
-from configs.functions import ImportedFunction, imported
+from configs.functions import ImportedFunction, imported_functions
 from configs.load import load
-from configs.resolve import reopened, require_agreement, resolve
+from configs.resolve import reopen_versions, require_agreement, resolve
 from configs.run import RunConfig, View
 
 OWN = {"type": "echo", "keep_mask": "pkg.masks:short"}
@@ -18,29 +18,29 @@ FACTS = {"functions": {MASK: "pkg 1.2", CREDIT: "sha256:ab"}}
 
 
 def test_functions_are_found_wherever_a_section_names_one():
-    assert list(imported(BOTH)) == [
+    assert list(imported_functions(BOTH)) == [
         ImportedFunction(MASK, MASK + "_version", "pkg.masks:short", ""),
         ImportedFunction(CREDIT, "algorithm.version", "mine:credit", ""),
     ]
-    assert {each.stage for each in imported(BOTH)} == {"advantage"}
-    assert list(imported(load(["demo"]))) == []
+    assert {each.stage for each in imported_functions(BOTH)} == {"advantage"}
+    assert list(imported_functions(load(["demo"]))) == []
 
 
 def test_a_loss_of_ones_own_is_called_by_the_training():
     config = load(["demo"], ['training.loss={type="custom", function="mine:loss"}'])
-    assert list(imported(config)) == [
+    assert list(imported_functions(config)) == [
         ImportedFunction("training.loss.function", "training.loss.version", "mine:loss", "")
     ]
-    assert [each.stage for each in imported(config)] == ["training"]
+    assert [each.stage for each in imported_functions(config)] == ["training"]
     filled = resolve(config, {"functions": {"training.loss.function": "sha256:cd"}})
     assert View(filled, ("training",), "training").content()["training"]["loss"]["version"] == "sha256:cd"
-    assert reopened(filled, ("advantage",)) == filled
-    assert [each.version for each in imported(reopened(filled, ("training",)))] == [""]
+    assert reopen_versions(filled, ("advantage",)) == filled
+    assert [each.version for each in imported_functions(reopen_versions(filled, ("training",)))] == [""]
 
 
 def test_their_versions_are_filled_and_are_in_keys():
     config = resolve(BOTH, FACTS)
-    assert [each.version for each in imported(config)] == ["pkg 1.2", "sha256:ab"]
+    assert [each.version for each in imported_functions(config)] == ["pkg 1.2", "sha256:ab"]
     content = View(config, ("algorithm", "algorithms"), "advantage").content()
     assert content["advantage"]["version"] == "sha256:ab"
     assert content["algorithms"]["reverse_text"]["keep_mask_version"] == "pkg 1.2"
@@ -59,5 +59,5 @@ def test_what_is_recorded_stays_and_another_version_is_refused():
 
 def test_versions_are_opened_only_for_the_stages_done_again():
     config = resolve(BOTH, FACTS)
-    assert reopened(config, ("packing",)) == config
-    assert [each.version for each in imported(reopened(config, ("advantage",)))] == ["", ""]
+    assert reopen_versions(config, ("packing",)) == config
+    assert [each.version for each in imported_functions(reopen_versions(config, ("advantage",)))] == ["", ""]

@@ -3,9 +3,9 @@
 import pytest
 from pydantic import ValidationError
 
-from configs.lora import LoraConfig, lora_problems
+from configs.checks.training import lora_problems
 from configs.run import content
-from configs.training import TrainingConfig
+from configs.training import LoraConfig, TrainingConfig
 
 
 def test_what_works_has_no_problems() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from configs.checks.run import problems
-from configs.checks.teachers import only_teachers_sample, scored_by_policy, scores
+from configs.checks.teachers import needs_reference_scores, only_teachers_sample, policy_scores
 from configs.run import RunConfig, View
 from tasks.advantage import reference
 from tasks.rollout import stage as rollout
@@ -83,7 +83,7 @@ def test_a_template_shows_the_demonstration() -> None:
     ],
 )
 def test_who_is_asked(given: RunConfig, expected: tuple[bool, ...]) -> None:
-    found = scores(given), only_teachers_sample(given), scored_by_policy(given)
+    found = needs_reference_scores(given), only_teachers_sample(given), policy_scores(given)
     assert found == expected
 
 

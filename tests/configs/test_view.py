@@ -10,8 +10,7 @@ from pydantic.fields import FieldInfo
 from configs.algorithms import CustomConfig, Overlong
 from configs.environments import EnvironmentConfig
 from configs.evaluation import EvaluationSet, ExternalModelConfig
-from configs.explain import members
-from configs.fields import in_key, is_elsewhere, is_operational
+from configs.fields import in_key, is_elsewhere, is_operational, section_types
 from configs.filters import CustomFilter
 from configs.losses import CustomLoss
 from configs.optimizers import WsdSchedule
@@ -54,7 +53,7 @@ def leaves(model: type[BaseModel], operational: bool = False) -> Iterator[tuple[
     """Yield (model, field, operational) for every field of `model` and of all that it may hold."""
     for name, field in model.model_fields.items():
         hidden = operational or is_operational(field)
-        inner = members(field.annotation)
+        inner = section_types(field.annotation)
         if not inner or get_origin(field.annotation) is tuple:
             yield model, name, is_operational(field) or is_elsewhere(field)
         for member in inner:
@@ -76,7 +75,9 @@ def test_a_field_is_in_keys_unless_it_is_operational(model: type[BaseModel], nam
 
 def test_the_walk_reaches_every_section() -> None:
     reached = {model for model, _, _ in ALL}
-    assert {member for field in RunConfig.model_fields.values() for member in members(field.annotation)} <= reached
+    assert {
+        member for field in RunConfig.model_fields.values() for member in section_types(field.annotation)
+    } <= reached
     assert {operational for _, _, operational in ALL} == {True, False}
 
 

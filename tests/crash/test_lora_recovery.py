@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.policies.adapters import base_in
+from storage.policies.manifest import adapter_base
 from storage.store import Store, open_store
 from tests.crash.checks import RARELY, check_clean, go_on, killed, requests
 from tests.fixtures.contents import rows, work
@@ -51,4 +51,4 @@ def test_a_replay_lays_adapters_over_a_recorded_policy(drive: Callable[..., Driv
     recorded = {entry.step: entry.key for entry in store.ledger.entries(run=NAME, stage="training")}
     adapted = [entry.key for entry in store.ledger.entries(run="over", stage="training")]
     assert len(adapted) == 2
-    assert {base_in(Path(store.policies.directory(key))) for key in adapted} == {recorded[0]}
+    assert {adapter_base(Path(store.policies.directory(key))) for key in adapted} == {recorded[0]}

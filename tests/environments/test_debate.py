@@ -26,7 +26,7 @@ from verifiers.v1.utils.loaders import load_environment, resolve_env_config
 from configs.environments import EnvironmentConfig
 from configs.run import RunConfig, View
 from configs.sections import ModelConfig, RolloutConfig
-from tasks.arrays.parse_errors import unreadable
+from tasks.arrays.parse_errors import parse_error_flags
 from tasks.inference.engine.client import MODEL, Engine
 from tasks.inference.sampling.attempts import client_config, sampling_config
 from tasks.inference.trace_rows.rows import RolloutOrigin, rows_of_trace
@@ -234,7 +234,7 @@ def flagged(trace: vf.Trace) -> list[int]:
     traces = pa.table({"record": ["{}"], "info": [json.dumps(trace.info)]})
     import numpy as np
 
-    return np.flatnonzero(unreadable(traces, messages, np.zeros(len(trace.nodes), np.int64))).tolist()
+    return np.flatnonzero(parse_error_flags(traces, messages, np.zeros(len(trace.nodes), np.int64))).tolist()
 
 
 @pytest.mark.parametrize(("at_once", "schedule"), [(0.0, "sequential"), (1.0, "simultaneous")])

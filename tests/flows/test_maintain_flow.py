@@ -19,8 +19,8 @@ from pathlib import Path
 from flows.orchestration import prefect_api
 prefect_api.begin(Path(sys.argv[1])).wait()
 from flows.maintain import maintain
-from storage.keeping import activity
-activity.RECENT_HOURS = 0.0
+from storage.maintenance import plan
+plan.RECENT_HOURS = 0.0
 done = maintain(store=sys.argv[2], retention_hours="24", keep_last=1, policies="last")
 print("DONE", json.dumps(done))
 """

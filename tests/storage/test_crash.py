@@ -46,7 +46,7 @@ def test_steps_of_a_killed_writer_are_whole_and_once(root: Path) -> None:
             assert store.read(entry.outputs).equals(messages(2 + entry.step % 3))
         rows = sum(2 + step % 3 for step in steps)
         assert store.scan("messages").collect().height == rows, "no orphan is visible, nothing is doubled"
-        orphans = len(store.slices.table("messages").active()) - len(steps)
+        orphans = len(store.slices.table("messages").active_files()) - len(steps)
     assert len(acknowledged) == len(set(acknowledged)) > 20
     assert orphans >= 0
 

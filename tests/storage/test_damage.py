@@ -112,4 +112,4 @@ def test_a_torn_checkpoint_is_set_aside(root: Path, store: Store, piece: Slice) 
     checkpoint.write_bytes(checkpoint.read_bytes()[:100])
     again = open_store(root)
     assert again.append("messages", messages(2), run="run", step=3, key="l", attempt="b").rows == 2
-    assert len(again.slices.table("messages").active()) == 14
+    assert len(again.slices.table("messages").active_files()) == 14

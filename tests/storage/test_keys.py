@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.errors import KeyContentError
-from storage.keys import canonical, content_key, work_key
+from storage.keys import canonical_json, content_key, work_key
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -19,7 +19,7 @@ VALUES = st.recursive(
 
 def test_golden_canonical_spelling() -> None:
     value = {"b": [1, 1.0, 1e-7, True, None], "a": {"é": "漢", "": -0.0}, "B": (2, "x")}
-    assert canonical(value) == ('{"B":[2,"x"],"a":{"":-0.0,"\\u00e9":"\\u6f22"},"b":[1,1.0,1e-07,true,null]}')
+    assert canonical_json(value) == ('{"B":[2,"x"],"a":{"":-0.0,"\\u00e9":"\\u6f22"},"b":[1,1.0,1e-07,true,null]}')
 
 
 def test_golden_keys() -> None:
@@ -44,13 +44,13 @@ def test_each_part_of_the_work_changes_its_key() -> None:
 
 @given(VALUES)
 def test_spelling_is_json_and_does_not_depend_on_order(value: object) -> None:
-    text = canonical(value)
-    assert canonical(json.loads(text)) == text
+    text = canonical_json(value)
+    assert canonical_json(json.loads(text)) == text
     if isinstance(value, dict):
-        assert canonical(dict(reversed(value.items()))) == text
+        assert canonical_json(dict(reversed(value.items()))) == text
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, {1: 2}, {"a": {2}}, [b"x"], object()])
 def test_what_has_no_single_spelling_has_no_key(value: object) -> None:
     with pytest.raises(KeyContentError):
-        canonical(value)
+        canonical_json(value)

@@ -91,14 +91,14 @@ def test_an_application_transaction_is_accepted_once_at_a_look(root: Path, store
     other.ledger.find("k")
     stale = other.ledger.table.version
     first = store.ledger.commit(entry("k", attempt="first"))
-    real = other.ledger.table.added
+    real = other.ledger.table.new_files
     looks: list[int] = []
 
     def blind(since: int | None) -> tuple[list[str], int]:
         looks.append(1)
         return ([], stale) if len(looks) == 1 else real(since)  # the first look is before the other's commit
 
-    other.ledger.table.added = blind  # type: ignore[method-assign]
+    other.ledger.table.new_files = blind  # type: ignore[method-assign]
     assert other.ledger.commit(entry("k", attempt="second")) == first
     assert len(looks) == 2
     assert [e.attempt for e in open_store(root).ledger.entries()] == ["first"]
@@ -106,12 +106,12 @@ def test_an_application_transaction_is_accepted_once_at_a_look(root: Path, store
 
 
 def test_the_ledger_folds_itself_and_nobody_notices(store: Store, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("storage.ledger.FOLD_FILES", 4)
+    monkeypatch.setattr("storage.ledger.MERGE_FILES", 4)
     elsewhere = open_store(root)
     for number in range(10):
         store.ledger.commit(entry(f"key-{number}"))
         assert elsewhere.ledger.find(f"key-{number}") is not None
-    assert len(store.ledger.table.active()) == 3  # the first eight in one, in two goes, and the last two
+    assert len(store.ledger.table.active_files()) == 3  # the first eight in one, in two goes, and the last two
     for ledger in (store.ledger, elsewhere.ledger, open_store(root).ledger):
         assert sorted(e.key for e in ledger.entries()) == [f"key-{number}" for number in range(10)]
 
@@ -120,8 +120,8 @@ def test_a_fold_that_fails_takes_no_commit_with_it(store: Store, root: Path, mon
     def fold(*_: Any) -> int:
         raise StoreUnavailable("no luck")
 
-    monkeypatch.setattr("storage.ledger.FOLD_FILES", 1)
-    monkeypatch.setattr(StoredTable, "fold", fold)
+    monkeypatch.setattr("storage.ledger.MERGE_FILES", 1)
+    monkeypatch.setattr(StoredTable, "merge_files", fold)
     assert store.ledger.commit(entry("k")) == entry("k")
     assert open_store(root).ledger.entries() == [entry("k")]
 
@@ -130,7 +130,7 @@ def test_a_fold_that_fails_takes_no_commit_with_it(store: Store, root: Path, mon
 def test_a_lost_acknowledgement_neither_loses_nor_doubles(
     store: Store, root: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    original = StoredTable._push
+    original = StoredTable._write_commit
     lost: list[int] = []
 
     def push(self: StoredTable, *arguments: Any) -> None:
@@ -138,7 +138,7 @@ def test_a_lost_acknowledgement_neither_loses_nor_doubles(
         lost.append(1)
         raise error
 
-    monkeypatch.setattr(StoredTable, "_push", push)
+    monkeypatch.setattr(StoredTable, "_write_commit", push)
     assert store.ledger.commit(entry("k")) == entry("k")
     assert store.ledger.commit(entry("k", attempt="again")) == entry("k")
     assert lost == [1]
@@ -152,7 +152,7 @@ def test_a_commit_that_failed_is_an_error_and_leaves_nothing(
         raise OSError("the network is down")
 
     with monkeypatch.context() as patch:
-        patch.setattr(StoredTable, "_push", push)
+        patch.setattr(StoredTable, "_write_commit", push)
         with pytest.raises(StoreUnavailable, match="network is down") as caught:
             store.ledger.commit(entry("k"))
         assert isinstance(caught.value.__cause__, OSError)
@@ -180,7 +180,7 @@ def test_processes_that_race_on_the_same_keys_agree(root: Path, store: Store) ->
     standing = {e.key: e.attempt for e in store.ledger.entries()}
     assert len(standing) == keys
     assert told == [[standing[f"key-{number}"] for number in range(keys)]] * len(names)
-    rows = [row for each in store.ledger.table.active() for row in store.ledger.table.read(each.path).to_pylist()]
+    rows = [row for each in store.ledger.table.active_files() for row in store.ledger.table.read(each.path).to_pylist()]
     assert len(rows) == keys
 
 

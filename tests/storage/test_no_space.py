@@ -22,7 +22,9 @@ def full(*_: Any, **__: Any) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-@pytest.mark.parametrize("call", ["os.fsync", "storage.roots.make_directory", "storage.delta.table.StoredTable._push"])
+@pytest.mark.parametrize(
+    "call", ["os.fsync", "storage.roots.make_directory", "storage.delta.table.StoredTable._write_commit"]
+)
 def test_wherever_space_runs_out(store: Store, root: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
     good = store.append("messages", messages(5), run="run", step=0, key="k", attempt="a")
     store.ledger.commit(entry("k", outputs=(good,)))
@@ -47,7 +49,7 @@ def test_what_delta_says_of_a_full_disk_is_understood(store: Store, monkeypatch:
     def push(*_: Any) -> None:
         raise DeltaError("Generic LocalFileSystem error: Unable to copy data: No space left on device (os error 28)")
 
-    monkeypatch.setattr(StoredTable, "_push", push)
+    monkeypatch.setattr(StoredTable, "_write_commit", push)
     with pytest.raises(NoSpace):
         store.append("messages", messages(), run="run", step=0, key="k", attempt="a")
 
@@ -67,7 +69,7 @@ def test_a_limit_on_file_sizes_is_no_space(tmp_path: Path) -> None:
         try:
             store.append("messages", messages(3000, 50), run="run", step=0, key="k", attempt="b")
         except NoSpace:
-            print("told", store.read([good]).num_rows, len(store.slices.table("messages").active()))
+            print("told", store.read([good]).num_rows, len(store.slices.table("messages").active_files()))
     """
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[1] == resource.RLIM_INFINITY
     done = subprocess.run(

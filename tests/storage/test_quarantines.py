@@ -19,7 +19,7 @@ def test_a_finding_is_one_row_that_every_reader_sees(store: Store, root: Path) -
     noted = store.quarantines.record(["b", "a", "b"], where="reward > 0.9", reason="broken verifier", run="demo")
     assert (noted.trace_ids, noted.run, noted.where) == (("a", "b"), "demo", "reward > 0.9")
     assert open_store(root).quarantines.all() == [noted]
-    assert store.quarantines.table.read(store.quarantines.table.active()[0].path).num_rows == 1
+    assert store.quarantines.table.read(store.quarantines.table.active_files()[0].path).num_rows == 1
 
 
 def test_the_same_rollouts_and_reason_are_the_same_finding(store: Store) -> None:
@@ -50,10 +50,10 @@ def test_reasons_of_chosen_findings(store: Store) -> None:
     assert one.quarantine in caught.value.where
 
 
-def test_housekeeping_merges_findings_and_loses_none(store: Store, root: Path) -> None:
+def test_maintenance_merges_findings_and_loses_none(store: Store, root: Path) -> None:
     noted = [store.quarantines.record([f"t{i}"], where="w", reason="r") for i in range(9)]
     assert maintain(store, retention_hours=0).merged == 9
-    assert len(open_store(root).quarantines.table.active()) == 1
+    assert len(open_store(root).quarantines.table.active_files()) == 1
     assert open_store(root).quarantines.all() == noted
 
 

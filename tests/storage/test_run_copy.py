@@ -9,9 +9,9 @@ import pytest
 
 from storage.delta.parquet import encode
 from storage.errors import CopyConflict, DamagedSlice, PolicyAbsent, SliceExpired, StoreError
-from storage.keeping.run_copy import Copied, copy_work
 from storage.maintenance.compact import maintain
-from storage.maintenance.plan import needed_by
+from storage.maintenance.plan import needed_rows
+from storage.maintenance.run_copy import CopyReport, copy_work
 from storage.maintenance.sweep import Retention, expire
 from storage.refs import Entry
 from storage.runs import REMOVED
@@ -20,7 +20,7 @@ from tests.fixtures.histories import contents, evaluate, finish, lasting, train
 from tests.fixtures.rows import entry, messages
 from tests.storage.maintenance.gc_dying import Died, moments
 
-NO_NEWS = Copied(0, 0, 0)
+NO_NEWS = CopyReport(0, 0, 0)
 
 
 @pytest.fixture
@@ -32,10 +32,10 @@ def source(root: Path, store: Store) -> Store:
     return store
 
 
-def copy(source: Store, target: Path | str, run: str = "second", with_policies: bool = True) -> Copied:
+def copy(source: Store, target: Path | str, run: str = "second", with_policies: bool = True) -> CopyReport:
     """Copy a run as a command does: between stores that were just opened."""
     store = open_store(source.root.address)
-    return copy_work(store, open_store(target), needed_by(store, [run]), [run], with_policies)
+    return copy_work(store, open_store(target), needed_rows(store, [run]), [run], with_policies)
 
 
 def in_place(entries: list[Entry]) -> list[Entry]:
@@ -67,7 +67,7 @@ def files(root: Path) -> dict[str, tuple[int, int]]:
 
 def test_a_copy_is_the_run_as_it_was_and_is_made_once(source: Store, tmp_path: Path) -> None:
     target = tmp_path / "other"
-    assert copy(source, target) == Copied(rows=6, slices=9, policies=3)
+    assert copy(source, target) == CopyReport(rows=6, slices=9, policies=3)
     check_whole(source, target)
     there = open_store(target)
     assert there.runs.names() == ["second"] and {row.run for row in there.ledger.entries()} == {"second"}
@@ -76,7 +76,7 @@ def test_a_copy_is_the_run_as_it_was_and_is_made_once(source: Store, tmp_path: P
     source.runs.record(run="second", event="resumed")
     assert copy(source, target).records == 1, "what a run said since is added"
     train(source, "second", "xzzy")
-    assert copy(source, target) == Copied(rows=2, slices=3, policies=1), "what came since is added"
+    assert copy(source, target) == CopyReport(rows=2, slices=3, policies=1), "what came since is added"
     check_whole(source, target)
 
 
@@ -99,7 +99,7 @@ def test_weights_that_were_left_behind_say_so_and_can_follow(source: Store, tmp_
     assert copy(source, target, with_policies=False).policies == 0
     with pytest.raises(PolicyAbsent, match=r"were removed on .* by a copy of the run without its weights"):
         open_store(target).policies.directory("training-xz")
-    assert copy(source, target) == Copied(0, 0, 3)
+    assert copy(source, target) == CopyReport(0, 0, 3)
     check_whole(source, target)
 
 
@@ -116,7 +116,7 @@ def test_what_was_compacted_or_has_expired_is_so_in_the_copy(source: Store, tmp_
     for entry_there in there.ledger.entries(run="long"):
         with pytest.raises(SliceExpired, match="keeps rows for 0 hours"):
             there.read(entry_there.slices("messages"))
-    assert len(there.slices.retirements.of(p for row in there.ledger.entries() for p in row.outputs)) == 18
+    assert len(there.slices.expired_slices.find(p for row in there.ledger.entries() for p in row.outputs)) == 18
 
 
 def test_other_rows_under_a_key_are_refused_before_anything_is_written(source: Store, tmp_path: Path) -> None:
@@ -143,7 +143,9 @@ def test_another_run_of_that_name_is_refused(source: Store, tmp_path: Path) -> N
 
 def test_the_same_rows_of_another_run_are_no_conflict(source: Store, tmp_path: Path) -> None:
     copy(source, tmp_path / "other", "first")
-    assert copy(source, tmp_path / "other") == Copied(rows=6, slices=6, policies=2), "the first step's slices are there"
+    assert copy(source, tmp_path / "other") == CopyReport(rows=6, slices=6, policies=2), (
+        "the first step's slices are there"
+    )
     check_whole(source, tmp_path / "other")
 
 
@@ -162,7 +164,7 @@ def test_a_run_that_was_removed_there_can_come_back(source: Store, tmp_path: Pat
 def test_damaged_rows_are_not_copied(root: Path, source: Store, tmp_path: Path) -> None:
     (piece,) = source.ledger.find("rollout-xzz").slices("messages")  # type: ignore[union-attr]
     path = root / "tables/messages" / piece.files[0].path
-    path.write_bytes(encode([source.slices.stored(piece).slice(1)]))
+    path.write_bytes(encode([source.slices.read_stored(piece).slice(1)]))
     with pytest.raises(DamagedSlice):
         copy(source, tmp_path / "other")
     assert open_store(tmp_path / "other").ledger.entries() == []
@@ -206,14 +208,14 @@ def test_dying_at_any_moment(source: Store, tmp_path: Path, every: int) -> None:
 
 KILLED = """
 import sys
-from storage.maintenance.plan import needed_by
+from storage.maintenance.plan import needed_rows
 from storage.maintenance.compact import maintain
-from storage.keeping.run_copy import copy_work
+from storage.maintenance.run_copy import copy_work
 from storage.store import open_store
 from tests.storage.maintenance.gc_dying import kill_at, moments
 source, target = open_store(sys.argv[1]), open_store(sys.argv[2])
 with moments(kill_at(int(sys.argv[3]))):
-    copy_work(source, target, needed_by(source, ["second"]), ["second"], True)
+    copy_work(source, target, needed_rows(source, ["second"]), ["second"], True)
 """
 
 
@@ -229,7 +231,7 @@ def test_killed_for_real(source: Store, tmp_path: Path, moment: int) -> None:
 
 @pytest.mark.engine
 def test_from_a_directory_to_an_object_store_and_back(source: Store, s3_root: str, tmp_path: Path) -> None:
-    assert copy(source, s3_root) == Copied(6, 9, 3)
+    assert copy(source, s3_root) == CopyReport(6, 9, 3)
     assert copy(source, s3_root) == NO_NEWS
     check_whole(source, s3_root)
     copy(open_store(s3_root), tmp_path / "back")

@@ -11,7 +11,7 @@ import polars as pl
 
 from flows.queries.request import NotThere
 from flows.queries.store_reader import Library
-from storage.read.lineage import Work, marks
+from storage.read.lineage import Work, row_identities
 
 ROW = ("row", "update", "rank", "micro_step", "sample_ids", "cu_seqlens", "rl_tokens", "ce_tokens", "ref_kl_tokens")
 SAMPLE = ("sample_id", "trace_id", "branch", "group_id", "reward", "baseline", "advantage", "num_tokens")
@@ -36,7 +36,7 @@ class Packed:
     @property
     def identity(self) -> tuple[str, ...]:
         """What names all rows that its samples are told from: what is kept of them goes by it."""
-        return marks((self.batches, *self.credits, *self.traces))
+        return row_identities((self.batches, *self.credits, *self.traces))
 
     @property
     def capacity(self) -> int | None:
@@ -47,7 +47,7 @@ class Packed:
 
 def steps(library: Library, run: str) -> list[int]:
     """Return the steps of which a run has a packed batch. Raises NotThere for an unknown run."""
-    return sorted({work.step for work in library.frames(run).graph.making("batches")})
+    return sorted({work.step for work in library.frames(run).graph.makers("batches")})
 
 
 def packed(library: Library, run: str, step: int) -> Packed:
@@ -86,7 +86,7 @@ def rows(library: Library, of: Packed) -> pl.DataFrame:
 
 
 def _rows(library: Library, of: Packed) -> pl.DataFrame:
-    found = library.frames(of.run).of([of.batches], "batches").select(ROW).sort("row").collect()
+    found = library.frames(of.run).rows([of.batches], "batches").select(ROW).sort("row").collect()
     sampled = pl.col("sample_ids").list.len() > 0
     return found.with_columns(
         num_tokens=pl.when(sampled).then(pl.col("cu_seqlens").list.last()).otherwise(0).cast(pl.Int64),
@@ -105,8 +105,8 @@ def samples(library: Library, of: Packed) -> pl.DataFrame:
 
 def _samples(library: Library, of: Packed) -> pl.DataFrame:
     frames = library.frames(of.run)
-    credited = frames.of(of.credits, "credits").select(SAMPLE).collect()
-    traces = frames.of(of.traces, "traces").select("key", *TRACE).collect()
+    credited = frames.rows(of.credits, "credits").select(SAMPLE).collect()
+    traces = frames.rows(of.traces, "traces").select("key", *TRACE).collect()
     placed = rows(library, of).filter(pl.col("num_samples") > 0)
     starts = pl.col("cu_seqlens").list.head(pl.col("cu_seqlens").list.len() - 1)
     lengths = pl.col("cu_seqlens").list.diff(null_behavior="drop").cast(pl.List(pl.Int64))
@@ -129,12 +129,12 @@ def _samples(library: Library, of: Packed) -> pl.DataFrame:
 def updates(library: Library, of: Packed) -> pl.DataFrame:
     """Return what each optimizer step on a batch measured, as in the table `updates`; no rows before training."""
     works = [of.updates] if of.updates else []
-    return library.frames(of.run).of(works, "updates").drop("run", "attempt", "seq").sort("update").collect()
+    return library.frames(of.run).rows(works, "updates").drop("run", "attempt", "seq").sort("update").collect()
 
 
 def decisions(library: Library, of: Packed) -> list[dict[str, Any]]:
     """Return what was decided at the gates before a batch, in order of time, as in the table `decisions`."""
     graph = library.frames(of.run).graph
     works = graph.users(of.batches, "batches", made="decisions")
-    found = library.frames(of.run).of(works, "decisions").drop("run", "step", "attempt", "seq").collect()
+    found = library.frames(of.run).rows(works, "decisions").drop("run", "step", "attempt", "seq").collect()
     return found.sort("decided_at").to_dicts()

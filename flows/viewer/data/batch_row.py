@@ -22,7 +22,7 @@ def tokens(library: Library, of: Packed, row: int) -> pl.DataFrame:
     packed = rows(library, of).filter(pl.col("row") == row)
     if packed.is_empty():
         raise NotThere(f"the batch of step {of.step} of run {of.run!r} has {len(rows(library, of))} rows, no row {row}")
-    read = library.frames(of.run).of([of.batches], "batches").filter(pl.col("row") == row)
+    read = library.frames(of.run).rows([of.batches], "batches").filter(pl.col("row") == row)
     found = read.select(TOKENS).collect().explode(TOKENS)
     lengths = np.diff(packed["cu_seqlens"][0].to_numpy())
     places = np.repeat(np.arange(len(lengths)), lengths)

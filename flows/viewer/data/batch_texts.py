@@ -11,7 +11,7 @@ def texts(library: Library, run: str, ids: Sequence[int]) -> list[tuple[str, boo
 
     Where the tokenizer is gone or damaged, the ids stand for the texts.
     """
-    policies = [work.key for work in library.frames(run).graph.making("policies")]
+    policies = [work.key for work in library.frames(run).graph.makers("policies")]
     try:
         found = tokenizer_of(library.store, library.config(run), policies[-1], policies[::-1]) if policies else None
     except TokenizerUnreadable:

@@ -81,7 +81,7 @@ def images(library: Library, found: Found, bodies: Iterable[str]) -> Images:
     digests = {body[at + len(mark) :][:64] for body in bodies for at in _places(body, mark)}
     if not digests:
         return Images(())
-    rows = library.frames().of(message_works(library, found, "images"), "images")
+    rows = library.frames().rows(message_works(library, found, "images"), "images")
     rows = rows.filter((pl.col("group_id") == found.row["group_id"]) & pl.col("digest").is_in(sorted(digests)))
     read = rows.select("digest", "media_type", "data").collect().to_dicts()
     return Images(row for row in read if row["digest"] == _digest(row))

@@ -9,7 +9,7 @@ import pyarrow as pa
 from flows.queries.store_reader import Library
 from flows.viewer.data.trace import Found
 from storage.read.lineage import Work
-from tasks.arrays.message_graph import find_branches, without_rejected
+from tasks.arrays.message_graph import drop_rejected, find_branches
 
 GRAPH = ("trace_id", "message", "parent", "sampled")
 Path = list[int]
@@ -20,7 +20,7 @@ def messages(library: Library, found: Found) -> pl.DataFrame:
 
     `num_tokens` are those that the message adds, `num_sampled` the ones of them that the policy sampled.
     """
-    rows = library.frames().of(message_works(library, found), "messages")
+    rows = library.frames().rows(message_works(library, found), "messages")
     rows = rows.filter(pl.col("trace_id") == found.trace_id).sort("message")
     return rows.select(
         "message",
@@ -58,5 +58,5 @@ def rejected(found: Found, rows: pl.DataFrame) -> list[int]:
     """
     trace = pa.table({"trace_id": [found.trace_id], "record": [found.row["record"]]})
     graph = rows.select(pl.lit(found.trace_id).alias("trace_id"), *GRAPH[1:])
-    kept = without_rejected(trace, graph.to_arrow(compat_level=pl.CompatLevel.oldest()))
+    kept = drop_rejected(trace, graph.to_arrow(compat_level=pl.CompatLevel.oldest()))
     return sorted(set(rows["message"]) - set(kept["message"].to_pylist()))

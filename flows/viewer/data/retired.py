@@ -15,7 +15,7 @@ def retired(library: Library, works: Iterable[Work | None]) -> list[dict[str, An
     once = {work.key: work for work in works if work is not None}
     pieces = [piece for work in once.values() for piece in work.slices]
     found: dict[str, dict[str, Any]] = {}
-    for each in sorted(library.store.slices.retirements.of(pieces), key=lambda each: (each.table, each.at)):
+    for each in sorted(library.store.slices.expired_slices.find(pieces), key=lambda each: (each.table, each.at)):
         before = found.get(each.table, {"num_rows": 0})
         told = {"table": each.table, "num_rows": before["num_rows"] + each.rows, "at": each.at, "hours": each.hours}
         found[each.table] = told
@@ -30,4 +30,4 @@ def retired_of(library: Library, *runs: str) -> list[dict[str, Any]]:
 def lost(library: Library, works: Iterable[Work], table: str) -> bool:
     """Say whether any rows that some work made of a table were dropped."""
     pieces = [piece for work in works for piece in work.slices_of(table)]
-    return bool(library.store.slices.retirements.of(pieces))
+    return bool(library.store.slices.expired_slices.find(pieces))

@@ -9,7 +9,7 @@ import pyarrow as pa
 from configs.run import RunConfig
 from flows.queries.store_reader import Library, each_once
 from flows.runtime.scores import READ, RecordedEvaluation, recorded_evaluations, score_rollouts
-from storage.read.lineage import marks
+from storage.read.lineage import row_identities
 from storage.schemas.stage_tables import TRACES
 
 _SCHEMA = pa.schema([TRACES.arrow.field(name) for name in READ])
@@ -28,7 +28,7 @@ SCORES = {
 
 def held_out(library: Library, run: str) -> list[dict[str, Any]]:
     """Return the evaluations of a run as `stagecoach show` does: `version`, `set` and `scores`. Raises NotThere."""
-    done = marks(work for work in library.history(run).evaluations if work.finished)
+    done = row_identities(work for work in library.history(run).evaluations if work.finished)
     if not done:
         return []
     num_events = len(library.store.runs.events(run))  # each may bring another config
@@ -66,7 +66,7 @@ def scores(library: Library, run: str) -> pl.DataFrame:
 def _name(each: RecordedEvaluation, config: RunConfig) -> tuple[object, ...]:
     """Return all that the scores come from: the rollouts, and what the config says of seats and passes."""
     seats = tuple(environment.model_dump_json() for environment in config.environments)
-    rounds = marks(each.rounds)
+    rounds = row_identities(each.rounds)
     return each.set_name, each.version, rounds, each.pass_at, seats
 
 
@@ -74,7 +74,7 @@ def _read(
     library: Library, wanted: dict[tuple[object, ...], RecordedEvaluation], config: RunConfig
 ) -> dict[tuple[object, ...], dict[str, Any]]:
     works = [library.graph.works[entry.key] for each in wanted.values() for entry in each.rounds]
-    rows = library.frames().of(works, "traces").select("key", "seq", *READ).collect().sort("key", "seq")
+    rows = library.frames().rows(works, "traces").select("key", "seq", *READ).collect().sort("key", "seq")
     by_key = {str(key): own for (key,), own in rows.group_by("key", maintain_order=True)}
     empty = rows.clear()
 

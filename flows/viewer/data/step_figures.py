@@ -9,7 +9,7 @@ import polars as pl
 from flows.queries.step_history import StepLineage
 from flows.queries.store_reader import Library
 from flows.views.identify import policy_names, policy_version
-from storage.read.lineage import Work, marks
+from storage.read.lineage import Work, row_identities
 from tasks.metrics.accounting import STOPPED
 
 BINS = 20
@@ -122,8 +122,8 @@ def updates(library: Library, run: str, found: Sequence[StepLineage]) -> list[di
     works = list({lineage.updates.key: lineage.updates for lineage in found if lineage.updates}.values())
     if not works:
         return []
-    rows = library.frames(run).of(works, "updates").select("key", *MEASURED)
-    name = ("step_updates", marks(works))
+    rows = library.frames(run).rows(works, "updates").select("key", *MEASURED)
+    name = ("step_updates", row_identities(works))
     return library.kept(name, lambda: rows.sort("key", "update").drop("key").collect().to_dicts())
 
 

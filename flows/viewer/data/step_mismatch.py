@@ -11,7 +11,7 @@ import polars as pl
 from flows.queries.step_history import StepLineage
 from flows.queries.store_reader import Library
 from flows.viewer.data.training import by_sample
-from storage.read.lineage import Work, marks
+from storage.read.lineage import Work, row_identities
 
 NAME, TITLE = "mismatch_kl", "mismatch KL"
 OF_ROW = ("sample_ids", "cu_seqlens", "logprobs", "rl_weights")
@@ -29,7 +29,7 @@ def with_mismatch(
     trained = [lineage for lineage in lineages if lineage.updates]
     if not trained or not {NAME, TITLE} & set(names):
         return frame.with_columns(pl.lit(None, pl.Float64).alias(NAME))
-    known = tuple(marks(lineage.works) for lineage in trained)
+    known = tuple(row_identities(lineage.works) for lineage in trained)
     found = library.kept(("step_mismatch", known), lambda: by_trace(library, run, trained))
     told = frame.join(found, on="trace_id", how="left", maintain_order="left")
     return told.with_columns(pl.when(pl.col("policy_key") != "").then(NAME).alias(NAME))
@@ -38,11 +38,11 @@ def with_mismatch(
 def by_trace(library: Library, run: str, lineages: Sequence[StepLineage]) -> pl.DataFrame:
     """Return `trace_id` and `mismatch_kl` of what was trained on with rl weight; see `with_mismatch`."""
     frames = library.frames(run)
-    rows = frames.of(_once(lineage.batches for lineage in lineages), "batches").select(OF_ROW).collect()
-    measured = frames.of(_once(lineage.updates for lineage in lineages), "token_statistics")
+    rows = frames.rows(_once(lineage.batches for lineage in lineages), "batches").select(OF_ROW).collect()
+    measured = frames.rows(_once(lineage.updates for lineage in lineages), "token_statistics")
     learner = measured.select("sample_id", learner="logprobs").collect()
     named = (
-        frames.of(_once(lineage.credits for lineage in lineages), "credits").select("sample_id", "trace_id").collect()
+        frames.rows(_once(lineage.credits for lineage in lineages), "credits").select("sample_id", "trace_id").collect()
     )
     own = by_sample(rows, ("logprobs", "rl_weights"))
     flat = own.join(learner, on="sample_id").join(named.unique("sample_id"), on="sample_id")

@@ -7,7 +7,7 @@ import polars as pl
 
 from flows.queries.store_reader import Library
 from flows.viewer.data.step_columns import parsed
-from storage.read.lineage import Work, marks
+from storage.read.lineage import Work, row_identities
 
 ITSELF = ("trace_id", "group_id", "example_id", "assignment_id", "error_type", "error_message")
 """What is searched of a trace beside its messages."""
@@ -25,7 +25,7 @@ def found(library: Library, run: str, frame: pl.DataFrame, text: str) -> pl.Seri
         return None
     works = [library.graph.works[key] for key in frame["key"].unique(maintain_order=True)]
     pattern = "(?i)" + pl.escape_regex(text.encode("utf-8", "replace").decode())
-    name = ("step_search", text, marks(works))
+    name = ("step_search", text, row_identities(works))
     saying = library.kept(name, lambda: _saying(library, run, works, pattern))
     itself = pl.any_horizontal(pl.col(each).str.contains(pattern).fill_null(False) for each in ITSELF)
     joined = frame.join(saying, on=["key", "trace_id"], how="left", maintain_order="left")
@@ -34,7 +34,7 @@ def found(library: Library, run: str, frame: pl.DataFrame, text: str) -> pl.Seri
 
 def _saying(library: Library, run: str, works: Sequence[Work], pattern: str) -> pl.DataFrame:
     """Return the traces of which a message holds the pattern: key, trace_id, and says, which is true."""
-    rows = library.frames(run).of(works, "messages").select("key", "trace_id", "content", "body")
+    rows = library.frames(run).rows(works, "messages").select("key", "trace_id", "content", "body")
     says = pl.col("content").str.contains(pattern).fill_null(False)
     # Bodies are kept of those messages alone whose content is not all that they say.
     more = pl.when(~says & pl.col("body").str.contains(MORE)).then("body")

@@ -12,7 +12,7 @@ from flows.queries.request import NotThere
 from flows.queries.step_history import StepLineage
 from flows.queries.store_reader import Library
 from flows.viewer.data.step_evaluations import rounds_of
-from storage.read.lineage import Work, marks
+from storage.read.lineage import Work, row_identities
 from tasks.metrics.accounting import TRAINED
 
 NAMES = (
@@ -87,13 +87,13 @@ def _at(library: Library, run: str, step: int, for_training: bool) -> list[StepL
 
 def traces_of(library: Library, run: str, found: Sequence[StepLineage]) -> pl.DataFrame:
     """Return the traces of some lineages of a run in their order, with columns as in `traces`; read once and held."""
-    known = tuple(marks(lineage.works) for lineage in found)
+    known = tuple(row_identities(lineage.works) for lineage in found)
     return library.kept(("step_traces", known), lambda: _joined(library, run, list(found)))
 
 
 def _joined(library: Library, run: str, found: list[StepLineage]) -> pl.DataFrame:
     frames = library.frames(run)
-    rows = _in_order(frames.of([lineage.traces for lineage in found], "traces"), found)
+    rows = _in_order(frames.rows([lineage.traces for lineage in found], "traces"), found)
     outcomes = outcomes_of(frames, found).unique(["key", "trace_id"]).select("key", "trace_id", *OF_OUTCOME)
     rows = rows.join(outcomes, on=["key", "trace_id"], how="left", maintain_order="left")
     for of_table in (_verdicts(library, run, found), _samples(library, run, found)):
@@ -111,14 +111,14 @@ def _in_order(read: pl.LazyFrame, found: list[StepLineage]) -> pl.DataFrame:
 
 
 def _verdicts(library: Library, run: str, found: list[StepLineage]) -> pl.DataFrame:
-    rows = library.frames(run).of(_present(lineage.verdicts for lineage in found), "verdicts")
+    rows = library.frames(run).rows(_present(lineage.verdicts for lineage in found), "verdicts")
     read = rows.select(pl.col("key").alias("of"), "trace_id", "keep", "reason", "detected").collect()
     return _of_traces(read, {lineage.traces.key: lineage.verdicts for lineage in found})
 
 
 def _samples(library: Library, run: str, found: list[StepLineage]) -> pl.DataFrame:
     """Return what the samples of each trace say of it; its advantage and baseline are the same in all of them."""
-    rows = library.frames(run).of(_present(lineage.credits for lineage in found), "credits")
+    rows = library.frames(run).rows(_present(lineage.credits for lineage in found), "credits")
     read = rows.select(pl.col("key").alias("of"), "trace_id", "advantage", "baseline").collect()
     each = read.group_by("of", "trace_id").agg(
         pl.col("advantage").drop_nulls().first(),

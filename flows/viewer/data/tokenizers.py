@@ -48,5 +48,5 @@ def _rendered_for(library: Library, found: Found) -> str:
 
 def _other_policies(library: Library, found: Found) -> Iterator[str]:
     """Yield the policies of the run, the newest first: their tokenizer is the same."""
-    made = library.frames(found.run).graph.making("policies")
+    made = library.frames(found.run).graph.makers("policies")
     yield from (work.key for work in reversed(made))

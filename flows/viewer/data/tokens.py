@@ -128,7 +128,7 @@ def _ratios(log_ratio: pl.Series) -> list[pl.Series]:
 
 def _laid_out(library: Library, found: Found, within: Collection[int] | None) -> pl.DataFrame:
     """Return one row for each token of the messages, with what sampling said of it."""
-    rows = library.frames().of(message_works(library, found), "messages")
+    rows = library.frames().rows(message_works(library, found), "messages")
     rows = rows.filter(pl.col("trace_id") == found.trace_id).sort("message")
     if within is not None:
         rows = rows.filter(pl.col("message").is_in(list(within)))
@@ -149,7 +149,7 @@ def _credited(library: Library, found: Found) -> pl.DataFrame:
     """Return, by message and place, the streams of the sample that the token belongs to."""
     own = samples(library, found)
     places = _places(library, found, own)
-    rows = library.frames().of(works(found.lineage.credits), "credits").filter(pl.col("trace_id") == found.trace_id)
+    rows = library.frames().rows(works(found.lineage.credits), "credits").filter(pl.col("trace_id") == found.trace_id)
     streams = rows.select("sample_id", *STREAMS).collect()
     flat = _exploded(streams.rename(STREAMS)).join(
         _measured(library, found, own), on=("sample_id", "position"), how="left"
@@ -168,7 +168,7 @@ def _credited(library: Library, found: Found) -> pl.DataFrame:
 
 def _places(library: Library, found: Found, own: pl.DataFrame) -> pl.DataFrame:
     """Return message, place, branch, sample_id and position of every token, in the first sample through its message."""
-    rows = library.frames().of(message_works(library, found), "messages")
+    rows = library.frames().rows(message_works(library, found), "messages")
     lengths = rows.filter(pl.col("trace_id") == found.trace_id).select(
         "message", length=pl.col("token_ids").list.len().cast(pl.Int64)
     )
@@ -185,8 +185,8 @@ def _measured(library: Library, found: Found, own: pl.DataFrame) -> pl.DataFrame
     made = found.lineage.updates
     named = pl.col("sample_id").is_in(own["sample_id"].to_list())
     frames = library.frames()
-    read = frames.of(works(made), "token_statistics").filter(named).select("sample_id", *MEASURED).collect()
-    masks = frames.of(works(made), "token_masks").filter(named).select("sample_id", outside="masked").collect()
+    read = frames.rows(works(made), "token_statistics").filter(named).select("sample_id", *MEASURED).collect()
+    masks = frames.rows(works(made), "token_masks").filter(named).select("sample_id", outside="masked").collect()
     flat = _exploded(read.rename(MEASURED))
     # Statistics may have been dropped for their age, and masks are not there where nothing was outside.
     return flat.join(_exploded(masks), on=("sample_id", "position"), how="full", coalesce=True)
@@ -198,7 +198,7 @@ def _masks_known(library: Library, found: Found) -> bool:
         return False
     if "token_masks" in found.lineage.updates.tables:
         return not lost(library, [found.lineage.updates], "token_masks")
-    rows = library.frames().of([found.lineage.updates], "updates").select("masked_fraction").collect()
+    rows = library.frames().rows([found.lineage.updates], "updates").select("masked_fraction").collect()
     return len(rows) > 0 and not any(rows["masked_fraction"])
 
 
@@ -206,7 +206,7 @@ def _references(library: Library, found: Found) -> pl.DataFrame:
     """Return, by message and place, the log-probs under the reference."""
     credits = found.lineage.credits
     made = library.graph.sources(credits, "references") if credits else []
-    rows = library.frames().of(made, "references").filter(pl.col("trace_id") == found.trace_id)
+    rows = library.frames().rows(made, "references").filter(pl.col("trace_id") == found.trace_id)
     read = rows.select("message", reference_logprob="logprobs").collect()
     return _exploded(read, "message", "place")
 

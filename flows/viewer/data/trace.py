@@ -68,7 +68,7 @@ def uses(library: Library, trace_id: str) -> list[Found]:
 
     Raises NotThere where the beginning of an id is that of several.
     """
-    works = library.graph.making("traces")
+    works = library.graph.makers("traces")
     found = _matching(index(library, works), trace_id)
     if len(found) > 1:
         raise NotThere(f"{trace_id!r} is the beginning of several traces: {_listed(found)}")
@@ -107,7 +107,7 @@ def _matching(known: pl.DataFrame, trace_id: str) -> dict[str, list[str]]:
 
 
 def _row(library: Library, work: Work, trace_id: str) -> dict[str, Any]:
-    rows = library.frames().of([work], "traces").filter(pl.col("trace_id") == trace_id)
+    rows = library.frames().rows([work], "traces").filter(pl.col("trace_id") == trace_id)
     return rows.drop(OWN).collect().row(0, named=True)
 
 

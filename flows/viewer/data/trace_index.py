@@ -24,11 +24,11 @@ INDEX = (
 def index(library: Library, works: Iterable[Work]) -> pl.DataFrame:
     """Return one row for each trace that some works made, columns as in `INDEX`, work by work."""
     named = {work.identity: work for work in works}
-    unread = library.frames().of([], "traces").select(INDEX).collect()
+    unread = library.frames().rows([], "traces").select(INDEX).collect()
 
     def read(names: list[tuple[str, ...]]) -> dict[tuple[str, ...], pl.DataFrame]:
         missing = [named[name] for name in names]
-        rows = library.frames().of(missing, "traces").select(*INDEX, "seq").collect().sort("seq").drop("seq")
+        rows = library.frames().rows(missing, "traces").select(*INDEX, "seq").collect().sort("seq").drop("seq")
         parts = rows.partition_by("key", as_dict=True)
         return {name: parts.get((named[name].key,), unread) for name in names}
 

@@ -16,7 +16,7 @@ def trace_use(library: Library, trace_id: str, run: str = "") -> Found:
         return find_trace(library, run, trace_id)
     found = uses(library, trace_id)
     if not found:
-        near = nearest(trace_id, index(library, library.graph.making("traces"))["trace_id"])
+        near = nearest(trace_id, index(library, library.graph.makers("traces"))["trace_id"])
         told = f"; the nearest ids are {', '.join(near)}" if near else "; `stagecoach traces RUN` lists those of a run"
         raise NotThere(f"no run of {library.store.root.address} has a trace {trace_id!r}{told}")
     return next((each for each in found if each.run == each.lineage.traces.computed_by), found[0])

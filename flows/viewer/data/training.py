@@ -19,8 +19,8 @@ def samples(library: Library, found: Found) -> pl.DataFrame:
     are no rows where the trace has no credit.
     """
     frames = library.frames()
-    own = frames.of(works(found.lineage.credits), "credits").filter(pl.col("trace_id") == found.trace_id)
-    packed = frames.of(works(found.lineage.batches), "batches").select("row", "update", sample_id="sample_ids")
+    own = frames.rows(works(found.lineage.credits), "credits").filter(pl.col("trace_id") == found.trace_id)
+    packed = frames.rows(works(found.lineage.batches), "batches").select("row", "update", sample_id="sample_ids")
     credited = own.select(SAMPLE).sort("branch").collect()
     rows = packed.explode("sample_id").filter(pl.col("sample_id").is_in(credited["sample_id"].to_list())).collect()
     return credited.join(rows, on="sample_id", how="left", maintain_order="left")
@@ -32,7 +32,7 @@ def packed_weights(library: Library, found: Found, own: pl.DataFrame) -> pl.Data
     `own` are its `samples`. Columns: `sample_id`, and a list by token for each of `WEIGHTS`: as the learner was given
     them, scaled where losses are divided by constant lengths (tasks.packing.stage), 0 at the first token.
     """
-    batches = library.frames().of(works(found.lineage.batches), "batches")
+    batches = library.frames().rows(works(found.lineage.batches), "batches")
     read = batches.filter(pl.col("row").is_in(own["row"].drop_nulls().unique().to_list()))
     cut = by_sample(read.select("sample_ids", "cu_seqlens", *WEIGHTS).collect(), WEIGHTS)
     return cut.filter(pl.col("sample_id").is_in(own["sample_id"].to_list()))

@@ -18,7 +18,7 @@ from flows.viewer.data.step_columns import read_names
 from flows.viewer.data.step_mismatch import with_mismatch
 from flows.viewer.data.trace_walk import written
 from flows.viewer.pages.run import any_going
-from storage.read.lineage import marks
+from storage.read.lineage import row_identities
 
 CARRIED = ("sort", "order", "columns", "size", "group_sort", "group_order")
 """What stays in the address on the way to the step before or after."""
@@ -149,7 +149,7 @@ def _scores(library: Library, run: str, version: int, set_name: str | None) -> l
     found = [each for each in recorded_evaluations(library.store, run, config) if each.version == version]
     wanted = [each for each in found if set_name in (None, each.set_name)]
     # The config, which may be another after a resume, says which seats are scored.
-    rounds = tuple((each.set_name, marks(each.rounds)) for each in wanted)
+    rounds = tuple((each.set_name, row_identities(each.rounds)) for each in wanted)
     name = ("scores", run, len(library.store.runs.events(run)), rounds)
     scored = library.kept(name, lambda: [each.scored(library.store, config).described for each in wanted])
     return [{"set": each["set"], **score} for each in scored for score in each["scores"]]

@@ -243,7 +243,7 @@ def any_trace_page(library: Library, asked: PageRequest) -> Page:
     given = asked.path["trace"]
     found = uses(library, given)
     if not found:
-        known = index(library, library.graph.making("traces"))["trace_id"]
+        known = index(library, library.graph.makers("traces"))["trace_id"]
         near = nearest(given, known)
         told = f"; the nearest ids are {', '.join(near)}" if near else ""
         raise NotThere(f"no run of {library.store.root.address} has a trace {given!r}{told}")

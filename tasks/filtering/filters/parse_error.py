@@ -6,14 +6,14 @@ Whatever this filter does with the rest of the rollout, such a turn is not train
 import numpy as np
 
 from configs.filters import ParseErrorFilter
-from tasks.arrays.parse_errors import unreadable
+from tasks.arrays.parse_errors import parse_error_flags
 from tasks.arrays.ragged import Ragged
 from tasks.filtering.filters.finding import FilterInput, Finding, hits_from
 
 
 def parse_error(material: FilterInput, settings: ParseErrorFilter) -> Finding:
     """Hit every trace with a sampled message that is flagged; the evidence is their numbers and tokens."""
-    rows = np.flatnonzero(unreadable(material.traces, material.messages, material.owner))
+    rows = np.flatnonzero(parse_error_flags(material.traces, material.messages, material.owner))
     rows = rows[np.argsort(material.owner[rows], kind="stable")]
     traces, first = np.unique(material.owner[rows], return_index=True)
     numbers = material.messages["message"].to_numpy()

@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 
 from configs.filters import ZeroAdvantageFilter
-from configs.run import of
+from configs.run import for_environment
 from tasks.arrays.columns import codes, texts
 from tasks.filtering.filters.finding import FilterInput, Finding, hits_from
 
@@ -19,7 +19,7 @@ def zero_advantage(material: FilterInput, settings: ZeroAdvantageFilter) -> Find
     """
     rewards = material.traces["reward"].to_numpy()
     environments = texts(material.traces["environment"])
-    compares = np.array([not of(material.learns_from_equals, name) for name in environments], np.bool_)
+    compares = np.array([not for_environment(material.learns_from_equals, name) for name in environments], np.bool_)
     members = np.flatnonzero(material.standing & ~np.isnan(rewards) & compares)
     code, groups = codes(_compared(material).take(members))
     num_groups = len(groups)
@@ -39,7 +39,9 @@ def _compared(material: FilterInput) -> "pa.ChunkedArray[pa.StringScalar]":
     """Return, per trace, the name of what it is compared within: group and agent, and maybe episode."""
     columns = (texts(material.traces[name]) for name in ("environment", "group_id", "agent", "episode_id"))
     names = [
-        "\x1f".join((group, agent, episode if agent in (of(material.episode_agents, environment) or ()) else ""))
+        "\x1f".join(
+            (group, agent, episode if agent in (for_environment(material.episode_agents, environment) or ()) else "")
+        )
         for environment, group, agent, episode in zip(*columns, strict=True)
     ]
     return pa.chunked_array([pa.array(names, pa.string())])

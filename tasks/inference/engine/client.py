@@ -12,9 +12,9 @@ from tasks.inference.engine import model_info
 from tasks.inference.engine.weights_view import has_tied_head, serving_view
 
 if TYPE_CHECKING:
-    from configs.lora import LoraConfig
     from configs.sections import ModelConfig
     from configs.services import EngineConfig
+    from configs.training import LoraConfig
 
 MODEL = "policy"
 """The model name under which the engine serves its whole weights, whichever policy they are."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tasks.inference.engine.weights_view import read_header, weight_files
 
 if TYPE_CHECKING:
-    from configs.lora import LoraConfig
+    from configs.training import LoraConfig
 
 SLOT_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The sizes of the engine's slots for adapters; a smaller adapter fits into a larger slot."""

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from storage.policies.scratch import Scratches
+from storage.policies.scratch import ScratchDirectories
 from storage.schemas.stage_tables import EXAMPLES
 from tasks.runtime.import_paths import NotImportable, code_version
 
@@ -96,7 +96,7 @@ def examples(environment: "EnvironmentConfig") -> pa.Table:
     Raises EnvironmentUnavailable where the taskset cannot be loaded or holds nothing.
     """
     package_version(environment)
-    scratches = Scratches(Path(tempfile.gettempdir()) / f"stagecoach-{os.getuid()}")
+    scratches = ScratchDirectories(Path(tempfile.gettempdir()) / f"stagecoach-{os.getuid()}")
     directory = scratches.make("examples")
     try:
         return _read_examples(environment, directory)

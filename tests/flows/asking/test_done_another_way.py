@@ -75,7 +75,7 @@ def test_what_was_trained_stays_trained_where_the_batch_is_packed_again_and_held
     raised(stage, 2)
     refused(tmp_path)
     frames = look(tmp_path)
-    assert len(frames.graph.of_run("run").making("batches")) == 2, "it was packed again"
+    assert len(frames.graph.of_run("run").makers("batches")) == 2, "it was packed again"
     assert outcomes_of(frames) == before and TRAINED in before.values() and REFUSED not in before.values()
     (last,) = StepHistory(frames.graph, "run").lineages
     assert (last.batches, last.updates, last.decision) == (first.batches, first.updates, None)
@@ -99,7 +99,9 @@ def agreed(root: Path, trained: StepLineage) -> None:
         stage: each.total_seconds() for stage, each in took.items()
     }
     assert {entry.key for entry in step_history(store, "run").steps[0].work.values()} >= {trained.batches.key}
-    rows = library.frames("run").of([trained.batches], "batches").select("sample_ids").collect()["sample_ids"].explode()
+    rows = (
+        library.frames("run").rows([trained.batches], "batches").select("sample_ids").collect()["sample_ids"].explode()
+    )
     for trace_id, outcome in outcomes_of(look(root)).items():
         found = find_trace(library, "run", trace_id)
         assert tokens(library, found)["trained"].any() == (outcome == TRAINED) == (f"{trace_id}/0" in set(rows))

@@ -10,7 +10,7 @@ from flows import cli
 from flows.runtime import maintenance as gc
 from flows.views.readers import readers
 from storage.errors import SliceExpired
-from storage.maintenance import activity
+from storage.maintenance import plan
 from storage.schemas.stage_tables import STAGE_TABLES
 from storage.store import open_store
 from tests.fixtures.histories import contents, finish, train
@@ -32,7 +32,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def root(original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of that store, in which runs finished long enough ago."""
-    monkeypatch.setattr(activity, "RECENT_HOURS", 0.0)
+    monkeypatch.setattr(plan, "RECENT_HOURS", 0.0)
     return Path(shutil.copytree(original, tmp_path / "store"))
 
 

@@ -10,7 +10,7 @@ from configs.errors import ConfigError
 from flows.orchestration.states import RunCancelled, event_of, reports_its_end, tagged
 from flows.runtime.pipeline import EmptyBatch, GateRefused
 from storage.errors import StoreUnavailable
-from tasks.runtime.prefect_task import in_words, is_transient
+from tasks.runtime.prefect_task import error_text, is_transient
 
 
 def noted(error: Exception, *notes: str) -> Exception:
@@ -76,7 +76,7 @@ def test_the_event_of_an_error(error: BaseException, event: tuple[str, str]) -> 
 )
 def test_only_what_may_pass_is_called_again(error: Exception, again: bool) -> None:
     """Prefect hands over the error itself where it was raised, and the returned state where one was returned."""
-    returned = SimpleNamespace(data=error, message=in_words(error))
+    returned = SimpleNamespace(data=error, message=error_text(error))
     assert is_transient(None, None, SimpleNamespace(data=error)) is again
     assert is_transient(None, None, SimpleNamespace(data=returned)) is again
 

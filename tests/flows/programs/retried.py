@@ -80,7 +80,7 @@ def main(directory: Path) -> None:
     written = store.slices.table("examples")
     said["calls"] = calls
     said["entries"] = [[entry.stage, entry.step] for entry in store.ledger.entries()]
-    said["written"] = sum(written.read(each.path).num_rows for each in written.active())
+    said["written"] = sum(written.read(each.path).num_rows for each in written.active_files())
     said["seen"] = store.scan("examples").collect().height
     said["rows"] = fixed.examples().num_rows
     print("SAID", json.dumps(said))

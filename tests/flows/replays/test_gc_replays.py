@@ -19,7 +19,7 @@ pytestmark = pytest.mark.engine
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A store with a run of three steps that finished long enough ago."""
-    monkeypatch.setattr("storage.maintenance.activity.RECENT_HOURS", 0.0)
+    monkeypatch.setattr("storage.maintenance.plan.RECENT_HOURS", 0.0)
     monkeypatch.setattr(Policies, "directory", lambda self, key, verify=False: tmp_path)  # weights are played
     monkeypatch.setattr(replay_config, "config_versions", lambda config: {})
     rehearse(tmp_path / "store", "base", steps=3)
@@ -54,7 +54,7 @@ def test_what_an_unfinished_replay_goes_through_is_not_removed_unless_it_is_forc
     walk(config)
     store = open_store(root)
     store.runs.record(run="kept", event="resumed")
-    with pytest.raises(StoreError, match=r"base .run 'kept', which may go on, goes through it again."):
+    with pytest.raises(StoreError, match=r"base .run 'kept', which may go on, replays it."):
         gc.chosen(store, (), 0, ["base"], (), "all")
     assert gc.chosen(store, ["kept"], 0, (), (), "all").removed == ()
     assert gc.chosen(store, (), 0, (), ["base"], "all").removed == ("base",)

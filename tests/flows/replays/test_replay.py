@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from configs.errors import ConfigError
-from configs.replay import redone
+from configs.replay import replayed_stages
 from flows.queries.compare import compare
 from flows.queries.step_history import step_history
 from flows.queries.store_reader import Library
@@ -63,7 +63,7 @@ def test_the_first_stage_is_the_first_that_the_settings_reach(origin: Path, over
     asked = {"from_stage": "packing"} if not overrides else {}
     config = ask(origin, overrides=overrides, until=until, **asked)
     assert config.replay.from_stage == begin
-    assert {piece.stage for piece in pieces(config)} - {"metrics"} == set(redone(config.replay))
+    assert {piece.stage for piece in pieces(config)} - {"metrics"} == set(replayed_stages(config.replay))
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.engine
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A store with a run of two steps that finished long enough ago."""
-    monkeypatch.setattr("storage.maintenance.activity.RECENT_HOURS", 0.0)
+    monkeypatch.setattr("storage.maintenance.plan.RECENT_HOURS", 0.0)
     monkeypatch.setattr(Policies, "directory", lambda self, key, verify=False: tmp_path)
     monkeypatch.setattr(replay_config, "config_versions", lambda config: {})
     rehearse(tmp_path / "store", "base")

@@ -29,7 +29,7 @@ def test_what_is_not_finite_is_left_out_and_named(tmp_path: Path, caplog: pytest
 
 def test_disabled_imports_nothing_and_writes_nothing(tmp_path: Path) -> None:
     program = (
-        "import sys; from flows.reporting.tracking import Monitor; from configs.sections import WandbConfig\n"
+        "import sys; from flows.reporting.tracking import Monitor; from configs.services import WandbConfig\n"
         f"monitor = Monitor(WandbConfig(), 'run', {str(tmp_path / 'w')!r})\n"
         "monitor.log(0, {'a': 1.0}); monitor.close()\n"
         "print('wandb' in sys.modules, monitor.directory)"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from configs.errors import ConfigError
-from configs.functions import imported
+from configs.functions import imported_functions
 from flows.runtime.prepare import prepare
 from flows.runtime.session import record_run
 from flows.runtime.versions import function_facts
@@ -60,7 +60,7 @@ def test_every_function_that_cannot_be_loaded_is_told(place: Path, model: str) -
 
 def test_a_run_records_the_version_and_goes_on_with_that_one_only(here: Path, model: str) -> None:
     config = prepare("train", ["demo"], [model, OWN], name="mine", seed=1, store=str(here / "store"))
-    (function,) = imported(config)
+    (function,) = imported_functions(config)
     assert function.version.startswith("sha256:")
     with record_run(session_for(here / "store", "mine", **config.model_dump(exclude={"name", "store"}))):
         pass
@@ -78,11 +78,11 @@ def test_an_evaluation_loads_no_algorithm(here: Path, model: str) -> None:
 def test_a_replay_credits_by_it_and_by_its_version(here: Path) -> None:
     rehearse(here / "store", "base")
     one = ask(here / "store", overrides=[OWN])
-    (function,) = imported(one)
+    (function,) = imported_functions(one)
     (here / "own_credit.py").write_text(CREDIT + "\n# otherwise\n")
     del sys.modules["own_credit"]
     two = ask(here / "store", overrides=[OWN], name="two")
-    (otherwise,) = imported(two)
+    (otherwise,) = imported_functions(two)
     assert function.version != otherwise.version and function.path == otherwise.path
 
 

@@ -130,12 +130,12 @@ class Elements(HTMLParser):
 def what_is_read(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     """The tables and steps whose rows are asked for from now on, in order, as they are asked for."""
     read: list[tuple[str, int]] = []
-    of = Frames.of
+    of = Frames.rows
 
     def spying(self: Frames, works: Any, table: str) -> pl.LazyFrame:
         works = list(works)
         read.extend((table, work.step) for work in works)
         return of(self, works, table)
 
-    monkeypatch.setattr(Frames, "of", spying)
+    monkeypatch.setattr(Frames, "rows", spying)
     return read

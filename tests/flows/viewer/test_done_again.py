@@ -12,8 +12,8 @@ from flows.queries.request import plain
 from flows.queries.store_reader import Library
 from flows.viewer.pages import PAGES
 from flows.viewer.rendering import parsed_address
-from storage.maintenance.plan import plan
-from storage.maintenance.sweep import sweep_plan
+from storage.maintenance.plan import plan_removal
+from storage.maintenance.sweep import carry_out
 from storage.store import open_store
 from tasks.runtime.stage import Policy, Tables
 from tests.fixtures import rehearsal
@@ -56,7 +56,7 @@ def test_pages_tell_the_rows_that_are_there_now(tmp_path: Path, monkeypatch: pyt
     held = Library.at(root)
     before, keys = looked_at(held), set(held.graph.works)
     store = open_store(root)
-    sweep_plan(store, plan(store, keep=[], force=["run", "other"]))
+    carry_out(store, plan_removal(store, keep=[], force=["run", "other"]))
     training = replace(rehearsal.STAND_INS["training"], function=trained_worse)
     monkeypatch.setitem(rehearsal.STAND_INS, "training", training)
     train(root, "run", Luckier(), steps=1, evaluation=EVALUATED)

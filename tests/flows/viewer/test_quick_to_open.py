@@ -26,7 +26,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
 
 
 def about(library: Library, **query: str) -> PageRequest:
-    row = library.frames("run").of([library.chains("run")[0].traces], "traces").first().collect().row(0, named=True)
+    row = library.frames("run").rows([library.chains("run")[0].traces], "traces").first().collect().row(0, named=True)
     path = {"run": "run", "trace": row["trace_id"]}
     return PageRequest(addresses.trace("run", row["trace_id"]), path, {"key": row["key"], **query})
 

@@ -167,7 +167,7 @@ def test_what_would_write_is_a_fault_and_writes_nothing(tmp_path: Path) -> None:
     root = tmp_path / "store"
     started(open_store(root), "new")
     before = state(root)
-    store = existing_store(root, reading=True)
+    store = existing_store(root, read_only=True)
     with pytest.raises(AssertionError, match="only read"):
         started(store, "more")
     with pytest.raises(AssertionError, match="only read"):

@@ -130,14 +130,14 @@ class Counted:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.reads: list[tuple[str, int]] = []
-        read = Frames.of
+        read = Frames.rows
 
         def of(frames: Frames, works: Any, name: str) -> pl.LazyFrame:
             asked = list(works)
             self.reads += [(name, len(asked))] if asked else []
             return read(frames, asked, name)
 
-        monkeypatch.setattr(Frames, "of", of)
+        monkeypatch.setattr(Frames, "rows", of)
 
 
 @pytest.mark.engine  # a whole run of its own

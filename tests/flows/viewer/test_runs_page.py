@@ -114,14 +114,14 @@ def test_the_list_is_filtered_and_sorted(forked: Library) -> None:
 
 
 def test_all_runs_are_read_in_one_look_and_not_again(forked: Library, monkeypatch: pytest.MonkeyPatch) -> None:
-    library, reads, read = Library(forked.store), [], Frames.of
+    library, reads, read = Library(forked.store), [], Frames.rows
 
     def of(frames: Frames, works: Any, name: str) -> Any:
         asked = list(works)
         reads.append((name, len(asked)))
         return read(frames, asked, name)
 
-    monkeypatch.setattr(Frames, "of", of)
+    monkeypatch.setattr(Frames, "rows", of)
     runs(library)
     assert sorted(reads) == [("metrics", 4)], "two steps of two runs"
     runs(library)

@@ -55,7 +55,7 @@ def library(root: Path) -> Library:
 def traces(library: Library, run: str) -> list[Found]:
     """All traces of the run's only step."""
     (lineage,) = library.history(run).lineages
-    names = library.frames(run).of([lineage.traces], "traces").select("trace_id").collect()["trace_id"]
+    names = library.frames(run).rows([lineage.traces], "traces").select("trace_id").collect()["trace_id"]
     return [find_trace(library, run, name) for name in names]
 
 

@@ -38,14 +38,14 @@ def test_the_error_that_passes_is_told_also_where_the_flush_fails(
 ) -> None:
     with pytest.raises(KeyboardInterrupt) as caught, CommitBuffer(store) as gathering:
         gather(store, gathering, "a")
-        monkeypatch.setattr(Slices, "hold", unanswered)
+        monkeypatch.setattr(Slices, "commit", unanswered)
         raise KeyboardInterrupt
     assert "the store does not answer" in caught.value.__notes__[0]
     with pytest.raises(StoreUnavailable), CommitBuffer(store) as gathering:
         gather(store, gathering, "b")
 
 
-@pytest.mark.parametrize("where", [(Slices, "hold"), (Ledger, "commit_all")], ids=["tables", "ledger"])
+@pytest.mark.parametrize("where", [(Slices, "commit"), (Ledger, "commit_all")], ids=["tables", "ledger"])
 @pytest.mark.parametrize("after", [False, True])
 def test_a_flush_that_fails_is_made_good_by_the_next(
     root: Path, store: Store, monkeypatch: pytest.MonkeyPatch, where: tuple[type, str], after: bool

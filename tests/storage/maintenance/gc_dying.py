@@ -15,10 +15,10 @@ from functools import wraps
 from typing import Any
 
 from storage.delta.table import StoredTable
-from storage.maintenance import activity
+from storage.maintenance import plan
 from storage.maintenance import sweep as sweeping
-from storage.maintenance.plan import Thinning, plan
-from storage.maintenance.sweep import sweep_plan
+from storage.maintenance.plan import PolicyRetention, plan_removal
+from storage.maintenance.sweep import carry_out
 from storage.roots import Root
 from storage.store import Store, open_store
 
@@ -63,8 +63,8 @@ def moments(happen: Callable[[int], None]) -> Iterator[None]:
 
 def collect(store: Store) -> None:
     """Remove every run but `kept`, and thin that one's policies."""
-    activity.RECENT_HOURS = 0.0
-    sweep_plan(store, plan(store, ["kept"], thinning=Thinning("last")))
+    plan.RECENT_HOURS = 0.0
+    carry_out(store, plan_removal(store, ["kept"], retention=PolicyRetention("last")))
 
 
 def kill_at(wanted: int) -> Callable[[int], None]:

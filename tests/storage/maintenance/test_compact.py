@@ -9,7 +9,7 @@ import pytest
 from storage.delta.log import prune_log
 from storage.delta.parquet import decode
 from storage.errors import DamagedSlice
-from storage.maintenance.compact import compact, maintain, sweep, vacuum
+from storage.maintenance.compact import compact, maintain, remove_temporary, vacuum
 from storage.store import Store, open_store
 from tests.fixtures.rows import entry, messages
 from tests.storage.maintenance.finished_work import age, fill
@@ -23,7 +23,7 @@ def test_compaction_then_deletion_leaves_every_slice_readable(root: Path, store:
     ledger = store.ledger.entries()
 
     assert compact(store, store.slices.table("messages")) == 22
-    assert len(store.slices.table("messages").active()) == 2
+    assert len(store.slices.table("messages").active_files()) == 2
     age(root, 200)
     assert vacuum(store, store.slices.table("messages")) == (22, [])
     assert len(list((root / "tables/messages").rglob("run=*/*.parquet"))) == 2
@@ -40,7 +40,7 @@ def test_rows_of_one_key_share_a_row_group(root: Path, store: Store) -> None:
     fill(store, 6)
     table = store.slices.table("messages")
     compact(store, table)
-    (active,) = table.active()
+    (active,) = table.active_files()
     with pa.OSFile(str(root / table.place / active.path)) as file:
         groups = pq.ParquetFile(file).metadata
         assert [groups.row_group(n).num_rows for n in range(groups.num_row_groups)] == [5] * 6
@@ -56,7 +56,7 @@ def test_rows_that_the_ledger_does_not_name_are_left_where_they_are(root: Path, 
     compact(store, table)
     age(root, 200)
     vacuum(store, table)
-    assert {each.path for each in table.active()} >= {flying.files[0].path}
+    assert {each.path for each in table.active_files()} >= {flying.files[0].path}
     store.ledger.commit(entry("run-6", outputs=(flying,), step=6))
     assert store.read([flying]).equals(messages(4))
 
@@ -74,7 +74,7 @@ def test_the_only_copy_of_a_slice_is_never_deleted(root: Path, store: Store) -> 
     pieces = fill(store, 6)
     table = store.slices.table("messages")
     compact(store, table)
-    (compacted,) = (root / table.place / each.path for each in table.active())
+    (compacted,) = (root / table.place / each.path for each in table.active_files())
     data = bytearray(compacted.read_bytes())
     data[len(data) // 2] ^= 1
     compacted.write_bytes(data)
@@ -91,7 +91,7 @@ def test_a_damaged_copy_is_found_when_nothing_else_is_left(root: Path, store: St
     compact(store, table)
     age(root, 200)
     vacuum(store, table)
-    (compacted,) = (root / table.place / each.path for each in table.active())
+    (compacted,) = (root / table.place / each.path for each in table.active_files())
     good, before, found = compacted.read_bytes(), store.read(pieces), 0
     for place in range(4, len(good), 97):
         data = bytearray(good)
@@ -113,8 +113,8 @@ def test_ledger_and_runs_are_compacted_under_a_reader_that_has_them_open(root: P
     assert len(elsewhere.ledger.entries()) == 10
     before = store.ledger.entries()
     maintain(store)
-    assert len(store.ledger.table.active()) == 1
-    assert len(store.runs.table.active()) == 1
+    assert len(store.ledger.table.active_files()) == 1
+    assert len(store.runs.table.active_files()) == 1
     late = store.ledger.commit(entry("late", step=99))
     for reader in (store, elsewhere, open_store(root)):
         assert reader.ledger.entries() == [*before, late]
@@ -130,7 +130,7 @@ def test_a_second_compactor_that_looked_too_early_changes_nothing(root: Path, st
     compact(store, store.slices.table("messages"))
     stale.refresh = lambda: stale.version  # type: ignore[method-assign]
     compact(other, stale)
-    assert len(open_store(root).slices.table("messages").active()) == 1
+    assert len(open_store(root).slices.table("messages").active_files()) == 1
     assert open_store(root).scan("messages").collect().height == 8 * 5
 
 
@@ -150,10 +150,10 @@ def test_old_checkpoints_and_half_made_things_are_swept(root: Path, store: Store
     draft.write_text("{")
     scratch = store.policies.scratch("policy")
     (scratch / "model.safetensors").write_text("half")
-    assert sweep(store.root) == 0
+    assert remove_temporary(store.root) == 0
     age(root, 25)
     young = store.policies.scratch("policy")
-    assert sweep(store.root) == 2
+    assert remove_temporary(store.root) == 2
     assert not draft.exists() and not scratch.exists() and young.exists()
     assert len(open_store(root).ledger.entries()) == 18
 

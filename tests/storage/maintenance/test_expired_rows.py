@@ -9,7 +9,7 @@ import pytest
 from storage.errors import SliceExpired, StoreError
 from storage.maintenance.compact import compact, maintain
 from storage.maintenance.damage import inspect_slices
-from storage.maintenance.sweep import Retention, drop, expire
+from storage.maintenance.sweep import Retention, drop_slices, expire
 from storage.refs import Slice
 from storage.store import Store, open_store
 from tests.fixtures.rows import entry, messages
@@ -49,8 +49,8 @@ def test_a_second_call_finds_nothing_and_a_dry_run_changes_nothing(root: Path, s
     assert expire(store, DAY).slices == 1
     again = expire(store, DAY)
     assert (again.slices, again.files, again.bytes) == (0, 0, 0)
-    table = store.slices.retirements.table
-    assert sum(table.read(each.path).num_rows for each in table.active()) == 1
+    table = store.slices.expired_slices.table
+    assert sum(table.read(each.path).num_rows for each in table.active_files()) == 1
 
 
 def test_work_that_another_run_took_over_counts_by_when_it_was_made(store: Store) -> None:
@@ -72,7 +72,7 @@ def test_rows_among_those_of_others_in_a_merged_file_go_too(root: Path, store: S
     age(root, 200)
     maintain(store)
     assert store.read(pieces[:2]).num_rows == 6
-    (left,) = store.slices.table("messages").active()
+    (left,) = store.slices.table("messages").active_files()
     assert store.slices.table("messages").read(left.path).num_rows == 6
     for piece in pieces[2:]:
         with pytest.raises(SliceExpired):
@@ -81,7 +81,7 @@ def test_rows_among_those_of_others_in_a_merged_file_go_too(root: Path, store: S
 
 def test_a_call_that_died_between_saying_and_doing_is_finished_by_the_next(root: Path, store: Store) -> None:
     old = made(store, "old", 2)
-    store.slices.retirements.record([old], 24)
+    store.slices.expired_slices.record([old], 24)
     assert open_store(root).read([old]).equals(messages(3))  # said, and still there
     expire(open_store(root), DAY)
     with pytest.raises(SliceExpired):
@@ -90,7 +90,7 @@ def test_a_call_that_died_between_saying_and_doing_is_finished_by_the_next(root:
 
 def test_rows_that_nobody_retired_are_missed_as_damage(store: Store) -> None:
     gone = made(store, "gone", 2)
-    drop(store, [gone])
+    drop_slices(store, [gone])
     with pytest.raises(StoreError) as caught:
         store.read([gone])
     assert not isinstance(caught.value, SliceExpired)

@@ -9,8 +9,8 @@ import pytest
 from storage.delta.table import StoredTable
 from storage.errors import PolicyAbsent, PolicyConflict, RunUnknown, StoreError, WorkRemoved
 from storage.maintenance.compact import maintain
-from storage.maintenance.plan import Thinning, plan
-from storage.maintenance.sweep import sweep_plan
+from storage.maintenance.plan import PolicyRetention, plan_removal
+from storage.maintenance.sweep import carry_out
 from storage.refs import Entry
 from storage.store import Store, open_store
 from tests.fixtures.histories import contents, evaluate, finish, lasting, publish, train, work
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.engine
 @pytest.fixture(autouse=True)
 def long_ago(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs that finish in a test finished long enough ago."""
-    monkeypatch.setattr("storage.maintenance.activity.RECENT_HOURS", 0.0)
+    monkeypatch.setattr("storage.maintenance.plan.RECENT_HOURS", 0.0)
 
 
 def files(root: Path) -> set[str]:
@@ -34,10 +34,10 @@ def test_a_run_goes_and_what_another_shares_with_it_stays(root: Path, store: Sto
     train(store, "a", "xxxx")
     train(store, "b", "xxyy")
     before = contents(store, ["b"])
-    going = plan(store, ["b"])
+    going = plan_removal(store, ["b"])
     assert (going.removed, going.kept) == (("a",), ("b",))
     assert len(going.rows) == 8 and len(going.slices) == 2 * 3 and len(going.policies) == 2
-    swept = sweep_plan(store, going)
+    swept = carry_out(store, going)
     assert (swept.rows, swept.slices, swept.files, swept.policies) == (8, 6, 6, 2)
     assert swept.bytes == going.slice_bytes and swept.policy_bytes == going.policy_bytes > 0
     for reader in (store, open_store(root)):
@@ -51,29 +51,29 @@ def test_a_run_goes_and_what_another_shares_with_it_stays(root: Path, store: Sto
         )
     gone = {Path(file.path).name for piece in going.slices for file in piece.files}
     assert len(gone) == 6 and not gone & files(root)
-    assert plan(store, ["b"]).empty
+    assert plan_removal(store, ["b"]).empty
     assert not list((root / "removals").iterdir())
 
 
 def test_a_plan_changes_nothing(root: Path, store: Store) -> None:
     train(store, "a", "xx")
     before = sorted((path, path.stat().st_mtime_ns) for path in root.rglob("*"))
-    assert plan(store, [], thinning=Thinning("last")).removed == ("a",)
+    assert plan_removal(store, [], retention=PolicyRetention("last")).removed == ("a",)
     assert sorted((path, path.stat().st_mtime_ns) for path in root.rglob("*")) == before
 
 
 def test_the_row_that_made_a_policy_stays_while_a_kept_run_tried_it(store: Store) -> None:
     train(store, "a", "xxx")
     evaluate(store, "tried", "training-xx")
-    going = plan(store, ["tried"])
+    going = plan_removal(store, ["tried"])
     assert [entry.key for entry in going.staying] == ["training-xx"]
-    sweep_plan(store, going)
+    carry_out(store, going)
     assert [entry.key for entry in store.ledger.entries(run="a")] == ["training-xx"]
     assert store.policies.names() == ["training-xx"]
     assert store.runs.events("a")[-1].message.endswith("1 stay, because kept runs name them")
-    again = plan(store, ["tried"])
+    again = plan_removal(store, ["tried"])
     assert again.rows == () and again.slices == () and again.policies == ()
-    sweep_plan(store, again)
+    carry_out(store, again)
     assert store.policies.names() == ["training-xx"]
 
 
@@ -84,10 +84,10 @@ def test_compacted_files_lose_only_the_rows_of_the_removed_run(root: Path, store
     age(root, 200)
     maintain(store)
     before = contents(store, ["b"])
-    swept = sweep_plan(store, plan(store, ["b"]))
+    swept = carry_out(store, plan_removal(store, ["b"]))
     assert swept.slices > 0
     assert contents(open_store(root), ["b"]) == before
-    (rewritten,) = [each for each in store.slices.table("messages").active() if each.run == "a"]
+    (rewritten,) = [each for each in store.slices.table("messages").active_files() if each.run == "a"]
     kept = {piece.attempt for entry in store.ledger.entries() for piece in entry.outputs if piece.run == "a"}
     assert set(store.slices.table("messages").read(rewritten.path)["attempt"].to_pylist()) == kept
     age(root, 200)
@@ -100,33 +100,33 @@ def test_runs_that_may_go_on_are_spared_unless_they_are_named(store: Store) -> N
     train(store, "open", "y", finished=False)
     train(store, "failed", "z", finished=False)
     store.runs.record(run="failed", event="failed", message="no luck")
-    going = plan(store, [])
+    going = plan_removal(store, [])
     assert going.removed == ("done",)
     assert dict(going.protected) == {"open": "its last event is 'started'", "failed": "its last event is 'failed'"}
-    assert plan(store, [], force=["failed"]).removed == ("done", "failed")
-    assert plan(store, ["open"]).protected == (("failed", "its last event is 'failed'"),)
+    assert plan_removal(store, [], force=["failed"]).removed == ("done", "failed")
+    assert plan_removal(store, ["open"]).protected == (("failed", "its last event is 'failed'"),)
 
 
 def test_a_run_that_just_finished_is_spared(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("storage.maintenance.activity.RECENT_HOURS", 1.0)
+    monkeypatch.setattr("storage.maintenance.plan.RECENT_HOURS", 1.0)
     train(store, "a", "x")
-    assert dict(plan(store, []).protected) == {"a": "it finished less than 1 h ago"}
-    assert plan(store, [], force=["a"]).removed == ("a",)
+    assert dict(plan_removal(store, []).protected) == {"a": "it finished less than 1 h ago"}
+    assert plan_removal(store, [], force=["a"]).removed == ("a",)
 
 
 def test_names_are_checked(store: Store) -> None:
     train(store, "a", "x")
     with pytest.raises(RunUnknown, match="no run b, c"):
-        plan(store, ["c"], force=["b"])
+        plan_removal(store, ["c"], force=["b"])
     with pytest.raises(StoreError, match="a: kept and forced"):
-        plan(store, ["a"], force=["a"])
+        plan_removal(store, ["a"], force=["a"])
 
 
 def test_another_process_sees_the_removal_and_computes_again(root: Path, store: Store) -> None:
     train(store, "a", "xx")
     elsewhere = open_store(root)
     assert elsewhere.ledger.find("rollout-xx") is not None
-    sweep_plan(store, plan(store, []))
+    carry_out(store, plan_removal(store, []))
     assert elsewhere.ledger.find("rollout-xx") is None
     train(elsewhere, "a", "xx")
     assert len(contents(open_store(root), ["a"])) == 4
@@ -138,7 +138,7 @@ def test_whoever_found_work_before_it_went_cannot_take_it_over(root: Path, store
     elsewhere = open_store(root)
     found = elsewhere.ledger.find("rollout-x")
     assert found is not None
-    sweep_plan(store, plan(store, []))
+    carry_out(store, plan_removal(store, []))
     with pytest.raises(WorkRemoved, match="removed from the store meanwhile"):
         elsewhere.ledger.commit(replace(found, run="late"))
     assert open_store(root).ledger.entries() == []
@@ -149,7 +149,7 @@ def test_a_run_removed_while_it_works_cannot_commit_what_it_began_before(root: P
     elsewhere = open_store(root)
     began = datetime.now(UTC)
     made = elsewhere.append("messages", messages(3), run="a", step=1, key="k", attempt="flying")
-    sweep_plan(store, plan(store, [], force=["a"]))
+    carry_out(store, plan_removal(store, [], force=["a"]))
     row = replace(work(store, "other", "o"), run="a", key="k", attempt="flying", outputs=(made,))
     with pytest.raises(WorkRemoved):
         elsewhere.ledger.commit(replace(row, started_at=began))
@@ -171,9 +171,9 @@ def test_a_row_that_is_committed_meanwhile_is_not_lost(
             late.append(work(elsewhere, "a", "late", 1))
         replace_files(table, *arguments)  # type: ignore[arg-type]
 
-    going = plan(store, [])
+    going = plan_removal(store, [])
     monkeypatch.setattr(StoredTable, "replace", replace_late)
-    assert sweep_plan(store, going).rows == 2
+    assert carry_out(store, going).rows == 2
     assert open_store(root).ledger.entries() == late
     assert store.read(late[0].outputs).equals(messages(2 + len("late") % 3))
 
@@ -181,26 +181,30 @@ def test_a_row_that_is_committed_meanwhile_is_not_lost(
 def test_thinning_keeps_what_a_run_starts_from_and_goes_on_from(store: Store) -> None:
     train(store, "a", "xxxxxx")  # versions 1 to 6; optimizer state with 1, 3, 5
     names = [f"training-{'x' * number}" for number in range(1, 7)]
-    assert plan(store, ["a"], thinning=Thinning("last")).thinned == tuple(names[n - 1] for n in (2, 3, 4))
-    assert plan(store, ["a"], thinning=Thinning("every", 4)).thinned == tuple(names[n - 1] for n in (2, 3))
-    assert plan(store, ["a"], thinning=Thinning("all")).thinned == ()
+    assert plan_removal(store, ["a"], retention=PolicyRetention("last")).pruned == tuple(
+        names[n - 1] for n in (2, 3, 4)
+    )
+    assert plan_removal(store, ["a"], retention=PolicyRetention("every", 4)).pruned == tuple(
+        names[n - 1] for n in (2, 3)
+    )
+    assert plan_removal(store, ["a"], retention=PolicyRetention("all")).pruned == ()
     evaluate(store, "tried", names[1])
-    assert plan(store, ["a", "tried"], thinning=Thinning("last")).thinned == (names[2], names[3])
+    assert plan_removal(store, ["a", "tried"], retention=PolicyRetention("last")).pruned == (names[2], names[3])
     train(store, "branch", "xxxy")
-    assert plan(store, ["a", "tried", "branch"], thinning=Thinning("last")).thinned == (names[3],)
+    assert plan_removal(store, ["a", "tried", "branch"], retention=PolicyRetention("last")).pruned == (names[3],)
 
 
 def test_policies_of_a_run_that_may_go_on_are_not_thinned(store: Store) -> None:
     train(store, "a", "xxxxx", finished=False)
-    assert plan(store, ["a"], thinning=Thinning("last")).thinned == ()
+    assert plan_removal(store, ["a"], retention=PolicyRetention("last")).pruned == ()
     finish(store, "a")
-    assert len(plan(store, ["a"], thinning=Thinning("last")).thinned) == 3
+    assert len(plan_removal(store, ["a"], retention=PolicyRetention("last")).pruned) == 3
 
 
 def test_a_thinned_run_can_be_read_and_says_what_is_gone(root: Path, store: Store) -> None:
     train(store, "a", "xxxxx")
     before = contents(store, ["a"])
-    swept = sweep_plan(store, plan(store, ["a"], thinning=Thinning("last")))
+    swept = carry_out(store, plan_removal(store, ["a"], retention=PolicyRetention("last")))
     assert (swept.rows, swept.slices, swept.policies) == (0, 0, 3)
     again = open_store(root)
     assert contents(again, ["a"]) == before
@@ -211,7 +215,7 @@ def test_a_thinned_run_can_be_read_and_says_what_is_gone(root: Path, store: Stor
 
 def test_thinned_weights_can_be_made_again_but_no_others_in_their_place(store: Store) -> None:
     train(store, "a", "xxx")
-    sweep_plan(store, plan(store, ["a"], thinning=Thinning("last")))
+    carry_out(store, plan_removal(store, ["a"], retention=PolicyRetention("last")))
     assert store.policies.find("training-xx") is None
     scratch = store.policies.scratch("training-xx")
     (scratch / "model.safetensors").write_text("others")
@@ -222,6 +226,6 @@ def test_thinned_weights_can_be_made_again_but_no_others_in_their_place(store: S
 
 
 @pytest.mark.parametrize("text", ["", "every", "every:0", "every:x", "last:1", "some"])
-def test_other_words_are_no_thinning(text: str) -> None:
-    with pytest.raises(StoreError, match="no way to thin"):
-        Thinning.parse(text)
+def test_other_words_are_no_retention(text: str) -> None:
+    with pytest.raises(StoreError, match="which policies to keep"):
+        PolicyRetention.parse(text)

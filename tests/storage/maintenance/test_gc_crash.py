@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.maintenance import activity
+from storage.maintenance import plan
 from storage.store import Store, open_store
 from tests.fixtures.histories import contents, train
 from tests.storage.maintenance.gc_dying import Died, collect, moments
@@ -16,7 +16,7 @@ from tests.storage.maintenance.gc_dying import Died, collect, moments
 @pytest.fixture
 def full(root: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A store with runs to remove, a kept run that shares a step with one, and policies to thin."""
-    monkeypatch.setattr(activity, "RECENT_HOURS", 0.0)
+    monkeypatch.setattr(plan, "RECENT_HOURS", 0.0)
     train(store, "first", "xy")
     train(store, "kept", "xzzz")
     train(store, "last", "y")

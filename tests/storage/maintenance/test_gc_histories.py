@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from storage.maintenance.compact import maintain
-from storage.maintenance.plan import Thinning, plan
-from storage.maintenance.sweep import sweep_plan
+from storage.maintenance.plan import PolicyRetention, plan_removal
+from storage.maintenance.sweep import carry_out
 from storage.store import Store, open_store
 from tests.fixtures.histories import contents, evaluate, lasting, train
 
@@ -39,7 +39,7 @@ def test_kept_runs_lose_nothing_for_long(monkeypatch: pytest.MonkeyPatch, histor
 
 def _live_through(monkeypatch: pytest.MonkeyPatch, history: list[tuple], last: set[str]) -> None:
     """Begin with a run that nobody keeps and one that shares its first step, end with gc and retention 0."""
-    monkeypatch.setattr("storage.maintenance.activity.RECENT_HOURS", 0.0)
+    monkeypatch.setattr("storage.maintenance.plan.RECENT_HOURS", 0.0)
     monkeypatch.setattr("storage.maintenance.compact.MIN_FILES", 2)
     with tempfile.TemporaryDirectory() as directory:
         root = Path(directory) / "store"
@@ -75,12 +75,12 @@ def _maintain(store: Store, hours: int) -> None:
 
 def _collect(store: Store, runs: set[str], policies: str) -> None:
     keep = [run for run in store.runs.names() if run[-1] in runs and store.runs.events(run)[-1].event != "removed"]
-    going = plan(store, keep, thinning=Thinning.parse(policies))
+    going = plan_removal(store, keep, retention=PolicyRetention.parse(policies))
     before = contents(store, keep)
     rows = len(store.ledger.entries())
     tried = [key for run in keep for entry in store.ledger.entries(run=run) for key in entry.inputs.values()]
     tried = [key for key in tried if store.ledger.find(key)]
-    swept = sweep_plan(store, going)
+    swept = carry_out(store, going)
     for reader in (store, open_store(store.root.address)):
         assert contents(reader, keep) == before
         assert all(reader.ledger.find(key) for key in tried), "what went into kept work is still named"

@@ -3,18 +3,18 @@
 import pytest
 
 from storage.errors import PolicyAbsent
-from storage.maintenance.plan import Needs, Thinning, plan
-from storage.maintenance.sweep import sweep_plan
+from storage.maintenance.plan import Needs, PolicyRetention, plan_removal
+from storage.maintenance.sweep import carry_out
 from storage.store import Store
 from tests.fixtures.histories import contents, finish, lasting, train, work
 
-LAST = Thinning("last")
+LAST = PolicyRetention("last")
 
 
 @pytest.fixture(autouse=True)
 def long_ago(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs that finish in a test finished long enough ago."""
-    monkeypatch.setattr("storage.maintenance.activity.RECENT_HOURS", 0.0)
+    monkeypatch.setattr("storage.maintenance.plan.RECENT_HOURS", 0.0)
 
 
 def train_again(store: Store, run: str, policy: str, finished: bool = True) -> None:
@@ -29,20 +29,20 @@ def train_again(store: Store, run: str, policy: str, finished: bool = True) -> N
 def test_the_way_back_to_optimizer_state_stays_with_a_policy_that_is_trained_on(store: Store, kind: str) -> None:
     train(store, "a", "xxxxxx")  # every other policy has optimizer state
     train_again(store, "again", "training-xxxx")
-    going = plan(store, ["again"], thinning=Thinning(kind))
+    going = plan_removal(store, ["again"], retention=PolicyRetention(kind))
     assert {entry.key for entry in going.staying} == {"training-xxxx", "rollout-xxxx", "training-xxx"}
-    sweep_plan(store, going)
+    carry_out(store, going)
     lasting(store, ["again", "a"])
     assert len(contents(store, ["a"])) == 3
-    later = plan(store, ["again", "a"], thinning=LAST)
-    assert later.thinned == (), "what stays of a removed run is what others need"
-    assert not plan(store, ["again"]).rows
+    later = plan_removal(store, ["again", "a"], retention=LAST)
+    assert later.pruned == (), "what stays of a removed run is what others need"
+    assert not plan_removal(store, ["again"]).rows
 
 
 def test_a_policy_with_optimizer_state_is_enough(store: Store) -> None:
     train(store, "a", "xxxx")
     train_again(store, "again", "training-xxx")
-    assert [entry.key for entry in plan(store, ["again"]).staying] == ["training-xxx"]
+    assert [entry.key for entry in plan_removal(store, ["again"]).staying] == ["training-xxx"]
 
 
 def test_what_an_unfinished_run_goes_through_again_stays_whole(store: Store) -> None:
@@ -52,34 +52,38 @@ def test_what_an_unfinished_run_goes_through_again_stays_whole(store: Store) -> 
     store.runs.record(run="again", event="failed", message="no luck")
     needs = {"again": Needs("b", frozenset()), "b": Needs("a", frozenset())}
     for keep in (["again"], []):
-        going = plan(store, keep, thinning=LAST, needs=needs)
-        assert (going.removed, going.thinned) == ((), ())
-        assert dict(going.protected)["a"] == "run 'again', which may go on, goes through it again"
-    kept = plan(store, ["a", "b", "again"], thinning=LAST, needs=needs)
-    assert kept.thinned == ()
-    assert plan(store, ["again"], thinning=LAST).removed == ("a", "b"), "without needs nothing speaks for them"
-    assert plan(store, ["again"], force=["a", "b"], needs=needs).removed == ("a", "b")
-    assert plan(store, [], force=["again"], needs=needs).removed == ("a", "b", "again")
+        going = plan_removal(store, keep, retention=LAST, needs=needs)
+        assert (going.removed, going.pruned) == ((), ())
+        assert dict(going.protected)["a"] == "run 'again', which may go on, replays it"
+    kept = plan_removal(store, ["a", "b", "again"], retention=LAST, needs=needs)
+    assert kept.pruned == ()
+    assert plan_removal(store, ["again"], retention=LAST).removed == ("a", "b"), "without needs nothing speaks for them"
+    assert plan_removal(store, ["again"], force=["a", "b"], needs=needs).removed == ("a", "b")
+    assert plan_removal(store, [], force=["again"], needs=needs).removed == ("a", "b", "again")
     finish(store, "again")
-    assert plan(store, ["again"], needs=needs).removed == ("a", "b")
+    assert plan_removal(store, ["again"], needs=needs).removed == ("a", "b")
 
 
 def test_runs_that_go_through_each_other_are_no_endless_way(store: Store) -> None:
     train(store, "a", "x", finished=False)
     train(store, "b", "y", finished=False)
     needs = {"a": Needs("b", frozenset()), "b": Needs("a", frozenset())}
-    assert plan(store, ["a", "b"], needs=needs).empty
+    assert plan_removal(store, ["a", "b"], needs=needs).empty
 
 
 def test_work_that_a_kept_run_may_go_on_from_stays(store: Store) -> None:
     train(store, "a", "xxxxx")
     train(store, "again", "y")
     needs = {"again": Needs("a", frozenset({"training-xxxx"}))}
-    assert plan(store, ["a", "again"], thinning=LAST).thinned == ("training-xx", "training-xxx", "training-xxxx")
-    assert "training-xxxx" not in plan(store, ["a", "again"], thinning=LAST, needs=needs).thinned
-    going = plan(store, ["again"], needs=needs)
+    assert plan_removal(store, ["a", "again"], retention=LAST).pruned == (
+        "training-xx",
+        "training-xxx",
+        "training-xxxx",
+    )
+    assert "training-xxxx" not in plan_removal(store, ["a", "again"], retention=LAST, needs=needs).pruned
+    going = plan_removal(store, ["again"], needs=needs)
     assert {entry.key for entry in going.staying} == {"training-xxxx", "rollout-xxxx", "training-xxx"}
-    sweep_plan(store, going)
+    carry_out(store, going)
     assert store.policies.directory("training-xxxx", verify=True).is_dir()
     with pytest.raises(PolicyAbsent):
         store.policies.directory("training-xxxxx")

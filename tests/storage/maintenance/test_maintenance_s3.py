@@ -3,13 +3,11 @@
 import pytest
 
 from storage.errors import PolicyAbsent, SliceExpired
-from storage.maintenance.activity import at_work
 from storage.maintenance.compact import maintain
 from storage.maintenance.damage import inspect_policies, inspect_slices
-from storage.maintenance.files import sizes
-from storage.maintenance.plan import Thinning, plan
-from storage.maintenance.repair import inspect_logs, mend_logs
-from storage.maintenance.sweep import Retention, expire, sweep_plan
+from storage.maintenance.plan import PolicyRetention, at_work, plan_removal
+from storage.maintenance.repair import inspect_logs, repair_logs
+from storage.maintenance.sweep import Retention, carry_out, expire
 from storage.store import open_store
 from tests.fixtures.histories import contents, lasting, train
 
@@ -17,16 +15,16 @@ pytestmark = pytest.mark.engine
 
 
 def test_a_run_goes_weights_are_thinned_and_what_is_kept_reads(s3_root: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("storage.maintenance.activity.RECENT_HOURS", 0.0)
+    monkeypatch.setattr("storage.maintenance.plan.RECENT_HOURS", 0.0)
     store = open_store(s3_root)
     train(store, "a", "xy")
     train(store, "b", "xzzz")
     elsewhere = open_store(s3_root)
     before = contents(elsewhere, ["b"])
-    going = plan(store, ["b"], thinning=Thinning("last"))
-    swept = sweep_plan(store, going)
+    going = plan_removal(store, ["b"], retention=PolicyRetention("last"))
+    swept = carry_out(store, going)
     assert (swept.rows, swept.slices, swept.files, swept.policies) == (4, 3, 3, 2)
-    assert not [path for path in sizes(store.root, "") if path.startswith(("removals", "policies/training-xy"))]
+    assert not [path for path in store.root.file_sizes("") if path.startswith(("removals", "policies/training-xy"))]
     for reader in (elsewhere, open_store(s3_root)):
         assert contents(reader, ["b"]) == before
         assert reader.ledger.entries(run="a") == []
@@ -54,7 +52,7 @@ def test_a_log_is_mended(s3_root: str) -> None:
     log = "tables/messages/_delta_log"
     last = max(name for name in store.root.names(log) if name.endswith(".json"))
     store.root.write(f"{log}/{last}", store.root.read(f"{log}/{last}")[:50])
-    (mended,) = mend_logs(store.root, inspect_logs(store.root))
+    (mended,) = repair_logs(store.root, inspect_logs(store.root))
     assert len(mended.restored) == 1 and mended.quarantine.startswith(s3_root)
     again = open_store(s3_root)
     assert contents(again, ["a"]) == before

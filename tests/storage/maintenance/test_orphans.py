@@ -30,7 +30,7 @@ def test_old_ones_go(root: Path, store: Store, left: Path) -> None:
     assert done.policies == ("died",) and {t.table: t.deleted for t in done.tables}["messages"] == 1
     assert not left.exists() and store.policies.names() == ["training-x", "training-xx"]
     assert contents(open_store(root), ["run"]) == before
-    assert len(store.slices.table("messages").active()) == 4
+    assert len(store.slices.table("messages").active_files()) == 4
 
 
 def test_young_ones_stay(root: Path, store: Store, left: Path) -> None:

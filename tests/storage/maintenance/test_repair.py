@@ -10,10 +10,9 @@ from storage.delta.log import prune_log
 from storage.errors import DamagedSlice, StoreError
 from storage.maintenance.compact import compact
 from storage.maintenance.damage import inspect_policies, inspect_slices
-from storage.maintenance.files import sizes
-from storage.maintenance.plan import plan
-from storage.maintenance.repair import Mended, forget, inspect_logs, mend_logs, plan_forgetting
-from storage.maintenance.sweep import sweep_plan
+from storage.maintenance.plan import plan_removal
+from storage.maintenance.repair import RepairedLog, forget, inspect_logs, plan_forget, repair_logs
+from storage.maintenance.sweep import carry_out
 from storage.refs import Slice
 from storage.roots import open_root
 from storage.store import Store, open_store
@@ -25,9 +24,9 @@ pytestmark = pytest.mark.engine
 RUNS = ("a",)
 
 
-def mended(root: Path) -> list[Mended]:
+def mended(root: Path) -> list[RepairedLog]:
     place = open_root(str(root))
-    return mend_logs(place, inspect_logs(place))
+    return repair_logs(place, inspect_logs(place))
 
 
 @pytest.fixture(scope="module")
@@ -152,18 +151,18 @@ def test_a_log_that_is_gone_is_made_anew_from_what_the_ledger_names(root: Path, 
 
 
 def test_nothing_wrong_nothing_touched(root: Path, long: dict) -> None:
-    before = sizes(open_root(str(root)), "")
+    before = open_root(str(root)).file_sizes("")
     assert inspect_logs(open_root(str(root))) == [] and mended(root) == []
     store = open_store(root)
     assert inspect_slices(store, deep=True) == inspect_policies(store, deep=True) == []
-    assert sizes(store.root, "") == before
+    assert store.root.file_sizes("") == before
 
 
 def test_rows_that_gc_removed_do_not_come_back(root: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("storage.maintenance.activity.RECENT_HOURS", 0.0)
+    monkeypatch.setattr("storage.maintenance.plan.RECENT_HOURS", 0.0)
     train(store, "gone", "yy")
     train(store, "a", "xx")
-    sweep_plan(store, plan(store, ["a"]))
+    carry_out(store, plan_removal(store, ["a"]))
     before = contents(store, RUNS)
     store.ledger.commit(store.ledger.entries(run="a")[0])
     work(store, "late", "late")
@@ -177,11 +176,11 @@ def test_rows_that_gc_removed_do_not_come_back(root: Path, store: Store, monkeyp
 def test_a_removal_whose_commit_is_lost_is_done_again(
     root: Path, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("storage.maintenance.activity.RECENT_HOURS", 0.0)
+    monkeypatch.setattr("storage.maintenance.plan.RECENT_HOURS", 0.0)
     train(store, "gone", "yy")
     train(store, "a", "xx")
     work(store, "a", "one more", 2)  # the removal is not the version that a checkpoint repeats
-    sweep_plan(store, plan(store, ["a"]))
+    carry_out(store, plan_removal(store, ["a"]))
     before = contents(store, RUNS)
     cut(last(root, "ledger", ".json"), 30)
     assert [entry.run for entry in open_store(root).ledger.entries()].count("gone") == 4  # naming what is gone
@@ -223,9 +222,9 @@ def test_damaged_work_that_can_be_done_again_is_forgotten_and_done_again(
     assert words in damage.what
     assert {each.run for each in damage.entries} == {"a", "b"} and damage.stage == "training"
 
-    kept = plan_forgetting(again, [damage], repeatable=["advantage"])
+    kept = plan_forget(again, [damage], repeatable=["advantage"])
     assert kept.rows == () and kept.lost == (damage,)  # other work was made of it, and it would not come out the same
-    forgetting = plan_forgetting(again, [damage], repeatable=["training"])
+    forgetting = plan_forget(again, [damage], repeatable=["training"])
     assert forget(again, forgetting) == 2
     assert again.ledger.find(entry.key) is None
     assert inspect_slices(again, deep=True) == []
@@ -243,7 +242,7 @@ def test_work_by_chance_is_done_again_while_nothing_was_made_of_it(root: Path, s
     last_work = work(store, "a", "nobody built on it", 1)
     first_file(root, last_work.outputs[0]).unlink()
     (damage,) = inspect_slices(store)
-    forgetting = plan_forgetting(store, [damage], repeatable=())
+    forgetting = plan_forget(store, [damage], repeatable=())
     assert forgetting.lost == () and forget(store, forgetting) == 1
     assert store.ledger.find("nobody built on it") is None
 
@@ -255,7 +254,7 @@ def test_damaged_weights_are_found_forgotten_and_made_again(root: Path, store: S
     assert inspect_policies(store) == []
     (damage,) = inspect_policies(store, deep=True)
     assert "SHA-256 differs" in damage.what
-    forget(store, plan_forgetting(store, [damage], repeatable=["training"]))
+    forget(store, plan_forget(store, [damage], repeatable=["training"]))
     train(store, "a", "xx")
     lasting(store, ["a"])
     assert inspect_policies(store, deep=True) == []

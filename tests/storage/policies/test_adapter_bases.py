@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from storage.maintenance.plan import Thinning, plan
-from storage.maintenance.sweep import sweep_plan
-from storage.policies.adapters import BASE_FILE, base_in, bases
+from storage.maintenance.plan import PolicyRetention, plan_removal
+from storage.maintenance.sweep import carry_out
+from storage.policies.manifest import BASE_FILE, adapter_base
 from storage.refs import Entry
 from storage.store import Store
 from tests.fixtures.histories import evaluate, finish, policy_row
@@ -20,7 +20,7 @@ BASE = "import-base"
 @pytest.fixture(autouse=True)
 def long_ago(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs that finish in a test finished long enough ago."""
-    monkeypatch.setattr("storage.maintenance.activity.RECENT_HOURS", 0.0)
+    monkeypatch.setattr("storage.maintenance.plan.RECENT_HOURS", 0.0)
 
 
 def made(store: Store, run: str, key: str, version: int, parent: str | None, base: str = "") -> None:
@@ -55,16 +55,16 @@ def adapted(store: Store, run: str, name: str, steps: int = 4) -> None:
 
 def test_an_adapter_names_its_base(store: Store) -> None:
     adapted(store, "a", "a", steps=1)
-    assert bases(store, ["a-1"]) == {BASE}
-    assert bases(store, [BASE, "no-such-policy"]) == set()
-    assert base_in(store.policies.directory("a-1")) == BASE
-    assert base_in(store.policies.directory(BASE)) is None
+    assert store.policies.adapter_bases(["a-1"]) == {BASE}
+    assert store.policies.adapter_bases([BASE, "no-such-policy"]) == set()
+    assert adapter_base(store.policies.directory("a-1")) == BASE
+    assert adapter_base(store.policies.directory(BASE)) is None
 
 
 @pytest.mark.parametrize("thinning", ["last", "every:2"])
 def test_thinning_keeps_the_base(store: Store, thinning: str) -> None:
     adapted(store, "a", "a")
-    sweep_plan(store, plan(store, ["a"], thinning=Thinning.parse(thinning)))
+    carry_out(store, plan_removal(store, ["a"], retention=PolicyRetention.parse(thinning)))
     left = {BASE, "a-4"} | ({"a-2"} if thinning == "every:2" else set())
     assert set(store.policies.names()) == left
     assert store.policies.directory(BASE, verify=True).is_dir()
@@ -80,22 +80,22 @@ def test_a_base_in_the_middle_of_a_kept_run_stays(store: Store) -> None:
     made(store, "replay", "over-4", 4, "over-3", "whole-2")
     finish(store, "replay")
     evaluate(store, "tried", "over-4")
-    going = plan(store, ["source", "tried"], thinning=Thinning.parse("last"))
+    going = plan_removal(store, ["source", "tried"], retention=PolicyRetention.parse("last"))
     assert going.removed == ("replay",)
-    assert going.thinned == ("whole-1",)
+    assert going.pruned == ("whole-1",)
 
 
 def test_the_base_stays_while_a_kept_run_tried_an_adapter(store: Store) -> None:
     adapted(store, "a", "a")
     evaluate(store, "tried", "a-3")
-    going = plan(store, ["tried"])
+    going = plan_removal(store, ["tried"])
     assert {entry.key for entry in going.staying} == {"a-3", BASE}
-    sweep_plan(store, going)
+    carry_out(store, going)
     assert set(store.policies.names()) == {"a-3", BASE}
-    assert plan(store, ["tried"]).policies == ()
+    assert plan_removal(store, ["tried"]).policies == ()
 
 
 def test_without_a_user_the_base_goes_as_well(store: Store) -> None:
     adapted(store, "a", "a")
-    sweep_plan(store, plan(store, []))
+    carry_out(store, plan_removal(store, []))
     assert store.policies.names() == []

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from storage.policies.scratch import Scratches
+from storage.policies.scratch import ScratchDirectories
 
 HOLDER = """
 import sys
 from pathlib import Path
-from storage.policies.scratch import Scratches
-scratches = Scratches(Path(sys.argv[1]))
+from storage.policies.scratch import ScratchDirectories
+scratches = ScratchDirectories(Path(sys.argv[1]))
 path = scratches.make("theirs")
 (path / "model.safetensors").write_text("half")
 print(path, flush=True)
@@ -21,7 +21,7 @@ sys.stdin.read()
 
 
 def test_only_those_of_the_dead_are_removed(tmp_path: Path) -> None:
-    scratches = Scratches(tmp_path / "scratch")
+    scratches = ScratchDirectories(tmp_path / "scratch")
     mine = scratches.make("mine")
     command = [sys.executable, "-c", HOLDER, str(tmp_path / "scratch")]
     holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -39,7 +39,7 @@ def test_only_those_of_the_dead_are_removed(tmp_path: Path) -> None:
 
 
 def test_what_is_discarded_is_gone_and_what_was_moved_away_stays(tmp_path: Path) -> None:
-    scratches = Scratches(tmp_path / "scratch")
+    scratches = ScratchDirectories(tmp_path / "scratch")
     moved, dropped = scratches.make("moved"), scratches.make("dropped")
     place = moved.rename(tmp_path / "place")
     for each in (moved, dropped, tmp_path):
@@ -53,6 +53,6 @@ def test_where_locks_do_not_work_nothing_is_removed(tmp_path: Path, monkeypatch:
         raise OSError("no locks here")
 
     monkeypatch.setattr("fcntl.flock", no_locks)
-    first = Scratches(tmp_path / "scratch").make("first")
-    second = Scratches(tmp_path / "scratch").make("second")
+    first = ScratchDirectories(tmp_path / "scratch").make("first")
+    second = ScratchDirectories(tmp_path / "scratch").make("second")
     assert first.is_dir() and second.is_dir()

@@ -57,7 +57,7 @@ def test_compaction_changes_nothing_and_attempts_without_a_row_stay_hidden(store
     before = storage.open(root).messages.sort("key", "seq").collect()
     assert compact(store, store.slices.table("messages")) == MIN_FILES
     after = storage.open(root)
-    assert len(after.store.slices.table("messages").active()) == 2
+    assert len(after.store.slices.table("messages").active_files()) == 2
     assert after.messages.sort("key", "seq").collect().equals(before)
     assert counts(after.messages) == {str(key): key + 1 for key in range(MIN_FILES + 1) if key != 3}
 

@@ -43,7 +43,7 @@ def publish(store: Store, attempt: str) -> None:
 def plant(moment: str) -> None:
     """Replace what happens at the moment by SIGKILL before, during or after it."""
     when, _, what = moment.partition(" ")
-    push, create, copy = StoredTable._push, Root.create, shutil.copyfileobj
+    push, create, copy = StoredTable._write_commit, Root.create, shutil.copyfileobj
     copied: list[int] = []
 
     def dying_push(self: StoredTable, *arguments: Any) -> None:
@@ -64,7 +64,7 @@ def plant(moment: str) -> None:
         copy(read, write, length)
         copied.append(1)
 
-    StoredTable._push, Root.create, shutil.copyfileobj = dying_push, dying_create, dying_copy  # type: ignore
+    StoredTable._write_commit, Root.create, shutil.copyfileobj = dying_push, dying_create, dying_copy  # type: ignore
 
 
 def die(now: bool) -> None:

@@ -24,7 +24,7 @@ root = open_root(sys.argv[1])
 stream = root.writer("policies/k/half & more")
 for _ in range(8):
     stream.write(bytes(4 << 20))
-while not root.bucket.unfinished():  # parts are sent in the background
+while not root.bucket.unfinished_uploads():  # parts are sent in the background
     time.sleep(0.05)
 os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -57,7 +57,7 @@ def _paths(store: Store, below: str) -> list[str]:
 def test_a_commit_is_whole_or_not_at_all(s3_root: str, moment: str, committed: int, visible: int) -> None:
     die(s3_root, moment)
     store = open_store(s3_root)
-    assert len(store.slices.table("messages").active()) == committed
+    assert len(store.slices.table("messages").active_files()) == committed
     assert len(store.ledger.entries()) == visible
     assert store.scan("messages").collect().height == 3 * visible
     assert len(objects(store, "tables/messages")) == 1, "its file is there, named or not"
@@ -88,8 +88,8 @@ def test_a_policy_is_complete_or_absent(s3_root: str, moment: str, tmp_path: Pat
     assert (
         directory.joinpath("config.json").read_text().startswith(f"config.json of {'first' if complete else 'second'}")
     )
-    assert store.policies.sweep(hours=1) == 0, "what is young may be about to be named"
-    assert store.policies.sweep(hours=0) == (0 if complete else num_left)
+    assert store.policies.remove_unfinished_uploads(hours=1) == 0, "what is young may be about to be named"
+    assert store.policies.remove_unfinished_uploads(hours=0) == (0 if complete else num_left)
     assert len(objects(store, "policies")) == 3
     fresh = Policies(store.root, cache=tmp_path / "other copies")
     assert sorted(path.name for path in fresh.directory("policy", verify=True).iterdir()) == sorted(NAMES)
@@ -101,18 +101,18 @@ def test_an_upload_in_parts_that_never_ended_is_given_up(s3_root: str, tmp_path:
     large = bytes(range(256)) * (1 << 17)  # 32 MiB: more than one part
     assert store.root.write("tables/large", large).size == len(large)
     assert store.root.read("tables/large") == large
-    assert store.root.bucket.unfinished() == []
+    assert store.root.bucket.unfinished_uploads() == []
 
     command = [sys.executable, "-c", HALF, s3_root]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == -9, done.stderr
-    ((key, _, _),) = store.root.bucket.unfinished()
+    ((key, _, _),) = store.root.bucket.unfinished_uploads()
     assert key == "policies/k/half & more"
     other = open_store(f"{s3_root}-2")
     assert other.root.bucket is not None
-    assert other.root.bucket.unfinished() == [], "another store's is not ours"
-    assert other.policies.sweep(hours=0) == 0
+    assert other.root.bucket.unfinished_uploads() == [], "another store's is not ours"
+    assert other.policies.remove_unfinished_uploads(hours=0) == 0
     assert not store.root.exists(key)
-    assert store.policies.sweep(hours=0) == 1
-    assert store.root.bucket.unfinished() == []
-    assert store.policies.sweep(hours=0) == 0
+    assert store.policies.remove_unfinished_uploads(hours=0) == 1
+    assert store.root.bucket.unfinished_uploads() == []
+    assert store.policies.remove_unfinished_uploads(hours=0) == 0

@@ -41,7 +41,7 @@ def test_every_library_signs_what_it_sends(strict: tuple[S3Host, Mapping[str, st
     scratch = store.policies.scratch("policy")
     (scratch / "model.safetensors").write_bytes(b"weights")
     store.policies.publish(scratch, "policy")
-    assert store.policies.sweep(hours=0) == 0
+    assert store.policies.remove_unfinished_uploads(hours=0) == 0
     store.root.write("odd", b"1")
     odd = "a name &+=b~c(\u00e9)"
     assert store.root.create(odd, b"odd")

@@ -49,7 +49,7 @@ def test_rows_come_back_in_every_way(root: str, store: Store) -> None:
     assert elsewhere.scan("verdicts").collect().height == 0
 
 
-def test_housekeeping_merges_and_deletes_and_every_slice_is_still_read(root: str, store: Store) -> None:
+def test_maintenance_merges_and_deletes_and_every_slice_is_still_read(root: str, store: Store) -> None:
     fill(store, range(12))
     slices = [piece for found in store.ledger.entries() for piece in found.outputs]
     before = store.read(slices)
@@ -57,7 +57,7 @@ def test_housekeeping_merges_and_deletes_and_every_slice_is_still_read(root: str
     assert done.merged >= 24, "twelve files of messages and twelve of the ledger"
     assert done.only_copies == ()
     for each in (store, open_store(root)):
-        assert len(each.slices.table("messages").active()) == 1
+        assert len(each.slices.table("messages").active_files()) == 1
         assert each.read(slices).equals(before)
         assert [found.step for found in each.ledger.entries()] == list(range(12))
 
@@ -105,7 +105,7 @@ def test_two_writers_side_by_side_lose_nothing(root: str, store: Store) -> None:
     assert told == [[str(number) for number in range(count)]] * 2
     wanted = {(run, f"{run}-{number}") for run in runs for number in range(count)}
     assert {(found.run, found.key) for found in store.ledger.entries()} == wanted
-    rows = [row for each in store.ledger.table.active() for row in store.ledger.table.read(each.path).to_pylist()]
+    rows = [row for each in store.ledger.table.active_files() for row in store.ledger.table.read(each.path).to_pylist()]
     assert len(rows) == len(wanted), "each of them once"
 
 
@@ -139,7 +139,7 @@ def test_lost_answers_neither_lose_nor_double_a_commit(s3: S3Host, root: str, st
     fill(store, range(2))
     assert [found.step for found in open_store(root).ledger.entries()] == [0, 1]
     assert store.scan("messages").collect().height == 4
-    rows = [store.ledger.table.read(each.path).num_rows for each in store.ledger.table.active()]
+    rows = [store.ledger.table.read(each.path).num_rows for each in store.ledger.table.active_files()]
     assert sum(rows) == 2
 
 

@@ -50,7 +50,7 @@ def test_columns_must_be_exactly_the_contract_s(store: Store, rows: pa.Table, wo
     with pytest.raises(SchemaError, match=words) as caught:
         append(store, rows)
     assert "run 'run-a', step 5, table 'messages', key 'the-key'" in caught.value.where
-    assert store.slices.table("messages").active() == []
+    assert store.slices.table("messages").active_files() == []
 
 
 def test_a_null_where_none_may_be_is_refused(store: Store) -> None:
@@ -80,7 +80,7 @@ def test_a_row_that_contradicts_itself_is_refused(
     assert f"column '{column}', row {{'trace_id': 'trace', 'message': 1}}" in caught.value.where
     assert caught.value.safe
     assert caught.value.do
-    assert store.slices.table("messages").active() == []
+    assert store.slices.table("messages").active_files() == []
 
 
 def test_what_is_allowed_at_the_border_is_allowed(store: Store) -> None:

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tasks.arrays.message_graph import without_rejected
+from tasks.arrays.message_graph import drop_rejected
 from tests.fixtures.builders import message, table, trace
 from tests.fixtures.crediting import credited
 
@@ -53,21 +53,21 @@ LINKS = [("compaction_attempt", 1, 3), ("compaction_attempt", 1, 5), ("compactio
 )
 def test_what_stays_by_hand(rows, links, kept):
     traces = table("traces", [trace(record=record(links, len(rows)))])
-    found = without_rejected(traces, table("messages", rows[::-1]))
+    found = drop_rejected(traces, table("messages", rows[::-1]))
     assert found["message"].to_pylist() == kept[::-1], "in their order"
 
 
 def test_only_traces_with_an_attempt_lose_any():
     traces = [trace("t0", record=record(LINKS, 8)), trace("t1"), trace("t2", record=record(LINKS[2:], 8))]
     rows = [row | {"trace_id": name} for row in TWICE for name in ("t0", "t1", "t2")]
-    found = without_rejected(table("traces", traces), table("messages", rows))
+    found = drop_rejected(table("traces", traces), table("messages", rows))
     counts = {name: found["trace_id"].to_pylist().count(name) for name in ("t0", "t1", "t2")}
     assert counts == {"t0": 6, "t1": 8, "t2": 8}
 
 
 def test_a_text_that_speaks_of_attempts_is_no_attempt():
     said = trace(record=json.dumps({"nodes": [{"semantic_parents": []}] * 8, "note": "compaction_attempt"}))
-    assert without_rejected(table("traces", [said]), table("messages", TWICE)).num_rows == 8
+    assert drop_rejected(table("traces", [said]), table("messages", TWICE)).num_rows == 8
 
 
 def test_tokens_of_a_rejected_attempt_have_no_weight_and_those_before_it_have_theirs_once():

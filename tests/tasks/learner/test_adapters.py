@@ -8,7 +8,7 @@ import pytest
 
 from configs.services import LearnerConfig
 from configs.training import TrainingConfig
-from storage.policies.adapters import base_in
+from storage.policies.manifest import adapter_base
 from tasks.learner.digest import over_base, weights_sha256
 from tasks.learner.errors import LearnerError
 from tests.fixtures.packed import batches, sample
@@ -74,7 +74,9 @@ def test_a_policy_is_its_adapter_and_names_its_base(loaded, model_directory, tmp
     before = weights_sha256(model_directory)
     first, second = (train(loaded, step, tmp_path) for step in (0, 1))
     assert {path.name for path in (tmp_path / "p2").iterdir()} == FILES | {"optimizer.safetensors"}
-    assert base_in(tmp_path / "p1") == base_in(tmp_path / "p2") == "base"  # not a chain: one step back to whole weights
+    assert (
+        adapter_base(tmp_path / "p1") == adapter_base(tmp_path / "p2") == "base"
+    )  # not a chain: one step back to whole weights
     assert first["weights_sha256_in"] == before
     assert first["weights_sha256"] == second["weights_sha256_in"] == over_base(before, weights_sha256(tmp_path / "p1"))
     assert first["weights_sha256"] != second["weights_sha256"]

@@ -43,7 +43,7 @@ class Engine:
 class Parts(dict[str, str]):
     """What became of each assignment: `sampled`, or why it was not tried."""
 
-    def done(self) -> set[str]:
+    def finished_units(self) -> set[str]:
         return {name.partition("/")[0] for name in self}
 
 

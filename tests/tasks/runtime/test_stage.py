@@ -135,7 +135,7 @@ def parts_stage(fail_after: int | None = None) -> tuple[Stage, list[str]]:
     made: list[str] = []
 
     def works(tables: Tables, config: View, *, parts: Any) -> Tables:
-        for number, name in enumerate(sorted({"p", "q", "r", "s"} - parts.done())):
+        for number, name in enumerate(sorted({"p", "q", "r", "s"} - parts.finished_units())):
             if number == fail_after:
                 raise ValueError("interrupted")
             made.append(name)
@@ -162,7 +162,7 @@ def test_finished_parts_survive_a_failure_and_are_not_made_again(tmp_path: Path)
 def test_parts_of_one_attempt_are_known_before_they_are_committed(tmp_path: Path) -> None:
     def works(tables: Tables, config: View, *, parts: Any) -> Tables:
         parts.put({"examples": examples_table("p")})
-        assert parts.done() == {"p"}
+        assert parts.finished_units() == {"p"}
         return {}
 
     ref = perform(stage_of(works, unit=("examples", "example_id")), place_of(tmp_path), 0)

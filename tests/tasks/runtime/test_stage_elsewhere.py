@@ -29,5 +29,5 @@ def test_only_stages_that_wait_for_nobody_go_elsewhere_or_have_a_time_limit() ->
     assert StageTask(training.STAGE).waits and StageTask(gate.STAGE).waits
     task = StageTask(packing.STAGE)
     assert task.task.timeout_seconds is None and task.task.retries == 2
-    assert task._timed().timeout_seconds and task._timed().retries == 2
-    assert StageTask(training.STAGE)._timed().timeout_seconds is None
+    assert task._local_task().timeout_seconds and task._local_task().retries == 2
+    assert StageTask(training.STAGE)._local_task().timeout_seconds is None

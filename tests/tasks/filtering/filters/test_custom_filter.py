@@ -7,7 +7,7 @@ import pytest
 
 from configs.checks.run import problems
 from configs.errors import ConfigError
-from configs.filters import TAKEN
+from configs.filters import RESERVED_NAMES
 from configs.load import load
 from configs.resolve import resolve
 from flows.runtime.versions import function_facts
@@ -143,7 +143,7 @@ def test_a_name_with_a_meaning_of_its_own_is_refused(name: str):
 
 
 def test_every_filter_keeps_its_name_for_itself():
-    assert set(FILTERS) < TAKEN
+    assert set(FILTERS) < RESERVED_NAMES
 
 
 def test_one_that_is_called_errored_does_not_stand_for_the_filter():

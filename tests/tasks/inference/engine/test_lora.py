@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from configs.lora import LoraConfig
+from configs.training import LoraConfig
 from tasks.inference.engine.checks import (
     EngineMismatch,
     check_mixed_batch,

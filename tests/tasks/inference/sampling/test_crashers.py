@@ -46,7 +46,7 @@ class Kept:
     def put(self, tables: dict[str, pa.Table]) -> None:
         self.traces += tables["traces"].to_pylist()
 
-    def done(self) -> set[str]:
+    def finished_units(self) -> set[str]:
         return {row["group_id"] for row in self.traces}
 
 

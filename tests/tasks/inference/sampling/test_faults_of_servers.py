@@ -32,7 +32,7 @@ class Handed:
     def __init__(self) -> None:
         self.traces: dict[str, list[dict[str, Any]]] = {}
 
-    def done(self) -> set[str]:
+    def finished_units(self) -> set[str]:
         return set(self.traces)
 
     def put(self, tables: dict[str, pa.Table]) -> None:

@@ -1,7 +1,7 @@
 """Copies finished work from one store into another: same keys, attempts and digests, so that it reads there as here.
 
-Weights and slices come first and are seen by nobody; then what is known of the runs; the rows of the ledger come last,
-those of a run in one commit. Whoever dies in between leaves nothing of the work visible, and doing it again goes on.
+Weights and slices come first and are seen by nobody; then the events of the runs; the rows of the ledger come last,
+those of a run in one commit. Dying in between leaves nothing of the work visible, and copying again continues.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,20 +9,19 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from storage.errors import CopyConflict
-from storage.policies.adapters import bases
 from storage.refs import Entry, Slice
 from storage.runs import REMOVED
 from storage.slices import WrittenSlice
 from storage.store import Store
 
 FILES_AT_ONCE = 64
-"""Files of one table and run that are held in one commit."""
+"""Files of one table and run in one commit."""
 LEFT_BEHIND = "a copy of the run without its weights"
-"""What the other store says to whoever asks for weights that were not copied."""
+"""The reason in errors of the other store about weights that were not copied."""
 
 
 @dataclass
-class Copied:
+class CopyReport:
     """What was not in the other store before."""
 
     rows: int = 0
@@ -40,7 +39,7 @@ class Copied:
 
 def copy_work(
     source: Store, target: Store, entries: Sequence[Entry], runs: Sequence[str], with_policies: bool = False
-) -> Copied:
+) -> CopyReport:
     """Copy rows of the ledger with their slices, and the events of `runs`; return what was new.
 
     Quarantines come along, all of them: replays of the copy leave out what those of the original do. Weights come
@@ -52,7 +51,7 @@ def copy_work(
         _require_same_run(source, target, run)
     new = _new_rows(target, entries)
     known = {_name(piece): piece for entry in target.ledger.entries() for piece in entry.outputs}
-    done = Copied(rows=len(new))
+    done = CopyReport(rows=len(new))
     done.policies = _copy_policies(source, target, entries, with_policies)
     pieces = {piece: known.get(_name(piece)) for entry in new for piece in entry.outputs}
     copied = _copy_slices(source, target, [piece for piece, there in pieces.items() if there is None])
@@ -80,8 +79,8 @@ def _require_same_run(source: Store, target: Store, run: str) -> None:
 
 def _new_rows(target: Store, entries: Sequence[Entry]) -> list[Entry]:
     """Return the rows that the other store lacks; raise CopyConflict where it has other ones under one of the keys."""
-    standing = target.ledger.entries()
-    by_key = {(row.key, row.part): row for row in standing}
+    existing = target.ledger.entries()
+    by_key = {(row.key, row.part): row for row in existing}
     for entry in entries:
         row = by_key.get((entry.key, entry.part))
         if row is not None and _content(row) != _content(entry):
@@ -90,7 +89,7 @@ def _new_rows(target: Store, entries: Sequence[Entry]) -> list[Entry]:
                 f"{entry.run!r}: {entry.key}",
                 target,
             )
-    there = {row.row_id for row in standing}
+    there = {row.row_id for row in existing}
     return [entry for entry in entries if entry.row_id not in there]
 
 
@@ -108,19 +107,19 @@ def _with_slices(entry: Entry, names: Mapping[Slice, Slice]) -> Entry:
 
 def _copy_slices(source: Store, target: Store, pieces: Sequence[Slice]) -> dict[Slice, Slice]:
     """Copy slices; return what the other store calls each. Of those whose rows expired it is noted that they did."""
-    kept = source.slices.retirements.without(pieces)
+    unexpired = source.slices.expired_slices.exclude(pieces)
     names = {piece: piece for piece in pieces}
-    full = [piece for piece in kept if piece.files]
+    full = [piece for piece in unexpired if piece.files]
     for table, run in sorted({(piece.table, piece.run) for piece in full}):
-        mine = [piece for piece in full if (piece.table, piece.run) == (table, run)]
-        for start in range(0, len(mine), FILES_AT_ONCE):
+        own = [piece for piece in full if (piece.table, piece.run) == (table, run)]
+        for start in range(0, len(own), FILES_AT_ONCE):
             written: dict[Slice, WrittenSlice] = {}
-            for piece in mine[start : start + FILES_AT_ONCE]:
+            for piece in own[start : start + FILES_AT_ONCE]:
                 written[piece] = target.slices.copy(piece, source.slices)
-            target.slices.hold(table, list(written.values()))
+            target.slices.commit(table, list(written.values()))
             names |= {piece: each.piece for piece, each in written.items()}
-    expired = target.slices.retirements.without(piece for piece in pieces if piece not in kept)
-    target.slices.retirements.write_down(source.slices.retirements.of(expired))
+    expired = target.slices.expired_slices.exclude(piece for piece in pieces if piece not in unexpired)
+    target.slices.expired_slices.add_records(source.slices.expired_slices.find(expired))
     return names
 
 
@@ -131,14 +130,14 @@ def _copy_records(source: Store, target: Store, runs: Sequence[str]) -> int:
         events = source.runs.events(run)
         there = target.runs.events(run) if run in target.runs.names() else []
         new = [event for event in events if event not in there]
-        target.runs.write_down(new)
+        target.runs.add_records(new)
         num_events += len(new)
         last = target.runs.last(run)
         if last is not None and last.event == REMOVED != events[-1].event:  # it was removed there, and is back
-            target.runs.write_down([replace(events[-1], at=datetime.now(UTC))])
+            target.runs.add_records([replace(events[-1], at=datetime.now(UTC))])
     known = set(target.quarantines.ids())
     findings = [each for each in source.quarantines.all() if each.quarantine not in known]
-    target.quarantines.write_down(findings)
+    target.quarantines.add_records(findings)
     return num_events + len(findings)
 
 
@@ -146,18 +145,18 @@ def _copy_policies(source: Store, target: Store, entries: Iterable[Entry], with_
     """Publish the weights of the rows' policies, or note that they stayed behind; return how many were copied."""
     keys = dict.fromkeys(entry.key for entry in entries if entry.slices("policies"))
     num_copied = 0
-    for key in [*sorted(bases(source, keys) - {*keys}), *keys]:
+    for key in [*sorted(source.policies.adapter_bases(keys) - {*keys}), *keys]:
         policy, there = source.policies.find(key), target.policies.find(key)
-        removed = source.policies.removed(key)
+        removed = source.policies.removal_note(key)
         if policy is not None and with_weights:
             if there is None or not {*policy.files} <= {*there.files}:
                 directory = source.policies.directory(key, verify=True)
                 target.policies.publish(directory, key, policy.weights_sha256)
                 num_copied += 1
         elif there is None and policy is not None:
-            target.policies.note_removed(key, policy.weights_sha256, LEFT_BEHIND)
+            target.policies.note_removal(key, policy.weights_sha256, LEFT_BEHIND)
         elif there is None and removed is not None:
-            target.policies.note_removed(key, **removed)
+            target.policies.note_removal(key, **removed)
     return num_copied
 
 

@@ -1,0 +1,98 @@
+"""What must hold of the training section: schedule, loss and adapters."""
+
+from collections.abc import Iterator
+
+from configs.losses import CispoLoss, LossConfig, TruncatedImportance
+from configs.run import RunConfig
+from configs.training import LoraConfig, TrainingConfig
+
+MAX_RANK = 512
+"""The largest adapter that the engine has room for."""
+EDGES = ("lm_head", "embed_tokens", "wte", "embed_out")
+"""Names of the embedding and the output head, which get no adapter."""
+
+
+def training_problems(config: RunConfig) -> Iterator[str]:
+    """Yield one line for each thing in the training section that cannot work."""
+    training = config.training
+    if training.decay_steps and training.decay_steps <= training.warmup_steps:
+        yield (
+            f"training.decay_steps: the rate reaches zero at step {training.decay_steps}, "
+            f"before training.warmup_steps {training.warmup_steps} is over"
+        )
+    yield from _schedule_problems(training)
+    yield from lora_problems(training.lora)
+    if any(not 0 <= beta < 1 for beta in training.betas):
+        yield f"training.betas: {training.betas}: each is at least 0 and below 1"
+    if config.packing.data_parallel != config.learner.processes:
+        yield (
+            f"packing.data_parallel: rows are dealt to {config.packing.data_parallel} ranks, but learner.processes is "
+            f"{config.learner.processes}"
+        )
+    yield from loss_problems(training.loss)
+
+
+def _schedule_problems(training: TrainingConfig) -> Iterator[str]:
+    schedule = training.schedule
+    if schedule.type == "constant" and training.decay_steps:
+        yield f"training.decay_steps: {training.decay_steps}, but training.schedule 'constant' has no decay; take 0"
+    falls = schedule.type in ("cosine", "wsd") or (schedule.type == "linear" and schedule.min_ratio > 0)
+    if falls and not training.decay_steps:
+        yield f"training.decay_steps: training.schedule {schedule.type!r} needs the step at which its decay ends"
+    stable = training.decay_steps - training.warmup_steps
+    if schedule.type == "wsd" and 0 < stable < schedule.final_steps:
+        yield (
+            f"training.schedule.final_steps: a decay of {schedule.final_steps} steps that ends at training.decay_steps "
+            f"{training.decay_steps} begins before training.warmup_steps {training.warmup_steps} is over"
+        )
+    if not training.gradient_checkpointing:
+        if training.checkpoint_every != 1:
+            yield "training.checkpoint_every: without training.gradient_checkpointing no layer is recomputed"
+        if training.offload_activations:
+            yield "training.offload_activations: without training.gradient_checkpointing nothing is offloaded"
+
+
+def lora_problems(lora: LoraConfig | None) -> Iterator[str]:
+    """Yield one line for each thing in the section that cannot work."""
+    if lora is None:
+        return
+    if lora.dropout != 0:
+        yield (
+            f"training.lora.dropout: {lora.dropout:g} would train another policy than is published and sampled from; "
+            "it must be 0"
+        )
+    if lora.rank > MAX_RANK:
+        yield f"training.lora.rank: the engine serves adapters up to rank {MAX_RANK}, not {lora.rank}"
+    if not lora.target_modules:
+        yield "training.lora.target_modules: name at least one module, or say all-linear"
+    edges = [name for name in lora.target_modules if name in EDGES] if isinstance(lora.target_modules, tuple) else []
+    if edges:
+        yield (
+            f"training.lora.target_modules: {', '.join(edges)} cannot have an adapter: the output head is applied to "
+            "chosen tokens by its weight alone, may be the embedding itself, and engines serve no adapter of either"
+        )
+
+
+def loss_problems(loss: LossConfig) -> Iterator[str]:
+    """Yield one line for each setting of a loss that cannot work, under its place in `training.loss`."""
+    mask = loss.sequence_mask
+    if mask is not None and mask.low is None and mask.high is None:
+        yield "training.loss.sequence_mask: low and high are both null, so it masks nothing; set one, or drop the mask"
+    if mask is not None and mask.low is not None and mask.high is not None and mask.low >= mask.high:
+        yield f"training.loss.sequence_mask: low {mask.low} is not below high {mask.high}, so it masks everything"
+    if isinstance(loss, CispoLoss) and loss.tis is not None:
+        yield from _cap_problems(loss, loss.tis)
+
+
+def _cap_problems(loss: CispoLoss, tis: TruncatedImportance) -> Iterator[str]:
+    least, most = 1 - loss.clip_low, 1 + loss.clip_high
+    if tis.level == "token" and tis.cap >= most:
+        yield (
+            f"training.loss.tis.cap: cispo clips the same ratios at {most} (1 + clip_high) already, so a cap of "
+            f"{tis.cap} does nothing; take level 'sequence', or drop tis"
+        )
+    if tis.cap <= least:
+        yield (
+            f"training.loss.tis.cap: {tis.cap} is not above cispo's least weight {least} (1 - clip_low), so that all "
+            "weights would be the same"
+        )

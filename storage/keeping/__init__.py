@@ -1,1 +1,0 @@
-"""Keeping a store in order: compaction, removal of what nobody keeps, repair of damage."""
