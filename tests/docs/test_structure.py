@@ -22,7 +22,19 @@ HEAPS = {"utils", "common", "helpers", "misc", "types"}
 CLASSES_UNDER_WAY = {"Column", "Work", "Walk", "Finding", "Reading", "Outcome", "Choice", "Found", "Request"}
 WORDS_UNDER_WAY = {
     *("walks", "fates", "fate", "WAY", "hops", "hop", "Hop", "book", "books", "retirements", "retired", "gathering"),
-    *("openly", "housekeeping", "suspects", "condemned", "OURS", "asking", "telling", "gathered", "place", "Walk"),
+    *(
+        "openly",
+        "housekeeping",
+        "keeping",
+        "suspects",
+        "condemned",
+        "OURS",
+        "asking",
+        "telling",
+        "gathered",
+        "place",
+        "Walk",
+    ),
     *("walk", "drawing", "tell", "Chain", "kept", "facts", "Kept", "Asked", "Reading", "Looks", "holding", "told"),
     *("found", "chosen", "made", "named"),
 }
