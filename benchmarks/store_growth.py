@@ -2,7 +2,7 @@
 
 Commits 500 steps (two slices and a ledger row each) and prints, after 10, 100 and 500 of them, the median wall-clock
 and processor time of a commit, of opening the store and finding a key in a fresh handle, and of reading a step back;
-once without and once with housekeeping every 50 steps. Compare ratios, not milliseconds: they depend on the disk.
+once without and once with maintenance every 50 steps. Compare ratios, not milliseconds: they depend on the disk.
 Superseded log files are kept for a minute for readers under way; here for none, since 500 steps pass too quickly.
 """
 
@@ -31,7 +31,7 @@ ROWS, LENGTH = 128, 64
 def main() -> None:
     """Run both variants and print a table."""
     logs.RETAINED_MINUTES = 0
-    print("| housekeeping | steps | commit ms | commit cpu ms | open + find ms | read ms | files active | log MB |")
+    print("| maintenance | steps | commit ms | commit cpu ms | open + find ms | read ms | files active | log MB |")
     print("|---|---|---|---|---|---|---|---|")
     for every in (None, 50):
         directory = Path(tempfile.mkdtemp(dir=sys.argv[1] if len(sys.argv) > 1 else None))

@@ -1,7 +1,7 @@
 """How long the viewer's pages take over a large store: `python -m benchmarks.viewing [DIRECTORY]`.
 
 The stores are made first by `benchmarks.viewing_store`, in some minutes, or found in DIRECTORY, where they are left:
-`large` (200 steps of 512 rollouts and its forks), `kept` (the same after housekeeping), `wide` (one step of 10,000) and
+`large` (200 steps of 512 rollouts and its forks), `kept` (the same after maintenance), `wide` (one step of 10,000) and
 `long` (rollouts of 10,001 messages). Pages are had from the real server over HTTP. Cold is the first request to a
 server that was just started, warm those after it, medians; the disk's files are in memory in both. Beside wall-clock
 stands the server's processor time, which other work on the machine hardly changes.

@@ -13,7 +13,7 @@ from tests.fixtures.rows import entry, messages
 
 
 def test_rows_that_another_process_has_just_finished_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(places, "LOOK_SECONDS", 3600.0)
+    monkeypatch.setattr(places, "LEDGER_SECONDS", 3600.0)
     here, there = (RunContext(open_store(tmp_path), "run", RunConfig(name="run"), {}) for _ in range(2))
     assert here.find("k") is None
     made = there.append("messages", messages(3), step=0, key="k", attempt="a")
