@@ -23,11 +23,12 @@ import httpx
 
 from benchmarks.breakdown.processor import add, difference, processor_seconds
 from benchmarks.breakdown.spans import Spans
-from flows import outcome, rooms
+from flows.cli import launch
 from flows.reporting.artifacts import RunArtifacts
 from flows.reporting.events import ArtifactWatcher
-from flows.runtime import launch
-from flows.runtime.demo import build, sources_directory
+from flows.runtime import rooms
+from flows.runtime import step_report as outcome
+from flows.runtime.demo_sources import build, sources_directory
 from flows.runtime.prepare import prepare
 from storage.ledger import Ledger
 from storage.policies.store import Policies

@@ -6,8 +6,8 @@ from typing import Any
 from prefect import flow
 
 from configs.run import RunConfig
-from flows.orchestration.entry import flow_run_name, session_for
 from flows.orchestration.states import OF_A_RUN, reports_its_end
+from flows.runtime.entry import flow_run_name, session_for
 from flows.runtime.loops import loop_evaluate
 from flows.runtime.policies import newest_policy
 from storage.store import open_store

@@ -5,10 +5,11 @@ from typing import Any
 
 from prefect import flow
 
-from flows.orchestration.entry import flow_run_name, session_for
 from flows.orchestration.states import OF_A_RUN, reports_its_end
+from flows.runtime.demo_sources import weights_of
+from flows.runtime.entry import flow_run_name, session_for
 from flows.runtime.loops import loop_train
-from flows.runtime.policies import weights_of
+from flows.sft import sft
 
 
 @flow(name="train", flow_run_name=flow_run_name("train"), **OF_A_RUN)
@@ -33,7 +34,7 @@ def train(
         overrides: dotted settings such as training.learning_rate=1e-5.
         store: root of the store: a directory on the worker, or s3://bucket/prefix.
     """
-    weights = weights_of(model, store)
+    weights = weights_of(model, store, sft)
     given = {"name": name, "store": store, "seed": seed, "steps": steps, "model.path": weights}
     with session_for("train", presets, overrides, **given) as session:
         return loop_train(session)

@@ -15,7 +15,7 @@ from configs.run import RunConfig, View
 from flows.queries.step_history import step_history
 from flows.replays.steps import replay_steps
 from flows.runtime import pipeline
-from flows.runtime.evaluation_sets import evaluation_contexts
+from flows.runtime.evaluation import evaluation_contexts
 from flows.runtime.executor import Executor
 from flows.runtime.pipeline import Source
 from flows.runtime.session import Session, record_run
@@ -70,9 +70,9 @@ def walk(config: RunConfig, shape: Shape | None = None, rest: float = 0.0) -> It
     with record_run(session):
         do = Player(session, shape=shape, rest=rest)
         _evaluate(session, pipeline.first_policy(do, SOURCE))
-        for step, *_, policy in pipeline.run_steps(do, SOURCE, config):
-            _evaluate(session, policy)
-            yield step
+        for finished in pipeline.run_steps(do, SOURCE, config):
+            _evaluate(session, finished.policy)
+            yield finished.step
 
 
 def replay(config: RunConfig) -> Iterator[int]:
@@ -93,7 +93,7 @@ def _session(config: RunConfig) -> Session:
 def _evaluate(session: Session, policy: Policy) -> None:
     for place in evaluation_contexts(session.place).values():
         if place.config.evaluation.due(policy.version):
-            pipeline.attempts(Player(session, place), policy)
+            pipeline.evaluate(Player(session, place), policy)
 
 
 def _examples(tables: Tables, config: View) -> Tables:

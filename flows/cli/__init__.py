@@ -13,13 +13,13 @@ from typing import Any
 
 from cyclopts import CycloptsError
 
+from flows import PACKAGES
 from flows.cli import diff, export, run, show, store, traces
 from flows.cli.arguments import UsageError, app
 from flows.reporting.texts import visible
 
 UNREAD = 141
 """The exit status where who read the output closed it, as a shell tells of a program that SIGPIPE ended."""
-OURS = ("configs", "storage", "tasks", "flows")
 COMMANDS = (run, show, traces, diff, store, export)
 """The modules of commands: importing one adds its commands to the application."""
 
@@ -71,7 +71,7 @@ def explanation(error: BaseException) -> str | None:
     """Return what to tell a person about `error`, or None where only a traceback would explain it."""
     if "No space left on device" in str(error):
         return f"the disk is full: {error}. What is committed is safe: make room, then `stagecoach resume`."
-    if type(error).__module__.partition(".")[0] not in OURS:
+    if type(error).__module__.partition(".")[0] not in PACKAGES:
         return None
     return "\n".join([str(error), *getattr(error, "__notes__", [])])
 

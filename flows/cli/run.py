@@ -33,7 +33,7 @@ def demo(
     plain: Plain = False,
 ) -> int | None:
     """Train a small model from nothing to good, on this machine."""
-    from flows.runtime.demo import main
+    from flows.cli.demo import main
     from flows.runtime.demo_recipes import RECIPES
 
     presets, overrides = split_items(items)
@@ -46,7 +46,7 @@ def demo(
 @app.command(group=RUN, help_epilogue=ITEMS_HELP)
 def run(*items: Items, name: Name = "", store: Store = "", plain: Plain = False) -> int | None:
     """Reinforcement learning; the same name again goes on where it stopped."""
-    from flows.runtime.launch import start
+    from flows.cli.launch import start
 
     return start("train", *split_items(items), name=name, store=store, plain=plain)
 
@@ -54,7 +54,7 @@ def run(*items: Items, name: Name = "", store: Store = "", plain: Plain = False)
 @app.command(group=RUN, help_epilogue=ITEMS_HELP)
 def sft(*items: Items, name: Name = "", store: Store = "", plain: Plain = False) -> int | None:
     """Supervised training on demonstrations."""
-    from flows.runtime.launch import start
+    from flows.cli.launch import start
 
     return start("sft", *split_items(items), name=name, store=store, plain=plain)
 
@@ -71,7 +71,7 @@ def evaluate(
     plain: Plain = False,
 ) -> int | None:
     """Score a policy on held-out examples."""
-    from flows.runtime.launch import start
+    from flows.cli.launch import start
     from flows.runtime.prepare import assignments
 
     files, overrides = split_items(items)
@@ -83,7 +83,7 @@ def evaluate(
 @app.command(group=RUN, help_epilogue=ITEMS_HELP)
 def resume(*items: RunItems, name: Name = "", store: Store = "", plain: Plain = False) -> int | None:
     """Go on with a run of the store."""
-    from flows.runtime.launch import resume
+    from flows.cli.launch import resume
 
     runs, overrides = split_items(items)
     return resume(one_run([name, *runs]), overrides=overrides, store=store, plain=plain)
@@ -136,8 +136,8 @@ def replay(
     plain: Plain = False,
 ) -> int | None:
     """Recorded steps again in a new run: shared up to a stage, done from there on."""
+    from flows.cli.launch import replays
     from flows.replays.request import ReplayRequest
-    from flows.runtime.launch import replays
 
     if name and len(vary) > 1:
         raise UsageError("--name is for one replay; several (--vary) name themselves")
@@ -171,7 +171,7 @@ def gate(
     store: Store = "",
 ) -> int | None:
     """Decisions at a run's gates; with --approve or --refuse, answer it."""
-    from flows.orchestration.answering import main
+    from flows.cli.gate import main
 
     answered = approve or refuse
     if not answered and (by or reason):

@@ -69,7 +69,7 @@ def lora_smoke(*items: Annotated[str, option("model.path=DIR; see below", "[FILE
 
     Three probes over random adapters: base and adapter in one batch, swaps, slowdown. Keeps nothing.
     """
-    from flows.runtime.lora_smoke import main
+    from flows.cli.lora_smoke import main
 
     return main(*split_items(items))
 

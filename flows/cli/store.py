@@ -38,7 +38,7 @@ def repair(
     as_json: Json = False,
 ) -> int | None:
     """Find damage, set broken logs aside, say what can be done again."""
-    from flows.runtime.repair import main
+    from flows.cli.repair import main
 
     return main(store=store, deep=deep, forget_damaged=forget, dry_run=dry_run, as_json=as_json)
 
@@ -54,7 +54,7 @@ def maintain(
     as_json: Json = False,
 ) -> int | None:
     """Compact tables and delete files that nobody needs."""
-    from flows.runtime.maintenance import maintain_store
+    from flows.cli.maintenance import maintain_store
 
     return maintain_store(
         store=store, retention_hours=retention_hours, retain=retain, force=force, dry_run=dry_run, as_json=as_json
@@ -75,7 +75,7 @@ def gc(
     as_json: Json = False,
 ) -> int | None:
     """Remove whole runs; what a kept run reaches stays, whoever computed it."""
-    from flows.runtime.maintenance import collect_garbage
+    from flows.cli.maintenance import collect_garbage
 
     return collect_garbage(
         store=store,

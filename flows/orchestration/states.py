@@ -7,14 +7,21 @@ from collections.abc import Callable, Iterable
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
-from flows.cli import OURS
+from flows import PACKAGES
 from flows.orchestration.server import cancelled, current_flow_run, is_termination
-from flows.runtime.pipeline import EmptyBatch, GateRefused
 from storage.errors import StoreError
 from storage.store import open_store
 from tasks.runtime.prefect_task import error_text
 
 ASK_SECONDS = 2.0
+
+
+class EmptyBatch(ValueError):
+    """Every batch of a step was empty: the filters left nothing to train on."""
+
+
+class GateRefused(ValueError):
+    """A step's batch may not be trained on: a person or a rule said so."""
 
 
 class RunCancelled(ValueError):
@@ -91,8 +98,8 @@ def _say(error: Exception) -> None:
     from prefect.logging import get_run_logger
 
     log = get_run_logger() if current_flow_run() else _log
-    ours = type(error).__module__.partition(".")[0] in OURS
-    log.error(error_text(error), exc_info=None if ours else error)
+    ours = type(error).__module__.partition(".")[0] in PACKAGES
+    log.error(in_words(error), exc_info=None if ours else error)
 
 
 def note_end(flow: Any, flow_run: Any, state: Any) -> None:

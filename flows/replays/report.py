@@ -5,9 +5,9 @@ from typing import Any
 
 from configs.replay import replayed_stages
 from configs.run import RunConfig
-from flows.outcome import describe
 from flows.replays.steps import Replayed
 from flows.runtime.session import Session
+from flows.runtime.step_report import describe
 from storage.read.lineage import Work
 from storage.store import Store
 from tasks.runtime.run_context import LEDGER_SECONDS
@@ -72,7 +72,7 @@ def _measured(store: Store, training: Work | None) -> dict[str, Any] | None:
 
 
 def _notes(done: Replayed, described: dict[str, Any], apart: PolicyDistance) -> list[str]:
-    if done.drawn is not None and not done.drawn.packing.num_rows("batches"):
+    if done.batch is not None and not done.batch.packing.num_rows("batches"):
         return [f"step {done.step}: the batch is empty under these settings; the policy stays as it is"]
     masked = (described["update"] or {}).get("masked_fraction")
     if masked is None or masked <= OUTSIDE or apart.warned:

@@ -1,19 +1,17 @@
-"""The stages of recorded steps again, from a chosen stage on, over what the steps before it recorded."""
+"""Replays recorded steps: their stages again from a chosen one on, over what the stages before it recorded."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 from configs.errors import ConfigError
 from configs.replay import ORDER, ReplayConfig, StageName, needs_weights, replayed_stages
 from configs.run import RunConfig, View
 from flows.queries.step_history import RecordedStep, StepHistory, policy_of, trace_ids
 from flows.runtime import pipeline
-from flows.runtime import pipeline as drawing
-from flows.runtime.pipeline import Check, Source, StageExecutor, StepBatch
+from flows.runtime.executor import Executor
+from flows.runtime.pipeline import Check, Source, StepBatch
 from storage.keys import content_key
-from storage.refs import Entry
 from storage.store import Store
 from tasks.assignment import examples
 from tasks.filtering import stage as filtering
@@ -58,7 +56,7 @@ def _lacking(replay: ReplayConfig, past: RecordedStep, refills: bool) -> list[st
 
 def _before(replay: ReplayConfig, refills: bool) -> str:
     if refills and replay.from_stage not in ("assignment", "training"):
-        return "packing, which tells that all its groups were drawn"
+        return "packing, which tells that all its groups were sampled"
     place = ORDER.index(replay.from_stage)
     return ORDER[place - 1] if place else "examples"
 
@@ -68,14 +66,6 @@ def _ranges(steps: Sequence[int]) -> str:
     starts = [step for step in steps if step - 1 not in steps]
     ends = [step + 1 for step in steps if step + 1 not in steps]
     return ", ".join(f"{start}:{end}" for start, end in zip(starts, ends, strict=True))
-
-
-class Shares(StageExecutor, Protocol):
-    """Does stages, and takes over work that another run has finished."""
-
-    def share(self, entry: Entry, step: int) -> Ref:
-        """Return the reference to finished work of another run, made part of this one."""
-        ...
 
 
 Quarantined = Callable[[Ref], Mapping[str, str]]
@@ -92,8 +82,8 @@ class Replayed:
     """The references by stage, shared and done again."""
     sampled_by: str | None
     """Key of the policy that sampled the rollouts; None where that is not known."""
-    drawn: StepBatch | None
-    """The step's way to packed batches; None where the replay ends before them."""
+    batch: StepBatch | None
+    """The results up to packed batches; None where the replay ends before them."""
     policy_in: Policy | None
     """The policy that the step began with."""
     policy: Policy | None
@@ -101,12 +91,12 @@ class Replayed:
 
 
 def replay_steps(
-    do: Shares,
+    execute: Executor,
     source: Source,
     config: RunConfig,
     recorded: StepHistory,
     quarantined: Quarantined = lambda ref: {},
-    check: Check = lambda drawn: None,
+    check: Check = lambda batch: None,
 ) -> Iterator[Replayed]:
     """Walk the chosen steps and yield each that is done.
 
@@ -119,25 +109,25 @@ def replay_steps(
     earlier: tuple[Ref, ...] = ()
     for past in chosen_steps(config.replay, recorded):
         credits = credits or _credits_before(config, recorded, past)
-        earlier = _drawn_before(config, recorded, past, earlier)
+        earlier = _sampled_before(config, recorded, past, earlier)
         if policy is None or config.replay.policies == "recorded":
-            policy = _begin(do, source, config, past)
+            policy = _begin(execute, source, config, past)
             before = policy if config.replay.weights else recorded.sampler(past) or policy
         lags = config.rollout.max_off_policy_steps or config.replay.policies == "recorded"
         sampler = before if lags else policy
-        sampled = sampler if "rollout" in replayed_stages(config.replay) else recorded.sampler(past)
-        step = _Step(do, past, config, quarantined, policy, sampler, credits, earlier, sampled)
+        sampled = sampler if "rollout" in redone(config.replay) else recorded.sampler(past)
+        step = _Step(execute, past, config, quarantined, policy, sampler, credits, earlier, sampled)
         yield (done := step.through(check))
-        credits, earlier = done.work.get("advantage"), step.drawn_so_far
+        credits, earlier = done.work.get("advantage"), step.sampled_so_far
         policy, before = done.policy or policy, policy
 
 
-def _begin(do: Shares, source: Source, config: RunConfig, past: RecordedStep) -> Policy | None:
+def _begin(execute: Executor, source: Source, config: RunConfig, past: RecordedStep) -> Policy | None:
     """Return the policy that a step starts from: the recorded one, or that of `model.path`."""
     if not needs_weights(config.replay):
         return None
     if config.replay.weights:
-        return replace(pipeline.first_policy(do, source), version=past.step)
+        return replace(pipeline.first_policy(execute, source), version=past.step)
     return policy_of(past.policy, past.step) if past.policy else None
 
 
@@ -150,17 +140,17 @@ def _credits_before(config: RunConfig, recorded: StepHistory, past: RecordedStep
     return ref_of(credits.entry, computed=False) if credits else None
 
 
-def _drawn_before(
-    config: RunConfig, recorded: StepHistory, past: RecordedStep, drawn: tuple[Ref, ...]
+def _sampled_before(
+    config: RunConfig, recorded: StepHistory, past: RecordedStep, own: tuple[Ref, ...]
 ) -> tuple[Ref, ...]:
-    """Return what a sampler with state goes on from: what the replay drew for the step before, or else what was
-    recorded of it; of a step that was drawn again, the batch that was left for it."""
-    if not config.assignment.sampler.stateful or "assignment" not in replayed_stages(config.replay):
+    """Return what a sampler with state goes on from: what the replay itself (`own`) sampled for the step before, or
+    else what was recorded of it; of a step that was sampled again, the batch that was left for it."""
+    if not config.assignment.sampler.stateful or "assignment" not in redone(config.replay):
         return ()
     assigned, before = past.work.get("assignment"), recorded.steps.get(past.step - 1)
     again = assigned is not None and assigned.inputs.get("batch", "0") != "0"
-    if drawn and not again:
-        return drawn
+    if own and not again:
+        return own
     state = recorded.state_of(assigned) if assigned is not None else []
     if before is not None and not state:
         state = [work for stage in ("assignment", "regrade", "rollout") for work in before.of(stage).values()]
@@ -171,7 +161,7 @@ def _drawn_before(
 class _Step:
     """One step on its way from what was recorded to what is new."""
 
-    do: Shares
+    execute: Executor
     past: RecordedStep
     config: RunConfig
     quarantined: Quarantined
@@ -187,17 +177,17 @@ class _Step:
 
     def through(self, check: Check) -> Replayed:
         """Go through all stages; recorded ones are shared, the others done."""
-        self.work["examples"] = self.do(examples.task, 0) if self._listed_otherwise() else self._share("examples")
-        if self.config.assignment.refill and {"assignment", "advantage"} <= {*replayed_stages(self.config.replay)}:
-            self._fill()
+        self.work["examples"] = self.execute(examples.task, 0) if self._listed_otherwise() else self._share("examples")
+        if self.config.assignment.refill and {"assignment", "advantage"} <= {*redone(self.config.replay)}:
+            self._refill()
         else:
             self._in_turn()
-        self._stage("packing", lambda: {"packing": self._do(packing.task, self.work["advantage"], *self._traces)})
-        drawn = self._drawn()
-        made = self._train(drawn, check)
+        self._stage("packing", lambda: {"packing": self._compute(packing.task, self.work["advantage"], *self._traces)})
+        batch = self._batch()
+        made = self._train(batch, check)
         if self._traces:
-            self.work["metrics"] = drawing.measure(self.do, self.past.step, self._measured(drawn))
-        return Replayed(self.past.step, self.past, self.work, self._sampled_by(), drawn, self.policy, made)
+            self.work["metrics"] = pipeline.measure(self.execute, self.past.step, self._measured(batch))
+        return Replayed(self.past.step, self.past, self.work, self._sampled_by(), batch, self.policy, made)
 
     def _in_turn(self) -> None:
         """Go through the stages up to the advantages, over as many assignments as were recorded."""
@@ -212,15 +202,15 @@ class _Step:
             self.work["reference"] = self._share("reference")
         self._stage("advantage", lambda: {"advantage": self._credit(self._traces)})
 
-    def _fill(self) -> None:
-        """Draw anew, with groups in place of those that teach nothing: as many as turn out to be missing now."""
+    def _refill(self) -> None:
+        """Sample again, with groups in place of those that teach nothing: as many as turn out to be missing now."""
         assert self.sampler is not None, "a replay that samples has weights to sample with; prepare_replay saw to it"
-        arguments = self.past.step, self.work["examples"], self.sampler, self.config, self.earlier, self._judge
-        for assigned, sampled, (verdicts, credits) in drawing.refill_groups(self.do, *arguments):
-            self.work |= _numbered("assignment", assigned) | _numbered("rollout", sampled)
-            self.work |= {"filtering": verdicts, "advantage": credits}
+        arguments = self.past.step, self.work["examples"], self.sampler, self.config, self.earlier
+        assigned, sampled, credited = pipeline.sample_groups(self.execute, *arguments, self._filter_and_credit)
+        self.work |= _numbered("assignment", assigned) | _numbered("rollout", sampled)
+        self.work["filtering"], self.work["advantage"] = credited
 
-    def _judge(self, traces: tuple[Ref, ...]) -> tuple[Ref, Ref]:
+    def _filter_and_credit(self, traces: tuple[Ref, ...]) -> tuple[Ref, Ref]:
         self.work["filtering"] = self._filter(traces)
         return self.work["filtering"], self._credit(traces)
 
@@ -232,10 +222,10 @@ class _Step:
             self.work |= {name: self._share(name) for name in self.past.of(stage)}
 
     def _share(self, name: str) -> Ref:
-        return self.do.share(self.past.work[name].entry, self.past.work[name].step)
+        return self.execute.share(self.past.work[name].entry, self.past.work[name].step)
 
-    def _do(self, task: StageTask, *refs: Ref, policy: Policy | None = None) -> Ref:
-        return self.do(task, self.past.step, refs, policy)
+    def _compute(self, task: StageTask, *refs: Ref, policy: Policy | None = None) -> Ref:
+        return self.execute(task, self.past.step, refs, policy)
 
     def _assign(self) -> dict[str, Ref]:
         """Assign again what was recorded: a later batch than the first where that was trained on, or several."""
@@ -243,12 +233,14 @@ class _Step:
         for inputs in [work.inputs for work in self.past.of("assignment").values()] or [{}]:
             groups = json.loads(inputs["groups"]) if "groups" in inputs else None
             arguments = self.past.step, self.work["examples"], self.config, int(inputs.get("batch", "0"))
-            made.append(drawing.assign(self.do, *arguments, made or self.earlier, groups))
+            made.append(pipeline.assign(self.execute, *arguments, made or self.earlier, groups))
         return _numbered("assignment", made)
 
     def _credit(self, traces: tuple[Ref, ...]) -> Ref:
         verdicts = self.work["filtering"]
-        return drawing.credit(self.do, self.past.step, traces, verdicts, self.config, self.credits, self.sampled_by)
+        return pipeline.credit(
+            self.execute, self.past.step, traces, verdicts, self.config, self.credits, self.sampled_by
+        )
 
     def _listed_otherwise(self) -> bool:
         """Tell whether examples are to be listed again: the recorded ones are of other environments' settings."""
@@ -260,8 +252,8 @@ class _Step:
     def _sample(self) -> dict[str, Ref]:
         """Sample every assignment again."""
         assigned, examples = self._of("assignment"), self.work["examples"]
-        policy = drawing.sampling_policy(self.sampler, self.config)
-        return _numbered("rollout", [self._do(rollout.task, ref, examples, policy=policy) for ref in assigned])
+        policy = pipeline.sampling_policy(self.sampler, self.config)
+        return _numbered("rollout", [self._compute(rollout.task, ref, examples, policy=policy) for ref in assigned])
 
     def _sampled_by(self) -> str | None:
         if "rollout" in replayed_stages(self.config.replay):
@@ -271,14 +263,16 @@ class _Step:
     def _regrade(self) -> Ref:
         refs = *self._of("rollout"), self.work["examples"]
         digest = {"graders": self.config.replay.graders}
-        return self.do(regrade.task, self.past.step, refs, extra_inputs=digest)
+        return self.execute(regrade.task, self.past.step, refs, extra_inputs=digest)
 
     def _filter(self, traces: tuple[Ref, ...]) -> Ref:
         """Filter; a step that no quarantine touches keeps the key that it would have without one."""
         sampled = [ref for ref in traces if ref.stage != "regrade"]
         found = {name: reason for ref in sampled for name, reason in self.quarantined(ref).items()}
         extra = {"quarantine": content_key(sorted(found.items()))} if found else {}
-        return self.do(filtering.task, self.past.step, traces, parameters={"quarantined": found}, extra_inputs=extra)
+        return self.execute(
+            filtering.task, self.past.step, traces, parameters={"quarantined": found}, extra_inputs=extra
+        )
 
     def _of(self, stage: str) -> tuple[Ref, ...]:
         """Return all work of a stage, in order."""
@@ -289,32 +283,28 @@ class _Step:
         return (*self._of("regrade"), *self._of("rollout"))
 
     @property
-    def drawn_so_far(self) -> tuple[Ref, ...]:
+    def sampled_so_far(self) -> tuple[Ref, ...]:
         """The assignments and what came of them, for the sampler of the next step."""
         return (*self._of("assignment"), *self._traces)
 
-    def _drawn(self) -> StepBatch | None:
+    def _batch(self) -> StepBatch | None:
         if "packing" not in self.work:
             return None
         named = (self.work[name] for name in ("filtering", "advantage", "packing"))
         return StepBatch(self._of("assignment"), self._traces, *named)
 
-    def _measured(self, drawn: StepBatch | None) -> tuple[Ref, ...]:
+    def _measured(self, batch: StepBatch | None) -> tuple[Ref, ...]:
         """Return the work that the step's metrics are of, as far as the replay goes."""
         early = (*self._of("assignment"), *self._traces, *self._of("filtering"), *self._of("advantage"))
-        return (*(drawn.refs if drawn else early), *self._of("training"))
+        return (*(batch.refs if batch else early), *self._of("training"))
 
-    def _train(self, drawn: StepBatch | None, check: Check) -> Policy | None:
-        if (
-            drawn is None
-            or "training" not in replayed_stages(self.config.replay)
-            or not drawn.packing.num_rows("batches")
-        ):
+    def _train(self, batch: StepBatch | None, check: Check) -> Policy | None:
+        if batch is None or "training" not in redone(self.config.replay) or not batch.packing.num_rows("batches"):
             return None
         assert self.policy is not None, "a replay that trains has weights to start from; prepare_replay saw to it"
-        check(drawn)
-        pipeline.pass_gate(self.do, self.past.step, drawn, self.policy, self.config)
-        self.work["training"], made = pipeline.train(self.do, self.past.step, drawn, self.policy)
+        check(batch)
+        pipeline.pass_gate(self.execute, self.past.step, batch, self.policy, self.config)
+        self.work["training"], made = pipeline.train(self.execute, self.past.step, batch, self.policy)
         return made
 
 

@@ -1,17 +1,22 @@
-"""Evictions: what became of every rollout of a step of which nothing was left to train on, and what to do about it."""
+"""Says what is missing of a batch whose groups teach nothing: how many to replace, a warning, or why it is empty."""
 
 import json
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from configs.run import RunConfig
 from flows.reporting.texts import one_line
-from flows.runtime.pipeline import StepBatch
+from tasks.assignment.group_refill import groups_to_refill
 from tasks.filtering.filters.finding import QUARANTINED
 from tasks.metrics.accounting import ERRORED, FILTERED, NO_WEIGHT, STOPPED, outcome_of
 from tasks.runtime.run_context import RunContext
+from tasks.runtime.stage import Ref
 
+if TYPE_CHECKING:
+    from flows.runtime.pipeline import StepBatch
+
+GROUPS = ["group_id", "environment"]
 TRACES = ["trace_id", "error_class", "error_type", "error_message"]
 VERDICTS = ["trace_id", "reason", "evidence"]
 LONGEST_NAME, LONGEST_MESSAGE = 60, 200
@@ -23,7 +28,24 @@ member failed. The second and third say nothing of rewards."""
 Row = Mapping[str, Any]
 
 
-def explain_empty_batches(place: RunContext, batches: Sequence[StepBatch]) -> str:
+def missing_groups(place: RunContext, assigned: Sequence[Ref], credits: Ref) -> Mapping[str, int]:
+    """Return how many groups of the first of some finished assignments have no replacement yet, by environment."""
+    first, every = (place.table("assignments", refs, GROUPS) for refs in (assigned[:1], assigned))
+    return groups_to_refill(first, every, place.table("credits", (credits,)), place.config.assignment.oversampling)
+
+
+def short_of_groups(step: int, counts: Mapping[str, int]) -> str:
+    """Return a warning where a step trains on fewer groups than it wanted; empty where that is not so."""
+    if not counts or counts["admitted"] >= counts["wanted"]:
+        return ""
+    return (
+        f"step {step}: {counts['admitted']} of {counts['wanted']} groups teach something, after {counts['drawn']} "
+        f"groups in {counts['batches']} batch(es); it trains on those. The others were equal in reward, filtered or "
+        "refused: look at the verdicts; choose other examples, assignment.refill or more filtering.max_batch_attempts"
+    )
+
+
+def explain_empty_batches(place: RunContext, batches: "Sequence[StepBatch]") -> str:
     """Return what became of all rollouts of some batches that hold nothing, counted, and what to do, in lines."""
     refs, judged = [ref for each in batches for ref in each.traces], [each.filtering for each in batches]
     verdicts = {row["trace_id"]: row for row in place.table("verdicts", judged, VERDICTS).to_pylist()}

@@ -1,17 +1,57 @@
-"""Evaluates policies on sets of held-out examples, at once or beside the next step of training."""
+"""Evaluates policies on sets of held-out examples, at once or beside the next step of training.
+
+Each set has a config of its own, so that the keys of its results know no other set.
+"""
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from typing import Any
 
+from configs.algorithms import GrpoConfig
+from configs.evaluation import EvaluationConfig
+from configs.run import RunConfig
+from configs.sections import ModelConfig
+from configs.services import EngineConfig
 from flows.runtime import pipeline
-from flows.runtime.evaluation_sets import evaluation_contexts
 from flows.runtime.executor import Executor
 from flows.runtime.scores import EvaluationScores, comparisons, score_rollouts
 from flows.runtime.session import Session
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import Policy
+
+
+def evaluation_contexts(place: RunContext) -> dict[str, RunContext]:
+    """Return the context in which each set of a run is evaluated, by its name; "" is the one without a name."""
+    return {name: _with(place, each) for name, each in evaluation_configs(place.config).items()}
+
+
+def evaluation_configs(config: RunConfig) -> dict[str, RunConfig]:
+    """Return what a run's config comes to in the evaluation of each set, by its name; "" is the one without a name."""
+    return {name: _evaluating(config, each) for name, each in config.evaluation.of_sets().items()}
+
+
+def _with(place: RunContext, config: RunConfig) -> RunContext:
+    return RunContext(place.store, place.run, config, place.versions)
+
+
+def _evaluating(config: RunConfig, evaluation: EvaluationConfig) -> RunConfig:
+    """Return a config with the sampling settings of an evaluation; no teacher samples there.
+
+    Every group is sampled to its end: scores of those that end first would be of the short ones.
+    """
+    own = {"temperature": None, "algorithm": None}
+    environments = tuple(each.model_copy(update=own) for each in config.environments)
+    rollout = config.rollout.model_copy(update={"temperature": evaluation.temperature})
+    changed: dict[str, Any] = {"rollout": rollout, "environments": environments, "algorithm": GrpoConfig()}
+    changed |= {"assignment": config.assignment.model_copy(update={"oversampling": 1.0})}
+    changed |= {"evaluation": evaluation} | _without_engine(config)
+    return config.model_copy(update=changed)
+
+
+def _without_engine(config: RunConfig) -> dict[str, Any]:
+    """Return what an evaluation of someone else's model leaves open: it asks no engine and no weights of ours."""
+    return {"engine": EngineConfig(), "model": ModelConfig()} if config.external else {}
 
 
 def evaluate_all(session: Session, policy: Policy | None, version: int | None = None) -> list[EvaluationScores]:
@@ -25,7 +65,7 @@ def evaluate_all(session: Session, policy: Policy | None, version: int | None = 
 
 
 def _evaluate(session: Session, name: str, place: RunContext, policy: Policy | None) -> EvaluationScores:
-    rounds = pipeline.attempts(Executor(session, place), policy, place.config.evaluation.retry_errors)
+    rounds = pipeline.evaluate(Executor(session, place), policy, place.config.evaluation.retry_errors)
     tables = [place.table("traces", (each,)) for each in rounds]
     pass_at = place.config.evaluation.pass_at
     found = score_rollouts(name, policy.version if policy else 0, tables, place.config.environments, pass_at)

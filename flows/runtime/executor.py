@@ -1,27 +1,47 @@
-"""Doing: walk the pipeline and compute what the ledger does not have."""
+"""Executes the stages of a run: finds their results in the ledger or computes them; a dry run only says which.
+
+The pipeline is the same in both cases, so that what a run would compute is known before anything is started for it.
+"""
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from flows.runtime.empty_batch import explain_empty_batches
-from flows.runtime.group_refill import missing_groups
-from flows.runtime.pipeline import StepBatch
-from flows.runtime.session import Session
+from configs.run import RunConfig
+from flows.runtime.empty_batch import explain_empty_batches, missing_groups
 from storage.refs import Entry
 from tasks.assignment.evaluation_retries import errored_assignments
 from tasks.metrics import stage as metrics
 from tasks.runtime.prefect_task import StageTask
-from tasks.runtime.run_context import RunContext
+from tasks.runtime.run_context import RunContext, StageKeys
 from tasks.runtime.stage import Policy, Ref, inputs_of, ref_of
+
+ERROR_COLUMNS = ("assignment_id", "error_class")
+
+if TYPE_CHECKING:
+    from flows.runtime.pipeline import StepBatch
+    from flows.runtime.session import Session
 
 
 class Executor:
-    """Does what the ledger does not have yet, as tasks of the current flow run."""
+    """Executes stages for one run, or for one evaluation set of it.
 
-    def __init__(self, session: Session, place: RunContext | None = None) -> None:
+    With a `session` what the ledger does not have is computed, as a Prefect task of the current flow run. Without one
+    it is a dry run: results to come are taken to make one row a table. Without a `context` no store is read either,
+    and nothing is found.
+    """
+
+    def __init__(
+        self, session: "Session | None" = None, context: RunContext | None = None, config: RunConfig | None = None
+    ) -> None:
         self._session = session
-        self._place = place or session.place
+        self._context = context or (session.place if session else None)
+        config = config or (self._context.config if self._context else None)
+        assert config is not None, "an executor has a session, a context or a config"
+        self.config = config
+        self._keys = StageKeys(config)
+        self.results: list[tuple[StageTask, Ref]] = []
+        """The stages that were asked for and their results, found, computed or to come, in order."""
 
     def __call__(
         self,
@@ -32,43 +52,89 @@ class Executor:
         parameters: Mapping[str, Any] | None = None,
         extra_inputs: Mapping[str, str] | None = None,
     ) -> Ref:
-        """Return the reference to the finished work; finished work makes no Prefect task, so a resume is instant."""
-        place = self._place
-        entry = place.find(place.key(task.stage, step, inputs_of(refs, policy) | dict(extra_inputs or {})))
+        """Return the reference to a stage's result; a result that is there makes no Prefect task.
+
+        `parameters` are keywords of the stage's function that its key knows by `extra_inputs`: digests of inputs that
+        are no tables.
+        """
+        key = self._keys(task.stage, step, inputs_of(refs, policy) | dict(extra_inputs or {}))
+        entry = self._find(key)
         if entry is not None:
-            self._session.count(computed=False)
-            return ref_of(place.adopt(entry, step), computed=False)
-        if task is not metrics.task:  # takes no time, and a step that was trained is not left without its numbers
-            self._session.stop_if_cancelled(step, task.stage.name)
-        self._session.tell("stage", stage=task.stage.name, step=step, evaluating=place is not self._session.place)
-        with place.unbuffered() if task.waits else nullcontext():  # what took long is not held back for a moment
-            ref = task(place, step, refs, policy, self._session.services, parameters, extra_inputs)
-        self._session.count(computed=True)
-        self._session.tell("done", ref=ref)
+            ref = self._take_over(entry, step)
+            if self._session:
+                self._session.count(computed=False)
+        elif self._session is None:
+            rows = tuple((table, 1) for table in task.stage.writes)
+            ref = Ref(task.stage.name, step, key, rows, 0, 0.0, computed=True)
+        else:
+            ref = self._compute(self._session, task, step, refs, policy, parameters, extra_inputs)
+        self.results.append((task, ref))
         return ref
 
     def share(self, entry: Entry, step: int) -> Ref:
-        """Make finished work of another run part of this one; return the reference to it."""
-        return ref_of(self._place.adopt(entry, step), computed=False)
+        """Make a finished result of another run part of this one; return the reference to it."""
+        return self._take_over(entry, step)
 
     def decision(self, ref: Ref) -> Mapping[str, Any] | None:
-        """Return the row of a decision at a gate."""
-        row: Mapping[str, Any] = self._place.table("decisions", (ref,)).to_pylist()[0]
+        """Return the row of a decision at a gate; None where it is still to be made, which is taken to let pass."""
+        if (context := self._context_of(ref)) is None:
+            return None
+        row: Mapping[str, Any] = context.table("decisions", (ref,)).to_pylist()[0]
         return row
 
-    def missing(self, assigned: Sequence[Ref], credits: Ref) -> Mapping[str, int]:
-        """Return how many groups of the first of some assignments have no replacement yet, by environment."""
-        return missing_groups(self._place, assigned, credits)
+    def groups_to_refill(self, assigned: Sequence[Ref], credits: Ref) -> Mapping[str, int]:
+        """Return how many groups of the first of some assignments have no replacement yet, by environment.
+
+        Credits that are still to be given are taken to be enough.
+        """
+        context = self._context_of(credits)
+        return missing_groups(context, assigned, credits) if context else {}
 
     def num_errored(self, ref: Ref) -> int:
-        """Return how many assignments of some rollouts ended with an error."""
-        return len(errored_assignments(self._place.table("traces", (ref,), ["assignment_id", "error_class"])))
+        """Return how many assignments of rollouts ended with an error; none where they are still to be made."""
+        context = self._context_of(ref)
+        return len(errored_assignments(context.table("traces", (ref,), ERROR_COLUMNS))) if context else 0
 
-    def explained(self, empty: Sequence[StepBatch]) -> str:
-        """Return what became of the rollouts of batches that hold nothing to train on, and what to do, in lines."""
-        return explain_empty_batches(self._place, empty)
+    def explain_empty(self, batches: "Sequence[StepBatch]") -> str:
+        """Return why some batches hold nothing to train on, and what to do, in lines; nothing in a dry run."""
+        return explain_empty_batches(self._session.place, batches) if self._session else ""
 
-    def done(self, task: StageTask, step: int, refs: Sequence[Ref], policy: Policy) -> bool:
-        """Tell whether this run itself has finished a stage before, or has taken it over from another run."""
-        entry = self._place.find(self._place.key(task.stage, step, inputs_of(refs, policy)))
-        return entry is not None and entry.run == self._place.run
+    def is_own_result(self, task: StageTask, step: int, refs: Sequence[Ref], policy: Policy) -> bool:
+        """Tell whether the run itself has finished a stage before, or has taken it over from another run."""
+        entry = self._find(self._keys(task.stage, step, inputs_of(refs, policy)))
+        return entry is not None and entry.run == self.config.name
+
+    def _find(self, key: str) -> Entry | None:
+        return self._context.find(key) if self._context else None
+
+    def _take_over(self, entry: Entry, step: int) -> Ref:
+        """Return the reference to a finished result; a dry run makes it no part of the run."""
+        if self._session:
+            assert self._context is not None
+            entry = self._context.adopt(entry, step)
+        return ref_of(entry, computed=False)
+
+    def _compute(
+        self,
+        session: "Session",
+        task: StageTask,
+        step: int,
+        refs: Sequence[Ref],
+        policy: Policy | None,
+        parameters: Mapping[str, Any] | None,
+        extra_inputs: Mapping[str, str] | None,
+    ) -> Ref:
+        context = self._context
+        assert context is not None
+        if task is not metrics.task:  # takes no time, and a step that was trained is not left without its numbers
+            session.stop_if_cancelled(step, task.stage.name)
+        session.tell("stage", stage=task.stage.name, step=step, evaluating=context is not session.place)
+        with context.openly() if task.waits else nullcontext():  # what took long is committed at once
+            ref: Ref = task(context, step, refs, policy, session.services, parameters, extra_inputs)
+        session.count(computed=True)
+        session.tell("done", ref=ref)
+        return ref
+
+    def _context_of(self, ref: Ref) -> RunContext | None:
+        """Return where the rows of a result can be read; None in a dry run where it is still to come."""
+        return None if self._session is None and ref.computed else self._context

@@ -1,4 +1,7 @@
-"""Walks: what the flows do with an open session. Without Prefect, which a run whose work is all done does not need."""
+"""Runs an open session to its end: training, supervised training, evaluation.
+
+Without Prefect, which a run whose work is all done does not need.
+"""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -6,23 +9,19 @@ from contextlib import ExitStack
 from contextvars import copy_context
 from typing import Any
 
-from flows.outcome import Outcome, check_account, finish_step
-from flows.queries.step_history import step_history
-from flows.replays.report import PolicyDistance, finish_replayed
-from flows.replays.sources import going_through_source
-from flows.replays.steps import quarantined_in, replay_steps
 from flows.runtime import pipeline
 from flows.runtime.evaluation import Evaluations, evaluate_all
 from flows.runtime.executor import Executor
 from flows.runtime.pipeline import Ahead, StepBatch
 from flows.runtime.session import Session
+from flows.runtime.step_report import Outcome, check_account, finish_step
 
 
 def loop_train(session: Session) -> dict[str, Any]:
     """Train with reinforcement learning; return what came of it as plain values."""
     config = session.config
     outcome = Outcome(session.place.run, config.steps)
-    do = Executor(session)
+    execute = Executor(session)
     with _thread("ahead") as threads, _thread("evaluation") as beside, ExitStack() as unfinished:
         # When this fails, threads that still sample end with their services; only then are they waited for.
         unfinished.callback(session.close)
@@ -30,12 +29,12 @@ def loop_train(session: Session) -> dict[str, Any]:
         evaluations = Evaluations(session, beside)
         if config.evaluation.evaluates_training:
             evaluations.choose()
-            evaluations.begin(pipeline.first_policy(do, session.source))
-        steps = pipeline.run_steps(do, session.source, config, in_thread(threads), check_of(session))
-        for step, drawn, trained, measured, policy in steps:
-            outcome.add(finish_step(session, step, drawn, trained, measured))
-            outcome.policy = policy
-            evaluations.begin(policy)
+            evaluations.begin(pipeline.first_policy(execute, session.source))
+        steps = pipeline.run_steps(execute, session.source, config, in_thread(threads), check_of(session))
+        for finished in steps:
+            outcome.add(finish_step(session, finished))
+            outcome.policy = finished.policy
+            evaluations.begin(finished.policy)
         evaluations.finish()
         unfinished.pop_all()
     outcome.evaluations, outcome.comparisons = evaluations.found, evaluations.comparisons()
@@ -46,10 +45,10 @@ def loop_train(session: Session) -> dict[str, Any]:
 def loop_sft(session: Session) -> dict[str, Any]:
     """Train on demonstrations; return what came of it as plain values."""
     outcome = Outcome(session.place.run, session.config.steps)
-    walk = pipeline.run_steps(Executor(session), session.source, session.config, check=check_of(session))
-    for step, drawn, trained, measured, policy in walk:
-        outcome.add(finish_step(session, step, drawn, trained, measured))
-        outcome.policy = policy
+    execute = Executor(session)
+    for finished in pipeline.run_steps(execute, session.source, session.config, check=check_of(session)):
+        outcome.add(finish_step(session, finished))
+        outcome.policy = finished.policy
     return outcome.finished(session)
 
 
@@ -63,35 +62,19 @@ def loop_evaluate(session: Session) -> dict[str, Any]:
     return {"policy_key": policy.key if policy else "", **found[0], "sets": found, **counts}
 
 
-def loop_replay(session: Session) -> dict[str, Any]:
-    """Go through recorded steps again; return what came of it, beside what was recorded, as plain values."""
-    config, store = session.config, session.place.store
-    outcome, apart = Outcome(session.place.run, config.steps), PolicyDistance(store)
-    recorded, quarantined = step_history(store, config.replay.run), quarantined_in(store, config.replay)
-    steps = replay_steps(Executor(session), session.source, config, recorded, quarantined, check_of(session))
-    with going_through_source(store, config), session.place.buffered():
-        for done in steps:
-            outcome.add(finish_replayed(session, done, apart))
-            outcome.policy = done.policy or outcome.policy
-    return outcome.finished(session)
-
-
-LOOPS = {"train": loop_train, "sft": loop_sft, "evaluate": loop_evaluate, "replay": loop_replay}
-
-
 def _thread(name: str) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
 
 
 def check_of(session: Session) -> pipeline.Check:
     """Return the check of a step's accounts before training; what the ledger has was checked when it was made."""
-    return lambda drawn: check_account(session, drawn) if any(ref.computed for ref in drawn.refs) else None
+    return lambda batch: check_account(session, batch) if any(ref.computed for ref in batch.refs) else None
 
 
 def in_thread(threads: ThreadPoolExecutor) -> Ahead:
-    """Return a way to draw ahead in a thread that knows the current flow run."""
+    """Return a way to build a batch ahead in a thread that knows the current flow run."""
 
-    def ahead(drawing: Callable[[], StepBatch]) -> Callable[[], StepBatch]:
-        return threads.submit(copy_context().run, drawing).result
+    def ahead(build: Callable[[], StepBatch]) -> Callable[[], StepBatch]:
+        return threads.submit(copy_context().run, build).result
 
     return ahead

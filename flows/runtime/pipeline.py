@@ -1,17 +1,24 @@
-"""The pipeline: which stage feeds which, in training, supervised warm start and evaluation."""
+"""The pipeline: which stage feeds which, in training, supervised warm start and evaluation.
+
+`run_steps` and `build_batch` are the one place that says the order of the stages. An executor runs them or, in a dry
+run, only says which results the ledger has: keys depend on nothing that is computed, so what a run, a resumed run or a
+changed config would compute is known before anything starts.
+"""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from typing import Any, Protocol
+from typing import Any
 
 from configs.checks.teachers import only_teachers_sample, policy_scores
 from configs.run import RunConfig
+from flows.orchestration.states import EmptyBatch, GateRefused
+from flows.runtime.executor import Executor
 from tasks.advantage import reference
 from tasks.advantage import stage as advantage
-from tasks.assignment import examples
+from tasks.assignment import examples as example_list
 from tasks.assignment import stage as assignment
 from tasks.filtering import stage as filtering
 from tasks.gate import stage as gate
@@ -20,47 +27,9 @@ from tasks.metrics.figures import in_words
 from tasks.packing import stage as packing
 from tasks.rollout import demonstration
 from tasks.rollout import stage as rollout
-from tasks.runtime.prefect_task import StageTask
 from tasks.runtime.stage import Policy, Ref
 from tasks.training import policy as policy_import
 from tasks.training import stage as training
-
-
-class StageExecutor(Protocol):
-    """Does a stage, or says what doing it would be."""
-
-    def __call__(
-        self,
-        task: StageTask,
-        step: int,
-        refs: Sequence[Ref] = (),
-        policy: Policy | None = None,
-        parameters: Mapping[str, Any] | None = None,
-        extra_inputs: Mapping[str, str] | None = None,
-    ) -> Ref: ...
-
-    def decision(self, ref: Ref) -> Mapping[str, Any] | None:
-        """Return the row of a decision at a gate; None where it is still to be made, which is taken to let pass."""
-        ...
-
-    def missing(self, assigned: Sequence[Ref], credits: Ref) -> Mapping[str, int]:
-        """Return how many groups of the first of some assignments have no replacement yet, by environment.
-
-        None where that is still to be found out: what is to come is taken to be enough.
-        """
-        ...
-
-    def num_errored(self, ref: Ref) -> int:
-        """Return how many assignments of rollouts ended with an error; none where they are still to be made."""
-        ...
-
-    def explained(self, empty: "Sequence[StepBatch]") -> str:
-        """Return what became of the rollouts of batches that hold nothing to train on, and what to do, in lines."""
-        ...
-
-    def done(self, task: StageTask, step: int, refs: Sequence[Ref], policy: Policy) -> bool:
-        """Tell whether this run itself has finished a stage before, or has taken it over from another run."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -75,7 +44,7 @@ class Source:
 
 @dataclass(frozen=True)
 class StepBatch:
-    """One step's way from examples to packed batches."""
+    """The stage results of one step, from its assignments to its packed batches."""
 
     assignments: tuple[Ref, ...]
     """What was tried; several where groups were replaced."""
@@ -91,99 +60,129 @@ class StepBatch:
         return *self.assignments, *self.traces, self.filtering, self.advantage, self.packing
 
 
-class EmptyBatch(ValueError):
-    """Every batch of a step was empty: the filters left nothing to train on."""
+@dataclass(frozen=True)
+class FinishedStep:
+    """One trained step."""
+
+    step: int
+    batch: StepBatch
+    training: Ref
+    metrics: Ref
+    policy: Policy
+    """The policy that the step made."""
+
+    @property
+    def refs(self) -> tuple[Ref, ...]:
+        """The references, in the order of the stages."""
+        return *self.batch.refs, self.training, self.metrics
+
+
+Check = Callable[[StepBatch], None]
+"""Looks at a batch before training spends anything on it; raises where rows are unaccounted for."""
+Ahead = Callable[[Callable[[], StepBatch]], Callable[[], StepBatch]]
+"""Starts to build a batch ahead of time; returns a function that waits for it."""
+
+
+def run_steps(
+    execute: Executor,
+    source: Source,
+    config: RunConfig,
+    ahead: Ahead = lambda build: build,
+    check: Check = lambda batch: None,
+) -> Iterator[FinishedStep]:
+    """Run all steps and yield each finished one.
+
+    With `rollout.max_off_policy_steps` 0 the stages run in turn. With 1, the batch of step k + 1 is sampled with the
+    policy that step k trains, while it trains: one step off-policy, and neither engine nor learner waits for the other.
+    """
+    examples, policy = start(execute, source)
+    batch = build_batch(execute, 0, examples, policy, config)
+    for step in range(config.steps):
+        build_next = partial(build_batch, execute, step + 1, examples, config=config, before=batch)
+        last = step + 1 == config.steps
+        overlaps = bool(config.rollout.max_off_policy_steps) and not last
+        waiting = ahead(partial(build_next, policy=policy)) if overlaps else None
+        check(batch)
+        pass_gate(execute, step, batch, policy, config)
+        trained, policy = train(execute, step, batch, policy)
+        measured = measure(execute, step, (*batch.refs, trained))
+        # Waited for before the step is handed out: whoever gets it may ask the engine for another policy.
+        following = waiting() if waiting else None
+        yield FinishedStep(step, batch, trained, measured, policy)
+        if not last:
+            batch = following or build_next(policy=policy)
 
 
 def build_batch(
-    do: StageExecutor, step: int, found: Ref, policy: Policy, config: RunConfig, before: StepBatch | None = None
+    execute: Executor, step: int, examples: Ref, policy: Policy, config: RunConfig, before: StepBatch | None = None
 ) -> StepBatch:
-    """Make the batches of one step; draw again while the filters leave nothing of them.
+    """Make the packed batches of one step: assignment, rollout, filtering, advantage, packing.
 
-    `before` is what was drawn for the step before, whose state estimators and samplers go on from.
+    A batch of which the filters leave nothing is sampled again with other examples, unless groups were replaced already
+    (`assignment.refill`). `before` is the batch of the step before, whose state estimators and samplers go on from.
 
-    Raises Evicted after `filtering.max_batch_attempts` empty batches.
+    Raises EmptyBatch after `filtering.max_batch_attempts` empty batches.
     """
     earlier = (*before.assignments, *before.traces) if before else ()
-    judge = partial(_filter_and_credit, do, step, policy, config, before and before.advantage)
-    way = refill_groups if config.assignment.refill else _resample
+    credit_traces = partial(
+        filter_and_credit, execute, step, policy=policy, config=config, before=before and before.advantage
+    )
     empty: list[StepBatch] = []
-    for assigned, sampled, (verdicts, credits) in way(do, step, found, policy, config, earlier, judge):
-        batches = do(packing.task, step, (credits, *sampled))
-        drawn = StepBatch(assigned, sampled, verdicts, credits, batches)
-        if drawn.packing.num_rows("batches"):
-            return drawn
-        empty.append(drawn)
-    measure(do, step, empty[-1].refs)
+    for attempt in range(1 if config.assignment.refill else config.filtering.max_batch_attempts):
+        assigned, sampled, (verdicts, credits) = sample_groups(
+            execute, step, examples, policy, config, earlier, credit_traces, attempt
+        )
+        batches = execute(packing.task, step, (credits, *sampled))
+        batch = StepBatch(assigned, sampled, verdicts, credits, batches)
+        if batches.num_rows("batches"):
+            return batch
+        empty.append(batch)
+        earlier = (*assigned, *sampled)
+    measure(execute, step, empty[-1].refs)
     what = f"step {step}: {sum(len(each.assignments) for each in empty)} batches in a row hold nothing to train on"
-    raise EmptyBatch(f"{what}. {do.explained(empty)}")
-
-
-def measure(do: StageExecutor, step: int, refs: Sequence[Ref]) -> Ref:
-    """Write the metrics of a step out of what it made; `refs` are all its work but examples and references.
-
-    Where rollouts were scored again, that comes before them.
-    """
-    num_batches = sum(ref.stage == "assignment" for ref in refs)
-    return do(metrics.task, step, refs, parameters={"num_batches": num_batches})
+    raise EmptyBatch(f"{what}. {execute.explain_empty(empty)}")
 
 
 FilterAndCredit = Callable[[tuple[Ref, ...]], tuple[Ref, Ref]]
-"""Filters and credits rollouts; returns both."""
+"""Filters and credits rollouts; returns both results."""
+CreditedGroups = tuple[tuple[Ref, ...], tuple[Ref, ...], tuple[Ref, Ref]]
+"""The assignments of a batch, their rollouts, and how these were filtered and credited."""
 
-CreditedRollouts = tuple[tuple[Ref, ...], tuple[Ref, ...], tuple[Ref, Ref]]
-"""What a step has to be packed: its assignments, their rollouts, and how these were filtered and credited."""
 
-
-def refill_groups(
-    do: StageExecutor,
+def sample_groups(
+    execute: Executor,
     step: int,
-    found: Ref,
+    examples: Ref,
     policy: Policy,
     config: RunConfig,
     earlier: Sequence[Ref],
-    judge: FilterAndCredit,
-) -> Iterator[CreditedRollouts]:
-    """Yield the rollouts of one step once, with groups in place of those that teach nothing (DAPO, arXiv 2503.14476).
+    credit_traces: FilterAndCredit,
+    attempt: int = 0,
+) -> CreditedGroups:
+    """Assign groups, sample them, filter and credit their rollouts.
 
-    Each further assignment has as many groups of each environment as are missing, of other examples and with the same
-    policy; all rollouts of the step are filtered and credited together. Ends when no group is missing, or after
+    With `assignment.refill`, groups that teach nothing are replaced (dynamic sampling: DAPO, arXiv 2503.14476). Each
+    further assignment has as many groups of each environment as are missing, of other examples and with the same
+    policy; all rollouts of the step are filtered and credited together. It ends when no group is missing, or after
     `filtering.max_batch_attempts` assignments with what there is, which may be nothing.
     """
-    assigned = (assign(do, step, found, config, 0, earlier),)
-    sampled = (_sampled(do, step, assigned[0], found, policy, config),)
-    judged = judge(sampled)
-    for batch in range(1, config.filtering.max_batch_attempts):
-        groups = do.missing(assigned, judged[1])
+    assigned: tuple[Ref, ...] = (assign(execute, step, examples, config, attempt, earlier),)
+    sampled: tuple[Ref, ...] = (sample(execute, step, assigned[0], examples, policy, config),)
+    credited = credit_traces(sampled)
+    for number in range(1, config.filtering.max_batch_attempts if config.assignment.refill else 1):
+        groups = execute.groups_to_refill(assigned, credited[1])
         if not groups:
             break
-        assigned = (*assigned, assign(do, step, found, config, batch, assigned, groups))
-        sampled = (*sampled, _sampled(do, step, assigned[-1], found, policy, config))
-        judged = judge(sampled)
-    yield assigned, sampled, judged
-
-
-def _resample(
-    do: StageExecutor,
-    step: int,
-    found: Ref,
-    policy: Policy,
-    config: RunConfig,
-    earlier: Sequence[Ref],
-    judge: FilterAndCredit,
-) -> Iterator[CreditedRollouts]:
-    """Yield the rollouts of one step, again and again, each sampled in place of those before."""
-    for batch in range(config.filtering.max_batch_attempts):
-        assigned = assign(do, step, found, config, batch, earlier)
-        sampled = _sampled(do, step, assigned, found, policy, config)
-        yield (assigned,), (sampled,), judge((sampled,))
-        earlier = assigned, sampled
+        assigned = (*assigned, assign(execute, step, examples, config, number, assigned, groups))
+        sampled = (*sampled, sample(execute, step, assigned[-1], examples, policy, config))
+        credited = credit_traces(sampled)
+    return assigned, sampled, credited
 
 
 def assign(
-    do: StageExecutor,
+    execute: Executor,
     step: int,
-    found: Ref,
+    examples: Ref,
     config: RunConfig,
     batch: int,
     earlier: Sequence[Ref],
@@ -191,19 +190,20 @@ def assign(
 ) -> Ref:
     """Say which examples a batch of a step tries.
 
-    `groups` is how many of which environment, and then `earlier` the assignments of the step so far; else it is the
-    work that was drawn before, which only a sampler with state looks at.
+    `groups` is how many of which environment, and then `earlier` the assignments of the step so far; else `earlier` is
+    the work of the batch before, which only a sampler with state reads.
     """
-    again = {"batch": str(batch)} if batch else {}
-    again |= {"groups": json.dumps(groups, sort_keys=True)} if groups else {}
-    refs = (found, *earlier) if groups or config.assignment.sampler.stateful else (found,)
-    return do(assignment.task, step, refs, parameters={"batch": batch, "groups": groups}, extra_inputs=again)
+    digests = {"batch": str(batch)} if batch else {}
+    digests |= {"groups": json.dumps(groups, sort_keys=True)} if groups else {}
+    refs = (examples, *earlier) if groups or config.assignment.sampler.stateful else (examples,)
+    return execute(assignment.task, step, refs, parameters={"batch": batch, "groups": groups}, extra_inputs=digests)
 
 
-def _sampled(do: StageExecutor, step: int, assigned: Ref, found: Ref, policy: Policy, config: RunConfig) -> Ref:
+def sample(execute: Executor, step: int, assigned: Ref, examples: Ref, policy: Policy | None, config: RunConfig) -> Ref:
+    """Sample what was assigned; in supervised runs, take the demonstrations in place of rollouts."""
     if config.kind == "sft":
-        return do(demonstration.task, step, (assigned, found))
-    return do(rollout.task, step, (assigned, found), sampling_policy(policy, config))
+        return execute(demonstration.task, step, (assigned, examples))
+    return execute(rollout.task, step, (assigned, examples), sampling_policy(policy, config))
 
 
 def sampling_policy(policy: Policy | None, config: RunConfig) -> Policy | None:
@@ -211,15 +211,16 @@ def sampling_policy(policy: Policy | None, config: RunConfig) -> Policy | None:
     return None if only_teachers_sample(config) else policy
 
 
-def _filter_and_credit(
-    do: StageExecutor, step: int, policy: Policy, config: RunConfig, before: Ref | None, traces: tuple[Ref, ...]
+def filter_and_credit(
+    execute: Executor, step: int, traces: tuple[Ref, ...], policy: Policy, config: RunConfig, before: Ref | None
 ) -> tuple[Ref, Ref]:
-    verdicts = do(filtering.task, step, traces)
-    return verdicts, credit(do, step, traces, verdicts, config, before, policy)
+    """Filter the rollouts of a step and credit those that are kept; arguments as in `credit`."""
+    verdicts = execute(filtering.task, step, traces)
+    return verdicts, credit(execute, step, traces, verdicts, config, before, policy)
 
 
 def credit(
-    do: StageExecutor,
+    execute: Executor,
     step: int,
     traces: tuple[Ref, ...],
     verdicts: Ref,
@@ -232,32 +233,45 @@ def credit(
     `before` is the same of the step before, where an estimator has state; `sampled_by` the policy that sampled them,
     which scores them itself where an algorithm wants that.
     """
-    policy = sampled_by if policy_scores(config) else None
-    scored = (do(reference.task, step, (*traces, verdicts), policy),) if config.scorers else ()
+    policy = sampled_by if scored_by_policy(config) else None
+    scored = (execute(reference.task, step, (*traces, verdicts), policy),) if config.scorers else ()
     states = (before,) if before and config.stateful else ()
-    return do(advantage.task, step, (*traces, verdicts, *scored, *states))
+    return execute(advantage.task, step, (*traces, verdicts, *scored, *states))
 
 
-class GateRefused(ValueError):
-    """A step's batch may not be trained on: a person or a rule said so."""
-
-
-def first_policy(do: StageExecutor, source: Source) -> Policy:
-    """Bring in the weights that the run starts from."""
-    digest = {"weights": source.weights_digest}
-    return Policy(do(policy_import.task, 0, parameters={"source": source.weights}, extra_inputs=digest).key, 0)
-
-
-def start(do: StageExecutor, source: Source) -> tuple[Ref, Policy]:
+def start(execute: Executor, source: Source) -> tuple[Ref, Policy]:
     """List the examples and bring in the first policy."""
-    policy = first_policy(do, source)
+    policy = first_policy(execute, source)
     if source.data_digest:
         file = {"file": source.data_digest}
-        return do(examples.demonstration_task, 0, parameters={"source": source.data}, extra_inputs=file), policy
-    return do(examples.task, 0), policy
+        listed = execute(example_list.demonstration_task, 0, parameters={"source": source.data}, extra_inputs=file)
+        return listed, policy
+    return execute(example_list.task, 0), policy
 
 
-def pass_gate(do: StageExecutor, step: int, drawn: StepBatch, policy: Policy, config: RunConfig) -> None:
+def first_policy(execute: Executor, source: Source) -> Policy:
+    """Bring in the weights that the run starts from."""
+    digest = {"weights": source.weights_digest}
+    parameters = {"source": source.weights}
+    return Policy(execute(policy_import.task, 0, parameters=parameters, extra_inputs=digest).key, 0)
+
+
+def train(execute: Executor, step: int, batch: StepBatch, policy: Policy) -> tuple[Ref, Policy]:
+    """Train `policy` on one step's batches; the new policy is named by the stage result that made it."""
+    trained = execute(training.task, step, (batch.packing,), policy)
+    return trained, Policy(trained.key, step + 1)
+
+
+def measure(execute: Executor, step: int, refs: Sequence[Ref]) -> Ref:
+    """Write the metrics of a step out of what it made; `refs` are all its results but examples and references.
+
+    Where rollouts were scored again, that comes before them.
+    """
+    num_batches = sum(ref.stage == "assignment" for ref in refs)
+    return execute(metrics.task, step, refs, parameters={"num_batches": num_batches})
+
+
+def pass_gate(execute: Executor, step: int, batch: StepBatch, policy: Policy, config: RunConfig) -> None:
     """Have the step's batch approved where the config has a gate. Raises GateRefused where it is refused.
 
     What the run has trained on already is not asked about: a gate may be set up later. A rule says the same of the same
@@ -265,17 +279,17 @@ def pass_gate(do: StageExecutor, step: int, drawn: StepBatch, policy: Policy, co
     question with a key of its own. The weights do not depend on it: no key of training does.
     """
     off = config.gate.type == "none" or step % config.gate.every
-    if off or do.done(training.task, step, (drawn.packing,), policy):
+    if off or execute.is_own_result(training.task, step, (batch.packing,), policy):
         return
-    refs = (drawn.packing, drawn.advantage, drawn.filtering, *drawn.traces)
+    refs = (batch.packing, batch.advantage, batch.filtering, *batch.traces)
     own = {"run": config.name} if config.gate.type == "pause" else {}
     for question in count():
-        asked = do(gate.task, step, refs, extra_inputs=own | ({"question": str(question)} if question else {}))
-        decision = do.decision(asked)
+        asked = execute(gate.task, step, refs, extra_inputs=own | ({"question": str(question)} if question else {}))
+        decision = execute.decision(asked)
         if decision is None or decision["approved"]:
             return
         if asked.computed or decision["gate"] == "rule":
-            measure(do, step, (*drawn.refs, asked))
+            measure(execute, step, (*batch.refs, asked))
             raise GateRefused(_refusal(step, decision, config))
 
 
@@ -293,67 +307,21 @@ def _refusal(step: int, decision: Mapping[str, Any], config: RunConfig) -> str:
     return "\n  ".join(lines)
 
 
-def train(do: StageExecutor, step: int, drawn: StepBatch, policy: Policy) -> tuple[Ref, Policy]:
-    """Train `policy` on one step's batches; the policy made is named by the work that made it."""
-    trained = do(training.task, step, (drawn.packing,), policy)
-    return trained, Policy(trained.key, step + 1)
-
-
-def held_out(do: StageExecutor) -> tuple[Ref, Ref]:
+def held_out(execute: Executor) -> tuple[Ref, Ref]:
     """List the examples and say which held-out ones are tried; no policy is needed to know."""
-    found = do(examples.task, 0)
-    return found, do(assignment.evaluation_task, 0, (found,))
+    examples = execute(example_list.task, 0)
+    return examples, execute(assignment.evaluation_task, 0, (examples,))
 
 
-def attempts(do: StageExecutor, policy: Policy | None, retries: int = 0) -> tuple[Ref, ...]:
+def evaluate(execute: Executor, policy: Policy | None, retries: int = 0) -> tuple[Ref, ...]:
     """Try the held-out examples with `policy`, None for someone else's: the same examples and seeds for every policy.
 
-    What ended with an error is tried up to `retries` times more, in work of its own: the rollouts of each round.
+    What ended with an error is tried up to `retries` times more, in results of their own: the rollouts of each retry.
     """
-    found, assigned = held_out(do)
+    examples, assigned = held_out(execute)
     version = policy.version if policy else 0
-    made = [do(rollout.task, version, (assigned, found), policy)]
-    while len(made) <= retries and do.num_errored(made[-1]):
-        assigned = do(assignment.evaluation_task, 0, (found, assigned, made[-1]))
-        made.append(do(rollout.task, version, (assigned, found), policy))
-    return tuple(made)
-
-
-Check = Callable[[StepBatch], None]
-"""Looks at what was drawn before training spends anything on it; raises where rows are unaccounted for."""
-
-Ahead = Callable[[Callable[[], StepBatch]], Callable[[], StepBatch]]
-"""Starts drawing ahead of time and returns a function that waits for what was drawn."""
-
-
-Finished = tuple[int, StepBatch, Ref, Ref, Policy]
-"""A finished step: its number, what it drew, its training, its metrics, and the policy it made."""
-
-
-def run_steps(
-    do: StageExecutor,
-    source: Source,
-    config: RunConfig,
-    ahead: Ahead = lambda drawing: drawing,
-    check: Check = lambda drawn: None,
-) -> Iterator[Finished]:
-    """Walk the whole run and yield each finished step.
-
-    With `rollout.max_off_policy_steps` 0 the stages run in turn; with 1, step k + 1 is drawn with the policy that step
-    k trains, while it trains.
-    """
-    found, policy = start(do, source)
-    drawn = build_batch(do, 0, found, policy, config)
-    for step in range(config.steps):
-        after, last = step + 1, step + 1 == config.steps
-        early = config.rollout.max_off_policy_steps and not last
-        waiting = ahead(partial(build_batch, do, after, found, policy, config, drawn)) if early else None
-        check(drawn)
-        pass_gate(do, step, drawn, policy, config)
-        trained, policy = train(do, step, drawn, policy)
-        measured = measure(do, step, (*drawn.refs, trained))
-        # Waited for before the step is handed out: whoever gets it may ask the engine for another policy.
-        following = waiting() if waiting else None
-        yield step, drawn, trained, measured, policy
-        if not last:
-            drawn = following or build_batch(do, after, found, policy, config, drawn)
+    tried = [execute(rollout.task, version, (assigned, examples), policy)]
+    while len(tried) <= retries and execute.num_errored(tried[-1]):
+        assigned = execute(assignment.evaluation_task, 0, (examples, assigned, tried[-1]))
+        tried.append(execute(rollout.task, version, (assigned, examples), policy))
+    return tuple(tried)

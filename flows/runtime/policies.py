@@ -1,4 +1,4 @@
-"""Policies by name (RUN, RUN:VERSION), and the weights that a flow starts from."""
+"""Finds policies of a store by name (RUN, RUN:VERSION), and their weights."""
 
 from pathlib import Path
 
@@ -6,6 +6,10 @@ from configs.load import load
 from configs.run import RunConfig
 from configs.training import LoraConfig
 from storage.store import Store, open_store
+from configs.lora import LoraConfig
+from configs.run import RunConfig
+from storage.policies.adapters import bases
+from storage.store import Store
 from tasks.runtime.stage import Policy
 
 
@@ -46,45 +50,6 @@ def with_weights(store: Store, config: RunConfig, policy_key: str) -> RunConfig:
     adapter = made.section.get("training", {}).get("lora") if made else None
     lora = LoraConfig(**adapter) if adapter else config.training.lora
     return config.model_copy(update={"model": model, "training": config.training.model_copy(update={"lora": lora})})
-
-
-DEMO = "demo"
-WARM_UP = "demo-warm-up"
-
-
-def weights_of(model: str, store: str) -> str:
-    """Return the directory or hub id of the weights that `model` names; `demo` is made in the store where need be."""
-    return demo_policy(store or RunConfig().store) if model == DEMO else model
-
-
-def demo_policy(root: str) -> str:
-    """Return the weights that the demo starts from: a small model, warmed up on demonstrations by the flow `sft`.
-
-    The first call in a store takes the minutes of the warm-up, in a run of its own that `stagecoach demo` has too.
-    """
-    from flows.runtime.demo import build, sources_directory, warmed_up
-    from flows.runtime.demo_recipes import SEED
-    from flows.sft import sft
-
-    store = open_store(root)  # before anything else lies there: a store is made in an empty directory
-    if not (key := _last_policy(store)):
-        sources = build(sources_directory(root))
-        sft(
-            name=WARM_UP,
-            presets=["sft_demo"],
-            model=str(sources.model),
-            data=str(sources.demonstrations),
-            seed=SEED,
-            store=root,
-        )
-        key = _last_policy(store)
-    return str(warmed_up(root, key))
-
-
-def _last_policy(store: Store) -> str:
-    """Return the key of the warm-up's last policy; empty where it is not finished."""
-    trained = {entry.step: entry.key for entry in store.ledger.entries(run=WARM_UP, stage="training")}
-    return trained.get(load(["sft_demo"]).steps - 1, "")
 
 
 def newest_policy(store: Store) -> str:

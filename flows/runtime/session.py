@@ -1,7 +1,7 @@
 """A session: everything that lives as long as one run, and the events that others want to see.
 
 `open_session` makes one for a config. A flow uses the session that is open around it, or opens its own when a worker
-called it (`flows.orchestration.entry`). Services start early, side by side, and only those that missing work needs.
+called it (`flows.runtime.entry`). Services start early, side by side, and only those that missing work needs.
 """
 
 import os
@@ -22,7 +22,6 @@ from flows.orchestration.process_setup import lost_terminations_repeated, mark_c
 from flows.orchestration.server import current_flow_run
 from flows.orchestration.states import Cancellation, RunCancelled, event_of
 from flows.runtime import pipeline
-from flows.runtime.dry_run import plan_work
 from flows.runtime.policies import find_policy
 from flows.runtime.preflight import needs
 from flows.runtime.prepare import nothing_started
@@ -135,10 +134,6 @@ class Session:
                 f"safe in {self.config.store}; go on with: stagecoach resume {self.config.name} "
                 f"--store {self.config.store}"
             )
-
-    def pieces(self) -> list[Ref]:
-        """Return all the work that the run consists of; `computed` marks what the ledger does not have."""
-        return plan_work(self.place, self.source, self.policy)
 
     def tell(self, event: str, **facts: Any) -> None:
         """Let the watchers (panel, artifacts, monitor) see an event."""

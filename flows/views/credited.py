@@ -7,7 +7,7 @@ from typing import Any
 
 import polars as pl
 
-from flows.replays.algorithms import Credited, credit_all, figures, samples
+from flows.cli.algorithms import Credited, credit_all, figures, samples
 from flows.reporting.artifacts import escaped
 from flows.reporting.formats import compact_number, console, grid, markdown_table
 from storage.errors import border

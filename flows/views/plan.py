@@ -10,8 +10,8 @@ from configs.load import dump, load
 from configs.resolve import resolve
 from configs.run import RunConfig, View
 from flows.runtime import pipeline
-from flows.runtime.dry_run import DryRun
-from flows.runtime.evaluation_sets import evaluation_configs
+from flows.runtime.evaluation import evaluation_configs
+from flows.runtime.executor import Executor
 from flows.runtime.pipeline import Source
 from flows.runtime.preflight import require_gate
 from flows.runtime.versions import config_versions
@@ -59,17 +59,17 @@ def lines(config: RunConfig, resolved: RunConfig) -> Iterator[str]:
 
 def walk(config: RunConfig, source: Source) -> list[tuple[StageTask, Ref]]:
     """Return the stages of the first step, as the pipeline itself calls them, with the keys they would have."""
-    keys = DryRun(config, lambda key: None)  # without a store, nothing is found
     if config.kind == "evaluate":
         first = next(iter(evaluation_configs(config).values()))  # policy and examples are the same for all sets
-        keys = DryRun(first, lambda key: None)
-        pipeline.attempts(keys, None if config.external else pipeline.first_policy(keys, source))
+        execute = Executor(config=first)
+        pipeline.evaluate(execute, None if config.external else pipeline.first_policy(execute, source))
     else:
-        found, policy = pipeline.start(keys, source)
-        drawn = pipeline.build_batch(keys, 0, found, policy, config)
-        trained, _ = pipeline.train(keys, 0, drawn, policy)
-        pipeline.measure(keys, 0, (*drawn.refs, trained))
-    return list(zip(keys.tasks, keys.pieces, strict=True))
+        execute = Executor(config=config)
+        examples, policy = pipeline.start(execute, source)
+        batch = pipeline.build_batch(execute, 0, examples, policy, config)
+        trained, _ = pipeline.train(execute, 0, batch, policy)
+        pipeline.measure(execute, 0, (*batch.refs, trained))
+    return execute.results
 
 
 def section(task: StageTask, config: RunConfig) -> dict[str, Any]:

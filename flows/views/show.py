@@ -10,15 +10,15 @@ from rich.table import Table
 
 from configs.load import load
 from configs.run import RunConfig
-from flows.outcome import rows_of
 from flows.queries.step_history import RecordedStep, step_history
 from flows.queries.step_metrics import read_metrics
+from flows.replays.loop import plan_run
 from flows.reporting.formats import before_after, compact_number, console, environment_title, grid, with_interval
 from flows.reporting.panel import printable
-from flows.runtime.dry_run import plan_work
 from flows.runtime.prepare import recorded_run
 from flows.runtime.scores import comparisons, recorded_evaluations
 from flows.runtime.session import source_of
+from flows.runtime.step_report import rows_of
 from flows.runtime.versions import versions
 from flows.services.ownership import was_alive
 from storage.read.frames import Frames, existing_store
@@ -81,7 +81,7 @@ def changes(store: Store, run: str, config: RunConfig, overrides: Sequence[str])
     changed = load((), overrides, base=config.model_dump(mode="json"))
     place = RunContext(store, run, changed, versions(changed))
     counts: dict[str, Counter[str]] = {}
-    for piece in plan_work(place, source_of(changed)):
+    for piece in plan_run(place, source_of(changed)):
         counts.setdefault(piece.stage, Counter())["computed" if piece.computed else "found"] += 1
     return {stage: dict(count) for stage, count in counts.items()}
 

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from flows.runtime import launch
+from flows.cli import launch
 from flows.runtime.prepare import prepare
 from flows.services.base import Supervisor
 from flows.services.guardian import descendants, send

@@ -13,9 +13,10 @@ import pytest
 
 from configs.errors import ConfigError
 from configs.run import RunConfig
+from flows.cli.launch import LOOPS
 from flows.replays.config import prepare_replay
 from flows.replays.request import ReplayRequest
-from flows.runtime.loops import LOOPS
+from flows.runtime.plan import plan_work
 from flows.runtime.preflight import preflight
 from flows.runtime.prepare import prepare
 from flows.runtime.session import open_session, record_run
@@ -71,7 +72,7 @@ class Lived:
         with pytest.MonkeyPatch.context() as patch, open_session(config) as session:
             patch.setattr(Supervisor, "start", noting)
             patch.setattr(StageTask, "__call__", lambda self, *arguments: perform(self.stage, *arguments))
-            missing = [piece for piece in session.pieces() if piece.computed]
+            missing = [piece for piece in plan_work(session.place, session.source) if piece.computed]
             preflight(session, missing)
             session.begin(missing)
             with record_run(session):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from configs.run import RunConfig
 from flows.cli import parse
+from flows.runtime.plan import plan_work
 from flows.runtime.prepare import prepare
 from flows.runtime.session import open_session
 
@@ -32,5 +33,5 @@ def test_a_model_of_others_needs_neither_weights_nor_an_engine(tmp_path: Path) -
     config = prepare("evaluate", [], settings, name="of-others", store=str(tmp_path / "store"), seed=1)
     assert config.model.path == "" and config.external is not None and config.external.model == "m"
     with open_session(config) as session:
-        stages = [piece.stage for piece in session.pieces()]
+        stages = [piece.stage for piece in plan_work(session.place, session.source)]
     assert stages == ["examples", "evaluation_assignment", "rollout"], "no weights are brought in"

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from configs.run import View
+from flows.orchestration.states import GateRefused
 from flows.runtime import pipeline
 from flows.runtime import pipeline as drawing
-from flows.runtime.evaluation_sets import evaluation_contexts
-from flows.runtime.pipeline import GateRefused
+from flows.runtime.evaluation import evaluation_contexts
 from flows.runtime.session import Session, record_run
 from tasks.assignment import examples as listing
 from tasks.assignment import stage as assignment
@@ -150,9 +150,9 @@ def run(root: Path, name: str, **changes: Any) -> Session:
     every = session.config.evaluation.every
     do, score = Asked(session), Asked(session, evaluation_contexts(session.place)[""])
     with record_run(session):
-        for *_, policy in pipeline.run_steps(do, SOURCE, session.config):
+        for finished in pipeline.run_steps(do, SOURCE, session.config):
             if every:
-                pipeline.attempts(score, policy)
+                pipeline.evaluate(score, finished.policy)
     return session
 
 

@@ -29,19 +29,21 @@ QUIET = {"dry_run": False, "as_json": False}
 MAINTAIN = {"store": "s", "retention_hours": 168.0, "retain": (), "force": False, **QUIET}
 GC = {"store": "", "keep": (), "keep_last": 0, "remove": (), "force": (), "policies": "all", "yes": False, **QUIET}
 
+MODULES = {
+    "cli.demo": ["main"],
+    "cli.launch": ["start", "resume"],
+    "cli.maintenance": ["maintain_store", "collect_garbage"],
+    "views.show": ["main"],
+    "views.evals": ["main"],
+}
+"""The modules that do the work of commands, below `flows`, and what commands call of them."""
+
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     """Put stand-ins in place of the modules that do the work, and return what they are called with."""
     seen: Calls = []
-    for module, names in {
-        "demo": ["main"],
-        "launch": ["start", "resume"],
-        "views.show": ["main"],
-        "views.evals": ["main"],
-        "housekeeping": ["main"],
-        "gc": ["main"],
-    }.items():
+    for module, names in MODULES.items():
         stand_in = ModuleType(f"flows.{module}")
         noun = module.rpartition(".")[2]
         for name in names:
@@ -81,21 +83,21 @@ def test_run_takes_files_and_overrides_in_any_order_with_options_between(calls: 
         ),
         (["show", "--json", "latest"], ("show.main", ("latest",), {"overrides": [], "store": "", "as_json": True})),
         (["show", "a", "x.y=1"], ("show.main", ("a",), {"overrides": ["x.y=1"], "store": "", "as_json": False})),
-        (["maintain", "--store", "s"], ("housekeeping.main", (), MAINTAIN)),
+        (["maintain", "--store", "s"], ("maintenance.maintain_store", (), MAINTAIN)),
         (
             ["maintain", "--retention-hours", "24", "--retain", "messages=9d", "--force", "--dry-run", "--json"],
             (
-                "housekeeping.main",
+                "maintenance.maintain_store",
                 (),
                 {"store": "", "retention_hours": 24.0, "retain": ("messages=9d",), "force": True, "dry_run": True}
                 | {"as_json": True},
             ),
         ),
-        (["gc", "--keep", "a", "--keep", "b"], ("gc.main", (), GC | {"keep": ("a", "b")})),
+        (["gc", "--keep", "a", "--keep", "b"], ("maintenance.collect_garbage", (), GC | {"keep": ("a", "b")})),
         (
             ["gc", "--remove", "a", "--force", "b", "--policies", "every:5", "--yes", "--keep-last", "2"],
             (
-                "gc.main",
+                "maintenance.collect_garbage",
                 (),
                 GC | {"remove": ("a",), "force": ("b",), "policies": "every:5", "yes": True, "keep_last": 2},
             ),
@@ -268,13 +270,7 @@ def test_help_that_nobody_reads_ends_as_any_other_output(monkeypatch: pytest.Mon
 
 def test_every_command_calls_something_that_exists() -> None:
     """The stand-ins above must not hide that the real thing has gone."""
-    for module, names in {
-        "demo": ["main"],
-        "launch": ["start", "resume"],
-        "views.show": ["main"],
-        "housekeeping": ["main"],
-        "gc": ["main"],
-    }.items():
+    for module, names in MODULES.items():
         real = importlib.import_module(f"flows.{module}")
         assert all(callable(getattr(real, name)) for name in names)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from configs.errors import ConfigError
-from flows.runtime import lora_smoke
+from flows.cli import lora_smoke
 from tasks.inference.engine.checks import ProbeResult
 
 PASSED, FAILED = ProbeResult("swaps", True, "5 swaps"), ProbeResult("mixed batch", False, "the base is off by 0.5 nats")

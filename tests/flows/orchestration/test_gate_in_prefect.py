@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from flows.orchestration.answering import decisions, embedded_urls
+from flows.cli.gate import decisions, embedded_urls
 from storage.store import Store, open_store
 from tasks.learner.tiny import tiny_qwen3
 from tests.fixtures.contents import weights

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from configs.errors import ConfigError
-from flows.orchestration.states import RunCancelled, event_of, reports_its_end, tagged
-from flows.runtime.pipeline import EmptyBatch, GateRefused
+from flows.orchestration.states import EmptyBatch, GateRefused, RunCancelled, event_of, reports_its_end, tagged
 from storage.errors import StoreUnavailable
 from tasks.runtime.prefect_task import error_text, is_transient
 

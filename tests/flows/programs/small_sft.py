@@ -5,8 +5,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from flows.cli import launch
 from flows.orchestration import states as cancellation
-from flows.runtime import launch
 from flows.runtime.prepare import prepare
 
 cancellation.ASK_SECONDS = 0.0

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from flows.outcome import finish_step
 from flows.queries.step_history import step_history
 from flows.runtime import pipeline
+from flows.runtime.step_report import finish_step
 from storage.store import Store
 from tests.fixtures.rehearsal import SOURCE, Rehearsal, rehearse, session_for
 
@@ -21,8 +21,8 @@ def notes(root: Path, name: str, **changes: Any) -> list[str]:
     session = session_for(root, name, **changes)
     told: list[str] = []
     session.watchers = (lambda event, facts: told.append(facts["text"]) if event == "note" else None,)
-    for step, drawn, trained, measured, _ in pipeline.run_steps(Rehearsal(session), SOURCE, session.config):
-        finish_step(session, step, drawn, trained, measured)
+    for finished in pipeline.run_steps(Rehearsal(session), SOURCE, session.config):
+        finish_step(session, finished)
     return [text for text in told if "quarantine" in text]
 
 

@@ -9,7 +9,7 @@ import pytest
 from configs.algorithms import RlooConfig
 from configs.errors import ConfigError
 from configs.load import load
-from flows.replays.algorithms import VARIANTS, Credited, asked_of, credit_all, figures, samples, toml
+from flows.cli.algorithms import VARIANTS, Credited, asked_of, credit_all, figures, samples, toml
 from flows.replays.config import prepare_replay
 from flows.reporting.curve import Point, curves_svg
 from flows.runtime.prepare import recorded_run

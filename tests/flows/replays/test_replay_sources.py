@@ -7,13 +7,13 @@ import pytest
 from prefect.logging import disable_run_logger
 
 from configs.errors import ConfigError
+from flows.cli.launch import replays as launched
+from flows.cli.launch import resume
 from flows.replay import replay
 from flows.replays import config as replay_config
+from flows.replays import loop as walks
 from flows.replays.request import ReplayRequest
-from flows.runtime import loops as walks
 from flows.runtime import maintenance as gc
-from flows.runtime.launch import replays as launched
-from flows.runtime.launch import resume
 from flows.runtime.session import record_run
 from storage.errors import WorkRemoved
 from storage.policies.store import Policies
@@ -40,7 +40,7 @@ def remove(root: Path, force: bool = False) -> None:
     """Remove the recorded run."""
     store = open_store(root)
     named = ["base"]
-    gc.remove_planned(store, gc.chosen(store, (), 0, () if force else named, named if force else (), "all"))
+    gc.remove_planned(store, gc.plan_removal(store, (), 0, () if force else named, named if force else (), "all"))
     assert store.runs.events("base")[-1].event == "removed"
 
 

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from configs.run import View
+from flows.orchestration.states import EmptyBatch
 from flows.reporting.texts import visible
-from flows.runtime.pipeline import EmptyBatch
 from storage.store import open_store
 from tasks.runtime.stage import Policy, Tables
 from tests.fixtures import rehearsal

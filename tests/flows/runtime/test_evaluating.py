@@ -11,9 +11,9 @@ import pytest
 from flows.reporting.events import PanelWatcher
 from flows.reporting.panel import Panel
 from flows.runtime import evaluation as evaluating
-from flows.runtime.dry_run import plan_work
-from flows.runtime.evaluation_sets import evaluation_configs
+from flows.runtime.evaluation import evaluation_configs
 from flows.runtime.loops import loop_train
+from flows.runtime.plan import plan_work
 from flows.runtime.scores import recorded_evaluations
 from flows.runtime.session import record_run
 from flows.services.process import ServiceFailed

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from flows import cli
-from flows.orchestration import answering
+from flows.cli import gate as answering
 from flows.orchestration.gate_answers import summary
-from flows.runtime.dry_run import plan_work
-from flows.runtime.pipeline import GateRefused
+from flows.orchestration.states import GateRefused
+from flows.runtime.plan import plan_work
 from flows.runtime.preflight import preflight
 from storage.store import Store, open_store
 from tasks.gate.stage import Answer, Question, Shown

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import pytest
 
 from configs.errors import ConfigError
-from flows.outcome import finish_step
+from flows.orchestration.states import EmptyBatch
 from flows.queries.compare import work_of
 from flows.queries.compare_rows import read_steps
 from flows.queries.outcomes import DERIVED, accounting
@@ -15,10 +15,10 @@ from flows.queries.step_history import step_history
 from flows.queries.store_reader import Library
 from flows.replays import config as replay_config
 from flows.runtime import pipeline
-from flows.runtime.dry_run import plan_work
-from flows.runtime.group_refill import short_of_groups
-from flows.runtime.pipeline import EmptyBatch
+from flows.runtime.empty_batch import short_of_groups
+from flows.runtime.plan import plan_work
 from flows.runtime.session import record_run
+from flows.runtime.step_report import finish_step
 from flows.views.show import describe
 from storage.policies.store import Policies
 from storage.read.frames import Frames
@@ -105,8 +105,8 @@ def test_what_is_there_after_the_last_batch_is_trained_on_with_a_warning(
     told: list[tuple[str, Any]] = []
     session.watchers = (lambda event, facts: told.append((event, dict(facts))),)
     with record_run(session):
-        for step, drawn, trained, measured, _ in pipeline.run_steps(Rehearsal(session), SOURCE, session.config):
-            described = finish_step(session, step, drawn, trained, measured)
+        for finished in pipeline.run_steps(Rehearsal(session), SOURCE, session.config):
+            described = finish_step(session, finished)
     assert described["groups"] == {"wanted": 3, "drawn": 7, "admitted": 1, "batches": 3}
     assert described["metrics"]["groups/admitted"] == 1.0
     assert described["num_traces"] == 7 * SIZE and described["rows"]["rollout"]["traces"] == 7 * SIZE
@@ -251,8 +251,8 @@ def test_a_refused_group_is_replaced_too_and_has_no_weight(tmp_path: Path) -> No
     changes = {"filtering": {"filters": [{"type": "errored"}]}, "admission": {}}
     session = session_for(tmp_path / "store", "base", **REFILL | changes | {"steps": 1})
     with record_run(session):
-        for step, drawn, trained, measured, _ in pipeline.run_steps(Rehearsal(session), SOURCE, session.config):
-            described = finish_step(session, step, drawn, trained, measured)
+        for finished in pipeline.run_steps(Rehearsal(session), SOURCE, session.config):
+            described = finish_step(session, finished)
     assert described["groups"] == {"wanted": 3, "drawn": 6, "admitted": 3, "batches": 3}
     outcomes = {share["outcome"]: share["num_traces"] for share in described["outcomes"]}
     assert outcomes == {"trained": 3 * SIZE, "no weight": 3 * SIZE}

@@ -17,8 +17,8 @@ import pytest
 
 from configs.run import RunConfig
 from flows.cli import explanation
-from flows.outcome import check_account
 from flows.runtime.pipeline import StepBatch
+from flows.runtime.step_report import check_account
 from flows.services.base import Supervisor
 from flows.services.engine import InferenceService
 from storage.store import open_store

@@ -10,9 +10,9 @@ import pyarrow.compute as pc
 import pytest
 
 from configs.run import View
-from flows.outcome import describe
 from flows.runtime import pipeline
 from flows.runtime.session import record_run
+from flows.runtime.step_report import describe
 from tasks.runtime.stage import Tables
 from tasks.training import stage as training
 from tests.fixtures import rehearsal
@@ -55,9 +55,9 @@ def walked(root: Path, monkeypatch: pytest.MonkeyPatch, stand_in: Any = None) ->
     steps = []
     with record_run(session):
         do = rehearsal.Rehearsal(session)
-        for step, drawn, trained, measured, _ in pipeline.run_steps(do, rehearsal.SOURCE, session.config):
-            described = describe(session.place, step, (*drawn.refs, trained, measured))
-            rl = pc.sum(session.place.table("batches", [drawn.packing])["rl_tokens"].slice(0, 1)).as_py()
+        for finished in pipeline.run_steps(do, rehearsal.SOURCE, session.config):
+            described = describe(session.place, finished.step, finished.refs)
+            rl = pc.sum(session.place.table("batches", [finished.batch.packing])["rl_tokens"].slice(0, 1)).as_py()
             steps.append({**described["metrics"], "expected": rl})
     return steps
 

@@ -12,7 +12,7 @@ import pytest
 
 from configs.run import View
 from flows.runtime import pipeline
-from flows.runtime.dry_run import plan_work
+from flows.runtime.plan import plan_work
 from flows.runtime.session import record_run
 from storage.schemas.stage_tables import EXAMPLES
 from storage.store import Store, open_store

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from configs.run import View
-from flows import outcome
-from flows.outcome import finish_step, low_signal
 from flows.runtime import pipeline
+from flows.runtime import step_report as outcome
+from flows.runtime.step_report import finish_step, low_signal
 from tasks.runtime.stage import Policy, Tables
 from tests.fixtures import rehearsal
 from tests.fixtures.builders import table
@@ -49,8 +49,8 @@ def test_a_run_with_hardly_anything_to_train_on_says_so(tmp_path: Path, monkeypa
         monkeypatch.setitem(rehearsal.STAND_INS, "rollout", stage)
         session = session_for(tmp_path / name, name, steps=1, assignment={"groups_per_step": 10, "group_size": 2})
         session.watchers = (lambda event, facts: told.append(facts["text"]) if event == "note" else None,)
-        for step, drawn, trained, measured, _ in pipeline.run_steps(Rehearsal(session), SOURCE, session.config):
-            described = finish_step(session, step, drawn, trained, measured)
+        for finished in pipeline.run_steps(Rehearsal(session), SOURCE, session.config):
+            described = finish_step(session, finished)
         assert described["metrics"]["trainable/all/ratio"] == (10 - equal) / 10
         assert described["metrics"]["samples_per_rollout/all"] == 1.0
     (warning,) = told

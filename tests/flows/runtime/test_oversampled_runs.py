@@ -11,10 +11,10 @@ import pytest
 from configs.checks.run import problems
 from configs.load import load
 from configs.run import RunConfig, View
-from flows.outcome import finish_step
 from flows.runtime import pipeline
-from flows.runtime.evaluation_sets import evaluation_configs
+from flows.runtime.evaluation import evaluation_configs
 from flows.runtime.session import record_run
+from flows.runtime.step_report import finish_step
 from tasks.assignment import stage as assignment
 from tasks.assignment.oversampling import num_needed
 from tasks.inference.sampling.rollouts import straggler_failure
@@ -55,7 +55,7 @@ def steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any
     session = session_for(tmp_path / "store", "oversampled", **OVERSAMPLED)
     with record_run(session):
         walk = pipeline.run_steps(Rehearsal(session), SOURCE, session.config)
-        return [finish_step(session, step, drawn, trained, measured) for step, drawn, trained, measured, _ in walk]
+        return [finish_step(session, finished) for finished in walk]
 
 
 def test_what_is_needed_is_trained_and_the_rest_accounted_for(steps: list[dict[str, Any]]) -> None:

@@ -10,9 +10,10 @@ import pytest
 
 from configs.environments import EnvironmentConfig
 from configs.run import RunConfig
+from flows.orchestration.states import EmptyBatch
 from flows.runtime import pipeline
-from flows.runtime.dry_run import plan_work
-from flows.runtime.pipeline import EmptyBatch, Source, StepBatch
+from flows.runtime.pipeline import Source, StepBatch
+from flows.runtime.plan import plan_work
 from storage.store import open_store
 from tasks.runtime.prefect_task import StageTask
 from tasks.runtime.run_context import RunContext
@@ -47,7 +48,7 @@ class Recorder:
                 self.empty, rows = self.empty - 1, 0
         return Ref(name, step, f"{name}{step}", tuple((table, rows) for table in task.stage.writes), 0, 0.0, True)
 
-    def explained(self, empty: Sequence[StepBatch]) -> str:
+    def explain_empty(self, empty: Sequence[StepBatch]) -> str:
         return f"{len(empty)} were empty"
 
     @property
@@ -81,7 +82,7 @@ def test_every_stage_is_fed_by_the_right_work_and_policy() -> None:
         ("training", 1, ("packing",), "training0"),
         ("metrics", 1, MEASURED, None),
     ]
-    assert [policy for *_, policy in finished] == [Policy("training0", 1), Policy("training1", 2)]
+    assert [each.policy for each in finished] == [Policy("training0", 1), Policy("training1", 2)]
 
 
 def test_one_step_off_policy_draws_the_next_step_while_this_one_trains() -> None:

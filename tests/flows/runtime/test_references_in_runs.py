@@ -11,7 +11,8 @@ from configs.algorithms import TeacherConfig
 from configs.errors import ConfigError
 from configs.run import RunConfig
 from flows.queries.step_history import step_history
-from flows.runtime.evaluation_sets import evaluation_contexts
+from flows.runtime.evaluation import evaluation_contexts
+from flows.runtime.plan import plan_work
 from flows.runtime.preflight import needs
 from flows.services.teachers import TeacherEngines
 from flows.views.show import describe
@@ -148,7 +149,7 @@ def test_only_who_is_needed_is_started(
     environments = tuple(each | {"algorithm": own} for each in SMALL["environments"])
     changes = {"algorithm": algorithm, "environments": environments, "evaluation": {"every": every}}
     session = session_for(tmp_path / "store", "run", **changes)
-    assert set(needs(session.pieces(), session.config)) == expected
+    assert set(needs(plan_work(session.place, session.source), session.config)) == expected
 
 
 def test_an_evaluation_is_of_the_policy_and_is_found_whoever_taught_it(tmp_path: Path) -> None:
@@ -159,6 +160,8 @@ def test_an_evaluation_is_of_the_policy_and_is_found_whoever_taught_it(tmp_path:
 
 def test_rollouts_of_a_teacher_do_not_depend_on_the_policy(tmp_path: Path) -> None:
     session = session_for(tmp_path / "store", "run", algorithm={"type": "sft"})
-    inputs = [piece for piece in session.pieces() if piece.stage == "rollout"]
+    inputs = [piece for piece in plan_work(session.place, session.source) if piece.stage == "rollout"]
     other = session_for(tmp_path / "store", "run", algorithm={"type": "sft"}, training={"learning_rate": 1.0})
-    assert [each.key for each in inputs] == [each.key for each in other.pieces() if each.stage == "rollout"]
+    assert [each.key for each in inputs] == [
+        each.key for each in plan_work(other.place, other.source) if each.stage == "rollout"
+    ]

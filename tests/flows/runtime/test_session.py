@@ -13,7 +13,8 @@ from configs.run import RunConfig
 from flows.orchestration import process_setup as lost_signals
 from flows.orchestration.process_setup import lost_terminations_repeated
 from flows.orchestration.server import termination_reported
-from flows.runtime.pipeline import EmptyBatch, Source
+from flows.orchestration.states import EmptyBatch
+from flows.runtime.pipeline import Source
 from flows.runtime.session import Session, record_run
 from flows.services.base import Supervisor
 from storage.store import open_store

@@ -6,9 +6,9 @@ from typing import Any
 import polars as pl
 import pytest
 
+from flows.orchestration.states import GateRefused
 from flows.queries.request import NotThere
 from flows.queries.store_reader import Library
-from flows.runtime.pipeline import GateRefused
 from flows.viewer.data import batch, batch_row
 from storage.read.frames import Frames
 from tests.fixtures.builders import trace

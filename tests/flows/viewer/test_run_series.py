@@ -10,11 +10,11 @@ from typing import Any
 import polars as pl
 import pytest
 
-from flows.outcome import finish_step
 from flows.queries.store_reader import Library
 from flows.reporting.events import MonitorWatcher
 from flows.runtime import pipeline
 from flows.runtime.session import record_run
+from flows.runtime.step_report import finish_step
 from flows.viewer.data.series import numbers, series, steps
 from flows.views import show
 from storage.read.frames import Frames
@@ -45,8 +45,8 @@ def test_page_show_and_monitor_give_what_the_table_says(tmp_path: Path, monkeypa
     monitor: Any = SimpleNamespace(log=lambda step, metrics: logged.update({step: dict(metrics)}))
     session.watchers = (MonitorWatcher(monitor),)
     with record_run(session):
-        for step, drawn, trained, measured, _ in pipeline.run_steps(Rehearsal(session), SOURCE, session.config):
-            finish_step(session, step, drawn, trained, measured)
+        for finished in pipeline.run_steps(Rehearsal(session), SOURCE, session.config):
+            finish_step(session, finished)
     library = Library.at(tmp_path / "store")
     shown = show.describe(library.store, "a", library.config("a"))["steps"]
     for each, told in zip(numbers(library, "a"), shown, strict=True):

@@ -10,10 +10,10 @@ import polars as pl
 import pytest
 
 from flows import cli
+from flows.orchestration.states import GateRefused
 from flows.queries.compare_traces import changed_measures, compared_tokens
 from flows.queries.request import PageRequest
 from flows.queries.store_reader import Library
-from flows.runtime.pipeline import GateRefused
 from flows.viewer import addresses
 from flows.viewer.app import respond
 from flows.viewer.data import batch, batch_row

@@ -8,10 +8,10 @@ import pytest
 
 from configs.run import RunConfig
 from flows.runtime import evaluation as evaluating
-from flows.runtime.dry_run import plan_work
 from flows.runtime.executor import Executor
 from flows.runtime.loops import loop_evaluate
 from flows.runtime.pipeline import Source
+from flows.runtime.plan import plan_work
 from flows.runtime.preflight import needs
 from flows.runtime.session import Session
 from flows.services.base import Supervisor
@@ -54,7 +54,7 @@ def test_a_chat_api_is_evaluated_like_a_policy_and_shows_no_tokens(
     monkeypatch.setattr(evaluating, "Executor", AtOnce)
     with Supervisor("external", tmp_path / "logs") as supervisor:
         session = session_of(tmp_path / "store", small_engine.url, "one", supervisor)
-        missing = [piece for piece in session.pieces() if piece.computed]
+        missing = [piece for piece in plan_work(session.place, session.source) if piece.computed]
         assert needs(missing, session.config) == ["environments"], "no engine of ours is started"
         found = loop_evaluate(session)
         again = session_of(tmp_path / "store", small_engine.url, "two", supervisor, api_key_variable="ANOTHER")

@@ -1,7 +1,7 @@
-"""A flow that was called: inside the command line's session, or by a worker, a schedule or another program.
+"""Gives a flow its session: the command line's, or a new one where a worker, a schedule or a program called the flow.
 
-In the second case it opens a session of its own, gives the run a name that a retry finds again, and links the two: the
-flow run's tags name the run, its store and its process, and the run's events name the flow run.
+In the second case it gives the run a name that a retry finds again, and links the two: the flow run's tags name the
+run, its store and its process, and the run's events name the flow run.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,6 +14,7 @@ from flows.orchestration.server import current_flow_run, run_tags
 from flows.reporting.artifacts import RunArtifacts
 from flows.reporting.events import ArtifactWatcher, MonitorWatcher
 from flows.reporting.tracking import Monitor
+from flows.runtime.plan import Plan, plan_work
 from flows.runtime.preflight import preflight
 from flows.runtime.prepare import prepare
 from flows.runtime.session import Session, Watcher, current_session, log_directory, open_session, record_run
@@ -31,8 +32,11 @@ def session_for(
 
 
 @contextmanager
-def session_of(prepared: Callable[[], RunConfig]) -> Iterator[Session]:
-    """Yield the session that is open around the flow, or a new one; write down how the run went."""
+def session_of(prepared: Callable[[], RunConfig], plan: Plan = plan_work) -> Iterator[Session]:
+    """Yield the session that is open around the flow, or a new one; write down how the run went.
+
+    `plan` says which results the run consists of, to start only the services that the missing ones need.
+    """
     session = current_session()
     if session is not None:
         with record_run(session):
@@ -41,7 +45,7 @@ def session_of(prepared: Callable[[], RunConfig]) -> Iterator[Session]:
     config = prepared()
     link(config)
     with watching(config) as watchers, open_session(config, (*watchers, log_event)) as opened:
-        missing = [piece for piece in opened.pieces() if piece.computed]
+        missing = [ref for ref in plan(opened.place, opened.source, opened.policy) if ref.computed]
         preflight(opened, missing)
         opened.tell("prefect", url="")
         with record_run(opened):

@@ -1,4 +1,4 @@
-"""Outcome: what a run made, step by step, as plain data for panels, artifacts, monitors and programs."""
+"""Reports each finished step, and a whole run, as plain data for panels, artifacts, monitors and programs."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from flows.queries.step_metrics import Span, by_stage, ledger_metrics
-from flows.runtime.group_refill import short_of_groups
-from flows.runtime.pipeline import StepBatch
+from flows.runtime.empty_batch import short_of_groups
+from flows.runtime.pipeline import FinishedStep, StepBatch
 from flows.runtime.session import Session
 from tasks.metrics.accounting import COLUMNS as TRACE_COLUMNS
 from tasks.metrics.accounting import ERRORED, TRAINED, AccountBreach, Share, account
@@ -45,56 +45,56 @@ class Outcome:
         return asdict(self)
 
 
-def check_account(session: Session, drawn: StepBatch) -> list[Share]:
+def check_account(session: Session, batch: StepBatch) -> list[Share]:
     """Return what became of every rollout of a step. Raises AccountBreach where one is lost or counted twice."""
     place = session.place
     tables = (
-        place.table("assignments", drawn.assignments, ["assignment_id"]),
-        place.table("traces", drawn.traces, TRACE_COLUMNS),
-        place.table("verdicts", [drawn.filtering], ["trace_id", "keep", "reason"]),
-        place.table("credits", [drawn.advantage], ["sample_id", "trace_id"]),
-        place.table("batches", [drawn.packing], ["sample_ids"]),
+        place.table("assignments", batch.assignments, ["assignment_id"]),
+        place.table("traces", batch.traces, TRACE_COLUMNS),
+        place.table("verdicts", [batch.filtering], ["trace_id", "keep", "reason"]),
+        place.table("credits", [batch.advantage], ["sample_id", "trace_id"]),
+        place.table("batches", [batch.packing], ["sample_ids"]),
     )
     try:
         return account(*tables)
     except AccountBreach as error:
-        error.add_note(f"Run {place.run}, step {drawn.packing.step}, between the stages packing and training.")
+        error.add_note(f"Run {place.run}, step {batch.packing.step}, between the stages packing and training.")
         raise
 
 
-def finish_step(session: Session, step: int, drawn: StepBatch, trained: Ref, measured: Ref) -> dict[str, Any]:
+def finish_step(session: Session, finished: FinishedStep) -> dict[str, Any]:
     """Describe a finished step and tell the watchers."""
-    described = describe(session.place, step, (*drawn.refs, trained, measured))
+    described = describe(session.place, finished.step, finished.refs)
     session.tell("step", **described)
     if described["computed"] and (warning := low_signal(described)):
         session.tell("note", text=warning)
-    if described["computed"] and (warning := short_of_groups(step, described.get("groups", {}))):
+    if described["computed"] and (warning := short_of_groups(finished.step, described.get("groups", {}))):
         session.tell("note", text=warning)
-    if warning := quarantine_warning(session, drawn):
+    if warning := quarantine_warning(session, finished.batch):
         session.tell("note", text=warning)
     return described
 
 
-def quarantine_warning(session: Session, drawn: StepBatch) -> str:
+def quarantine_warning(session: Session, batch: StepBatch) -> str:
     """Return a warning where the rollouts of a step were in the store already and kept in spite of a quarantine.
 
     A run with the seed and settings of another shares its rollouts, and one that is resumed finds its own; both key
     their work by what was sampled, not by what was found out later. Empty where there is nothing to say.
     """
-    if all(ref.computed for ref in drawn.traces):
+    if all(ref.computed for ref in batch.traces):
         return ""  # what is new cannot have been found unfit
     place = session.place
     findings = place.store.quarantines.all()
     if not findings:
         return ""
-    verdicts = place.table("verdicts", [drawn.filtering], ["trace_id", "keep"]).to_pylist()
+    verdicts = place.table("verdicts", [batch.filtering], ["trace_id", "keep"]).to_pylist()
     kept = {row["trace_id"] for row in verdicts if row["keep"]}
     touching = {each.quarantine: kept.intersection(each.trace_ids) for each in findings}
     unfit = frozenset().union(*touching.values())
     if not unfit:
         return ""
     return (
-        f"step {drawn.packing.step}: {len(unfit)} of {len(kept)} rollouts that are trained on are in quarantine "
+        f"step {batch.packing.step}: {len(unfit)} of {len(kept)} rollouts that are trained on are in quarantine "
         f"({', '.join(name for name, traces in touching.items() if traces)}). They were found in the store. Leave them "
         f"out with: stagecoach replay {place.run} --from filtering --store {shlex.quote(place.config.store)}"
     )

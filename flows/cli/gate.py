@@ -1,4 +1,4 @@
-"""Answering: what the gates of a run decided, and an answer to the one that waits, where no browser is at hand."""
+"""Prints what the gates of a run decided, or answers the one that waits, where no browser is at hand."""
 
 import getpass
 import json

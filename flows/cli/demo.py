@@ -1,9 +1,5 @@
-"""The demo: makes a small model and demonstrations, warms it up and trains it on this machine."""
+"""Runs the demo: makes a small model and demonstrations, warms it up and trains it on this machine."""
 
-import json
-import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,10 +8,11 @@ from typing import Any
 from configs.load import load
 from configs.resolve import resolve
 from configs.run import RunConfig
+from flows.cli.launch import watch
 from flows.reporting.events import describe_scores
 from flows.reporting.formats import describe_difference
 from flows.runtime.demo_recipes import RECIPES, SEED, Recipe
-from flows.runtime.launch import watch
+from flows.runtime.demo_sources import FIRST, build, sources_directory, warmed_up
 from flows.runtime.prepare import prepare
 from flows.runtime.session import log_directory
 from flows.runtime.versions import config_versions, versions
@@ -23,96 +20,6 @@ from flows.services.base import Supervisor
 from flows.services.engine import InferenceService
 from storage.store import open_store
 from tasks.runtime.run_context import RunContext
-
-FIRST = "demo"
-"""The preset whose sources lie at the top; those of others lie below, by the preset's name."""
-
-
-class SourceFailed(ValueError):
-    """What the demo starts from could not be made."""
-
-
-class Sources:
-    """What a demo starts from: a directory with a random model, and a file of demonstrations."""
-
-    def __init__(self, directory: Path) -> None:
-        self.model = directory / "model"
-        self.demonstrations = directory / "demonstrations.jsonl"
-        self.words = directory / "words.json"
-
-    @property
-    def overrides(self) -> list[str]:
-        """The settings that name them."""
-        return [f"model.path={self.model}", f"data.path={self.demonstrations}"]
-
-
-def sources_directory(root: str, preset: str = FIRST) -> Path:
-    """Return where the sources of a store's demo lie: in the store where that is local."""
-    top = (Path(".stagecoach") if "://" in root else Path(root).expanduser()).resolve() / "sources"
-    return top if preset == FIRST else top / preset
-
-
-def build(directory: Path, recipe: Recipe = RECIPES[FIRST]) -> Sources:
-    """Make the model and the demonstrations, unless they are there; each is complete or absent.
-
-    Raises SourceFailed.
-    """
-    sources = Sources(directory)
-    directory.mkdir(parents=True, exist_ok=True)
-    if not (sources.model.is_dir() and sources.demonstrations.is_file()):
-        _demonstrate(sources, recipe)
-    if not sources.model.is_dir():
-        draft = _draft(sources.model)
-        _run("tasks.learner.tiny", str(draft), *recipe.model.split(), "--words", str(sources.words))
-        draft.rename(sources.model)
-    return sources
-
-
-def _demonstrate(sources: Sources, recipe: Recipe) -> None:
-    """Write the demonstrations of all environments into one file, and their words into another."""
-    rows, words = _draft(sources.demonstrations), []
-    for package, *arguments in map(str.split, recipe.demonstrations):
-        part, told = _draft(rows.with_name(f"{package}.jsonl")), _draft(rows.with_name(f"{package}.json"))
-        _run(f"{package}.demonstrations", str(part), "--words", str(told), *arguments)
-        with rows.open("ab") as file:
-            file.write(part.read_bytes())
-        words += json.loads(told.read_text(encoding="utf-8"))
-        part.unlink()
-        told.unlink()
-    sources.words.write_text(json.dumps(words), encoding="utf-8")
-    rows.rename(sources.demonstrations)
-
-
-def _draft(path: Path) -> Path:
-    draft = path.with_name(f"{path.name}.tmp")
-    shutil.rmtree(draft, ignore_errors=True)
-    draft.unlink(missing_ok=True)
-    return draft
-
-
-def _run(module: str, *arguments: str) -> None:
-    """Run a module in a process of its own: the flow's process loads neither torch nor environments."""
-    done = subprocess.run([sys.executable, "-m", module, *arguments], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SourceFailed(
-            f"{module} failed: {done.stderr.strip()[-2000:]}\nNothing was stored. `stagecoach doctor` says what this "
-            f"machine lacks"
-        )
-
-
-def warmed_up(root: str, key: str) -> Path:
-    """Return a directory with the warm-up's weights that stays: in the store, or beside the sources for a URL.
-
-    What an object store hands out is a copy that gives way to newer ones.
-    """
-    weights = open_store(root).policies.directory(key)
-    if "://" not in root:
-        return weights
-    kept = sources_directory(root) / key
-    if not kept.is_dir():
-        shutil.copytree(weights, draft := kept.with_name(f".{key}"), dirs_exist_ok=True)
-        draft.rename(kept)
-    return kept
 
 
 def main(

@@ -1,27 +1,35 @@
-"""Launch: start a flow from the command line, with everything that must live as long as it."""
+"""Starts a flow from the command line, with everything that must live as long as it."""
 
-from collections.abc import Callable, Sequence
-from importlib import import_module
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from configs.errors import ConfigError
 from configs.run import RunConfig
 from flows.orchestration import server as prefect_api
-from flows.orchestration.entry import watching
 from flows.orchestration.process_setup import route_prefect_logs
 from flows.replays.config import prepare_replay
+from flows.replays.loop import loop_replay, plan_run
 from flows.replays.report import summary, trains_again
 from flows.replays.request import ReplayRequest
 from flows.replays.sources import finished_message, finished_without_source
 from flows.reporting.events import PanelWatcher
 from flows.reporting.formats import before_after, console
 from flows.reporting.panel import Panel
-from flows.runtime.loops import LOOPS
+from flows.runtime.entry import watching
+from flows.runtime.loops import loop_evaluate, loop_sft, loop_train
 from flows.runtime.preflight import preflight
 from flows.runtime.prepare import nothing_started, prepare
 from flows.runtime.session import Session, Watcher, log_directory, open_session, record_run
 from flows.services.engine import InferenceService
 from storage.store import open_store
+
+LOOPS: Mapping[str, Callable[[Session], dict[str, Any]]] = {
+    "train": loop_train,
+    "sft": loop_sft,
+    "evaluate": loop_evaluate,
+    "replay": loop_replay,
+}
+"""What the flow of each kind does with an open session."""
 
 
 def start(
@@ -111,11 +119,11 @@ def run(
     Work that is all in the ledger needs neither Prefect nor services; the watchers are told so.
     """
     with open_session(config, watchers, engine) as session:
-        pieces = session.pieces()
-        missing = [piece for piece in pieces if piece.computed]
-        session.tell("plan", missing=missing, num_pieces=len(pieces))
+        planned = plan_run(session.place, session.source, session.policy)
+        missing = [ref for ref in planned if ref.computed]
+        session.tell("plan", missing=missing, num_pieces=len(planned))
         if not missing:
-            return _found(session)
+            return _run_without_prefect(session)
         directory = log_directory(config)
         preflight(session, missing)
         api = begin_prefect(config)
@@ -124,7 +132,7 @@ def run(
         with prefect_api.termination_reported():
             session.tell("prefect", url=api.wait().ui_url)
             route_prefect_logs(directory / "prefect.log")
-            return _call(session)
+            return _call_flow(session)
 
 
 def begin_prefect(config: RunConfig) -> prefect_api.PrefectApi:
@@ -136,18 +144,40 @@ def begin_prefect(config: RunConfig) -> prefect_api.PrefectApi:
     return api if api.embedded else api.wait()
 
 
-def _found(session: Session) -> dict[str, Any]:
+def _run_without_prefect(session: Session) -> dict[str, Any]:
     with record_run(session):
         return LOOPS[session.config.kind](session)
 
 
-def _call(session: Session) -> dict[str, Any]:
+def _call_flow(session: Session) -> dict[str, Any]:
     from prefect import tags
 
     config = session.config
-    flow = getattr(import_module(f"flows.{config.kind}"), config.kind)
+    flow = _flow(config)
     with tags(*prefect_api.run_tags(config.name, config.store)):
-        return flow(name=config.name, store=config.store, **_parameters(config))
+        outcome: dict[str, Any] = flow(name=config.name, store=config.store, **_parameters(config))
+        return outcome
+
+
+def _flow(config: RunConfig) -> Callable[..., Any]:
+    """Return the Prefect flow of a run; importing it loads Prefect, which takes a while."""
+    match config.kind:
+        case "train":
+            from flows.train import train
+
+            return train
+        case "sft":
+            from flows.sft import sft
+
+            return sft
+        case "evaluate":
+            from flows.evaluate import evaluate
+
+            return evaluate
+        case "replay":
+            from flows.replay import replay
+
+            return replay
 
 
 def _parameters(config: RunConfig) -> dict[str, Any]:

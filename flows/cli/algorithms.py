@@ -1,4 +1,4 @@
-"""Crediting: a run's recorded rollouts credited by several algorithms, each in a replay of its own, side by side.
+"""Credits a run's recorded rollouts by several algorithms, each in a replay of its own, side by side.
 
 The rollouts, the verdicts and all before them are shared; only the advantage stage is done again, so that what differs
 between two columns is the algorithm and nothing else.
@@ -14,9 +14,9 @@ import polars as pl
 
 from configs.errors import ConfigError
 from configs.run import RunConfig
+from flows.cli.launch import watch
 from flows.replays.config import prepare_replay
 from flows.replays.request import ReplayRequest
-from flows.runtime.launch import watch
 from flows.runtime.policies import find_policy
 from flows.runtime.prepare import recorded_run
 from storage.read.frames import Frames, existing_store

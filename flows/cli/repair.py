@@ -1,4 +1,4 @@
-"""Repair: say what is damaged in a store, mend what can be mended, and forget what is then done again."""
+"""Says what is damaged in a store, mends what can be mended, and forgets what is then done again."""
 
 import json
 from collections.abc import Sequence

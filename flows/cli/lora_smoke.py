@@ -1,4 +1,4 @@
-"""The smoke test of adapters: can the engine that is installed here serve them beside their base, and at what cost?
+"""Tests whether the engine that is installed here can serve adapters beside their base, and at what cost.
 
 Two random adapters over a model are scored by the learner, then served by an engine; nothing of it is kept. It is a
 preflight: the CPU build of the engine, for one, mixes base and adapter up in one batch unless it is mended.

@@ -1,0 +1,135 @@
+"""Prints what `stagecoach maintain` and `stagecoach gc` do to a store."""
+
+import json
+import sys
+from collections.abc import Sequence
+from itertools import groupby
+
+from configs.run import RunConfig
+from flows.reporting.formats import console, grid, size
+from flows.runtime.maintenance import (
+    describe_maintenance,
+    describe_removal,
+    maintain_tables,
+    plan_removal,
+    remove_planned,
+)
+from storage.errors import StoreError
+from storage.maintenance.compact import RETENTION_HOURS, Maintenance
+from storage.maintenance.plan import Plan
+from storage.maintenance.sweep import Expired, Swept, finish
+from storage.read.frames import existing_store
+from storage.store import Store
+
+
+def maintain_store(
+    store: str = "",
+    retention_hours: float = RETENTION_HOURS,
+    retain: Sequence[str] = (),
+    force: bool = False,
+    dry_run: bool = False,
+    as_json: bool = False,
+) -> int:
+    """Keep the store in order and print what was done; return the exit status."""
+    root = existing_store(store or RunConfig().store)
+    expired, done = maintain_tables(root, retention_hours, retain, force, dry_run)
+    if as_json:
+        print(json.dumps(describe_maintenance(expired, done, dry_run), sort_keys=True))
+    else:
+        _print(expired, done, dry_run)
+    return 0
+
+
+def _print(expired: Sequence[Expired], done: Maintenance, dry_run: bool) -> None:
+    out = console()
+    for each in expired:
+        told = f"{each.slices} slices, {each.files} files, {size(each.bytes)}"
+        out.print(f"{each.table}: rows older than {each.hours} h {'would go' if dry_run else 'went'}: {told}")
+    rows = [
+        (each.table, each.merged, each.deleted, size(each.bytes_before), size(each.bytes_after)) for each in done.tables
+    ]
+    before, after = (sum(getattr(each, name) for each in done.tables) for name in ("bytes_before", "bytes_after"))
+    rows.append(("together", done.merged, done.deleted, size(before), size(after)))
+    out.print(grid(("table", "files merged", "deleted", "before", "after"), rows))
+    for path in done.only_copies:
+        out.print(f"kept, although old: the only copy of its rows: {path}")
+    if done.policies:
+        told = "would be removed" if dry_run else "were removed"
+        out.print(f"weights that no ledger row names {told}: {', '.join(done.policies)}")
+    if dry_run:
+        out.print("dry run: nothing was changed")
+
+
+def collect_garbage(
+    store: str = "",
+    keep: Sequence[str] = (),
+    keep_last: int = 0,
+    remove: Sequence[str] = (),
+    force: Sequence[str] = (),
+    policies: str = "all",
+    yes: bool = False,
+    dry_run: bool = False,
+    as_json: bool = False,
+) -> int:
+    """Print what would go, ask, and remove it; return the exit status: 1 where the answer was no."""
+    root = existing_store(store or RunConfig().store)
+    going = plan_removal(root, keep, keep_last, remove, force, policies)
+    if not as_json:
+        _print_removal(root, going)
+    if going.empty or dry_run:
+        left = Swept() if dry_run else finish(root)
+        return _end(root, going, left, as_json, "dry run: nothing was changed" if dry_run else "nothing to remove")
+    if not yes and not _agreed(as_json):
+        return _end(root, going, Swept(), as_json, "nothing was changed", status=1)
+    return _end(root, going, remove_planned(root, going), as_json, "removed")
+
+
+def _agreed(as_json: bool) -> bool:
+    if as_json or not sys.stdin.isatty():
+        raise StoreError("nobody was there to be asked", "", "nothing was removed", "say --yes, or --dry-run")
+    return input("Remove this for good? [y/N] ").strip().lower() in ("y", "yes")
+
+
+def _end(store: Store, going: Plan, swept: Swept, as_json: bool, told: str, status: int = 0) -> int:
+    if as_json:
+        print(json.dumps(describe_removal(going, swept), sort_keys=True))
+        return status
+    out = console()
+    if swept.rows or swept.slices or swept.policies:
+        out.print(
+            f"removed {swept.rows} ledger rows, {swept.slices} slices in {swept.files} files "
+            f"({size(swept.bytes)}) and the weights of {swept.policies} policies "
+            f"({size(swept.policy_bytes)})"
+        )
+    else:
+        out.print(told)
+    return status
+
+
+def _print_removal(store: Store, going: Plan) -> None:
+    out = console()
+    reasons = dict(going.protected)
+    rows = []
+    for run in (*going.removed, *going.kept, *reasons):
+        entries = [entry for entry in going.rows if entry.run == run]
+        staying = sum(entry.run == run for entry in going.staying)
+        what = "remove" if run in going.removed else f"keep: {reasons[run]}" if run in reasons else "keep"
+        rows.append((run, what, len(entries), staying))
+    out.print(grid(("run", "", "ledger rows to go", "stay for other runs"), rows))
+    out.print(f"slices that nobody names then: {len(going.slices)}, {size(going.slice_bytes)} as written")
+    out.print(
+        f"weights to go: {len(going.policies)} policies of removed runs, {len(going.thinned)} of kept runs, "
+        f"{size(going.policy_bytes)} together"
+    )
+    for run in (*going.kept, *reasons):
+        if versions := _versions(store, run, going.thinned):
+            out.print(f"{run}: weights of versions {versions} go; their rows stay, nothing starts from them any more")
+
+
+def _versions(store: Store, run: str, keys: Sequence[str]) -> str:
+    """Return the versions of a run's policies as ranges: 1-4, 6."""
+    made = [entry for entry in store.ledger.entries(run=run) if entry.key in keys and entry.slices("policies")]
+    numbers = enumerate(sorted(entry.step + 1 for entry in made if "policy" in entry.inputs))
+    grouped = groupby(numbers, key=lambda pair: pair[1] - pair[0])
+    ranges = [[number for _, number in group] for _, group in grouped]
+    return ", ".join(f"{each[0]}-{each[-1]}" if len(each) > 1 else str(each[0]) for each in ranges)
