@@ -15,8 +15,8 @@ from pathlib import Path
 
 from flows.cli.launch import run
 from flows.replays.config import prepare_replay
-from flows.replays.request import ReplayRequest
 from flows.replays.loop import loop_replay
+from flows.replays.request import ReplayRequest
 from flows.runtime.session import open_session
 from storage.store import open_store
 from tasks.runtime.execute import perform

@@ -15,10 +15,10 @@ import polars as pl
 from configs.errors import ConfigError
 from configs.run import RunConfig
 from flows.cli.launch import watch
+from flows.queries.recorded_run import recorded_run
 from flows.replays.config import prepare_replay
 from flows.replays.request import ReplayRequest
 from flows.runtime.policies import find_policy
-from flows.runtime.prepare import recorded_run
 from storage.read.frames import Frames, existing_store
 from tasks.advantage.algorithms.credit import AdvantageBreach
 

@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 from configs.run import RunConfig
 from flows.queries.cache import Cache
 from flows.queries.outcomes import DERIVED
+from flows.queries.recorded_run import recorded_run
 from flows.queries.request import NotThere
 from flows.queries.step_history import StepHistory
-from flows.runtime.prepare import recorded_run
 from storage.errors import RunUnknown
 from storage.read.frames import Frames, existing_store
 from storage.read.lineage import Graph

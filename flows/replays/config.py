@@ -9,6 +9,7 @@ from configs.load import load
 from configs.replay import ORDER, ReplayConfig, needs_weights, replayed_stages
 from configs.resolve import reopen_versions, resolve
 from configs.run import RunConfig, content
+from flows.queries.recorded_run import recorded_config
 from flows.queries.step_history import RecordedStep, StepHistory, step_history, trace_ids
 from flows.replays.request import (
     ReplayRequest,
@@ -22,7 +23,7 @@ from flows.replays.request import (
 from flows.replays.sources import refuse_removed
 from flows.replays.steps import chosen_steps
 from flows.runtime.policies import whole_weights
-from flows.runtime.prepare import nothing_started, recorded_config, require_same
+from flows.runtime.prepare import nothing_started, require_same
 from flows.runtime.versions import config_versions, has_cuda
 from flows.services.graders import grader_digest
 from flows.services.teachers import reopened_teachers, teacher_facts

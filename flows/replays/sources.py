@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from configs.errors import ConfigError
 from configs.run import RunConfig
+from flows.queries.recorded_run import recorded_config
 from flows.queries.step_history import step_history
 from flows.replays.request import ReplayRequest, as_begun
 from flows.replays.steps import chosen_steps
-from flows.runtime.prepare import recorded_config
 from storage.errors import NoSpace, StoreError, WorkRemoved
 from storage.read.frames import existing_store
 from storage.store import Store

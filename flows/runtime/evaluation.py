@@ -13,9 +13,9 @@ from configs.evaluation import EvaluationConfig
 from configs.run import RunConfig
 from configs.sections import ModelConfig
 from configs.services import EngineConfig
+from flows.queries.scores import EvaluationScores, comparisons, score_rollouts
 from flows.runtime import pipeline
 from flows.runtime.executor import Executor
-from flows.runtime.scores import EvaluationScores, comparisons, score_rollouts
 from flows.runtime.session import Session
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import Policy

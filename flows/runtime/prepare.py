@@ -9,9 +9,10 @@ from typing import Any
 from configs.checks.run import require_files
 from configs.environments import EnvironmentConfig
 from configs.errors import ConfigError
-from configs.load import from_json, load
+from configs.load import load
 from configs.resolve import require_agreement, resolve
 from configs.run import RunConfig, content
+from flows.queries.recorded_run import flat, recorded_config
 from flows.runtime.policies import find_policy, with_weights
 from flows.runtime.versions import config_versions
 from flows.services.teachers import teacher_facts
@@ -83,22 +84,6 @@ def _require_own_rollouts(store: Store, name: str) -> None:
                 f"with: stagecoach replay {name} --from filtering --set model.path=DIR"
             ]
         )
-
-
-def recorded_config(store: Store, name: str) -> RunConfig | None:
-    """Return the config that the run `name` used last; None where the store has no such run."""
-    if not name or name not in store.runs.names():
-        return None
-    return from_json(canonical_json(store.runs.config(name)))
-
-
-def recorded_run(store: Store, name: str) -> tuple[str, RunConfig]:
-    """Return the name and config of a recorded run, `latest` for the newest. Raises ConfigError otherwise."""
-    run = store.runs.latest() if name == "latest" else name
-    config = recorded_config(store, run or "")
-    if run is None or config is None:
-        raise ConfigError([f"store {store.root.address}: there is no run {name!r}; {store.runs.similar_names(name)}"])
-    return run, config
 
 
 def _with_seed(requested: RunConfig, recorded: RunConfig | None) -> RunConfig:
@@ -179,15 +164,6 @@ def _require_same_sources(store: Store, config: RunConfig) -> None:
     ]
     if lines:
         raise ConfigError(lines)
-
-
-def flat(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the values of a config by dotted key."""
-    items = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
-    if not isinstance(value, (Mapping, list)):
-        yield key, value
-    for name, item in items:
-        yield from flat(item, f"{key}.{name}" if key else str(name))
 
 
 def _brief(value: Any) -> str:

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from configs.run import RunConfig
+from flows.queries.recorded_run import recorded_run
 from flows.reporting.artifacts import escaped
 from flows.reporting.curve import Point, curves_svg
 from flows.reporting.formats import console, fixed, grid, markdown_table
-from flows.runtime.prepare import recorded_run
 from flows.views.show import describe
 from storage.errors import border
 from storage.read.frames import existing_store

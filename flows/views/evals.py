@@ -15,9 +15,9 @@ import pyarrow.parquet as pq
 
 from configs.errors import ConfigError
 from configs.run import RunConfig
+from flows.queries.recorded_run import recorded_run
+from flows.queries.scores import EvaluationScores, RecordedEvaluation, recorded_evaluations
 from flows.reporting.formats import console, environment_title, grid, interval_text, with_interval
-from flows.runtime.prepare import recorded_run
-from flows.runtime.scores import EvaluationScores, RecordedEvaluation, recorded_evaluations
 from storage.errors import border
 from storage.read.frames import existing_store
 from storage.store import Store

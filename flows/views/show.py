@@ -10,13 +10,13 @@ from rich.table import Table
 
 from configs.load import load
 from configs.run import RunConfig
+from flows.queries.recorded_run import recorded_run
+from flows.queries.scores import comparisons, recorded_evaluations
 from flows.queries.step_history import RecordedStep, step_history
 from flows.queries.step_metrics import read_metrics
 from flows.replays.loop import plan_run
 from flows.reporting.formats import before_after, compact_number, console, environment_title, grid, with_interval
 from flows.reporting.panel import printable
-from flows.runtime.prepare import recorded_run
-from flows.runtime.scores import comparisons, recorded_evaluations
 from flows.runtime.session import source_of
 from flows.runtime.step_report import rows_of
 from flows.runtime.versions import versions

@@ -6,9 +6,9 @@ from typing import Any
 import polars as pl
 
 from flows.queries.request import BadQuestion, NotThere, PageRequest
+from flows.queries.scores import recorded_evaluations
 from flows.queries.step_history import StepLineage
 from flows.queries.store_reader import Library
-from flows.runtime.scores import recorded_evaluations
 from flows.viewer import addresses
 from flows.viewer.addresses import Crumb, Page
 from flows.viewer.data import step as data

@@ -8,11 +8,11 @@ import pytest
 
 from flows.orchestration.states import GateRefused
 from flows.queries.outcomes import DERIVED, outcomes
+from flows.queries.recorded_run import recorded_run
 from flows.queries.request import PageRequest
 from flows.queries.sentences import sentence
 from flows.queries.step_history import StepHistory, StepLineage, step_history
 from flows.queries.store_reader import Library
-from flows.runtime.prepare import recorded_run
 from flows.viewer import addresses
 from flows.viewer.app import respond
 from flows.viewer.data import batch

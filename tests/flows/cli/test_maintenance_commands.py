@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from flows import cli
-from flows.runtime import maintenance as gc
+from flows.cli.maintenance import collect_garbage
 from flows.views.readers import readers
 from storage.errors import SliceExpired
 from storage.maintenance import plan
@@ -88,7 +88,7 @@ def test_gc_says_what_goes_and_removes_it(root: Path, capsys: pytest.CaptureFixt
 def test_gc_asks(root: Path, monkeypatch: pytest.MonkeyPatch, answer: str, status: int, runs: set[str]) -> None:
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
     monkeypatch.setattr("builtins.input", lambda question: answer)
-    assert gc.collect_garbage(str(root), remove=["old"]) == status
+    assert collect_garbage(str(root), remove=["old"]) == status
     assert {entry.run for entry in open_store(root).ledger.entries()} == runs
 
 

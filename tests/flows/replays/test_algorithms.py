@@ -10,9 +10,9 @@ from configs.algorithms import RlooConfig
 from configs.errors import ConfigError
 from configs.load import load
 from flows.cli.algorithms import VARIANTS, Credited, asked_of, credit_all, figures, samples, toml
+from flows.queries.recorded_run import recorded_run
 from flows.replays.config import prepare_replay
 from flows.reporting.curve import Point, curves_svg
-from flows.runtime.prepare import recorded_run
 from flows.views.credited import described, page
 from flows.views.curves import main as curves
 from storage.read.frames import Frames

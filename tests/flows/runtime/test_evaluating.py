@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
+from flows.queries.scores import recorded_evaluations
 from flows.reporting.events import PanelWatcher
 from flows.reporting.panel import Panel
 from flows.runtime import evaluation as evaluating
 from flows.runtime.evaluation import evaluation_configs
 from flows.runtime.loops import loop_train
 from flows.runtime.plan import plan_work
-from flows.runtime.scores import recorded_evaluations
 from flows.runtime.session import record_run
 from flows.services.process import ServiceFailed
 from flows.views.show import describe
