@@ -9,8 +9,6 @@ from flows.orchestration.states import reports_its_end
 from flows.runtime import maintenance
 from storage.maintenance.compact import MaintenanceReport
 from storage.maintenance.sweep import RemovalReport
-from storage.maintenance.compact import Maintenance
-from storage.maintenance.sweep import Swept
 from storage.store import open_store
 
 
@@ -38,8 +36,8 @@ def maintain(
         dry_run: change nothing, only say what would be done.
     """
     root = open_store(store or RunConfig().store)
-    going = maintenance.plan_removal(root, keep or [], keep_last, (), (), policies)
-    removed = Swept() if dry_run else maintenance.remove_planned(root, going)
+    going = maintenance.choose_removal(root, keep or [], keep_last, (), (), policies)
+    removed = RemovalReport() if dry_run else maintenance.remove_planned(root, going)
     expired, done = maintenance.maintain_tables(root, retention_hours, retain or [], False, dry_run)
     _show(done)
     return {
@@ -48,7 +46,7 @@ def maintain(
     }
 
 
-def _show(done: Maintenance) -> None:
+def _show(done: MaintenanceReport) -> None:
     from prefect.artifacts import create_table_artifact
 
     rows = [{k: v for k, v in vars(each).items() if k != "only_copies"} for each in done.tables]

@@ -11,13 +11,13 @@ from flows.runtime.maintenance import (
     describe_maintenance,
     describe_removal,
     maintain_tables,
-    plan_removal,
+    choose_removal,
     remove_planned,
 )
 from storage.errors import StoreError
-from storage.maintenance.compact import RETENTION_HOURS, Maintenance
+from storage.maintenance.compact import RETENTION_HOURS, MaintenanceReport
 from storage.maintenance.plan import Plan
-from storage.maintenance.sweep import Expired, Swept, finish
+from storage.maintenance.sweep import ExpiryReport, RemovalReport, finish_removals
 from storage.read.frames import existing_store
 from storage.store import Store
 
@@ -40,7 +40,7 @@ def maintain_store(
     return 0
 
 
-def _print(expired: Sequence[Expired], done: Maintenance, dry_run: bool) -> None:
+def _print(expired: Sequence[ExpiryReport], done: MaintenanceReport, dry_run: bool) -> None:
     out = console()
     for each in expired:
         told = f"{each.slices} slices, {each.files} files, {size(each.bytes)}"
@@ -73,14 +73,14 @@ def collect_garbage(
 ) -> int:
     """Print what would go, ask, and remove it; return the exit status: 1 where the answer was no."""
     root = existing_store(store or RunConfig().store)
-    going = plan_removal(root, keep, keep_last, remove, force, policies)
+    going = choose_removal(root, keep, keep_last, remove, force, policies)
     if not as_json:
         _print_removal(root, going)
     if going.empty or dry_run:
-        left = Swept() if dry_run else finish(root)
+        left = RemovalReport() if dry_run else finish_removals(root)
         return _end(root, going, left, as_json, "dry run: nothing was changed" if dry_run else "nothing to remove")
     if not yes and not _agreed(as_json):
-        return _end(root, going, Swept(), as_json, "nothing was changed", status=1)
+        return _end(root, going, RemovalReport(), as_json, "nothing was changed", status=1)
     return _end(root, going, remove_planned(root, going), as_json, "removed")
 
 
@@ -90,7 +90,7 @@ def _agreed(as_json: bool) -> bool:
     return input("Remove this for good? [y/N] ").strip().lower() in ("y", "yes")
 
 
-def _end(store: Store, going: Plan, swept: Swept, as_json: bool, told: str, status: int = 0) -> int:
+def _end(store: Store, going: Plan, swept: RemovalReport, as_json: bool, told: str, status: int = 0) -> int:
     if as_json:
         print(json.dumps(describe_removal(going, swept), sort_keys=True))
         return status
@@ -118,11 +118,11 @@ def _print_removal(store: Store, going: Plan) -> None:
     out.print(grid(("run", "", "ledger rows to go", "stay for other runs"), rows))
     out.print(f"slices that nobody names then: {len(going.slices)}, {size(going.slice_bytes)} as written")
     out.print(
-        f"weights to go: {len(going.policies)} policies of removed runs, {len(going.thinned)} of kept runs, "
+        f"weights to go: {len(going.policies)} policies of removed runs, {len(going.pruned)} of kept runs, "
         f"{size(going.policy_bytes)} together"
     )
     for run in (*going.kept, *reasons):
-        if versions := _versions(store, run, going.thinned):
+        if versions := _versions(store, run, going.pruned):
             out.print(f"{run}: weights of versions {versions} go; their rows stay, nothing starts from them any more")
 
 

@@ -99,7 +99,7 @@ def _say(error: Exception) -> None:
 
     log = get_run_logger() if current_flow_run() else _log
     ours = type(error).__module__.partition(".")[0] in PACKAGES
-    log.error(in_words(error), exc_info=None if ours else error)
+    log.error(error_text(error), exc_info=None if ours else error)
 
 
 def note_end(flow: Any, flow_run: Any, state: Any) -> None:

@@ -21,16 +21,13 @@ from flows.queries.compare_rows import (
     join_steps,
     step_detail,
 )
-from flows.queries.recorded_run import flat, recorded_run
+from flows.queries.recorded_run import recorded_run
 from flows.queries.request import NotThere
 from flows.queries.scores import compare_scores as compared_figures
 from flows.queries.scores import recorded_evaluations
 from flows.queries.store_reader import Library
-from flows.runtime.prepare import flat, recorded_run
-from flows.runtime.scores import compare_scores as compared_figures
-from flows.runtime.scores import recorded_evaluations
+from flows.runtime.prepare import flat
 from storage.keys import canonical_json
-from storage.keys import canonical
 from storage.read.lineage import Work
 from storage.store import Store
 from tasks.metrics.figures import MEANINGS

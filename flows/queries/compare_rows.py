@@ -12,11 +12,8 @@ from configs.run import RunConfig
 from flows.queries.scores import READ, EvaluationScores, RecordedEvaluation, score_rollouts
 from flows.queries.step_metrics import read_metrics
 from flows.queries.store_reader import Library, each_once
-from flows.runtime.scores import READ, EvaluationScores, RecordedEvaluation, score_rollouts
 from storage.read.frames import Frames, files_of_attempts
 from storage.read.lineage import Work, row_identities
-from storage.read.frames import Frames, holding
-from storage.read.lineage import Work, marks
 from storage.refs import Entry
 from storage.schemas.stage_tables import TABLES, TRACES
 from storage.store import Store

@@ -6,7 +6,7 @@ from typing import Any
 from configs.errors import ConfigError
 from configs.load import from_json
 from configs.run import RunConfig
-from storage.keys import canonical
+from storage.keys import canonical_json
 from storage.store import Store
 
 
@@ -14,7 +14,7 @@ def recorded_config(store: Store, name: str) -> RunConfig | None:
     """Return the config that the run `name` used last; None where the store has no such run."""
     if not name or name not in store.runs.names():
         return None
-    return from_json(canonical(store.runs.config(name)))
+    return from_json(canonical_json(store.runs.config(name)))
 
 
 def recorded_run(store: Store, name: str) -> tuple[str, RunConfig]:
@@ -22,7 +22,7 @@ def recorded_run(store: Store, name: str) -> tuple[str, RunConfig]:
     run = store.runs.latest() if name == "latest" else name
     config = recorded_config(store, run or "")
     if run is None or config is None:
-        raise ConfigError([f"store {store.root.address}: there is no run {name!r}; {store.runs.like(name)}"])
+        raise ConfigError([f"store {store.root.address}: there is no run {name!r}; {store.runs.similar_names(name)}"])
     return run, config
 
 

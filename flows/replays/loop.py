@@ -24,7 +24,7 @@ def loop_replay(session: Session) -> dict[str, Any]:
     outcome, apart = Outcome(session.place.run, config.steps), PolicyDistance(store)
     recorded, quarantined = step_history(store, config.replay.run), quarantined_in(store, config.replay)
     steps = replay_steps(Executor(session), session.source, config, recorded, quarantined, check_of(session))
-    with going_through_source(store, config), session.place.gathered():
+    with going_through_source(store, config), session.place.buffered():
         for done in steps:
             outcome.add(finish_replayed(session, done, apart))
             outcome.policy = done.policy or outcome.policy

@@ -115,7 +115,7 @@ def replay_steps(
             before = policy if config.replay.weights else recorded.sampler(past) or policy
         lags = config.rollout.max_off_policy_steps or config.replay.policies == "recorded"
         sampler = before if lags else policy
-        sampled = sampler if "rollout" in redone(config.replay) else recorded.sampler(past)
+        sampled = sampler if "rollout" in replayed_stages(config.replay) else recorded.sampler(past)
         step = _Step(execute, past, config, quarantined, policy, sampler, credits, earlier, sampled)
         yield (done := step.through(check))
         credits, earlier = done.work.get("advantage"), step.sampled_so_far
@@ -145,7 +145,7 @@ def _sampled_before(
 ) -> tuple[Ref, ...]:
     """Return what a sampler with state goes on from: what the replay itself (`own`) sampled for the step before, or
     else what was recorded of it; of a step that was sampled again, the batch that was left for it."""
-    if not config.assignment.sampler.stateful or "assignment" not in redone(config.replay):
+    if not config.assignment.sampler.stateful or "assignment" not in replayed_stages(config.replay):
         return ()
     assigned, before = past.work.get("assignment"), recorded.steps.get(past.step - 1)
     again = assigned is not None and assigned.inputs.get("batch", "0") != "0"
@@ -178,7 +178,7 @@ class _Step:
     def through(self, check: Check) -> Replayed:
         """Go through all stages; recorded ones are shared, the others done."""
         self.work["examples"] = self.execute(examples.task, 0) if self._listed_otherwise() else self._share("examples")
-        if self.config.assignment.refill and {"assignment", "advantage"} <= {*redone(self.config.replay)}:
+        if self.config.assignment.refill and {"assignment", "advantage"} <= {*replayed_stages(self.config.replay)}:
             self._refill()
         else:
             self._in_turn()
@@ -299,7 +299,7 @@ class _Step:
         return (*(batch.refs if batch else early), *self._of("training"))
 
     def _train(self, batch: StepBatch | None, check: Check) -> Policy | None:
-        if batch is None or "training" not in redone(self.config.replay) or not batch.packing.num_rows("batches"):
+        if batch is None or "training" not in replayed_stages(self.config.replay) or not batch.packing.num_rows("batches"):
             return None
         assert self.policy is not None, "a replay that trains has weights to start from; prepare_replay saw to it"
         check(batch)

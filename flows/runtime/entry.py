@@ -14,7 +14,7 @@ from flows.orchestration.server import current_flow_run, run_tags
 from flows.reporting.artifacts import RunArtifacts
 from flows.reporting.events import ArtifactWatcher, MonitorWatcher
 from flows.reporting.tracking import Monitor
-from flows.runtime.plan import Plan, plan_work
+from flows.runtime.plan import Planner, plan_work
 from flows.runtime.preflight import preflight
 from flows.runtime.prepare import prepare
 from flows.runtime.session import Session, Watcher, current_session, log_directory, open_session, record_run
@@ -32,7 +32,7 @@ def session_for(
 
 
 @contextmanager
-def session_of(prepared: Callable[[], RunConfig], plan: Plan = plan_work) -> Iterator[Session]:
+def session_of(prepared: Callable[[], RunConfig], plan: Planner = plan_work) -> Iterator[Session]:
     """Yield the session that is open around the flow, or a new one; write down how the run went.
 
     `plan` says which results the run consists of, to start only the services that the missing ones need.

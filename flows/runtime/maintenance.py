@@ -8,14 +8,9 @@ from typing import Any
 from flows.queries.step_history import StepHistory, step_history
 from flows.views.readers import readers
 from storage.errors import StoreError
-from storage.maintenance.compact import RETENTION_HOURS, MaintenanceReport, maintain
+from storage.maintenance.compact import MaintenanceReport, maintain
 from storage.maintenance.plan import Needs, Plan, PolicyRetention, at_work, plan_removal, present_runs
-from storage.maintenance.sweep import ExpiryReport, RemovalReport, Retention, carry_out, expire, finish_removals
-from storage.read.frames import existing_store
-from storage.maintenance.activity import at_work
-from storage.maintenance.compact import Maintenance, maintain
-from storage.maintenance.plan import Needs, Plan, Thinning, plan, runs_in
-from storage.maintenance.sweep import Expired, Retention, Swept, expire, sweep_plan
+from storage.maintenance.sweep import ExpiryReport, RemovalReport, Retention, carry_out, expire
 from storage.read.lineage import Graph
 from storage.store import Store
 
@@ -54,7 +49,7 @@ def _check(store: Store, retention: Retention, force: bool) -> None:
         raise StoreError(f"{what}; and {', '.join(busy)} may be at work", store.root.address, safe, "wait for them")
 
 
-def plan_removal(
+def choose_removal(
     store: Store, keep: Sequence[str], keep_last: int, remove: Sequence[str], force: Sequence[str], policies: str
 ) -> Plan:
     """Return the plan for what a person asked for. Without `keep`, `keep_last` and `remove` no run goes.

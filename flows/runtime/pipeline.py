@@ -233,7 +233,7 @@ def credit(
     `before` is the same of the step before, where an estimator has state; `sampled_by` the policy that sampled them,
     which scores them itself where an algorithm wants that.
     """
-    policy = sampled_by if scored_by_policy(config) else None
+    policy = sampled_by if policy_scores(config) else None
     scored = (execute(reference.task, step, (*traces, verdicts), policy),) if config.scorers else ()
     states = (before,) if before and config.stateful else ()
     return execute(advantage.task, step, (*traces, verdicts, *scored, *states))

@@ -12,7 +12,7 @@ from flows.runtime.pipeline import Source
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import Policy, Ref
 
-Plan = Callable[[RunContext, Source, Policy | None], list[Ref]]
+Planner = Callable[[RunContext, Source, Policy | None], list[Ref]]
 """Returns every result that a run consists of, as `plan_work` does."""
 
 

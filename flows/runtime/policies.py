@@ -2,13 +2,8 @@
 
 from pathlib import Path
 
-from configs.load import load
 from configs.run import RunConfig
 from configs.training import LoraConfig
-from storage.store import Store, open_store
-from configs.lora import LoraConfig
-from configs.run import RunConfig
-from storage.policies.adapters import bases
 from storage.store import Store
 from tasks.runtime.stage import Policy
 

@@ -9,9 +9,7 @@ import pyarrow as pa
 from configs.run import RunConfig
 from flows.queries.scores import READ, RecordedEvaluation, recorded_evaluations, score_rollouts
 from flows.queries.store_reader import Library, each_once
-from flows.runtime.scores import READ, RecordedEvaluation, recorded_evaluations, score_rollouts
 from storage.read.lineage import row_identities
-from storage.read.lineage import marks
 from storage.schemas.stage_tables import TRACES
 
 _SCHEMA = pa.schema([TRACES.arrow.field(name) for name in READ])

@@ -29,7 +29,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def remove(root: Path) -> Store:
     """Remove the recorded run."""
     store = open_store(root)
-    gc.remove_planned(store, gc.plan_removal(store, (), 0, ["base"], (), "all"))
+    gc.remove_planned(store, gc.choose_removal(store, (), 0, ["base"], (), "all"))
     assert store.runs.events("base")[-1].event == "removed"
     return open_store(root)
 
@@ -44,8 +44,8 @@ def test_a_replay_up_to_packing_can_still_be_trained_from_the_same_policies(root
     assert len({*keys}) == 3, "each step started from another policy"
     store = remove(root)
     assert {entry.key for entry in store.ledger.entries(run="base")} >= {*keys}
-    assert gc.plan_removal(store, (), 0, (), (), "last").rows == ()
-    later = gc.plan_removal(store, ["kept"], 0, (), (), "last")
+    assert gc.choose_removal(store, (), 0, (), (), "last").rows == ()
+    later = gc.choose_removal(store, ["kept"], 0, (), (), "last")
     assert not {entry.key for entry in later.rows} & {*keys}
 
 
@@ -55,6 +55,6 @@ def test_what_an_unfinished_replay_goes_through_is_not_removed_unless_it_is_forc
     store = open_store(root)
     store.runs.record(run="kept", event="resumed")
     with pytest.raises(StoreError, match=r"base .run 'kept', which may go on, replays it."):
-        gc.plan_removal(store, (), 0, ["base"], (), "all")
-    assert gc.plan_removal(store, ["kept"], 0, (), (), "all").removed == ()
-    assert gc.plan_removal(store, (), 0, (), ["base"], "all").removed == ("base",)
+        gc.choose_removal(store, (), 0, ["base"], (), "all")
+    assert gc.choose_removal(store, ["kept"], 0, (), (), "all").removed == ()
+    assert gc.choose_removal(store, (), 0, (), ["base"], "all").removed == ("base",)

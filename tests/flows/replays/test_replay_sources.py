@@ -40,7 +40,7 @@ def remove(root: Path, force: bool = False) -> None:
     """Remove the recorded run."""
     store = open_store(root)
     named = ["base"]
-    gc.remove_planned(store, gc.plan_removal(store, (), 0, () if force else named, named if force else (), "all"))
+    gc.remove_planned(store, gc.choose_removal(store, (), 0, () if force else named, named if force else (), "all"))
     assert store.runs.events("base")[-1].event == "removed"
 
 

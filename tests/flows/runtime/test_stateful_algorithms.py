@@ -179,7 +179,7 @@ def test_a_replay_of_a_replay_goes_on_from_the_state_that_it_did(origin: Path, t
     walk(ask(root, steps="1:", overrides=filters, name="kept"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("storage.maintenance.plan.RECENT_HOURS", 0.0)
-        gc.remove_planned(open_store(root), gc.plan_removal(open_store(root), (), 0, ["base"], (), "all"))
+        gc.remove_planned(open_store(root), gc.choose_removal(open_store(root), (), 0, ["base"], (), "all"))
     assert not [piece for piece in pieces(ask(root, run="kept", from_stage="advantage")) if piece.computed]
     session, _ = walk(ask(root, run="kept", overrides=['filtering.filters=[{type="errored"}]'], name="later"))
     assert credits(session.place.store, "later") == credits(open_store(origin))[1:]
