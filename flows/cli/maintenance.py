@@ -8,10 +8,10 @@ from itertools import groupby
 from configs.run import RunConfig
 from flows.reporting.formats import console, grid, size
 from flows.runtime.maintenance import (
+    choose_removal,
     describe_maintenance,
     describe_removal,
     maintain_tables,
-    choose_removal,
     remove_planned,
 )
 from storage.errors import StoreError

@@ -80,13 +80,13 @@ def traces(
 ) -> int | None:
     """The rollouts of a step on the terminal: filter, sort and search."""
     from flows.queries.request import BadQuestion
-    from flows.viewer.data.step_choice import Choice
-    from flows.viewer.data.step_columns import read_names
+    from flows.queries.rollout_choice import TraceChoice
+    from flows.queries.rollout_columns import read_names
     from flows.viewer.terminal.traces import main
 
     if of_set is not None and evaluation is None:
         raise BadQuestion("--set chooses of an evaluation: name its policy's version with --evaluation")
-    choice = Choice(
+    choice = TraceChoice(
         environment=env,
         agent=agent,
         outcome=outcome,

@@ -21,12 +21,11 @@ from flows.queries.compare_rows import (
     join_steps,
     step_detail,
 )
-from flows.queries.recorded_run import recorded_run
+from flows.queries.recorded_run import flat, recorded_run
 from flows.queries.request import NotThere
 from flows.queries.scores import compare_scores as compared_figures
 from flows.queries.scores import recorded_evaluations
-from flows.queries.store_reader import Library
-from flows.runtime.prepare import flat
+from flows.queries.store_reader import StoreReader
 from storage.keys import canonical_json
 from storage.read.lineage import Work
 from storage.store import Store
@@ -38,7 +37,7 @@ Works = dict[int, dict[str, Work]]
 """A run's finished work by step and stage; an evaluation has its policy's version for a step."""
 
 
-def compare(library: Library, a: str, b: str, step: int | None = None) -> dict[str, Any]:
+def compare(library: StoreReader, a: str, b: str, step: int | None = None) -> dict[str, Any]:
     """Return how run `b` differs from run `a`; with `step`, that step's groups and samples too.
 
     Raises ConfigError for an unknown run, or a step that neither has.
@@ -63,14 +62,14 @@ def compare(library: Library, a: str, b: str, step: int | None = None) -> dict[s
     return found if step is None else found | {"detail": step_detail(*_pair_of(step, pairs))}
 
 
-def _pairs(library: Library, works: Sequence[Works]) -> Iterator[tuple[int, tuple[StepRows, StepRows]]]:
+def _pairs(library: StoreReader, works: Sequence[Works]) -> Iterator[tuple[int, tuple[StepRows, StepRows]]]:
     """Yield each step that either run has, with the rows that both made of it."""
     steps = _steps_of(works)
     rows = ComparedRows(library).steps([work.get(each, {}) for work in works for each in steps])
     yield from zip(steps, zip(rows[: len(steps)], rows[len(steps) :], strict=True), strict=True)
 
 
-def step_pair(library: Library, a: str, b: str, step: int) -> tuple[StepRows, StepRows]:
+def step_pair(library: StoreReader, a: str, b: str, step: int) -> tuple[StepRows, StepRows]:
     """Return the rows that both runs made of a step: those of its last batch.
 
     Raises NotThere for an unknown run, or a step that neither has.
@@ -84,7 +83,7 @@ def step_pair(library: Library, a: str, b: str, step: int) -> tuple[StepRows, St
     return one, other
 
 
-def steps_of_both(library: Library, a: str, b: str) -> list[int]:
+def steps_of_both(library: StoreReader, a: str, b: str) -> list[int]:
     """Return the steps that either run has, in order. Raises NotThere for an unknown run."""
     return _steps_of([works_of(library, run) for run in (a, b)])
 
@@ -93,13 +92,13 @@ def _steps_of(works: Sequence[Works]) -> list[int]:
     return sorted({step for work in works for step, stages in work.items() if is_step(stages)})
 
 
-def works_of(library: Library, run: str) -> Works:
+def works_of(library: StoreReader, run: str) -> Works:
     """Return a run's finished work by step and stage. Raises NotThere for an unknown run."""
     state = state_of(library, run)
     return library.kept_while(("finished work", run), state, partial(work_of, library, run))
 
 
-def work_of(library: Library, run: str) -> Works:
+def work_of(library: StoreReader, run: str) -> Works:
     """Return a run's finished work by step and stage, as its last batch of each step was made."""
     history = library.history(run)
     found: Works = {}
@@ -220,7 +219,7 @@ def _together(works: Sequence[Works], pairs: Mapping[int, tuple[StepRows, StepRo
     return {"steps": both, **_both((a, b))}
 
 
-def _averages(library: Library, run: str, config: RunConfig) -> dict[int, float | None]:
+def _averages(library: StoreReader, run: str, config: RunConfig) -> dict[int, float | None]:
     """Return by policy version the mean reward of what an evaluation counts: no opponents, and no errors made again."""
     found: dict[int, float | None] = {}
     for each in reversed(recorded_evaluations(library.store, run, config)):  # the first set stands for all
@@ -270,7 +269,7 @@ EVALUATIONS = {
 difference with 95 % confidence, over those examples. Null where nothing can be paired."""
 
 
-def compared(library: Library, a: str, b: str) -> Mapping[str, Any]:
+def compared(library: StoreReader, a: str, b: str) -> Mapping[str, Any]:
     """Return how run `b` differs from run `a`, as `compare` does; made anew when one of them has done more.
 
     Raises NotThere for an unknown run.
@@ -279,7 +278,7 @@ def compared(library: Library, a: str, b: str) -> Mapping[str, Any]:
     return library.kept_while(("compared", a, b), state, partial(compare, library, a, b))
 
 
-def compared_steps(library: Library, a: str, b: str) -> pl.DataFrame:
+def compared_steps(library: StoreReader, a: str, b: str) -> pl.DataFrame:
     """Return one row for each step of either run.
 
     Columns: `step`, `first_difference` (the first stage whose key is another; null where there is none), `only` (the
@@ -292,7 +291,7 @@ def compared_steps(library: Library, a: str, b: str) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=schema | BETWEEN, orient="row", strict=False)
 
 
-def compared_evaluations(library: Library, a: str, b: str) -> pl.DataFrame:
+def compared_evaluations(library: StoreReader, a: str, b: str) -> pl.DataFrame:
     """Return how the policies of two runs differ on held-out examples; columns as in `EVALUATIONS`.
 
     Policies of the same version are paired, and those that were evaluated last where their versions differ.
@@ -313,7 +312,7 @@ def compared_evaluations(library: Library, a: str, b: str) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=EVALUATIONS, orient="row")
 
 
-def state_of(library: Library, run: str) -> tuple[Any, ...]:
+def state_of(library: StoreReader, run: str) -> tuple[Any, ...]:
     """Return what a comparison of a run depends on: its finished work, its config and its last event."""
     works = library.frames(run).graph.works.values()
     last = library.store.runs.events(run)[-1]

@@ -11,7 +11,7 @@ import pyarrow as pa
 from configs.run import RunConfig
 from flows.queries.scores import READ, EvaluationScores, RecordedEvaluation, score_rollouts
 from flows.queries.step_metrics import read_metrics
-from flows.queries.store_reader import Library, each_once
+from flows.queries.store_reader import StoreReader, each_once
 from storage.read.frames import Frames, files_of_attempts
 from storage.read.lineage import Work, row_identities
 from storage.refs import Entry
@@ -210,7 +210,7 @@ Name = tuple[tuple[str, ...], ...]
 class ComparedRows:
     """Reads what runs recorded, to compare them, and keeps what it read by what names the rows."""
 
-    def __init__(self, library: Library) -> None:
+    def __init__(self, library: StoreReader) -> None:
         self._library = library
 
     def steps(self, works: Sequence[Mapping[str, Work]]) -> list[StepRows]:

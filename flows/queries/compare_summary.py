@@ -10,7 +10,7 @@ from configs.replay import replayed_stages
 from configs.run import RunConfig
 from flows.queries.compare import DIFFERENT, ONLY_A, ONLY_B, SAME, by_step
 from flows.queries.compare_rows import MEASURES
-from flows.queries.store_reader import Library
+from flows.queries.store_reader import StoreReader
 from flows.reporting.formats import compact_number
 from tasks.metrics.figures import MEANINGS
 from tasks.stages import COMPARED
@@ -203,7 +203,9 @@ def step_of(pieces: Iterable[Piece], step: int) -> dict[str, Any]:
     return by_step(each for each in pieces if each["step"] == step).get(step, none)
 
 
-def replayed_settings(library: Library, a: str, b: str, changed: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def replayed_settings(
+    library: StoreReader, a: str, b: str, changed: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
     """Return, for each of the runs that is a replay, what it went through again; `changed` are settings that differ."""
     found = []
     for side, run, other in (("a", a, b), ("b", b, a)):

@@ -11,24 +11,22 @@ import polars as pl
 
 from flows.queries.compare import step_pair
 from flows.queries.compare_rows import KEPT, StepRows, shared_advantages, table_columns, trace_verdicts
+from flows.queries.identify import nearest
+from flows.queries.message_parts import Images, read_message
+from flows.queries.messages import branches, messages
 from flows.queries.request import NotThere
-from flows.queries.store_reader import Library
+from flows.queries.rollouts import natural
+from flows.queries.store_reader import StoreReader
+from flows.queries.tokens import PLACE, tokens
+from flows.queries.trace import FoundTrace, index
 from flows.reporting.texts import cut
-from flows.viewer.data.groups import natural
-from flows.viewer.data.images import Images
-from flows.viewer.data.messages import branches, messages
-from flows.viewer.data.messages_read import read_message
-from flows.viewer.data.tokens import PLACE, tokens
-from flows.viewer.data.trace import Found
-from flows.viewer.data.trace_index import index
-from flows.views.identify import nearest
 
 OF_TRACE = ("trace_id", "key", "group_id", "environment", "example_id", "agent")
 OF_SIDE = ("reward", "outcome", "advantage", "num_output_tokens", "error_class")
 BOTH, A_ALONE, B_ALONE = "both", "a", "b"
 
 
-def compared_traces(library: Library, a: str, b: str, step: int) -> pl.DataFrame:
+def compared_traces(library: StoreReader, a: str, b: str, step: int) -> pl.DataFrame:
     """Return one row for each rollout of either run at a step, those of both once; in the order of a, then of b.
 
     Columns: trace_id; `side` (both, a or b); environment, example_id, agent; `group`, a number for the rollouts that
@@ -58,7 +56,7 @@ def compared_traces(library: Library, a: str, b: str, step: int) -> pl.DataFrame
     return found.with_columns(_numbered(found))
 
 
-def compared_groups(library: Library, a: str, b: str, step: int) -> pl.DataFrame:
+def compared_groups(library: StoreReader, a: str, b: str, step: int) -> pl.DataFrame:
     """Return one row for each group of rollouts of either run at a step, and each agent in it, by group_a.
 
     Groups at the same example are paired; where it has several in a step, the first with the first.
@@ -81,7 +79,7 @@ def compared_groups(library: Library, a: str, b: str, step: int) -> pl.DataFrame
     return found.join(moved, on="group", how="left").sort("group")
 
 
-def compared_samples(library: Library, a: str, b: str, step: int) -> pl.DataFrame:
+def compared_samples(library: StoreReader, a: str, b: str, step: int) -> pl.DataFrame:
     """Return one row for each training sample of both runs at a step, in order of ids.
 
     Columns: sample_id, trace_id, group_id, `a` and `b` (its advantages), difference (b - a). Raises NotThere.
@@ -151,7 +149,7 @@ ATTEMPTS = {
 side has the same rollout."""
 
 
-def compared_attempts(library: Library, a: str, b: str, environment: str, example_id: str) -> pl.DataFrame:
+def compared_attempts(library: StoreReader, a: str, b: str, environment: str, example_id: str) -> pl.DataFrame:
     """Return one row for each attempt of either run at an example, a's first, by step; columns as in `ATTEMPTS`.
 
     Both runs may be the same one. Raises NotThere, with the nearest examples, where neither tried it.
@@ -179,7 +177,7 @@ def typical(attempts: pl.DataFrame) -> Mapping[str, Any] | None:
     return attempts.sort(apart, nulls_last=True, maintain_order=True).row(0, named=True)
 
 
-def _attempts(library: Library, side: str, run: str, environment: str, example_id: str) -> pl.DataFrame:
+def _attempts(library: StoreReader, side: str, run: str, environment: str, example_id: str) -> pl.DataFrame:
     lineages = library.history(run).lineages
     rows = index(library, [lineage.traces for lineage in lineages])
     rows = rows.filter((pl.col("environment") == environment) & (pl.col("example_id") == example_id))
@@ -191,7 +189,7 @@ def _attempts(library: Library, side: str, run: str, environment: str, example_i
     )
 
 
-def _nowhere(library: Library, runs: tuple[str, str], environment: str, example_id: str) -> str:
+def _nowhere(library: StoreReader, runs: tuple[str, str], environment: str, example_id: str) -> str:
     rows = pl.concat([index(library, [lineage.traces for lineage in library.history(run).lineages]) for run in runs])
     known = rows.select(pl.concat_str("environment", "example_id", separator="/").unique(maintain_order=True))
     near = nearest(f"{environment}/{example_id}", known.to_series())
@@ -205,7 +203,7 @@ Turn = tuple[list[dict[str, str]], str | None]
 """What came before a sampled message (role and text), and its text; None where nothing was sampled after it."""
 
 
-def turns(library: Library, found: Found) -> list[Turn]:
+def turns(library: StoreReader, found: FoundTrace) -> list[Turn]:
     """Return the turns of a trace along its last way from a root to a leaf."""
     rows = messages(library, found)
     ways = branches(rows)
@@ -315,10 +313,10 @@ def _joined(pieces: list[tuple[str, list[str]]]) -> list[Piece]:
 
 
 TOKEN_MEASURES = ("advantage", "rl_weight", "ce_weight", "ref_kl_weight", "signal", "trained_rl_weight")
-"""What can differ between runs that share a rollout, as in `flows.viewer.data.tokens.TOKENS`."""
+"""What can differ between runs that share a rollout, as in `flows.queries.tokens.TOKENS`."""
 
 
-def compared_tokens(library: Library, one: Found, other: Found) -> pl.DataFrame:
+def compared_tokens(library: StoreReader, one: FoundTrace, other: FoundTrace) -> pl.DataFrame:
     """Return one row for each token that was sampled, of the same rollout in two runs.
 
     Columns: message, place, token_id, text, and each measure as `NAME_a`, `NAME_b` and `NAME_difference` (b - a; null

@@ -3,15 +3,15 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from flows.queries.outcomes import EVALUATED, EXPIRED
+from flows.queries.identify import WORK, policy_names
+from flows.queries.outcomes import EXPIRED
 from flows.queries.row_lineage import RowNode
 from flows.reporting.formats import compact_number
 from flows.reporting.texts import one_line
-from flows.views.identify import WORK, policy_names
 from storage.read.lineage import Graph, Work
 from tasks.filtering.filters.finding import QUARANTINED
 from tasks.inference.sampling.failures import STRAGGLER
-from tasks.metrics.accounting import ERRORED, FILTERED, NO_WEIGHT, PENDING, REFUSED, STOPPED, TRAINED
+from tasks.metrics.accounting import ERRORED, EVALUATED, FILTERED, NO_WEIGHT, PENDING, REFUSED, STOPPED, TRAINED
 
 KEY = 8
 """Characters of a key that are shown; as many name it in a command."""

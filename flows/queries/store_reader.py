@@ -32,7 +32,7 @@ class Moment:
     histories: dict[str, StepHistory]
 
 
-class Library:
+class StoreReader:
     """Answers questions about a store without ever writing to it. Safe to share between threads."""
 
     def __init__(self, store: Store) -> None:
@@ -44,11 +44,11 @@ class Library:
         """What was derived of finished rows; shared by all that `still` returns."""
 
     @classmethod
-    def at(cls, root: str | Path) -> "Library":
+    def at(cls, root: str | Path) -> "StoreReader":
         """Open the store at a root, a directory or a URL. Raises LayoutError where there is none; none is made."""
         return cls(existing_store(root, read_only=True))
 
-    def still(self) -> "Library":
+    def still(self) -> "StoreReader":
         """The same library at this moment: all that one page reads is then of one look, whoever commits meanwhile."""
         found = copy(self)  # what is kept and the lock are shared
         found._still = self.moment()
@@ -135,7 +135,7 @@ Name = TypeVar("Name", bound=Hashable)
 
 
 def each_once(
-    library: Library, purpose: Hashable, names: Sequence[Name], read: Callable[[list[Name]], Mapping[Name, Value]]
+    library: StoreReader, purpose: Hashable, names: Sequence[Name], read: Callable[[list[Name]], Mapping[Name, Value]]
 ) -> dict[Name, Value]:
     """Return what belongs to each name; `read` is asked once, for all names at once of which nothing is kept.
 

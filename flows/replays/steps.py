@@ -299,7 +299,11 @@ class _Step:
         return (*(batch.refs if batch else early), *self._of("training"))
 
     def _train(self, batch: StepBatch | None, check: Check) -> Policy | None:
-        if batch is None or "training" not in replayed_stages(self.config.replay) or not batch.packing.num_rows("batches"):
+        if (
+            batch is None
+            or "training" not in replayed_stages(self.config.replay)
+            or not batch.packing.num_rows("batches")
+        ):
             return None
         assert self.policy is not None, "a replay that trains has weights to start from; prepare_replay saw to it"
         check(batch)

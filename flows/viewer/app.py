@@ -13,7 +13,7 @@ from starlette.types import ASGIApp
 
 from configs.errors import ConfigError
 from flows.queries.request import BadQuestion, NotThere, PageRequest
-from flows.queries.store_reader import Library
+from flows.queries.store_reader import StoreReader
 from flows.reporting.texts import cut
 from flows.viewer import rendering
 from flows.viewer.addresses import PATTERNS, Page
@@ -44,7 +44,7 @@ class Rest(Convertor[str]):
         return value
 
 
-def application(library: Library, hosts: tuple[str, ...] = (), token: str = "") -> ASGIApp:
+def application(library: StoreReader, hosts: tuple[str, ...] = (), token: str = "") -> ASGIApp:
     """Return the application over a library.
 
     `hosts` are the names that it answers to beside those of the loopback; with a `token`, only who brings it is let in.
@@ -62,7 +62,7 @@ def application(library: Library, hosts: tuple[str, ...] = (), token: str = "") 
     return Guard(app, hosts, token)  # around all of it: also what the framework answers by itself gets our headers
 
 
-def _answering(name: str, library: Library, turns: BoundedSemaphore) -> Callable[[Request], Response]:
+def _answering(name: str, library: StoreReader, turns: BoundedSemaphore) -> Callable[[Request], Response]:
     read = PAGES[name]
 
     def answer(request: Request) -> Response:
@@ -79,7 +79,7 @@ def _address(request: Request) -> str:
     return raw.decode("ascii", "replace").partition("?")[0]
 
 
-def respond(read: Callable[[Library, PageRequest], Page], library: Library, asked: PageRequest) -> Response:
+def respond(read: Callable[[StoreReader, PageRequest], Page], library: StoreReader, asked: PageRequest) -> Response:
     """Answer one address: the page, or what is wrong with it. The border where errors meant for people become pages."""
     form = asked.text("format") or "html"
     try:

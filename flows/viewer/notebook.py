@@ -16,38 +16,30 @@ from typing import Any
 
 import polars as pl
 
-from flows.queries import compare, compare_traces
+from flows.queries import batch, compare, compare_traces, messages, runs, series, timeline, tokens
+from flows.queries import batch as batch_row
+from flows.queries import example as examples
+from flows.queries import rollouts as groups
+from flows.queries import rollouts as step_traces
+from flows.queries import run_state as run_scores
+from flows.queries import shared_slices as shared
+from flows.queries import trace as traces
 from flows.queries.request import plain
-from flows.queries.store_reader import Library
-from flows.viewer.data import (
-    batch,
-    batch_row,
-    groups,
-    messages,
-    run_scores,
-    runs,
-    series,
-    shared,
-    step_traces,
-    timeline,
-    tokens,
-)
-from flows.viewer.data import example as examples
-from flows.viewer.data import trace as traces
-from flows.viewer.data.tokenizers import with_texts
-from flows.viewer.data.trace_use import trace_use
+from flows.queries.store_reader import StoreReader
+from flows.queries.tokens import with_texts
+from flows.queries.trace import trace_use
 from storage.read.frames import Frames
 
 
 def open_viewer(store: str | Path) -> "Viewer":
     """Open the store at a root, a directory or a URL, to look at it. Raises LayoutError where there is none."""
-    return Viewer(Library.at(store))
+    return Viewer(StoreReader.at(store))
 
 
 class Viewer:
     """Everything that pages show, as polars frames. A run is named, or `latest`; NotThere says what is not there."""
 
-    def __init__(self, library: Library) -> None:
+    def __init__(self, library: StoreReader) -> None:
         self.library = library
 
     def runs(self) -> pl.DataFrame:
@@ -125,7 +117,7 @@ class Viewer:
 class TraceView:
     """One trace as a run uses it."""
 
-    def __init__(self, library: Library, found: traces.Found) -> None:
+    def __init__(self, library: StoreReader, found: traces.FoundTrace) -> None:
         self._library = library
         self.found = found
         """Its row and the work that it went through."""
@@ -152,7 +144,7 @@ class TraceView:
 
     @cached_property
     def tokens(self) -> pl.DataFrame:
-        """Its tokens with their texts and all that was measured of them; see `flows.viewer.data.tokens`."""
+        """Its tokens with their texts and all that was measured of them; see `flows.queries.tokens`."""
         found = tokens.tokens(self._library, self.found)
         return found if "text" in found.columns else with_texts(self._library, self.found, found)
 
@@ -160,7 +152,7 @@ class TraceView:
 class BatchView:
     """The packed batch of a step."""
 
-    def __init__(self, library: Library, of: batch.Packed) -> None:
+    def __init__(self, library: StoreReader, of: batch.PackedStep) -> None:
         self._library = library
         self.of = of
         """The work that made it, and what it was made of."""
@@ -188,7 +180,7 @@ class BatchView:
 class ComparisonView:
     """Two runs, `a` and `b`, side by side; differences are b less a."""
 
-    def __init__(self, library: Library, a: str, b: str) -> None:
+    def __init__(self, library: StoreReader, a: str, b: str) -> None:
         self._library, self.a, self.b = library, a, b
 
     @property

@@ -17,7 +17,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from configs.run import RunConfig
 from flows.queries.request import BadQuestion, NotThere, PageRequest, plain
-from flows.queries.store_reader import Library
+from flows.queries.store_reader import StoreReader
 from flows.reporting import formats
 from flows.reporting.texts import visible
 from flows.viewer import addresses
@@ -118,11 +118,11 @@ def save(address: str, file: str, store: str = "") -> int:
 
     Raises NotThere, BadQuestion where the file cannot be written, LayoutError where there is no store.
     """
-    print(save_page(Library.at(store or RunConfig().store), address, Path(file)))
+    print(save_page(StoreReader.at(store or RunConfig().store), address, Path(file)))
     return 0
 
 
-def save_page(library: Library, address: str, file: Path) -> str:
+def save_page(library: StoreReader, address: str, file: Path) -> str:
     """Write the page of an address to a new file or over an old one; return a sentence that says so."""
     name, asked = parsed_address(address)
     data = as_file(PAGES[name](library.still(), asked), asked)

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp
 
 from configs.errors import ConfigError
 from configs.run import RunConfig
-from flows.queries.store_reader import Library
+from flows.queries.store_reader import StoreReader
 from flows.viewer import addresses
 from flows.viewer.rendering import templates
 from storage.errors import StoreError
@@ -37,7 +37,7 @@ def main(store: str = "", run: str = "", host: str = "127.0.0.1", port: int | No
     """
     from flows.viewer.app import application
 
-    library = Library.at(store or RunConfig().store)
+    library = StoreReader.at(store or RunConfig().store)
     if run:
         run = library.latest() if run == "latest" else run
         library.frames(run)
@@ -138,14 +138,14 @@ FIRST_TEMPLATES = ("runs.html", "run.html", "step.html", "trace.html")
 """The templates of the pages that are opened first, in their order; the others follow."""
 
 
-def warm_in_background(library: Library) -> Thread:
+def warm_in_background(library: StoreReader) -> Thread:
     """Begin to warm in a thread that ends with the process, and return it."""
     thread = Thread(target=warm, args=(library,), name="warming", daemon=True)
     thread.start()
     return thread
 
 
-def warm(library: Library) -> None:
+def warm(library: StoreReader) -> None:
     """Read the ledger and compile every template. What is wrong with a store is left for the first page to say."""
     with suppress(StoreError, ConfigError):
         library.moment()  # under its lock: a page that comes meanwhile waits for this reading and does none of its own

@@ -8,7 +8,7 @@ from typing import Any
 from configs.run import RunConfig
 from flows.queries.compare import compare
 from flows.queries.compare_summary import sentences, sheets
-from flows.queries.store_reader import Library
+from flows.queries.store_reader import StoreReader
 from flows.reporting.artifacts import artifact_key, escaped
 from flows.reporting.formats import console, grid, markdown_table
 from flows.reporting.panel import printable
@@ -23,7 +23,7 @@ def main(a: str, b: str, step: int | None = None, as_json: bool = False, store: 
 
     Raises ConfigError for an unknown run or step, LayoutError where there is no store.
     """
-    found = compare(Library.at(store or RunConfig().store), a, b, step)
+    found = compare(StoreReader.at(store or RunConfig().store), a, b, step)
     if as_json:
         print(json.dumps(found, sort_keys=True))
     else:
@@ -39,7 +39,7 @@ def publish_diff(store: Store, a: str, b: str) -> dict[str, Any]:
     import httpx
     from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
-    found = compare(Library(store), a, b)
+    found = compare(StoreReader(store), a, b)
     names = f"{a}-{b}"
     about = f"Run {escaped(b)} against {escaped(a)}"
     try:

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from configs.run import KEY_NAMES, RunConfig
+from flows.queries.identify import WORK, identify, policy_names, policy_version
 from flows.queries.row_lineage import RowNode, RowTree, traverse
 from flows.queries.sentences import KEY, flat, row_line, title_of, work_line
 from flows.reporting.formats import say
-from flows.views.identify import WORK, identify, policy_names, policy_version
 from storage.errors import border
 from storage.read.frames import Frames, existing_store
 from storage.read.lineage import Graph, Work

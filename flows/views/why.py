@@ -7,11 +7,11 @@ from typing import Any
 import polars as pl
 
 from configs.run import RunConfig
+from flows.queries.identify import identify, policy_names, policy_version
 from flows.queries.outcomes import EXPIRED, expired, outcome_of_packed
 from flows.queries.sentences import head, in_quarantine, sentence
 from flows.queries.step_history import StepHistory, StepLineage
 from flows.reporting.formats import say
-from flows.views.identify import identify, policy_names, policy_version
 from storage.errors import border
 from storage.read.frames import Frames, existing_store
 from storage.read.lineage import Work

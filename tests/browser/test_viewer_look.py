@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from flows.queries.store_reader import Library
+from flows.queries.store_reader import StoreReader
 from flows.viewer import addresses
 from flows.viewer.rendering import STATIC
 from tests.browser.conftest import Opened
@@ -58,7 +58,7 @@ PALE = """() => {
 @pytest.fixture(scope="module")
 def kinds(demo_store: Path) -> dict[str, str]:
     """An address of each kind of page."""
-    library = Library.at(demo_store)
+    library = StoreReader.at(demo_store)
     fork = next(name for name in library.store.runs.names() if library.store.runs.last(name).parent_run == "demo")
     return one_of_each(library, "demo", fork)
 
@@ -172,7 +172,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, lis
     """A viewer of a store of hostile rollouts, and addresses of all kinds in it."""
     store = hostile_store(tmp_path_factory.mktemp("hostile") / "store").store
     with viewer(Path(store.root.address)) as address:
-        library = Library.at(store.root.address)
+        library = StoreReader.at(store.root.address)
         trained = {**one_of_each(library, "base", "replayed"), "refused": addresses.run("refused")}
         more = everything(library, "base")[-4:]
         yield address, list(dict.fromkeys([*trained.values(), *more]))

@@ -11,7 +11,7 @@ import pytest
 from flows import cli
 from flows.orchestration.gate_answers import summary
 from flows.queries.compare import compare
-from flows.queries.store_reader import Library
+from flows.queries.store_reader import StoreReader
 from flows.views.diff import markdown, table_rows
 from tests.fixtures.hostile import ALL, ENVIRONMENT, HELD_OUT, TEXTS, Hostile, acting, hostile_store
 from tests.fixtures.reading import READERS, kinds, tokens
@@ -146,7 +146,7 @@ def test_questions_hold_no_marks(hostile: Hostile) -> None:
 
 @pytest.mark.parametrize("other", ["replayed", "refused"])
 def test_differences_hold_no_marks(hostile: Hostile, other: str) -> None:
-    found = compare(Library(hostile.store), hostile.run, other, 0)
+    found = compare(StoreReader(hostile.store), hostile.run, other, 0)
     page = markdown(found)
     assert "evaluation.sets" in page or "algorithm.type" in page
     assert not kinds(page) & (ACTIVE | {"fence"})

@@ -7,7 +7,7 @@ import pytest
 
 from configs.replay import ORDER
 from tasks import stages
-from tasks.runtime.prefect_task import WAITS_FOR
+from tasks.runtime.services import WAITS_FOR
 from tasks.stages import BY_NAME, STAGES
 
 SERVICES = {"engine", "teachers", "environments", "learner", "graders"}

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 
 from flows.queries.request import PageRequest
-from flows.queries.store_reader import Library
+from flows.queries.store_reader import StoreReader
 from flows.viewer.addresses import Page
 from flows.viewer.pages.batch import batch_page, row_page
 from flows.viewer.pages.compare import compare_choice_page, compare_page, compare_step_page
@@ -13,7 +13,7 @@ from flows.viewer.pages.runs import runs_page
 from flows.viewer.pages.step import evaluation_page, step_page
 from flows.viewer.pages.trace import any_trace_page, trace_page
 
-PAGES: Mapping[str, Callable[[Library, PageRequest], Page]] = {
+PAGES: Mapping[str, Callable[[StoreReader, PageRequest], Page]] = {
     "runs": runs_page,
     "run": run_page,
     "metric": metric_page,

@@ -10,19 +10,20 @@ from typing import Any
 
 import polars as pl
 
+from flows.queries import batch
+from flows.queries import batch as batch_row
+from flows.queries import batch as data
+from flows.queries.batch import texts
 from flows.queries.compare_rows import MEASURES
+from flows.queries.identify import policy_names, policy_version
 from flows.queries.request import BadQuestion, NotThere, PageRequest
-from flows.queries.store_reader import Library
+from flows.queries.shared_slices import lost, retired
+from flows.queries.store_reader import StoreReader
 from flows.viewer import addresses
 from flows.viewer.addresses import Crumb, Page
-from flows.viewer.data import batch, batch_row
-from flows.viewer.data import batch as data
-from flows.viewer.data.batch_texts import texts
-from flows.viewer.data.retired import lost, retired
 from flows.viewer.pages.run import any_going
 from flows.viewer.pages.step import neighbours
 from flows.viewer.svg.colours import diverging, sequential
-from flows.views.identify import policy_names, policy_version
 
 COLOURS = ("advantage", "reward", "sample", "environment")
 """By what samples are coloured."""
@@ -33,7 +34,7 @@ DENOMINATORS = {"rl_tokens": "RL tokens", "ce_tokens": "CE tokens", "ref_kl_toke
 """Tokens of an update that each component weighs, and is divided by; with what they are called."""
 
 
-def batch_page(library: Library, asked: PageRequest) -> Page:
+def batch_page(library: StoreReader, asked: PageRequest) -> Page:
     """Return the batch of a step. Raises NotThere where it has none."""
     run, step = asked.path["run"], asked.place("step")
     of = data.packed(library, run, step)
@@ -66,7 +67,7 @@ def rows_per_page(rows: pl.DataFrame) -> int:
     return max(1, min(MOST_ROWS, MOST_SAMPLES * len(rows) // max(samples, 1)))
 
 
-def may_change(library: Library, of: data.Packed) -> bool:
+def may_change(library: StoreReader, of: data.PackedStep) -> bool:
     """Say whether the batch may still be trained: its run goes on."""
     return of.updates is None and any_going(library, of.run)
 
@@ -76,7 +77,7 @@ def crumbs(run: str, step: int) -> tuple[Crumb, ...]:
     return Crumb(run, addresses.run(run)), Crumb(f"step {step}", addresses.step(run, step))
 
 
-def overview(library: Library, of: data.Packed) -> dict[str, Any]:
+def overview(library: StoreReader, of: data.PackedStep) -> dict[str, Any]:
     """Return what is told of a batch as a whole."""
     rows, samples = data.rows(library, of), data.samples(library, of)
     tokens = int(rows["num_tokens"].sum())
@@ -109,7 +110,7 @@ def _environments(samples: pl.DataFrame) -> list[str]:
     return sorted(samples["environment"].drop_nulls().unique().to_list())
 
 
-def _state(library: Library, of: data.Packed) -> str:
+def _state(library: StoreReader, of: data.PackedStep) -> str:
     """Say how far the batch has come."""
     if of.updates:
         return "trained" if of.updates.finished else "being trained"
@@ -117,7 +118,7 @@ def _state(library: Library, of: data.Packed) -> str:
     return "refused" if decided and not decided[-1]["approved"] else "packed, not trained"
 
 
-def _policy(library: Library, of: data.Packed) -> dict[str, Any] | None:
+def _policy(library: StoreReader, of: data.PackedStep) -> dict[str, Any] | None:
     """Return which policy training made of which; None before training."""
     if of.updates is None:
         return None
@@ -133,7 +134,7 @@ def _policy(library: Library, of: data.Packed) -> dict[str, Any] | None:
     }
 
 
-def drawn_rows(library: Library, of: data.Packed, rows: pl.DataFrame) -> list[dict[str, Any]]:
+def drawn_rows(library: StoreReader, of: data.PackedStep, rows: pl.DataFrame) -> list[dict[str, Any]]:
     """Return rows of a batch with their samples, ready to be drawn."""
     wanted = rows["row"].to_list()
     own = data.samples(library, of).filter(pl.col("row").is_in(wanted))
@@ -163,7 +164,7 @@ def trace_of(run: str, sample: dict[str, Any]) -> str | None:
     return addresses.trace(run, sample["trace_id"], sample["key"] or "", branch=branch)
 
 
-def _updates(library: Library, of: data.Packed, rows: pl.DataFrame) -> list[dict[str, Any]]:
+def _updates(library: StoreReader, of: data.PackedStep, rows: pl.DataFrame) -> list[dict[str, Any]]:
     """Return the updates of a batch with their denominators, what is in their rows, and what was measured."""
     measured = {each["update"]: each for each in data.updates(library, of).to_dicts()}
     own = rows.group_by("update", maintain_order=True).agg(
@@ -198,7 +199,7 @@ LEAST_LOGPROB = -4.0
 COMPONENTS = {"rl_weights": "rl", "ce_weights": "ce", "ref_kl_weights": "ref_kl"}
 
 
-def row_page(library: Library, asked: PageRequest) -> Page:
+def row_page(library: StoreReader, asked: PageRequest) -> Page:
     """Return a row. Raises NotThere where the step has no batch or the batch no such row."""
     run, step, number = asked.path["run"], asked.place("step"), asked.place("row")
     of = batch.packed(library, run, step)
@@ -225,13 +226,13 @@ def row_page(library: Library, asked: PageRequest) -> Page:
     return Page("row.html", f"Row {number}", values, way, may_change(library, of))
 
 
-def _samples(library: Library, of: batch.Packed, number: int) -> list[dict[str, Any]]:
+def _samples(library: StoreReader, of: batch.PackedStep, number: int) -> list[dict[str, Any]]:
     found = batch_row.row_samples(library, of, number).to_dicts()
     return [each | {"address": trace_of(of.run, each)} for each in found]
 
 
 def _shown_samples(
-    library: Library, of: batch.Packed, number: int, asked: PageRequest, largest: float | None
+    library: StoreReader, of: batch.PackedStep, number: int, asked: PageRequest, largest: float | None
 ) -> dict[str, Any]:
     """Return the tokens of the samples from `first` on, as many samples as MOST_TOKENS hold."""
     samples = batch_row.row_samples(library, of, number)
@@ -263,7 +264,9 @@ def _fitting(lengths: list[int]) -> int:
     return max(1, sum(total <= MOST_TOKENS for total in accumulate(lengths)))
 
 
-def _tokens(library: Library, of: batch.Packed, tokens: pl.DataFrame, largest: float | None) -> list[dict[str, Any]]:
+def _tokens(
+    library: StoreReader, of: batch.PackedStep, tokens: pl.DataFrame, largest: float | None
+) -> list[dict[str, Any]]:
     """Return the tokens of one sample with their texts and the steps of colour of each."""
     told = texts(library, of.run, tokens["token_id"].to_list())
     return [_token(row, text, largest) for row, text in zip(tokens.drop("place").to_dicts(), told, strict=True)]

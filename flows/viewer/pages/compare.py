@@ -19,10 +19,10 @@ from flows.queries.compare_rows import differences_between
 from flows.queries.compare_summary import ledger_cells, replayed_settings, step_of, summary_sentences
 from flows.queries.compare_traces import BOTH, compared_groups, compared_samples, compared_traces
 from flows.queries.request import BadQuestion, PageRequest
-from flows.queries.store_reader import Library
+from flows.queries.shared_slices import retired_of
+from flows.queries.store_reader import StoreReader
 from flows.viewer import addresses
 from flows.viewer.addresses import Crumb, Page
-from flows.viewer.data.retired import retired_of
 from flows.viewer.pages.run import any_going
 from flows.viewer.svg.colours import sequential
 from tasks.metrics.figures import MEANINGS
@@ -43,7 +43,7 @@ LONG_CONFIG = 8
 """Settings that differ beyond which they are folded."""
 
 
-def compare_page(library: Library, asked: PageRequest) -> Page:
+def compare_page(library: StoreReader, asked: PageRequest) -> Page:
     """Return the comparison of two runs; `figure` is the further figure that is told of each step."""
     a, b = asked.path["a"], asked.path["b"]
     figure = asked.one_of("figure", FIGURES, "num_kept")
@@ -90,7 +90,7 @@ def _across(a: str, b: str, step: int) -> dict[str, Any]:
     return {"step": step, "address": addresses.compare_step(a, b, step), "finished": True}
 
 
-def compare_choice_page(library: Library, asked: PageRequest) -> Page:
+def compare_choice_page(library: StoreReader, asked: PageRequest) -> Page:
     """Return the comparison of run `a` with run `b`. Raises BadQuestion where one of them is not named."""
     a, b = asked.text("a"), asked.text("b")
     if not (a and b):
@@ -124,7 +124,7 @@ SORTS = {
 """What each table can be sorted by; the first is how it comes."""
 
 
-def compare_step_page(library: Library, asked: PageRequest) -> Page:
+def compare_step_page(library: StoreReader, asked: PageRequest) -> Page:
     """Return a step of two runs; `view` chooses the table, `sort`, `down` and `page` what of it is shown."""
     a, b, step = asked.path["a"], asked.path["b"], asked.place("step")
     view = asked.one_of("view", list(VIEWS), "groups")
@@ -156,7 +156,7 @@ def compare_step_page(library: Library, asked: PageRequest) -> Page:
     return Page("compare_step.html", f"step {step}", values, crumbs, any_going(library, a, b))
 
 
-def _table(library: Library, asked: PageRequest, view: str, traces: pl.DataFrame, step: int) -> pl.DataFrame:
+def _table(library: StoreReader, asked: PageRequest, view: str, traces: pl.DataFrame, step: int) -> pl.DataFrame:
     """Return all rows of one of the tables."""
     runs = asked.path["a"], asked.path["b"]
     if view == "groups":

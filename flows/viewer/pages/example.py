@@ -16,13 +16,13 @@ from flows.queries.compare_traces import (
     turns,
     typical,
 )
+from flows.queries.example import PASS_REWARD, attempts, by_step, example
 from flows.queries.request import BadQuestion, NotThere, PageRequest
-from flows.queries.store_reader import Library
+from flows.queries.shared_slices import retired_of
+from flows.queries.store_reader import StoreReader
+from flows.queries.trace import find_trace
 from flows.viewer import addresses
 from flows.viewer.addresses import Crumb, Page
-from flows.viewer.data.example import PASS_REWARD, attempts, by_step, example
-from flows.viewer.data.retired import retired_of
-from flows.viewer.data.trace import find_trace
 from flows.viewer.pages.run import any_going
 from flows.viewer.svg.colours import diverging
 
@@ -31,7 +31,7 @@ MOST_RUNS = 12
 """Runs that a comparison is offered with: those that use the same environment, the newest first."""
 
 
-def example_page(library: Library, asked: PageRequest) -> Page:
+def example_page(library: StoreReader, asked: PageRequest) -> Page:
     """Return an example. Raises BadQuestion where it is not named, NotThere where the run does not have it."""
     run = asked.path["run"]
     environment, example_id = asked.text("environment"), asked.text("id")
@@ -138,13 +138,13 @@ def _series(whole: pl.DataFrame, name: str, numbers: list[int]) -> list[dict[str
     return found
 
 
-def _others(library: Library, run: str, environment: str) -> list[str]:
+def _others(library: StoreReader, run: str, environment: str) -> list[str]:
     """Return further runs whose configs have the environment, the newest first."""
     names = [name for name in reversed(library.store.runs.names()) if name != run]
     return [name for name in names if _has(library, name, environment)][:MOST_RUNS]
 
 
-def _has(library: Library, run: str, environment: str) -> bool:
+def _has(library: StoreReader, run: str, environment: str) -> bool:
     config = next((each.config for each in reversed(library.store.runs.events(run)) if each.config), {})
     return any(each.get("name") == environment for each in config.get("environments", ()))
 
@@ -154,7 +154,7 @@ MOST_TOKENS = 2_000
 Attempt = Mapping[str, Any]
 
 
-def compare_example_page(library: Library, asked: PageRequest) -> Page:
+def compare_example_page(library: StoreReader, asked: PageRequest) -> Page:
     """Return the attempts of two runs at an example.
 
     `step_a` or `version_a` (an evaluation) choose when, `trace_a` which attempt; the same for b. `agent` chooses whose
@@ -230,7 +230,7 @@ def _chosen(asked: PageRequest, sides: Mapping[str, Mapping[str, Any]]) -> dict[
     return found
 
 
-def _beside(library: Library, asked: PageRequest, chosen: Mapping[str, Attempt | None]) -> dict[str, Any]:
+def _beside(library: StoreReader, asked: PageRequest, chosen: Mapping[str, Attempt | None]) -> dict[str, Any]:
     """Return the chosen attempts next to each other."""
     empty: dict[str, Any] = {"texts": None, "tokens": None}
     one, other = chosen["a"], chosen["b"]

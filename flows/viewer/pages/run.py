@@ -3,25 +3,21 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from flows.queries.charts import charts
+from flows.queries.identify import nearest
+from flows.queries.metrics import Metric, ends, matching, metrics
 from flows.queries.request import NotThere, PageRequest
-from flows.queries.store_reader import Library
+from flows.queries.run_state import held_out, is_going, look_of
+from flows.queries.runs import overview, tokens_of
+from flows.queries.series import StepNumbers, numbers
+from flows.queries.shared_slices import ledger, retired_of
+from flows.queries.store_reader import StoreReader
+from flows.queries.timeline import events, lanes, stage_times
 from flows.reporting.svg import colour
 from flows.viewer import addresses
 from flows.viewer.addresses import Crumb, Page
-from flows.viewer.data.metrics import Metric, ends, matching, metrics
-from flows.viewer.data.retired import retired_of
-from flows.viewer.data.run import overview
-from flows.viewer.data.run_scores import held_out
-from flows.viewer.data.run_states import is_going, look_of
-from flows.viewer.data.runs import tokens_of
-from flows.viewer.data.series import StepNumbers, numbers
-from flows.viewer.data.series_charts import charts
-from flows.viewer.data.shared import ledger
-from flows.viewer.data.timeline import events, stage_times
-from flows.viewer.data.timeline_lanes import lanes
 from flows.viewer.svg.colours import stage_class, stage_number
 from flows.viewer.svg.runs import cell_class
-from flows.views.identify import nearest
 
 SPANS = ("all", "20", "5")
 """How many of the last steps the timeline shows."""
@@ -31,7 +27,7 @@ MANY = 40
 """Steps from which on the timeline shows the last ones alone, until asked for all."""
 
 
-def run_page(library: Library, asked: PageRequest) -> Page:
+def run_page(library: StoreReader, asked: PageRequest) -> Page:
     """Return the page of a run. Raises NotThere for an unknown run.
 
     Asks: `timeline`, one of SPANS; `numbers=all`; `metric`, words that metrics must have.
@@ -58,7 +54,7 @@ def run_page(library: Library, asked: PageRequest) -> Page:
     return Page("run.html", run, values, (Crumb("Runs", addresses.runs()),), live=told["going"])
 
 
-def any_going(library: Library, *runs: str) -> bool:
+def any_going(library: StoreReader, *runs: str) -> bool:
     """Say whether any of some runs may still get further, as far as can be seen from here."""
     return any(is_going(library.store.runs.events(run)[-1]) for run in runs)
 
@@ -105,13 +101,13 @@ def _evaluations(run: str, found: Sequence[Mapping[str, Any]]) -> list[dict[str,
     return [{**each, "address": addresses.evaluation(run, each["version"])} for each in found]
 
 
-def _timeline(library: Library, run: str, span: str) -> dict[str, Any]:
+def _timeline(library: StoreReader, run: str, span: str) -> dict[str, Any]:
     told = [{**event, "look": look_of(event["event"])} for event in events(library, run)]
     found = lanes(stage_times(library, run), told, recent=0 if span == "all" else int(span))
     return {**found, "lanes": [{**lane, "colour": stage_number(lane["stage"])} for lane in found["lanes"]]}
 
 
-def _ledger(library: Library, run: str, told: Mapping[str, Any]) -> dict[str, Any]:
+def _ledger(library: StoreReader, run: str, told: Mapping[str, Any]) -> dict[str, Any]:
     planned = told["steps_planned"] if told["kind"] in ("train", "sft") else 0
     found = ledger(library, run, planned)
     names = zip(found["runs"], found["num_pieces"], strict=True)
@@ -151,7 +147,7 @@ FROM_ZERO = ("share", "tokens", "tokens/s", "rollouts", "s", "turns", "steps", "
 """Units whose scale begins at zero: twice as high is twice as much."""
 
 
-def metric_page(library: Library, asked: PageRequest) -> Page:
+def metric_page(library: StoreReader, asked: PageRequest) -> Page:
     """Return the page of a metric, named by its measure or in full: `reward/mean`, `reward/all/mean`.
 
     Asks: `numbers=all`. Raises NotThere, with the nearest names, where no step of the run has it.

@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from flows.queries.request import PageRequest
-from flows.queries.store_reader import Library
+from flows.queries.runs import runs
+from flows.queries.store_reader import StoreReader
 from flows.viewer.addresses import Page
-from flows.viewer.data.runs import runs
 
 Row = dict[str, Any]
 SORTS: Mapping[str, Callable[[Row], Any]] = {
@@ -23,7 +23,7 @@ SORTS: Mapping[str, Callable[[Row], Any]] = {
 SEARCHED = ("run", "parent", "kind", "state", "message", "model")
 
 
-def runs_page(library: Library, asked: PageRequest) -> Page:
+def runs_page(library: StoreReader, asked: PageRequest) -> Page:
     """Return the list of runs. Asks: `q` (words that must all be there), `sort`, `down`, `state`."""
     every = runs(library).to_dicts()
     states = sorted({row["state"] for row in every})

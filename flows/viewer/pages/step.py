@@ -5,18 +5,21 @@ from typing import Any
 
 import polars as pl
 
+from flows.queries import rollout_choice as step_choice
+from flows.queries import rollouts as step_traces
+from flows.queries import step as data
+from flows.queries import step as step_search
+from flows.queries import step_figures
 from flows.queries.request import BadQuestion, NotThere, PageRequest
+from flows.queries.rollout_columns import read_names
 from flows.queries.scores import recorded_evaluations
+from flows.queries.shared_slices import retired
+from flows.queries.step import with_mismatch
 from flows.queries.step_history import StepLineage
-from flows.queries.store_reader import Library
+from flows.queries.store_reader import StoreReader
+from flows.queries.trace_neighbours import written
 from flows.viewer import addresses
 from flows.viewer.addresses import Crumb, Page
-from flows.viewer.data import step as data
-from flows.viewer.data import step_choice, step_figures, step_search, step_traces
-from flows.viewer.data.retired import retired
-from flows.viewer.data.step_columns import read_names
-from flows.viewer.data.step_mismatch import with_mismatch
-from flows.viewer.data.trace_walk import written
 from flows.viewer.pages.run import any_going
 from storage.read.lineage import row_identities
 
@@ -24,7 +27,7 @@ CARRIED = ("sort", "order", "columns", "size", "group_sort", "group_order")
 """What stays in the address on the way to the step before or after."""
 
 
-def step_page(library: Library, asked: PageRequest) -> Page:
+def step_page(library: StoreReader, asked: PageRequest) -> Page:
     """Return a step. Raises NotThere, and BadQuestion where the list of traces is asked for what is not known."""
     run, step = asked.path["run"], asked.place("step")
     lineages = step_traces.lineages_of(library, run, step)
@@ -45,7 +48,7 @@ def step_page(library: Library, asked: PageRequest) -> Page:
     return Page("step.html", f"Step {step}", values, crumbs(run), any_going(library, run))
 
 
-def list_values(library: Library, run: str, frame: pl.DataFrame, asked: PageRequest) -> dict[str, Any]:
+def list_values(library: StoreReader, run: str, frame: pl.DataFrame, asked: PageRequest) -> dict[str, Any]:
     """Return what the traces of a step, or of an evaluation, come to: figures, rewards, groups and the list."""
     choice = data.choice_of(asked)
     chosen = step_choice.choose(frame, choice, step_search.found(library, run, frame, choice.search))
@@ -58,7 +61,9 @@ def list_values(library: Library, run: str, frame: pl.DataFrame, asked: PageRequ
     }
 
 
-def _step_values(library: Library, run: str, lineages: Sequence[StepLineage], frame: pl.DataFrame) -> dict[str, Any]:
+def _step_values(
+    library: StoreReader, run: str, lineages: Sequence[StepLineage], frame: pl.DataFrame
+) -> dict[str, Any]:
     judged = {lineage.verdicts.key for lineage in lineages if lineage.verdicts}
     return {
         "stages": sorted({lineage.traces.stage for lineage in lineages}),
@@ -85,7 +90,7 @@ def crumbs(run: str) -> tuple[Crumb, ...]:
     return (Crumb(run, addresses.run(run)),)
 
 
-def _parent(library: Library, run: str, step: int) -> str | None:
+def _parent(library: StoreReader, run: str, step: int) -> str | None:
     """Return the run that this one is a fork of, where that has the same step."""
     parent = library.store.runs.events(run)[-1].parent_run
     if not parent or parent == run:
@@ -100,7 +105,7 @@ ALL = "all"
 """The value of `set` that asks for every set at once."""
 
 
-def evaluation_page(library: Library, asked: PageRequest) -> Page:
+def evaluation_page(library: StoreReader, asked: PageRequest) -> Page:
     """Return an evaluation of a policy; `set` chooses one set. Raises NotThere and BadQuestion."""
     run, version = asked.path["run"], asked.place("step")
     every = step_traces.evaluation_traces(library, run, version)
@@ -143,7 +148,7 @@ def _chosen_set(asked: PageRequest, sets: list[str]) -> str | None:
     return given
 
 
-def _scores(library: Library, run: str, version: int, set_name: str | None) -> list[dict[str, Any]]:
+def _scores(library: StoreReader, run: str, version: int, set_name: str | None) -> list[dict[str, Any]]:
     """Return the scores of the sets, as `stagecoach evals` has them; those that are still going on have none."""
     config = library.config(run)
     found = [each for each in recorded_evaluations(library.store, run, config) if each.version == version]

@@ -5,27 +5,23 @@ from typing import Any
 
 import polars as pl
 
+from flows.queries import trace_facts as facts
+from flows.queries.identify import nearest
+from flows.queries.message_parts import images, linked, long_text, read_message
+from flows.queries.messages import MOST_HITS, WINDOW, MessageView, hits, message_works, messages, reading, rejected
 from flows.queries.request import BadQuestion, NotThere, PageRequest
-from flows.queries.store_reader import Library
+from flows.queries.rollouts import episode, history, mates
+from flows.queries.shared_slices import retired
+from flows.queries.shown_tokens import colourings, describe, scaled, shown_tokens
+from flows.queries.store_reader import StoreReader
+from flows.queries.token_colours import NAMES, chosen
+from flows.queries.tokens import tokenizer, tokens
+from flows.queries.trace import FoundTrace, find_trace, index, other_runs, outcome_of, uses
+from flows.queries.trace_neighbours import TraceNeighbours, walk
 from flows.viewer import addresses
 from flows.viewer.addresses import Crumb, Page
-from flows.viewer.data import trace_facts as facts
-from flows.viewer.data.attempts import episode, history, mates
-from flows.viewer.data.images import images
-from flows.viewer.data.messages import message_works, messages, rejected
-from flows.viewer.data.messages_read import linked, long_text, read_message
-from flows.viewer.data.messages_window import MOST_HITS, WINDOW, Reading, hits, reading
-from flows.viewer.data.retired import retired
-from flows.viewer.data.tokenizers import tokenizer
-from flows.viewer.data.tokens import tokens
-from flows.viewer.data.tokens_colourings import NAMES, chosen
-from flows.viewer.data.tokens_shown import colourings, describe, scaled, shown_tokens
-from flows.viewer.data.trace import Found, find_trace, other_runs, outcome_of, uses
-from flows.viewer.data.trace_index import index
-from flows.viewer.data.trace_walk import Walk, walk
 from flows.viewer.pages.run import any_going
 from flows.viewer.svg.rollouts import classes, drawable
-from flows.views.identify import nearest
 from tasks.metrics.accounting import PENDING
 
 VIEWS = ("both", "text", "tokens")
@@ -37,7 +33,7 @@ ERROR = ("error_class", "error_type", "error_message", "error_traceback")
 Values = dict[str, Any]
 
 
-def trace_page(library: Library, asked: PageRequest) -> Page:
+def trace_page(library: StoreReader, asked: PageRequest) -> Page:
     """Return a trace as a run uses it.
 
     The question may have: `key` (the work that made it), `branch`, `from` (the first message of the window), `to`
@@ -74,7 +70,7 @@ def trace_page(library: Library, asked: PageRequest) -> Page:
     return Page("trace.html", f"Trace {found.trace_id[:8]}", values, _crumbs(found, beside), live)
 
 
-def _crumbs(found: Found, beside: Walk) -> tuple[Crumb, ...]:
+def _crumbs(found: FoundTrace, beside: TraceNeighbours) -> tuple[Crumb, ...]:
     """Return the way to a trace; over the list that it was opened from, as that was."""
     of_step = (
         Crumb(f"step {found.step}", addresses.step(found.run, found.step, **beside.chosen))
@@ -98,7 +94,7 @@ def _error(row: Mapping[str, Any]) -> Values | None:
     return told | {name: long_text(text) if text else None for name, text in texts.items()}
 
 
-def _around(library: Library, found: Found, asked: PageRequest) -> Values:
+def _around(library: StoreReader, found: FoundTrace, asked: PageRequest) -> Values:
     """Return the traces around it: of its group, its episode and its example.
 
     `history` is None where nobody asked for it and it costs more than the rest: every batch of a large run is read.
@@ -112,7 +108,7 @@ def _around(library: Library, found: Found, asked: PageRequest) -> Values:
     }
 
 
-def _walked(beside: Walk) -> Values:
+def _walked(beside: TraceNeighbours) -> Values:
     """Return the traces before and after it; `walking` is what the list was asked for in which these are its own."""
     (previous, previous_key), (following, next_key) = (each or (None, None) for each in (beside.previous, beside.next))
     return {
@@ -126,7 +122,7 @@ def _walked(beside: Walk) -> Values:
     }
 
 
-def _linked(found: Found, rows: pl.DataFrame) -> list[Values]:
+def _linked(found: FoundTrace, rows: pl.DataFrame) -> list[Values]:
     return [
         {
             **row,
@@ -137,7 +133,7 @@ def _linked(found: Found, rows: pl.DataFrame) -> list[Values]:
     ]
 
 
-def _conversation(library: Library, found: Found, asked: PageRequest) -> Values:
+def _conversation(library: StoreReader, found: FoundTrace, asked: PageRequest) -> Values:
     rows = messages(library, found)
     whole = reading(rows)
     branch = _branch(asked, whole)
@@ -169,7 +165,7 @@ def _conversation(library: Library, found: Found, asked: PageRequest) -> Values:
     }
 
 
-def _graph(rows: pl.DataFrame, whole: Reading, asked: PageRequest) -> Values:
+def _graph(rows: pl.DataFrame, whole: MessageView, asked: PageRequest) -> Values:
     """Return the graph as it is drawn, where it has forks and can be seen as a whole."""
     drawn = drawable(whole.paths)
     roles = classes(rows.select("message", "role").to_dicts()) if drawn else {}
@@ -178,13 +174,15 @@ def _graph(rows: pl.DataFrame, whole: Reading, asked: PageRequest) -> Values:
     return {"paths": paths, "roles": roles, "addresses": ways, "broken": whole.broken}
 
 
-def _branch(asked: PageRequest, whole: Reading) -> int | None:
+def _branch(asked: PageRequest, whole: MessageView) -> int | None:
     if not asked.text("branch"):
         return None
     return asked.number("branch", 0, most=max(len(whole.paths) - 1, 0))
 
 
-def _window(library: Library, found: Found, asked: PageRequest, told: Reading) -> tuple[int, Sequence[Any]]:
+def _window(
+    library: StoreReader, found: FoundTrace, asked: PageRequest, told: MessageView
+) -> tuple[int, Sequence[Any]]:
     """Return where the window begins in the order of reading, and its lines."""
     if asked.text("message"):
         wanted = asked.number("message", 0)
@@ -200,7 +198,7 @@ def _window(library: Library, found: Found, asked: PageRequest, told: Reading) -
     return start, told.lines[start : start + WINDOW]
 
 
-def _jump(library: Library, found: Found, told: Reading, to: str) -> int:
+def _jump(library: StoreReader, found: FoundTrace, told: MessageView, to: str) -> int:
     if to == "trained":
         own = tokens(library, found, texts=False).filter("trained")["message"].unique()
         trained = set(own)
@@ -209,7 +207,12 @@ def _jump(library: Library, found: Found, told: Reading, to: str) -> int:
 
 
 def _messages(
-    library: Library, found: Found, rows: pl.DataFrame, window: Sequence[Any], drawn: Mapping[int, Values], wanted: str
+    library: StoreReader,
+    found: FoundTrace,
+    rows: pl.DataFrame,
+    window: Sequence[Any],
+    drawn: Mapping[int, Values],
+    wanted: str,
 ) -> list[Values]:
     numbers = [line.message for line in window]
     of_window = {row["message"]: row for row in rows.filter(pl.col("message").is_in(numbers)).iter_rows(named=True)}
@@ -228,14 +231,14 @@ def _messages(
     return read
 
 
-def _hits(rows: pl.DataFrame, told: Reading, wanted: str) -> list[Values]:
+def _hits(rows: pl.DataFrame, told: MessageView, wanted: str) -> list[Values]:
     """Return the places of a text with where their window begins."""
     places = {line.message: place for place, line in enumerate(told.lines)}
     found = [each for each in hits(rows, wanted) if each["message"] in places]
     return [each | {"from": places[each["message"]] // WINDOW * WINDOW} for each in found]
 
 
-def any_trace_page(library: Library, asked: PageRequest) -> Page:
+def any_trace_page(library: StoreReader, asked: PageRequest) -> Page:
     """Return the runs that use a trace, each with the trace's outcome and the address of its page there.
 
     Of a trace that one run uses it is the page in that run. Raises NotThere, with the nearest ids, where none does.
@@ -258,7 +261,7 @@ def any_trace_page(library: Library, asked: PageRequest) -> Page:
     return Page("any_trace.html", f"Trace {trace_id[:8]}", values)
 
 
-def _use(library: Library, found: Found) -> dict[str, object]:
+def _use(library: StoreReader, found: FoundTrace) -> dict[str, object]:
     made = outcome_of(library, found)
     samples = [sample for sample in made["samples"] if sample["advantage"] is not None]
     return {

@@ -16,16 +16,15 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from configs.run import RunConfig
+from flows.queries.messages import branches, messages
 from flows.queries.request import BadQuestion, plain
 from flows.queries.sentences import sentence
-from flows.queries.store_reader import Library
+from flows.queries.store_reader import StoreReader
+from flows.queries.tokens import tokens
+from flows.queries.trace import FoundTrace, other_runs, outcome_of, trace_use
 from flows.reporting.formats import number, seconds
 from flows.reporting.texts import cut, one_line, visible
 from flows.viewer import addresses
-from flows.viewer.data.messages import branches, messages
-from flows.viewer.data.tokens import tokens
-from flows.viewer.data.trace import Found, other_runs, outcome_of
-from flows.viewer.data.trace_use import trace_use
 from flows.viewer.terminal.style import MEASURES, Indented, Wanted
 from flows.viewer.terminal.trace_body import conversation, token_list
 from storage.errors import border
@@ -53,7 +52,7 @@ def main(
         raise BadQuestion(f"--color {wanted.colour}: there are {', '.join(MEASURES)}")
     if width is not None and width < NARROWEST:
         raise BadQuestion(f"--width {width}: at least {NARROWEST}, or nothing can be read")
-    library, out = Library.at(store or RunConfig().store), terminal(width)
+    library, out = StoreReader.at(store or RunConfig().store), terminal(width)
     with border("reading the tables", library.store.root.address):
         found = trace_use(library, text, library.latest() if run == "latest" else run)
         if save:
@@ -78,7 +77,7 @@ def terminal(width: int | None = None) -> Console:
     return Console(width=wide, color_system=None if plainly else "auto", markup=False, emoji=False, highlight=False)
 
 
-def trace_parts(library: Library, found: Found, wanted: Wanted, out: Console) -> list[RenderableType]:
+def trace_parts(library: StoreReader, found: FoundTrace, wanted: Wanted, out: Console) -> list[RenderableType]:
     """Return all that is printed of a trace; `out` is where, for there may be no colours, and little room."""
     rows = messages(library, found)
     own = within(rows, wanted)
@@ -113,7 +112,7 @@ def _ends(span: str) -> tuple[int, int | None]:
     return int(first or 0), int(last) if last else None
 
 
-def as_values(library: Library, found: Found, wanted: Wanted) -> dict[str, Any]:
+def as_values(library: StoreReader, found: FoundTrace, wanted: Wanted) -> dict[str, Any]:
     """Return a trace as plain JSON values: its row, what became of it, its messages and all of their tokens."""
     rows = messages(library, found)
     own = within(rows, wanted)
@@ -137,7 +136,7 @@ LINE = 200
 SPANS = ("setup", "generation", "model", "scoring")
 
 
-def head(library: Library, found: Found, rows: pl.DataFrame, whole: bool) -> Iterator[RenderableType]:
+def head(library: StoreReader, found: FoundTrace, rows: pl.DataFrame, whole: bool) -> Iterator[RenderableType]:
     """Yield the head of a trace; `rows` are its messages, and with `whole` nothing is cut."""
     row, outcome = found.row, outcome_of(library, found)
     yield Text.assemble((f"trace {one_line(found.trace_id, LINE)}", "bold"), "  ", _outcome(outcome))

@@ -8,19 +8,16 @@ from rich.cells import set_cell_size
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from flows.queries.store_reader import Library
+from flows.queries.message_parts import Images, linked, read_message
+from flows.queries.messages import Line, reading, rejected
+from flows.queries.rollouts import largest_advantage
+from flows.queries.shown_tokens import scaled
+from flows.queries.store_reader import StoreReader
+from flows.queries.token_colours import chosen
+from flows.queries.tokens import tokenizer, tokens, with_texts
+from flows.queries.trace import FoundTrace
 from flows.reporting.formats import DASH, number
 from flows.reporting.texts import cut, one_line, visible
-from flows.viewer.data.attempts import largest_advantage
-from flows.viewer.data.images import Images
-from flows.viewer.data.messages import rejected
-from flows.viewer.data.messages_read import linked, read_message
-from flows.viewer.data.messages_window import Line, reading
-from flows.viewer.data.tokenizers import tokenizer, with_texts
-from flows.viewer.data.tokens import tokens
-from flows.viewer.data.tokens_colourings import chosen
-from flows.viewer.data.tokens_shown import scaled
-from flows.viewer.data.trace import Found
 from flows.viewer.terminal.style import COMPONENTS, MEASURES, Colours, Indented, Wanted
 
 MOST_MESSAGES = 40
@@ -32,7 +29,7 @@ ROLES = {"system": "magenta", "user": "blue", "assistant": "green", "tool": "yel
 
 
 def conversation(
-    library: Library, found: Found, rows: pl.DataFrame, own: pl.DataFrame, wanted: Wanted, out: Console
+    library: StoreReader, found: FoundTrace, rows: pl.DataFrame, own: pl.DataFrame, wanted: Wanted, out: Console
 ) -> Iterator[RenderableType]:
     """Yield the messages `own` of a trace, which has the messages `rows`, in the order of reading.
 
@@ -74,7 +71,7 @@ def _rows(rows: pl.DataFrame, numbers: Sequence[int]) -> list[dict[str, Any]]:
 
 
 def _drawn_tokens(
-    library: Library, found: Found, numbers: Sequence[int], colour: str
+    library: StoreReader, found: FoundTrace, numbers: Sequence[int], colour: str
 ) -> tuple[Colours, dict[int, list[dict[str, Any]]], str]:
     """Return the scale of colours, the tokens of the messages of which any was sampled or weighed, and why none are."""
     own = tokens(library, found, numbers)
@@ -176,7 +173,7 @@ COLUMNS = {
 
 
 def token_list(
-    library: Library, found: Found, rows: pl.DataFrame, own: pl.DataFrame, wanted: Wanted, out: Console
+    library: StoreReader, found: FoundTrace, rows: pl.DataFrame, own: pl.DataFrame, wanted: Wanted, out: Console
 ) -> Iterator[RenderableType]:
     """Yield the tokens of the messages `own` as a table; columns in which no token has a value are left out."""
     read = tokens(library, found, own["message"].to_list())

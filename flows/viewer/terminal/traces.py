@@ -14,15 +14,18 @@ from rich.table import Table
 from rich.text import Text
 
 from configs.run import RunConfig
+from flows.queries import rollout_choice as step_choice
+from flows.queries import rollouts as step_traces
+from flows.queries import step as data
+from flows.queries import step as step_search
+from flows.queries import step_figures
 from flows.queries.request import NotThere, plain
-from flows.queries.store_reader import Library
+from flows.queries.rollout_choice import TraceChoice
+from flows.queries.rollout_columns import LEFT
+from flows.queries.step import with_mismatch
+from flows.queries.store_reader import StoreReader
 from flows.reporting import formats
 from flows.reporting.texts import one_line
-from flows.viewer.data import step as data
-from flows.viewer.data import step_choice, step_figures, step_search, step_traces
-from flows.viewer.data.step_choice import Choice
-from flows.viewer.data.step_columns import LEFT
-from flows.viewer.data.step_mismatch import with_mismatch
 from storage.errors import border
 
 WIDEST, WIDEST_PIPED = 28, 400
@@ -36,7 +39,7 @@ FIRST = ("trace_id", "group_id", "example_id", "agent", "reward", "advantage", "
 
 def main(
     run: str,
-    choice: Choice,
+    choice: TraceChoice,
     step: int | None = None,
     evaluation: int | None = None,
     set_name: str | None = None,
@@ -47,7 +50,7 @@ def main(
 
     Raises NotThere, BadQuestion, and LayoutError where there is no store.
     """
-    library = Library.at(store or RunConfig().store)
+    library = StoreReader.at(store or RunConfig().store)
     with border("reading the tables", library.store.root.address):
         name = library.latest() if run == "latest" else run
         title, frame = _frame(library, name, step, evaluation, set_name, (*choice.columns, choice.sort))
@@ -66,7 +69,7 @@ def main(
 
 
 def _frame(
-    library: Library, run: str, step: int | None, evaluation: int | None, set_name: str | None, names: Sequence[str]
+    library: StoreReader, run: str, step: int | None, evaluation: int | None, set_name: str | None, names: Sequence[str]
 ) -> tuple[str, pl.DataFrame]:
     if evaluation is not None:
         return f"evaluation of policy {evaluation}", step_traces.evaluation_traces(library, run, evaluation, set_name)

@@ -7,20 +7,20 @@ from typing import Any
 import pytest
 
 from flows.orchestration.states import GateRefused
+from flows.queries import batch
+from flows.queries.identify import identify
 from flows.queries.outcomes import DERIVED, outcomes
 from flows.queries.recorded_run import recorded_run
 from flows.queries.request import PageRequest
 from flows.queries.sentences import sentence
 from flows.queries.step_history import StepHistory, StepLineage, step_history
-from flows.queries.store_reader import Library
+from flows.queries.store_reader import StoreReader
+from flows.queries.tokens import tokens
+from flows.queries.trace import find_trace
+from flows.queries.trace_facts import trained_in
 from flows.viewer import addresses
 from flows.viewer.app import respond
-from flows.viewer.data import batch
-from flows.viewer.data.tokens import tokens
-from flows.viewer.data.trace import find_trace
-from flows.viewer.data.trace_facts import trained_in
 from flows.viewer.pages import PAGES
-from flows.views.identify import identify
 from flows.views.show import describe
 from flows.views.why import explain
 from storage.read.frames import Frames
@@ -86,7 +86,7 @@ def test_what_was_trained_stays_trained_where_the_batch_is_packed_again_and_held
 
 def agreed(root: Path, trained: StepLineage) -> None:
     """Everybody who says which batch of the step was trained says the same one."""
-    library = Library.at(root)
+    library = StoreReader.at(root)
     of = batch.packed(library, "run", 0)
     assert (of.batches.key, of.updates and of.updates.key) == (trained.batches.key, trained.updates.key)
     (step,) = library.history("run").sampled_steps
@@ -157,7 +157,7 @@ def test_a_rollout_of_a_batch_that_was_done_again_leads_to_no_row_of_the_other(t
     first = only(look(tmp_path))
     raised(rehearsal.STAND_INS["rollout"], 99)
     rehearse(tmp_path, "run", steps=1)
-    library = Library.at(tmp_path)
+    library = StoreReader.at(tmp_path)
     (second,) = (each for each in library.history("run").lineages if each.traces.key != first.traces.key)
     trace_id = next(name for name, outcome in outcomes_of(look(tmp_path)).items() if outcome == TRAINED)
     old, new = (trained_in(library, find_trace(library, "run", trace_id, each.traces.key)) for each in (first, second))

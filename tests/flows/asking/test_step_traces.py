@@ -6,9 +6,11 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from flows.queries import rollouts as groups
+from flows.queries import rollouts as step_traces
+from flows.queries import step_figures
 from flows.queries.request import NotThere
-from flows.queries.store_reader import Library
-from flows.viewer.data import groups, step_figures, step_traces
+from flows.queries.store_reader import StoreReader
 from flows.views.why import explain
 from storage.read.frames import Frames
 from tasks.metrics.accounting import EVALUATED
@@ -19,9 +21,9 @@ RUNS = ("base", "branch", "gated", "regraded", "begun", "hurried")
 
 
 @pytest.fixture(scope="module")
-def library(root: Path) -> Library:
+def library(root: Path) -> StoreReader:
     """The store with every outcome that a rollout can have, to look at."""
-    return Library.at(root)
+    return StoreReader.at(root)
 
 
 def told(rows: pl.DataFrame) -> dict[str, tuple[str, str]]:
@@ -29,7 +31,7 @@ def told(rows: pl.DataFrame) -> dict[str, tuple[str, str]]:
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_outcomes_are_those_of_the_derived_table(library: Library, run: str) -> None:
+def test_outcomes_are_those_of_the_derived_table(library: StoreReader, run: str) -> None:
     every = library.frames(run)["outcomes"].collect()
     steps = step_traces.steps_of(library, run)
     assert steps
@@ -41,7 +43,7 @@ def test_outcomes_are_those_of_the_derived_table(library: Library, run: str) -> 
 
 
 @pytest.mark.parametrize("run", ["branch", "gated", "hurried"])
-def test_outcomes_and_numbers_are_those_that_why_tells(library: Library, run: str) -> None:
+def test_outcomes_and_numbers_are_those_that_why_tells(library: StoreReader, run: str) -> None:
     frames = library.frames(run)
     for row in step_traces.traces(library, run, 0).gather_every(5).to_dicts():
         (use,) = [each for each in explain(frames, row["trace_id"])["runs"] if each["step"] == 0]
@@ -52,7 +54,7 @@ def test_outcomes_and_numbers_are_those_that_why_tells(library: Library, run: st
         assert row["advantage"] == (samples[0]["advantage"] if samples else None)
 
 
-def test_rows_by_hand(library: Library) -> None:
+def test_rows_by_hand(library: StoreReader) -> None:
     rows = {row["trace_id"]: row for row in step_traces.traces(library, "base", 0).to_dicts()}
     assert len(rows) == 18
     kept, cut, two, failed = (rows[f"trace-0-0-{member}"] for member in range(4))
@@ -72,7 +74,7 @@ def test_rows_by_hand(library: Library) -> None:
     assert rows["trace-0-2-0"]["reward"] is None and rows["trace-0-2-0"]["outcome"] == "no weight"
 
 
-def test_what_is_regraded_has_the_reward_of_today(library: Library) -> None:
+def test_what_is_regraded_has_the_reward_of_today(library: StoreReader) -> None:
     before = step_traces.traces(library, "base", 0).select("trace_id", old="reward")
     now = step_traces.traces(library, "regraded", 0)
     both = now.join(before, on="trace_id").drop_nulls(["reward", "old"])
@@ -81,8 +83,8 @@ def test_what_is_regraded_has_the_reward_of_today(library: Library) -> None:
     assert (unfit["outcome"], unfit["reason"]) == ("quarantined", "quarantined")
 
 
-def test_only_the_step_is_read_and_only_once(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
-    fresh, read = Library(library.store), what_is_read(monkeypatch)
+def test_only_the_step_is_read_and_only_once(library: StoreReader, monkeypatch: pytest.MonkeyPatch) -> None:
+    fresh, read = StoreReader(library.store), what_is_read(monkeypatch)
     monkeypatch.setattr(Frames, "__getitem__", lambda *_: pytest.fail("a whole table was read"))
     one = step_traces.traces(fresh, "base", 1)
     assert {step for _, step in read} == {1} and {table for table, _ in read} >= {"traces", "verdicts", "credits"}
@@ -91,7 +93,7 @@ def test_only_the_step_is_read_and_only_once(library: Library, monkeypatch: pyte
     assert not [name for name in one.columns if one.schema[name] == pl.List(pl.Float32)]
 
 
-def test_an_evaluation_by_version(library: Library) -> None:
+def test_an_evaluation_by_version(library: StoreReader) -> None:
     assert step_traces.steps_of(library, "base", for_training=False) == [1, 2]
     rows = step_traces.evaluation_traces(library, "base", 1)
     assert rows.height == 8 and set(rows["outcome"]) == {"evaluated"}
@@ -101,7 +103,7 @@ def test_an_evaluation_by_version(library: Library) -> None:
     assert score == 8
 
 
-def test_what_is_not_there(library: Library) -> None:
+def test_what_is_not_there(library: StoreReader) -> None:
     with pytest.raises(NotThere, match=r"run 'base' has no rollouts at step 7; the nearest are at 1, 0"):
         step_traces.traces(library, "base", 7)
     with pytest.raises(NotThere, match="has no evaluation of policy 0; it has none at all"):
@@ -110,7 +112,7 @@ def test_what_is_not_there(library: Library) -> None:
         step_traces.traces(library, "nobody", 0)
 
 
-def test_the_figures_of_a_step(library: Library) -> None:
+def test_the_figures_of_a_step(library: StoreReader) -> None:
     frame = step_traces.traces(library, "base", 0)
     found = step_figures.figures(frame)
     rows = frame.to_dicts()
@@ -127,7 +129,7 @@ def test_the_figures_of_a_step(library: Library) -> None:
     json.dumps(found)
 
 
-def test_stopped_rollouts_are_in_no_mean(library: Library) -> None:
+def test_stopped_rollouts_are_in_no_mean(library: StoreReader) -> None:
     frame = step_traces.traces(library, "hurried", 0)
     stopped = frame.filter(outcome="stopped")
     assert stopped.height == 5
@@ -138,7 +140,7 @@ def test_stopped_rollouts_are_in_no_mean(library: Library) -> None:
     assert "straggler" not in {each["error_class"] for each in step_figures.figures(frame)["errors"]}
 
 
-def test_the_updates_and_policies_of_a_step(library: Library) -> None:
+def test_the_updates_and_policies_of_a_step(library: StoreReader) -> None:
     lineages = step_traces.lineages_of(library, "base", 1)
     updates = step_figures.updates(library, "base", lineages)
     assert [each["update"] for each in updates] == [0, 1] and updates[0]["loss"] == 0.1
@@ -151,7 +153,7 @@ def test_the_updates_and_policies_of_a_step(library: Library) -> None:
     )
 
 
-def test_rewards_in_bins(library: Library) -> None:
+def test_rewards_in_bins(library: StoreReader) -> None:
     frame = step_traces.traces(library, "base", 0).with_columns(
         reward=pl.Series([None, 0.0, 0.09, 0.1, 0.55, 1.0, float("nan"), *[None] * 11], dtype=pl.Float64)
     )
@@ -162,7 +164,7 @@ def test_rewards_in_bins(library: Library) -> None:
     assert step_figures.scale(pl.Series([3.0, 3.0])) == (2.5, 3.5)
 
 
-def test_groups_by_hand(library: Library) -> None:
+def test_groups_by_hand(library: StoreReader) -> None:
     frame = step_traces.traces(library, "base", 0)
     found = {row["group_id"]: row for row in groups.groups(library, "base", 0).to_dicts()}
     assert list(found) == ["0-0", "0-1", "0-2"]

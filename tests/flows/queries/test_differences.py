@@ -12,7 +12,7 @@ from flows import cli
 from flows.queries.compare import compare
 from flows.queries.compare_rows import MEASURES
 from flows.queries.compare_summary import both_numbers, ranges, sentences
-from flows.queries.store_reader import Library
+from flows.queries.store_reader import StoreReader
 from flows.views.diff import markdown, table_rows
 from storage.store import Store, open_store
 from tasks.metrics.figures import MEANINGS
@@ -63,7 +63,7 @@ def rows(store: Store, run: str, stage: str, table: str) -> pl.DataFrame:
 
 
 def test_two_runs_with_the_same_keys_are_the_same_work(store: Store) -> None:
-    found = compare(Library(store), "base", "twin")
+    found = compare(StoreReader(store), "base", "twin")
     assert found["same_work"] and found["parting"] is None and found["weights_part_at"] is None
     assert {piece["state"] for piece in found["pieces"]} == {"same key"} and len(found["pieces"]) == 14
     assert [(each["key"], each["b"], each["in_keys"]) for each in found["config"]] == [("engine.threads", 2, False)]
@@ -73,7 +73,7 @@ def test_two_runs_with_the_same_keys_are_the_same_work(store: Store) -> None:
 
 
 def test_another_advantage_parts_there_with_the_traces_shared(store: Store) -> None:
-    found = compare(Library(store), "base", "spread")
+    found = compare(StoreReader(store), "base", "spread")
     assert found["parting"] == {"step": 0, "stage": "advantage", "state": "different key"}
     different = {stage for stage, state in states(found, 0).items() if state == "different key"}
     assert different == {"advantage", "packing", "training"}
@@ -95,7 +95,7 @@ def test_another_advantage_parts_there_with_the_traces_shared(store: Store) -> N
 
 
 def test_other_rows_have_another_fill_and_the_same_samples(store: Store) -> None:
-    found = compare(Library(store), "base", "packed")
+    found = compare(StoreReader(store), "base", "packed")
     assert found["parting"] == {"step": 0, "stage": "packing", "state": "different key"}
     a, b = (found["together"][run] for run in "ab")
     num_tokens = rows(store, "base", "advantage", "credits")["num_tokens"].sum()
@@ -108,7 +108,7 @@ def test_other_rows_have_another_fill_and_the_same_samples(store: Store) -> None
 
 
 def test_another_learning_rate_shares_all_but_training(store: Store) -> None:
-    found = compare(Library(store), "base", "faster")
+    found = compare(StoreReader(store), "base", "faster")
     assert found["parting"] == {"step": 0, "stage": "training", "state": "different key"}
     assert [stage for stage, state in states(found, 0).items() if state != "same key"] == ["training"]
     learning_rates = [found["together"][run]["learning_rate"] for run in "ab"]
@@ -133,7 +133,7 @@ def test_the_figures_of_a_step_are_those_that_it_wrote(store: Store) -> None:
 
 
 def test_other_verdicts_are_told_by_trace(store: Store) -> None:
-    found = compare(Library(store), "base", "strict", step=0)
+    found = compare(StoreReader(store), "base", "strict", step=0)
     spread = (pl.col("reward").max() - pl.col("reward").min()).over("group_id")
     lost = rows(store, "base", "rollout", "traces").filter(spread <= NARROW)["trace_id"].sort().to_list()
     assert len(lost) == 4 and found["together"]["between"]["kept_only_a"] == lost
@@ -144,7 +144,7 @@ def test_other_verdicts_are_told_by_trace(store: Store) -> None:
 
 
 def test_a_step_is_gone_into_by_sample_the_farthest_first(store: Store) -> None:
-    found = compare(Library(store), "base", "spread", step=0)["detail"]
+    found = compare(StoreReader(store), "base", "spread", step=0)["detail"]
     sizes = [abs(row["difference"]) for row in found["samples"]]
     assert len(sizes) == 10 and sizes == sorted(sizes, reverse=True)
     first = found["samples"][0]
@@ -156,14 +156,14 @@ def test_a_step_is_gone_into_by_sample_the_farthest_first(store: Store) -> None:
 
 
 def test_another_seed_shares_weights_and_examples_alone(store: Store) -> None:
-    found = compare(Library(store), "base", "seeded")
+    found = compare(StoreReader(store), "base", "seeded")
     shared = {stage for stage, state in states(found, 0).items() if state == "same key"}
     assert shared <= {"policy_import", "examples"} and found["parting"]["stage"] == "assignment"
     assert ("seed", 7, 8) in [(each["key"], each["a"], each["b"]) for each in found["config"]]
 
 
 def test_a_decision_at_a_gate_is_no_difference_in_work(store: Store) -> None:
-    found = compare(Library(store), "base", "gated", step=0)
+    found = compare(StoreReader(store), "base", "gated", step=0)
     assert states(found, 0)["gate"] == "only in b" and found["parting"] is None
     assert found["together"]["between"]["weights_equal"] is True
     assert sentences(found)[1:] == [
@@ -184,28 +184,28 @@ def replayed(tmp_path_factory: pytest.TempPathFactory) -> Store:
 
 
 def test_weights_that_only_the_source_brought_in_part_no_replay_from_it(replayed: Store) -> None:
-    found = compare(Library(replayed), "base", "whole")
+    found = compare(StoreReader(replayed), "base", "whole")
     assert states(found, 0)["policy_import"] == "only in a"
     assert found["parting"] == {"step": 0, "stage": "training", "state": "only in a"} and not found["same_work"]
     assert [each["first_difference"] for each in found["steps"]] == ["training"] * 2
 
 
 def test_a_replay_of_later_steps_has_the_examples_and_no_first_step(replayed: Store) -> None:
-    found = compare(Library(replayed), "base", "last")
+    found = compare(StoreReader(replayed), "base", "last")
     assert states(found, 0)["examples"] == "same key" and found["parting"]["step"] == 1
     assert [each["only"] for each in found["steps"]] == ["only in a", None]
     assert sentences(found)[2] == "Only in a: step 0."
-    assert sentences(compare(Library(replayed), "last", "base"))[2] == "Only in b: step 0."
+    assert sentences(compare(StoreReader(replayed), "last", "base"))[2] == "Only in b: step 0."
 
 
 def test_nothing_done_is_not_the_same_work_as_weights_brought_in(replayed: Store) -> None:
     replayed.runs.record(run="begun", event="started", kind="train", config=replayed.runs.config("base"))
-    assert not compare(Library(replayed), "base", "begun")["same_work"]
-    assert compare(Library(replayed), "begun", "begun")["same_work"]
+    assert not compare(StoreReader(replayed), "base", "begun")["same_work"]
+    assert compare(StoreReader(replayed), "begun", "begun")["same_work"]
 
 
 def test_what_was_not_measured_is_none_and_not_zero(store: Store) -> None:
-    found = compare(Library(store), "base", "gated")
+    found = compare(StoreReader(store), "base", "gated")
     second = found["steps"][1]
     assert second["only"] == "only in a" and second["b"] == {}
     assert second["between"]["num_shared_traces"] is None and second["between"]["weights_equal"] is None
@@ -214,9 +214,9 @@ def test_what_was_not_measured_is_none_and_not_zero(store: Store) -> None:
 
 def test_unknown_runs_and_steps_are_refused_with_those_that_there_are(store: Store) -> None:
     with pytest.raises(ConfigError, match="there is no run 'absent'; the nearest runs are: base"):
-        compare(Library(store), "base", "absent")
+        compare(StoreReader(store), "base", "absent")
     with pytest.raises(ConfigError, match="step 5: neither run has it; there are the steps 0, 1"):
-        compare(Library(store), "base", "twin", step=5)
+        compare(StoreReader(store), "base", "twin", step=5)
 
 
 def test_differences_are_printed_for_people_and_for_programs(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -227,13 +227,13 @@ def test_differences_are_printed_for_people_and_for_programs(root: Path, capsys:
     assert "shared samples whose advantages differ most" in printed
     assert cli.main(["diff", "base", "spread", "--json", "--store", str(root)]) == 0
     assert json.loads(capsys.readouterr().out) == json.loads(
-        json.dumps(compare(Library(open_store(root)), "base", "spread"))
+        json.dumps(compare(StoreReader(open_store(root)), "base", "spread"))
     )
     assert cli.main(["diff", "base", "absent", "--store", str(root)]) == 2
 
 
 def test_the_page_and_the_table_for_prefect_say_the_same(store: Store) -> None:
-    found = compare(Library(store), "base", "spread")
+    found = compare(StoreReader(store), "base", "spread")
     page = markdown(found)
     assert page.startswith("# base and spread\n") and "| advantage | 0 | 1 | 1 | 0 |" in page
     (only,) = table_rows(found)  # the other step is in one of them alone

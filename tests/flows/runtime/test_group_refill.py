@@ -12,7 +12,7 @@ from flows.queries.compare import work_of
 from flows.queries.compare_rows import read_steps
 from flows.queries.outcomes import DERIVED, accounting
 from flows.queries.step_history import step_history
-from flows.queries.store_reader import Library
+from flows.queries.store_reader import StoreReader
 from flows.replays import config as replay_config
 from flows.runtime import pipeline
 from flows.runtime.empty_batch import short_of_groups
@@ -271,7 +271,7 @@ def test_looking_at_a_step_counts_all_its_rollouts(origin: Path) -> None:
     config = session_for(origin, "base", **REFILL).config
     (shown, _) = describe(store, "base", config)["steps"]
     assert shown["reward"] == pytest.approx(mean) and shown["rows"]["rollout"]["traces"] == 6 * SIZE
-    (figures,) = read_steps(store, [work_of(Library(store), "base")[0]])
+    (figures,) = read_steps(store, [work_of(StoreReader(store), "base")[0]])
     assert figures.figures()["reward_mean"] == pytest.approx(mean)
     outcomes = accounting(Frames(store, DERIVED)).collect().filter(run="base", step=0)
     found = {row["outcome"]: row["num_traces"] for row in outcomes.to_dicts()}

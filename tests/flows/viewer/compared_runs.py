@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from configs.run import View
-from flows.queries.store_reader import Library
+from flows.queries.store_reader import StoreReader
 from storage.store import Store, open_store
 from tasks.runtime.stage import Policy, Tables
 from tests.fixtures import rehearsal, replays
@@ -67,13 +67,13 @@ def played(**functions: Any) -> Iterator[None]:
 _made: list[Path] = []
 
 
-def library(tmp: pytest.TempPathFactory) -> Library:
+def library(tmp: pytest.TempPathFactory) -> StoreReader:
     """Return a library over the store, which is made once for all tests of a process: they only look."""
     if not _made:
         root = tmp.mktemp("compared") / "store"
         make(root)
         _made.append(root)
-    return Library.at(_made[0])
+    return StoreReader.at(_made[0])
 
 
 def make(root: Path) -> Store:

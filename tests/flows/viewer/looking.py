@@ -10,11 +10,11 @@ import polars as pl
 import pytest
 from starlette.testclient import TestClient
 
-from flows.queries.store_reader import Library
+from flows.queries.metrics import metrics
+from flows.queries.series import numbers
+from flows.queries.store_reader import StoreReader
 from flows.viewer import addresses
 from flows.viewer.app import application
-from flows.viewer.data.metrics import metrics
-from flows.viewer.data.series import numbers
 from flows.viewer.rendering import parsed_address
 from storage.read.frames import Frames
 
@@ -24,14 +24,14 @@ EMPTY = {"meta", "link", "br", "hr", "img", "input", "col", "wbr"}
 """Elements without an end."""
 
 
-def visitor(store: Path | str | Library, token: str = "", hosts: tuple[str, ...] = ()) -> TestClient:
+def visitor(store: Path | str | StoreReader, token: str = "", hosts: tuple[str, ...] = ()) -> TestClient:
     """Return a client of a viewer in this process, which sees an answer where a server would write a traceback."""
-    library = store if isinstance(store, Library) else Library.at(store)
+    library = store if isinstance(store, StoreReader) else StoreReader.at(store)
     app = application(library, hosts, token)
     return TestClient(app, base_url="http://127.0.0.1:8265", raise_server_exceptions=False, follow_redirects=False)
 
 
-def everything(library: Library, *only: str) -> list[str]:
+def everything(library: StoreReader, *only: str) -> list[str]:
     """Return addresses of all kinds of pages of a store, of every run each or of some alone."""
     runs = only or library.store.runs.names()
     found = [addresses.runs()]
@@ -49,12 +49,12 @@ def formed(address: str, form: str) -> str:
     return f"{address}{'&' if '?' in address else '?'}format={form}"
 
 
-def one_of_each(library: Library, *only: str) -> dict[str, str]:
+def one_of_each(library: StoreReader, *only: str) -> dict[str, str]:
     """Return an address of each kind of page."""
     return {parsed_address(address)[0]: address for address in reversed(everything(library, *only))}
 
 
-def _of_run(library: Library, run: str) -> Iterator[str]:
+def _of_run(library: StoreReader, run: str) -> Iterator[str]:
     yield addresses.run(run)
     for each in metrics(numbers(library, run))[:1]:
         yield addresses.metric(run, each["name"])
@@ -73,12 +73,12 @@ def _of_run(library: Library, run: str) -> Iterator[str]:
         yield addresses.example(run, environment, example)
 
 
-def traces(library: Library, run: str) -> Iterator[str]:
+def traces(library: StoreReader, run: str) -> Iterator[str]:
     """The ids of a run's traces."""
     yield from library.frames(run)["traces"].select("trace_id").collect()["trace_id"]
 
 
-def _examples(library: Library, run: str) -> list[tuple[str, str]]:
+def _examples(library: StoreReader, run: str) -> list[tuple[str, str]]:
     columns = [pl.col("environment"), pl.col("example_id")]
     return library.frames(run)["assignments"].select(columns).unique().sort(columns).head(MOST_EACH).collect().rows()
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from flows.queries.store_reader import Library
+from flows.queries.store_reader import StoreReader
 from storage.refs import Entry
 from tests.fixtures.builders import message, table, trace
 from tests.flows.viewer.hand_made import NOW, RUN, HandMade
@@ -25,7 +25,7 @@ PARTLY = "70617274" * 4
 __all__ = ["HOSTILE", "PARTLY", "RUN", "SAID", "begun", "stepped"]
 
 
-def stepped(root: Path, bodies: Mapping[str, str] | None = None, **changes: Mapping[str, Any]) -> Library:
+def stepped(root: Path, bodies: Mapping[str, str] | None = None, **changes: Mapping[str, Any]) -> StoreReader:
     """Write a step of a trace for each of SAID, and another step with another.
 
     `changes` are columns of a trace by its id, `bodies` those of its second message.
@@ -42,10 +42,10 @@ def stepped(root: Path, bodies: Mapping[str, str] | None = None, **changes: Mapp
     messages += [message(name, 1, content=text, body=given.get(name, "{}")) for name, text in SAID.items()]
     made.step(traces, messages)
     made.step([trace("later")], [message("later", 0, content="The quick later fox")], step=1)
-    return Library.at(root)
+    return StoreReader.at(root)
 
 
-def begun(root: Path, parts: int) -> Library:
+def begun(root: Path, parts: int) -> StoreReader:
     """Write a step of which only some parts are done, of two traces each; more can be added by calling it again."""
     made = HandMade(root)
     done = {entry.part for entry in made.store.ledger.entries(run=RUN)}
@@ -55,4 +55,4 @@ def begun(root: Path, parts: int) -> Library:
         piece = made.store.append("traces", rows, run=RUN, step=0, key=PARTLY, attempt=attempt)
         entry = Entry(RUN, 0, "rollout", 1, PARTLY, part, attempt, {}, {}, (piece,), NOW, NOW)
         made.store.ledger.commit(entry)
-    return Library.at(root)
+    return StoreReader.at(root)

@@ -7,9 +7,10 @@ import polars as pl
 import pytest
 
 from flows.orchestration.states import GateRefused
+from flows.queries import batch
+from flows.queries import batch as batch_row
 from flows.queries.request import NotThere
-from flows.queries.store_reader import Library
-from flows.viewer.data import batch, batch_row
+from flows.queries.store_reader import StoreReader
 from storage.read.frames import Frames
 from tests.fixtures.builders import trace
 from tests.fixtures.rehearsal import rehearse
@@ -20,17 +21,17 @@ REFUSED = {"type": "rule", "rule": "reward_mean > 0.45"}  # of the first step it
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
+def library(tmp_path_factory: pytest.TempPathFactory) -> StoreReader:
     """A run whose first batch was trained, and whose second one a rule held back, and one with more ranks than work."""
     root = tmp_path_factory.mktemp("batches") / "store"
     packing = {"tokens_per_row": 64, "updates_per_step": 2}
     with pytest.raises(GateRefused):
         rehearse(root, "run", gate=REFUSED, packing=packing | {"data_parallel": 2})
     rehearse(root, "wide", steps=1, packing=packing | {"data_parallel": 8})
-    return Library.at(root)
+    return StoreReader.at(root)
 
 
-def stored(library: Library, table: str, step: int, run: str = "run") -> list[dict[str, Any]]:
+def stored(library: StoreReader, table: str, step: int, run: str = "run") -> list[dict[str, Any]]:
     frames = Frames(library.store).run(run)
     found = frames[table].filter(pl.col("step") == step).sort("seq").collect()
     assert len(found), f"there are no {table} to compare with"
@@ -39,7 +40,7 @@ def stored(library: Library, table: str, step: int, run: str = "run") -> list[di
 
 @pytest.mark.parametrize(("run", "step", "padding"), [("run", 0, False), ("run", 1, False), ("wide", 0, True)])
 def test_rows_are_those_of_the_table_and_padding_holds_nothing(
-    library: Library, run: str, step: int, padding: bool
+    library: StoreReader, run: str, step: int, padding: bool
 ) -> None:
     of = batch.packed(library, run, step)
     found = {row["row"]: row for row in batch.rows(library, of).to_dicts()}
@@ -54,7 +55,7 @@ def test_rows_are_those_of_the_table_and_padding_holds_nothing(
         assert (found[row["row"]]["rank"], found[row["row"]]["update"]) == (row["rank"], row["update"])
 
 
-def test_samples_stand_where_the_borders_say_and_know_their_traces(library: Library) -> None:
+def test_samples_stand_where_the_borders_say_and_know_their_traces(library: StoreReader) -> None:
     of = batch.packed(library, "run", 0)
     found = batch.samples(library, of).to_dicts()
     expected = [
@@ -72,7 +73,7 @@ def test_samples_stand_where_the_borders_say_and_know_their_traces(library: Libr
         assert (each["key"], each["example_id"]) == (trace["key"], trace["example_id"])
 
 
-def test_a_rows_tokens_and_weights_are_those_it_was_packed_with(library: Library) -> None:
+def test_a_rows_tokens_and_weights_are_those_it_was_packed_with(library: StoreReader) -> None:
     of = batch.packed(library, "run", 0)
     row = next(each for each in stored(library, "batches", 0) if len(each["sample_ids"]) > 1)
     found = batch_row.tokens(library, of, row["row"])
@@ -88,14 +89,14 @@ def test_a_rows_tokens_and_weights_are_those_it_was_packed_with(library: Library
         assert sums["ce_weights"][place] == 0
 
 
-def test_a_padding_row_has_tokens_of_no_sample(library: Library) -> None:
+def test_a_padding_row_has_tokens_of_no_sample(library: StoreReader) -> None:
     of = batch.packed(library, "wide", 0)
     number = next(row["row"] for row in stored(library, "batches", 0, "wide") if not row["sample_ids"])
     assert batch_row.tokens(library, of, number)["place"].to_list() == [None, None]
     assert batch_row.row_samples(library, of, number).is_empty()
 
 
-def test_a_batch_that_was_not_trained_has_nothing_measured_and_says_who_held_it_back(library: Library) -> None:
+def test_a_batch_that_was_not_trained_has_nothing_measured_and_says_who_held_it_back(library: StoreReader) -> None:
     trained, held = (batch.packed(library, "run", step) for step in (0, 1))
     assert batch.updates(library, trained)["update"].to_list() == [0], "the learner that is played makes one row"
     assert held.updates is None and batch.updates(library, held).is_empty()
@@ -103,7 +104,7 @@ def test_a_batch_that_was_not_trained_has_nothing_measured_and_says_who_held_it_
     assert [each["approved"] for each in batch.decisions(library, trained)] == [True]
 
 
-def test_what_is_not_there_is_named_with_what_is(library: Library) -> None:
+def test_what_is_not_there_is_named_with_what_is(library: StoreReader) -> None:
     with pytest.raises(NotThere, match="no packed batch of step 7; it has batches of the steps 0-1"):
         batch.packed(library, "run", 7)
     with pytest.raises(NotThere, match="no row 99"):
@@ -121,11 +122,11 @@ def test_of_several_packings_the_one_trained_last_counts(tmp_path: Path) -> None
         name: hand.work(f"packing {name}", {"batches": [packed_row([sample["sample_id"]])]}, 0, **above)
         for name in "abc"
     }
-    assert batch.packed(Library.at(tmp_path / "store"), RUN, 0).batches.key == packings["c"], (
+    assert batch.packed(StoreReader.at(tmp_path / "store"), RUN, 0).batches.key == packings["c"], (
         "none is trained: the last"
     )
     for name in "ab":
         hand.work(f"training {name}", {"updates": [update()]}, packing=packings[name])
-    found = batch.packed(Library.at(tmp_path / "store"), RUN, 0)
+    found = batch.packed(StoreReader.at(tmp_path / "store"), RUN, 0)
     assert found.batches.key == packings["b"] and found.updates is not None
-    assert found.capacity is None and batch.rows(Library.at(tmp_path / "store"), found)["fill"].to_list() == [None]
+    assert found.capacity is None and batch.rows(StoreReader.at(tmp_path / "store"), found)["fill"].to_list() == [None]

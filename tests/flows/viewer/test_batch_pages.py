@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from flows.queries.request import PageRequest
-from flows.queries.store_reader import Library
+from flows.queries.store_reader import StoreReader
 from flows.viewer import addresses
 from flows.viewer.app import respond
 from flows.viewer.pages import PAGES
@@ -21,19 +21,19 @@ from tests.fixtures.rehearsal import rehearse
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
+def library(tmp_path_factory: pytest.TempPathFactory) -> StoreReader:
     root = tmp_path_factory.mktemp("pages") / "store"
     rehearse(root, "run", steps=2, packing={"tokens_per_row": 64, "data_parallel": 8})
-    return Library.at(root)
+    return StoreReader.at(root)
 
 
-def answer(library: Library, of: str, path: Mapping[str, str], **query: str) -> tuple[int, str]:
+def answer(library: StoreReader, of: str, path: Mapping[str, str], **query: str) -> tuple[int, str]:
     where = getattr(addresses, of)(*(int(v) if v.isdecimal() else v for v in path.values()))
     found = respond(PAGES[of], library, PageRequest(where, path, query))
     return found.status_code, bytes(found.body).decode()
 
 
-def values(library: Library, of: str, path: Mapping[str, str], **query: str) -> dict[str, Any]:
+def values(library: StoreReader, of: str, path: Mapping[str, str], **query: str) -> dict[str, Any]:
     status, text = answer(library, of, path, **query, format="json")
     assert status == 200, text
     found: dict[str, Any] = json.loads(text)
@@ -43,7 +43,7 @@ def values(library: Library, of: str, path: Mapping[str, str], **query: str) -> 
 STEP = {"run": "run", "step": "0"}
 
 
-def test_a_batch_leads_to_its_rows_and_traces_and_a_row_leads_back(library: Library) -> None:
+def test_a_batch_leads_to_its_rows_and_traces_and_a_row_leads_back(library: StoreReader) -> None:
     said = values(library, "batch", STEP)
     rows = said["rows"]
     assert sum(len(row["samples"]) for row in rows) == said["num_samples"] == 12
@@ -60,7 +60,7 @@ def test_a_batch_leads_to_its_rows_and_traces_and_a_row_leads_back(library: Libr
     assert "stagecoach lineage run:0:0" in text
 
 
-def test_a_batch_says_what_was_measured_and_which_policy_came_of_it(library: Library) -> None:
+def test_a_batch_says_what_was_measured_and_which_policy_came_of_it(library: StoreReader) -> None:
     said = values(library, "batch", {"run": "run", "step": "1"})
     assert (said["state"], said["policy"]["made"], said["policy"]["from"]) == ("trained", "run:2", "run:1")
     assert (said["previous"], said["next"]) == (0, None)
@@ -71,7 +71,7 @@ def test_a_batch_says_what_was_measured_and_which_policy_came_of_it(library: Lib
     assert said["largest"] == max(abs(sample["advantage"]) for row in said["rows"] for sample in row["samples"])
 
 
-def test_a_row_tells_every_token_and_leaves_what_was_not_measured_open(library: Library) -> None:
+def test_a_row_tells_every_token_and_leaves_what_was_not_measured_open(library: StoreReader) -> None:
     said = values(library, "row", {**STEP, "row": "0"})
     tokens = [token for piece in said["drawn"]["samples"] for token in piece["tokens"]]
     assert len(tokens) == said["row"]["num_tokens"] == sum(sample["num_tokens"] for sample in said["samples"])
@@ -91,9 +91,9 @@ def test_a_token_that_was_certain_is_not_one_that_was_not_sampled(rl_weight: flo
     assert token["logprob"] == logprob and token["advantage"] == (0.5 if rl_weight else None)
 
 
-def test_long_rows_are_drawn_in_parts_that_join(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_rows_are_drawn_in_parts_that_join(library: StoreReader, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flows.viewer.pages.batch.MOST_TOKENS", 20)
-    narrow = Library.at(library.store.root.address)
+    narrow = StoreReader.at(library.store.root.address)
     row = next(row["row"] for row in values(narrow, "batch", STEP)["rows"] if len(row["samples"]) > 1)
     seen, first = [], 0
     while first is not None:
@@ -105,7 +105,7 @@ def test_long_rows_are_drawn_in_parts_that_join(library: Library, monkeypatch: p
 
 
 def test_of_a_sample_without_end_the_beginning_is_drawn_and_the_rest_counted(
-    library: Library, monkeypatch: pytest.MonkeyPatch
+    library: StoreReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("flows.viewer.pages.batch.MOST_TOKENS", 4)
     said = values(library, "row", {**STEP, "row": "0"})
@@ -125,7 +125,7 @@ def test_of_a_sample_without_end_the_beginning_is_drawn_and_the_rest_counted(
     ],
 )
 def test_what_cannot_be_answered_says_so(
-    library: Library, page: str, path: dict[str, str], query: dict[str, str], status: int
+    library: StoreReader, page: str, path: dict[str, str], query: dict[str, str], status: int
 ) -> None:
     assert answer(library, page, path, **query)[0] == status
 

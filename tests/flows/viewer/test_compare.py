@@ -13,7 +13,7 @@ from flows.queries.compare import FIGURES, compare, compared, compared_evaluatio
 from flows.queries.compare_summary import ledger_cells, replayed_settings, summary_sentences
 from flows.queries.compare_traces import compared_attempts
 from flows.queries.request import NotThere, PageRequest
-from flows.queries.store_reader import Library
+from flows.queries.store_reader import StoreReader
 from flows.viewer.app import respond
 from flows.viewer.pages import PAGES
 from flows.viewer.pages.run import any_going
@@ -37,18 +37,18 @@ PAIRS = [
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
+def library(tmp_path_factory: pytest.TempPathFactory) -> StoreReader:
     return compared_runs.library(tmp_path_factory)
 
 
-def answer(library: Library, a: str, b: str, **query: str) -> tuple[int, str]:
+def answer(library: StoreReader, a: str, b: str, **query: str) -> tuple[int, str]:
     found = respond(PAGES["compare"], library, PageRequest(f"/compare/{a}/{b}", {"a": a, "b": b}, query))
     return found.status_code, bytes(found.body).decode()
 
 
 @pytest.mark.parametrize(("a", "b"), PAIRS)
-def test_what_the_page_says_is_what_the_command_says_to_the_last_bit(library: Library, a: str, b: str) -> None:
-    expected = json.loads(json.dumps(compare(Library(existing_store(library.store.root.address)), a, b)))
+def test_what_the_page_says_is_what_the_command_says_to_the_last_bit(library: StoreReader, a: str, b: str) -> None:
+    expected = json.loads(json.dumps(compare(StoreReader(existing_store(library.store.root.address)), a, b)))
     assert json.loads(json.dumps(compared(library, a, b))) == expected
     status, text = answer(library, a, b, format="json")
     said = json.loads(text)
@@ -76,11 +76,11 @@ SAID = {
 
 
 @pytest.mark.parametrize(("pair", "sentence"), SAID.items(), ids=str)
-def test_where_two_runs_part_is_said_in_a_sentence(library: Library, pair: tuple[str, str], sentence: str) -> None:
+def test_where_two_runs_part_is_said_in_a_sentence(library: StoreReader, pair: tuple[str, str], sentence: str) -> None:
     assert summary_sentences(compared(library, *pair))[0] == sentence
 
 
-def test_runs_of_unlike_lengths_say_which_steps_one_has_alone(library: Library) -> None:
+def test_runs_of_unlike_lengths_say_which_steps_one_has_alone(library: StoreReader) -> None:
     assert summary_sentences(compared(library, "base", "longer"))[1] == "Only in b: step 2."
     rows = compared_steps(library, "base", "longer").select("step", "only", "first_difference", "loss_a", "loss_b")
     assert rows.rows() == [
@@ -90,7 +90,7 @@ def test_runs_of_unlike_lengths_say_which_steps_one_has_alone(library: Library) 
     ]
 
 
-def test_a_replay_beside_its_source_is_told_first_with_what_it_changed(library: Library) -> None:
+def test_a_replay_beside_its_source_is_told_first_with_what_it_changed(library: StoreReader) -> None:
     changed = [each for each in compared(library, "base", "credited")["config"] if each["in_keys"]]
     (told_of,) = replayed_settings(library, "base", "credited", changed)
     assert told_of == {
@@ -110,7 +110,7 @@ def test_a_replay_beside_its_source_is_told_first_with_what_it_changed(library: 
     assert html.index("is a replay of") < html.index("They part at") and "&#34;grpo&#34; → &#34;rloo&#34;" in html
 
 
-def test_the_ledger_of_both_is_one_picture_of_states(library: Library) -> None:
+def test_the_ledger_of_both_is_one_picture_of_states(library: StoreReader) -> None:
     drawn = ledger_cells(compared(library, "base", "credited")["pieces"])
     assert drawn["steps"] == [0, 1]
     assert {row["stage"]: row["states"] for row in drawn["rows"]} == {
@@ -133,7 +133,7 @@ def test_the_ledger_of_both_is_one_picture_of_states(library: Library) -> None:
     assert Counter(state for state, _ in cells) == {"same": 7, "different": 4, "lone_a": 3}
 
 
-def test_a_run_that_failed_in_the_middle_has_no_figures_of_what_it_did_not_do(library: Library) -> None:
+def test_a_run_that_failed_in_the_middle_has_no_figures_of_what_it_did_not_do(library: StoreReader) -> None:
     rows = compared_steps(library, "base", "broken")
     assert rows["loss_b"].to_list() == [0.0, None] and rows["loss_difference"].to_list() == [0.0, None]
     assert rows["weights_equal"].to_list() == [False, None]
@@ -141,7 +141,7 @@ def test_a_run_that_failed_in_the_middle_has_no_figures_of_what_it_did_not_do(li
     assert "failed" in answer(library, "base", "broken")[1]
 
 
-def test_steps_as_a_frame_hold_both_figures_and_their_difference(library: Library) -> None:
+def test_steps_as_a_frame_hold_both_figures_and_their_difference(library: StoreReader) -> None:
     rows = compared_steps(library, "strict", "faster")
     assert rows.columns[:3] == ["step", "first_difference", "only"]
     assert [name for name in rows.columns if name.endswith("_difference")][:20] == [
@@ -155,7 +155,7 @@ def test_steps_as_a_frame_hold_both_figures_and_their_difference(library: Librar
     assert rows.filter(pl.col("step") == 1)["reward_mean_difference"].to_list() == [None]
 
 
-def test_a_figure_is_chosen_and_what_is_not_known_is_refused(library: Library) -> None:
+def test_a_figure_is_chosen_and_what_is_not_known_is_refused(library: StoreReader) -> None:
     status, html = answer(library, "base", "credited", figure="fill")
     assert status == 200 and '<option value="fill" selected>' in html
     assert answer(library, "base", "credited", figure="luck")[0] == 400
@@ -163,12 +163,12 @@ def test_a_figure_is_chosen_and_what_is_not_known_is_refused(library: Library) -
     assert status == 404 and "nobody" in text
 
 
-def test_unknown_runs_are_not_there(library: Library) -> None:
+def test_unknown_runs_are_not_there(library: StoreReader) -> None:
     with pytest.raises(NotThere, match="nobody"):
         compared(library, "nobody", "base")
 
 
-def test_a_comparison_is_made_once_for_the_same_work(library: Library) -> None:
+def test_a_comparison_is_made_once_for_the_same_work(library: StoreReader) -> None:
     first: Any = compared(library, "base", "longer")
     assert compared(library, "base", "longer") is first
     assert compared(library, "longer", "base") is not first
@@ -178,7 +178,7 @@ def test_a_run_that_has_only_begun_is_compared_live_and_has_nothing_yet(tmp_path
     store = rehearse(tmp_path / "store", "base", steps=1)
     config = store.runs.config("base")
     store.runs.record(run="begun", event="started", kind="train", config=config)
-    library = Library.at(tmp_path / "store")
+    library = StoreReader.at(tmp_path / "store")
     assert any_going(library, "base", "begun") and not any_going(library, "base")
     status, html = answer(library, "base", "begun")
     assert status == 200 and "They have nothing in common" in html and "data-live-state" in html
@@ -189,7 +189,7 @@ def test_a_run_that_has_only_begun_is_compared_live_and_has_nothing_yet(tmp_path
     assert "Neither has finished any work." in neither and "Neither has made a step yet." in neither
 
 
-def test_a_step_that_is_there_for_its_examples_alone_is_not_in_both(library: Library) -> None:
+def test_a_step_that_is_there_for_its_examples_alone_is_not_in_both(library: StoreReader) -> None:
     """A replay of later steps has the examples of step 0, and no step 0."""
     assert summary_sentences(compared(library, "base", "later")) == [
         "They part at step 1, stage advantage: the key is another one. 4 pieces are shared.",
@@ -203,7 +203,7 @@ def test_a_step_that_is_there_for_its_examples_alone_is_not_in_both(library: Lib
 
 def test_what_a_run_had_before_it_did_more_is_let_go(tmp_path: Path) -> None:
     store = rehearse(tmp_path / "store", "base", steps=1)
-    library = Library.at(tmp_path / "store")
+    library = StoreReader.at(tmp_path / "store")
     first = compared(library, "base", "base")
     rehearse(tmp_path / "store", "base", steps=2)
     second = compared(library, "base", "base")
@@ -217,16 +217,16 @@ SETTINGS = {"num_examples": HELD_OUT, "attempts": 2, "every": 1}
 
 
 @pytest.fixture(scope="module")
-def evaluated(tmp_path_factory: pytest.TempPathFactory) -> Library:
+def evaluated(tmp_path_factory: pytest.TempPathFactory) -> StoreReader:
     """Two runs: the second has a step and a policy more, and one rollout of its evaluations failed."""
     root = tmp_path_factory.mktemp("evaluated") / "store"
     failing = frozenset({"eval-reverse_text-0/0"})
     train(root, "one", Sampler(), steps=1, evaluation=SETTINGS)
     train(root, "two", Sampler(failing), seed=8, evaluation=SETTINGS)
-    return Library.at(root)
+    return StoreReader.at(root)
 
 
-def test_policies_of_a_version_are_paired_and_the_last_ones_too(evaluated: Library) -> None:
+def test_policies_of_a_version_are_paired_and_the_last_ones_too(evaluated: StoreReader) -> None:
     rows = compared_evaluations(evaluated, "one", "two").filter(figure="avg")
     assert [(row["version_a"], row["version_b"]) for row in rows.to_dicts()] == [(0, 0), (1, 1), (1, 2)]
     # Each later policy earns a tenth more on every example; where a rollout failed, the other one is left.
@@ -237,7 +237,7 @@ def test_policies_of_a_version_are_paired_and_the_last_ones_too(evaluated: Libra
     assert not rows["same_work"].any()
 
 
-def test_averages_are_those_of_the_command_and_a_run_beside_itself_is_the_same_work(evaluated: Library) -> None:
+def test_averages_are_those_of_the_command_and_a_run_beside_itself_is_the_same_work(evaluated: StoreReader) -> None:
     averages = compared(evaluated, "one", "two")["evaluations"]
     assert [(row["version"], row["a"] is None, row["b"] is None) for row in averages] == [
         (0, False, False),
@@ -248,13 +248,13 @@ def test_averages_are_those_of_the_command_and_a_run_beside_itself_is_the_same_w
     assert itself["same_work"].all() and set(itself["difference"]) == {0.0} and set(itself["low"]) == {None}
 
 
-def test_the_page_shows_differences_with_their_intervals(evaluated: Library) -> None:
+def test_the_page_shows_differences_with_their_intervals(evaluated: StoreReader) -> None:
     asked = PageRequest("/compare/one/two", {"a": "one", "b": "two"})
     html = bytes(respond(PAGES["compare"], evaluated, asked).body).decode()
     assert 'href="/runs/one/evaluations/1">1</a> and <a href="/runs/two/evaluations/2">2</a>' in html
 
 
-def test_held_out_attempts_of_two_versions_stand_beside_each_other(evaluated: Library) -> None:
+def test_held_out_attempts_of_two_versions_stand_beside_each_other(evaluated: StoreReader) -> None:
     rows = compared_attempts(evaluated, "two", "two", "reverse_text", "held-1")
     assert set(rows["for_training"]) == {False} and rows.filter(side="a")["step"].to_list() == [0, 0, 1, 1, 2, 2]
     query = {"environment": "reverse_text", "id": "held-1", "version_a": "0", "version_b": "2"}

@@ -15,10 +15,10 @@ from flows.queries.compare_traces import (
     typical,
 )
 from flows.queries.request import NotThere, PageRequest
-from flows.queries.store_reader import Library
+from flows.queries.store_reader import StoreReader
+from flows.queries.trace import find_trace
 from flows.viewer.addresses import Page
 from flows.viewer.app import respond
-from flows.viewer.data.trace import find_trace
 from flows.viewer.pages import PAGES
 from flows.viewer.rendering import as_html
 from tests.flows.viewer import compared_runs
@@ -27,12 +27,12 @@ pytestmark = pytest.mark.engine  # see test_compare
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
+def library(tmp_path_factory: pytest.TempPathFactory) -> StoreReader:
     return compared_runs.library(tmp_path_factory)
 
 
 @pytest.fixture(scope="module")
-def example(library: Library) -> tuple[str, str]:
+def example(library: StoreReader) -> tuple[str, str]:
     """An example that the longer run tried more than once, and the base run too."""
     rows = library.frames("longer")["assignments"].select("step", "environment", "example_id").unique().collect()
     own = library.frames("base")["assignments"].select("example_id").collect()["example_id"]
@@ -41,7 +41,7 @@ def example(library: Library) -> tuple[str, str]:
     return environment, name
 
 
-def answer(library: Library, a: str, b: str, example: tuple[str, str], **query: str) -> tuple[int, str]:
+def answer(library: StoreReader, a: str, b: str, example: tuple[str, str], **query: str) -> tuple[int, str]:
     asked = {"environment": example[0], "id": example[1], **query}
     found = respond(
         PAGES["compare_example"], library, PageRequest(f"/compare/{a}/{b}/example", {"a": a, "b": b}, asked)
@@ -49,14 +49,14 @@ def answer(library: Library, a: str, b: str, example: tuple[str, str], **query: 
     return found.status_code, bytes(found.body).decode()
 
 
-def values(library: Library, a: str, b: str, example: tuple[str, str], **query: str) -> dict[str, Any]:
+def values(library: StoreReader, a: str, b: str, example: tuple[str, str], **query: str) -> dict[str, Any]:
     status, text = answer(library, a, b, example, format="json", **query)
     assert status == 200, text
     found: dict[str, Any] = json.loads(text)
     return found
 
 
-def test_attempts_are_those_of_both_runs_in_order(library: Library, example: tuple[str, str]) -> None:
+def test_attempts_are_those_of_both_runs_in_order(library: StoreReader, example: tuple[str, str]) -> None:
     rows = compared_attempts(library, "base", "longer", *example)
     for side, run in (("a", "base"), ("b", "longer")):
         traces = library.frames(run)["traces"].filter(pl.col("example_id") == example[1]).collect()
@@ -70,7 +70,7 @@ def test_attempts_are_those_of_both_runs_in_order(library: Library, example: tup
         assert mean == pytest.approx(rows.filter(side=side, step=step)["reward"].mean())
 
 
-def test_the_attempt_that_is_shown_is_a_typical_one(library: Library) -> None:
+def test_the_attempt_that_is_shown_is_a_typical_one(library: StoreReader) -> None:
     rows = pl.DataFrame({"trace_id": ["w", "x", "y", "z"], "reward": [None, 0.0, 0.5, 1.0]})
     shown = typical(rows)
     assert shown is not None and shown["trace_id"] == "y"
@@ -79,7 +79,9 @@ def test_the_attempt_that_is_shown_is_a_typical_one(library: Library) -> None:
     assert typical(rows.clear()) is None
 
 
-def test_without_a_choice_the_last_attempts_stand_beside_each_other(library: Library, example: tuple[str, str]) -> None:
+def test_without_a_choice_the_last_attempts_stand_beside_each_other(
+    library: StoreReader, example: tuple[str, str]
+) -> None:
     said = values(library, "base", "longer", example)
     for side in "ab":
         last = said[f"of_{side}"]["moments"][-1]
@@ -88,7 +90,7 @@ def test_without_a_choice_the_last_attempts_stand_beside_each_other(library: Lib
         assert said[f"chosen_{side}"]["trace_id"] in [row["trace_id"] for row in said[f"of_{side}"]["attempts"]]
 
 
-def test_one_run_stands_beside_itself_early_and_late(library: Library, example: tuple[str, str]) -> None:
+def test_one_run_stands_beside_itself_early_and_late(library: StoreReader, example: tuple[str, str]) -> None:
     steps = [each["step"] for each in values(library, "longer", "longer", example)["of_a"]["moments"]]
     said = values(library, "longer", "longer", example)
     assert (said["of_a"]["shown"]["step"], said["of_b"]["shown"]["step"]) == (steps[0], steps[-1])
@@ -96,7 +98,7 @@ def test_one_run_stands_beside_itself_early_and_late(library: Library, example: 
     assert turned["of_a"]["attempts"] == [row | {"side": "a"} for row in said["of_b"]["attempts"]]
 
 
-def test_the_same_rollout_in_a_replay_is_told_token_by_token(library: Library) -> None:
+def test_the_same_rollout_in_a_replay_is_told_token_by_token(library: StoreReader) -> None:
     (trace,) = library.frames("base")["traces"].filter(pl.col("step") == 0).head(1).collect().to_dicts()
     example = trace["environment"], trace["example_id"]
     one, other = (find_trace(library, run, trace["trace_id"]) for run in ("base", "credited"))
@@ -132,14 +134,14 @@ def test_the_same_rollout_in_a_replay_is_told_token_by_token(library: Library) -
     ],
 )
 def test_what_cannot_be_chosen_is_refused_or_empty(
-    library: Library, example: tuple[str, str], query: dict[str, str], status: int
+    library: StoreReader, example: tuple[str, str], query: dict[str, str], status: int
 ) -> None:
     found, html = answer(library, "base", "longer", example, **query)
     assert found == status
     assert status != 200 or "No attempts then." in html
 
 
-def test_an_example_that_neither_tried_is_not_there_and_the_nearest_are_named(library: Library) -> None:
+def test_an_example_that_neither_tried_is_not_there_and_the_nearest_are_named(library: StoreReader) -> None:
     rows = library.frames("base")["assignments"].select("environment", "example_id").collect()
     environment, known = rows.row(0)
     with pytest.raises(NotThere, match=rf"neither 'base' nor 'twin'.*the nearest examples are .*{environment}/example"):

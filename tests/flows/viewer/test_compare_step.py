@@ -12,7 +12,7 @@ from flows.queries.compare import compare, step_pair
 from flows.queries.compare_rows import changed_advantages, changed_verdicts
 from flows.queries.compare_traces import compared_groups, compared_samples, compared_traces
 from flows.queries.request import NotThere, PageRequest
-from flows.queries.store_reader import Library
+from flows.queries.store_reader import StoreReader
 from flows.viewer.app import respond
 from flows.viewer.pages import PAGES
 from tasks.runtime.stage import Policy, Tables
@@ -24,17 +24,17 @@ pytestmark = pytest.mark.engine  # see test_compare
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
+def library(tmp_path_factory: pytest.TempPathFactory) -> StoreReader:
     return compared_runs.library(tmp_path_factory)
 
 
-def answer(library: Library, a: str, b: str, step: int, **query: str) -> tuple[int, str]:
+def answer(library: StoreReader, a: str, b: str, step: int, **query: str) -> tuple[int, str]:
     path = {"a": a, "b": b, "step": str(step)}
     found = respond(PAGES["compare_step"], library, PageRequest(f"/compare/{a}/{b}/steps/{step}", path, query))
     return found.status_code, bytes(found.body).decode()
 
 
-def values(library: Library, a: str, b: str, step: int, **query: str) -> dict[str, Any]:
+def values(library: StoreReader, a: str, b: str, step: int, **query: str) -> dict[str, Any]:
     status, text = answer(library, a, b, step, format="json", **query)
     assert status == 200, text
     found: dict[str, Any] = json.loads(text)
@@ -42,7 +42,7 @@ def values(library: Library, a: str, b: str, step: int, **query: str) -> dict[st
 
 
 @pytest.mark.parametrize(("a", "b"), [("base", "credited"), ("base", "strict"), ("base", "twin"), ("strict", "seeded")])
-def test_groups_samples_and_verdicts_are_those_of_the_command(library: Library, a: str, b: str) -> None:
+def test_groups_samples_and_verdicts_are_those_of_the_command(library: StoreReader, a: str, b: str) -> None:
     found = compare(library, a, b, step=0)
     groups = {row["group_a"]: row for row in compared_groups(library, a, b, 0).to_dicts() if row["num_shared"]}
     for row in found["detail"]["groups"]:
@@ -69,7 +69,7 @@ def test_groups_samples_and_verdicts_are_those_of_the_command(library: Library, 
     assert (traces["side"] == "both").sum() == found["steps"][0]["between"]["num_shared_traces"]
 
 
-def test_a_replay_from_the_advantage_has_the_same_rollouts_credited_otherwise(library: Library) -> None:
+def test_a_replay_from_the_advantage_has_the_same_rollouts_credited_otherwise(library: StoreReader) -> None:
     traces = compared_traces(library, "base", "credited", 0)
     assert traces["side"].to_list() == ["both"] * 12 and traces["key_a"].equals(traces["key_b"].rename("key_a"))
     # RLOO leaves the rollout itself out of the mean: with four in a group that is 4/3 of the distance to the mean.
@@ -81,7 +81,7 @@ def test_a_replay_from_the_advantage_has_the_same_rollouts_credited_otherwise(li
     assert groups["difference"].to_list() == [0.0] * 3 and groups["num_shared"].to_list() == [4] * 3
 
 
-def test_groups_of_another_seed_are_paired_by_their_example_alone(library: Library) -> None:
+def test_groups_of_another_seed_are_paired_by_their_example_alone(library: StoreReader) -> None:
     traces = compared_traces(library, "base", "seeded", 0)
     assert set(traces["side"]) == {"a", "b"} and traces.height == 24
     groups = compared_groups(library, "base", "seeded", 0)
@@ -99,7 +99,7 @@ def test_groups_of_another_seed_are_paired_by_their_example_alone(library: Libra
     assert set(lone["difference"]) <= {None} and set(lone["max_advantage_difference"]) <= {None}
 
 
-def test_a_step_that_only_one_has_stands_alone(library: Library) -> None:
+def test_a_step_that_only_one_has_stands_alone(library: StoreReader) -> None:
     said = values(library, "base", "longer", 2)
     assert said["work"]["only"] == "only in b" and said["in_run"] == {"a": False, "b": True}
     assert said["rollouts"] == {"both": 0, "a": 0, "b": 12}
@@ -110,7 +110,7 @@ def test_a_step_that_only_one_has_stands_alone(library: Library) -> None:
     assert answer(library, "base", "longer", 7)[0] == 404
 
 
-def test_what_was_sampled_anew_is_in_one_only(library: Library) -> None:
+def test_what_was_sampled_anew_is_in_one_only(library: StoreReader) -> None:
     said = values(library, "base", "faster", 1, view="lone", sort="reward", down="1")
     assert said["rollouts"] == {"both": 0, "a": 12, "b": 12} and said["num_rows"] == 24
     rewards = [row["reward"] for row in said["rows"]]
@@ -118,7 +118,7 @@ def test_what_was_sampled_anew_is_in_one_only(library: Library) -> None:
     assert said["work"]["first_difference"] == "rollout"
 
 
-def test_verdicts_that_differ_are_told_with_their_reasons(library: Library) -> None:
+def test_verdicts_that_differ_are_told_with_their_reasons(library: StoreReader) -> None:
     said = values(library, "base", "strict", 0, view="verdicts")
     assert said["rows"] and {(row["outcome_a"], row["outcome_b"]) for row in said["rows"]} == {
         ("kept", "zero_advantage")
@@ -130,7 +130,7 @@ def test_verdicts_that_differ_are_told_with_their_reasons(library: Library) -> N
 @pytest.mark.parametrize("view", ["groups", "verdicts", "samples", "lone"])
 @pytest.mark.parametrize("pair", [("base", "credited"), ("base", "seeded"), ("base", "broken"), ("twin", "base")])
 def test_every_table_is_a_page_and_leads_to_the_traces_in_both_runs(
-    library: Library, view: str, pair: tuple[str, str]
+    library: StoreReader, view: str, pair: tuple[str, str]
 ) -> None:
     said = values(library, *pair, 0, view=view)
     status, html = answer(library, *pair, 0, view=view)
@@ -144,7 +144,7 @@ def test_every_table_is_a_page_and_leads_to_the_traces_in_both_runs(
                 assert f'href="/runs/{run}/traces/{row["trace_id"]}?key={key}"' in html
 
 
-def test_samples_come_the_farthest_first_and_sort_by_any_column(library: Library) -> None:
+def test_samples_come_the_farthest_first_and_sort_by_any_column(library: StoreReader) -> None:
     sizes = [row["size"] for row in values(library, "base", "credited", 0, view="samples")["rows"]]
     assert sizes == sorted(sizes, reverse=True) and len(sizes) == 12
     ids = [row["sample_id"] for row in values(library, "base", "credited", 0, view="samples", sort="sample_id")["rows"]]
@@ -167,7 +167,7 @@ def test_agents_of_an_episode_are_compared_each_with_its_like(tmp_path: Path) ->
     with compared_runs.played(rollout=opposed):
         for name, seed in (("one", 7), ("other", 8)):
             rehearse(tmp_path / "store", name, steps=1, seed=seed, algorithm={"type": "rae"})
-    library = Library.at(tmp_path / "store")
+    library = StoreReader.at(tmp_path / "store")
     groups = compared_groups(library, "one", "other", 0)
     own = groups.filter(pl.col("num_a") > 0)
     assert own.select("agent", "num_a", "reward_a").rows() == [("first", 2, 1.0), ("second", 2, -1.0)] * 3

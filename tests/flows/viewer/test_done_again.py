@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 from flows.queries.request import plain
-from flows.queries.store_reader import Library
+from flows.queries.store_reader import StoreReader
 from flows.viewer.pages import PAGES
 from flows.viewer.rendering import parsed_address
 from storage.maintenance.plan import plan_removal
@@ -40,7 +40,7 @@ def trained_worse(tables: Tables, config: Any, *, step: int, key: str, policy: P
     return made | {"updates": rows.to_arrow().cast(made["updates"].schema)}
 
 
-def looked_at(library: Library) -> dict[str, str]:
+def looked_at(library: StoreReader) -> dict[str, str]:
     """Return what every page of a store says, as JSON."""
     found = {}
     for address in everything(library):
@@ -53,7 +53,7 @@ def test_pages_tell_the_rows_that_are_there_now(tmp_path: Path, monkeypatch: pyt
     root = tmp_path / "store"
     train(root, "run", Sampler(), steps=1, evaluation=EVALUATED)
     train(root, "other", Sampler(), steps=1, seed=8, evaluation=EVALUATED)
-    held = Library.at(root)
+    held = StoreReader.at(root)
     before, keys = looked_at(held), set(held.graph.works)
     store = open_store(root)
     carry_out(store, plan_removal(store, keep=[], force=["run", "other"]))
@@ -61,7 +61,7 @@ def test_pages_tell_the_rows_that_are_there_now(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setitem(rehearsal.STAND_INS, "training", training)
     train(root, "run", Luckier(), steps=1, evaluation=EVALUATED)
     train(root, "other", Luckier(), steps=1, seed=8, evaluation=EVALUATED)
-    fresh = looked_at(Library.at(root))
+    fresh = looked_at(StoreReader.at(root))
     assert set(held.graph.works) == keys and set(before) == set(fresh)
     assert not [address for address in fresh if fresh[address] == before[address]], "all of them tell of rewards"
     now = looked_at(held)

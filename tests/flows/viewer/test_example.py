@@ -6,11 +6,11 @@ from typing import Any
 import polars as pl
 import pytest
 
+from flows.queries.example import attempts, by_step, example
 from flows.queries.request import NotThere, PageRequest
-from flows.queries.store_reader import Library
+from flows.queries.store_reader import StoreReader
 from flows.viewer import addresses
 from flows.viewer.app import respond
-from flows.viewer.data.example import attempts, by_step, example
 from flows.viewer.pages import PAGES
 from tests.fixtures import builders
 from tests.flows.viewer.hand_made import RUN, HandMade, batch, credit, update
@@ -31,7 +31,7 @@ def traces(step: int, rewards: list[float | None], **others: Any) -> list[dict[s
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
+def library(tmp_path_factory: pytest.TempPathFactory) -> StoreReader:
     """A run that tried an example at two steps, trained on one attempt, and met it in an evaluation of policy 2."""
     hand = HandMade(tmp_path_factory.mktemp("examples") / "store")
     listed = {"environment": ENVIRONMENT, "split": "train", "task": TASK}
@@ -40,10 +40,10 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
     hand.step(traces(0, [1.0, 0.5, None]), [], [sample], batches=[batch([sample["sample_id"]])], updates=[update()])
     hand.step(traces(1, [1.5]), [], step=1)
     hand.work("rollout", {"traces": traces(2, [0.0, 1.0], agent="solver")}, 2, evaluation_assignment="a" * 32)
-    return Library.at(hand.store.root.address)
+    return StoreReader.at(hand.store.root.address)
 
 
-def test_attempts_are_those_at_the_example_alone_in_training_and_in_evaluations(library: Library) -> None:
+def test_attempts_are_those_at_the_example_alone_in_training_and_in_evaluations(library: StoreReader) -> None:
     found = attempts(library, RUN, ENVIRONMENT, "wanted")
     assert found.select("step", "for_training", "agent", "reward", "outcome").rows() == [
         (0, True, "agent", 1.0, "trained"),
@@ -57,7 +57,7 @@ def test_attempts_are_those_at_the_example_alone_in_training_and_in_evaluations(
     assert found["set"].to_list() == [None] * 4 + [""] * 2
 
 
-def test_each_step_is_counted_and_what_was_not_scored_is_no_zero(library: Library) -> None:
+def test_each_step_is_counted_and_what_was_not_scored_is_no_zero(library: StoreReader) -> None:
     steps = by_step(attempts(library, RUN, ENVIRONMENT, "wanted"))
     told = steps.select("step", "num_attempts", "num_scored", "reward", "lowest", "highest", "num_passed", "pass_rate")
     assert told.rows() == [
@@ -69,7 +69,7 @@ def test_each_step_is_counted_and_what_was_not_scored_is_no_zero(library: Librar
     assert by_step(nobody).select("reward", "pass_rate").rows() == [(None, None)]
 
 
-def test_an_example_that_was_listed_and_never_tried_has_no_attempts(library: Library) -> None:
+def test_an_example_that_was_listed_and_never_tried_has_no_attempts(library: StoreReader) -> None:
     assert example(library, RUN, ENVIRONMENT, "untried") == {"split": "train", "task": TASK}
     assert attempts(library, RUN, ENVIRONMENT, "untried").is_empty()
     status, text = answer(library, id="untried")
@@ -78,13 +78,13 @@ def test_an_example_that_was_listed_and_never_tried_has_no_attempts(library: Lib
         attempts(library, RUN, ENVIRONMENT, "wantd")
 
 
-def answer(library: Library, **query: str) -> tuple[int, str]:
+def answer(library: StoreReader, **query: str) -> tuple[int, str]:
     asked = PageRequest(f"/runs/{RUN}/example", {"run": RUN}, {"environment": ENVIRONMENT} | query)
     found = respond(PAGES["example"], library, asked)
     return found.status_code, bytes(found.body).decode()
 
 
-def test_the_page_leads_to_every_attempt_and_to_the_steps(library: Library) -> None:
+def test_the_page_leads_to_every_attempt_and_to_the_steps(library: StoreReader) -> None:
     status, text = answer(library, id="wanted")
     assert status == 200 and "Turn it round" in text
     said = json.loads(answer(library, id="wanted", format="json")[1])
@@ -105,7 +105,7 @@ def test_the_page_leads_to_every_attempt_and_to_the_steps(library: Library) -> N
     assert rates["Mean reward"]["training"] == [0.75, 1.5, None]
 
 
-def test_the_page_shows_one_agent_where_it_is_asked_for(library: Library) -> None:
+def test_the_page_shows_one_agent_where_it_is_asked_for(library: StoreReader) -> None:
     said = json.loads(answer(library, id="wanted", agent="solver", format="json")[1])
     assert (said["num_attempts"], said["overall"]["training"]["num_attempts"]) == (2, 0)
     assert answer(library, id="wanted", agent="nobody")[0] == 400

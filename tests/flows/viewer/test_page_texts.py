@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from flows.queries.store_reader import Library
+from flows.queries.charts import charts
+from flows.queries.series import StepNumbers
+from flows.queries.store_reader import StoreReader
 from flows.viewer import addresses
 from flows.viewer.addresses import PATTERNS
 from flows.viewer.app import respond
-from flows.viewer.data.series import StepNumbers
-from flows.viewer.data.series_charts import charts
 from flows.viewer.pages import PAGES
 from flows.viewer.rendering import parsed_address
 from tasks.metrics.names import ALL
@@ -29,7 +29,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     root = tmp_path_factory.mktemp("words") / "store"
     rehearse(root, "base", steps=2)
     walk(ask(root, name="fork", overrides=[RLOO]))
-    library = Library.at(root)
+    library = StoreReader.at(root)
     found = {}
     for name, address in one_of_each(library).items():
         kind, question = parsed_address(address)
@@ -71,7 +71,7 @@ def test_an_example_that_two_policies_tried_leads_to_both_side_by_side(tmp_path:
     for step, name in enumerate(("before", "after")):
         made.step([trace(name, example_id="again", policy_version=step)], [message(name, 0)], step=step)
     made.step([trace("once", example_id="once")], [message("once", 0)], step=2)
-    library = Library.at(tmp_path / "store")
+    library = StoreReader.at(tmp_path / "store")
 
     def beside(example_id: str) -> list[str]:
         kind, question = parsed_address(addresses.example(RUN, trace("x")["environment"], example_id))
@@ -99,11 +99,11 @@ SAME = {"evaluation": "step"}
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
+def library(tmp_path_factory: pytest.TempPathFactory) -> StoreReader:
     root = tmp_path_factory.mktemp("json") / "store"
     rehearse(root, "base")
     walk(ask(root, name="fork", overrides=(RLOO,)))
-    return Library.at(root)
+    return StoreReader.at(root)
 
 
 def sections() -> dict[str, set[str]]:
@@ -114,7 +114,7 @@ def sections() -> dict[str, set[str]]:
 
 
 @pytest.mark.engine  # it opens a page of each kind: seconds
-def test_every_value_of_every_page_is_written_down(library: Library) -> None:
+def test_every_value_of_every_page_is_written_down(library: StoreReader) -> None:
     written = sections()
     everywhere = written.pop("")
     patterns = {name: pattern.replace(":path", "") for name, pattern in PATTERNS.items() if name != "compare_choice"}

@@ -7,7 +7,7 @@ import polars as pl
 import pytest
 
 from flows.queries.request import PageRequest
-from flows.queries.store_reader import Library
+from flows.queries.store_reader import StoreReader
 from flows.viewer import addresses, rendering, serving
 from flows.viewer.app import respond
 from flows.viewer.pages import PAGES
@@ -19,20 +19,20 @@ from tests.fixtures.rehearsal import rehearse
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
+def library(tmp_path_factory: pytest.TempPathFactory) -> StoreReader:
     root = tmp_path_factory.mktemp("quick") / "store"
     rehearse(root, "run", steps=2, packing={"tokens_per_row": 64, "data_parallel": 8})
-    return Library.at(root)
+    return StoreReader.at(root)
 
 
-def about(library: Library, **query: str) -> PageRequest:
+def about(library: StoreReader, **query: str) -> PageRequest:
     row = library.frames("run").rows([library.chains("run")[0].traces], "traces").first().collect().row(0, named=True)
     path = {"run": "run", "trace": row["trace_id"]}
     return PageRequest(addresses.trace("run", row["trace_id"]), path, {"key": row["key"], **query})
 
 
 def test_a_trace_of_a_large_run_reads_its_history_only_when_asked(
-    library: Library, monkeypatch: pytest.MonkeyPatch
+    library: StoreReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = traces.trace_page(library, about(library)).values["history"]
     assert whole, "a small run has it at once"
@@ -48,7 +48,7 @@ def test_a_trace_of_a_large_run_reads_its_history_only_when_asked(
     assert b'class="attempts"' in respond(PAGES["trace"], library, about(library, history="1")).body
 
 
-def test_a_page_of_a_batch_holds_so_many_samples(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_of_a_batch_holds_so_many_samples(library: StoreReader, monkeypatch: pytest.MonkeyPatch) -> None:
     def per_page(*num_samples: int) -> int:
         return batches.rows_per_page(pl.DataFrame({"num_samples": num_samples}, schema={"num_samples": pl.Int64}))
 
@@ -80,9 +80,9 @@ def test_a_chart_is_drawn_again_only_where_it_says_something_else() -> None:
     assert "/runs/b/steps/1" in chart(told(2.0), moved) and "/runs/a/" not in chart(told(2.0), moved)
 
 
-def test_warming_reads_the_ledger_and_compiles_every_template(library: Library) -> None:
+def test_warming_reads_the_ledger_and_compiles_every_template(library: StoreReader) -> None:
     rendering.templates.cache_clear()
-    fresh = Library(library.store)
+    fresh = StoreReader(library.store)
     thread = serving.warm_in_background(fresh)
     thread.join()
     assert thread.daemon and fresh._moment is not None
@@ -91,11 +91,11 @@ def test_warming_reads_the_ledger_and_compiles_every_template(library: Library) 
     assert found.cache is not None and {name for _, name in found.cache} == names
 
 
-def test_warming_leaves_what_is_wrong_to_the_first_page(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
-    def torn(self: Library) -> None:
+def test_warming_leaves_what_is_wrong_to_the_first_page(library: StoreReader, monkeypatch: pytest.MonkeyPatch) -> None:
+    def torn(self: StoreReader) -> None:
         raise StoreError("the ledger is torn")
 
-    monkeypatch.setattr(Library, "moment", torn)
+    monkeypatch.setattr(StoreReader, "moment", torn)
     serving.warm(library)
     found = respond(PAGES["runs"], library, PageRequest("/"))
     assert found.status_code == 503 and b"the ledger is torn" in found.body

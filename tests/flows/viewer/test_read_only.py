@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from flows.cli import main
-from flows.queries.store_reader import Library
+from flows.queries.store_reader import StoreReader
 from storage.errors import StoreUnavailable
 from storage.read.frames import existing_store
 from storage.store import Store, open_store
@@ -51,7 +51,7 @@ def state(root: Path) -> dict[str, tuple[int, int, int, str]]:
     return found
 
 
-def look_at_all(library: Library, *only: str) -> list[int]:
+def look_at_all(library: StoreReader, *only: str) -> list[int]:
     """Open every address, of all runs or of some, in every form and ask for its mark; return how each was answered."""
     client = visitor(library)
     answers = [client.get(formed(each, form)).status_code for each in everything(library, *only) for form in FORMS]
@@ -68,16 +68,16 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_opening_everything_twice_changes_nothing(root: Path) -> None:
     before = state(root)
-    first = look_at_all(Library.at(root))
+    first = look_at_all(StoreReader.at(root))
     assert len(first) > 40 and set(first[:-1]) == {200} and first[-1] == 405
-    assert set(look_at_all(Library.at(root), "other")[:-1]) == {200}
+    assert set(look_at_all(StoreReader.at(root), "other")[:-1]) == {200}
     assert state(root) == before
     rehearse(root, "again", seed=9, steps=1)
     assert state(root) != before  # so it is seen where somebody writes
 
 
 def test_a_terminal_changes_nothing(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    library = Library.at(root)
+    library = StoreReader.at(root)
     trace = next(traces(library, "base"))
     before = state(root)
     for command in (["traces", "base"], ["traces", "latest", "--grep", "x"], ["trace", trace]):
@@ -91,7 +91,7 @@ def test_a_store_that_holds_nothing_yet_stays_so(tmp_path: Path) -> None:
     root.mkdir()
     (root / "format.json").write_text('{"layout": 1}')
     before = state(root)
-    library = Library.at(root)
+    library = StoreReader.at(root)
     client = visitor(library)
     for form in FORMS:
         assert client.get("/", params={"format": form}).status_code == 200
@@ -155,7 +155,7 @@ def test_in_an_object_store_nothing_is_put(root: Path, s3: S3Host, s3_root: str)
             s3.put(f"{s3_root}/{path.relative_to(root)}", path.read_bytes())
     s3.requests()
     s3.behave(denied="puts")
-    library = Library.at(s3_root)
+    library = StoreReader.at(s3_root)
     client = visitor(library)
     few = everything(library)[:8]
     assert {client.get(each).status_code for each in few} == {200}
@@ -183,7 +183,7 @@ def test_a_torn_log_is_left_as_it_is(tmp_path: Path) -> None:
     log.write_bytes(log.read_bytes()[:40])
     before = state(root)
     with pytest.raises(StoreUnavailable):
-        Library.at(root).store.runs.names()
+        StoreReader.at(root).store.runs.names()
     assert state(root) == before
 
 

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from flows.queries import rollouts as step_traces
+from flows.queries import runs, tokens, trace
 from flows.queries.outcomes import EXPIRED
 from flows.queries.request import NotThere
 from flows.queries.sentences import sentence
-from flows.queries.store_reader import Library
+from flows.queries.store_reader import StoreReader
 from flows.viewer.app import respond
-from flows.viewer.data import runs, step_traces, tokens, trace
 from flows.viewer.pages import PAGES
 from flows.viewer.rendering import parsed_address
 from flows.views.why import explain
@@ -23,7 +24,7 @@ from tests.flows.viewer.hand_made import FORKED, PATHS, RUN, HandMade, batch, cr
 from tests.flows.viewer.looking import everything
 
 TABLES = ("assignments", "traces", "messages", "verdicts", "credits", "batches", "updates")
-Without = Callable[[str], Library]
+Without = Callable[[str], StoreReader]
 
 
 @pytest.fixture(scope="module")
@@ -33,12 +34,12 @@ def without(tmp_path_factory: pytest.TempPathFactory) -> Without:
     rehearse(base / "whole", "run", steps=1)
     rehearse(base / "whole", "again", steps=1, training={"learning_rate": 0.5})
 
-    def lacking(table: str) -> Library:
+    def lacking(table: str) -> StoreReader:
         if not (base / f"without-{table}").exists():
             shutil.copytree(base / "whole", base / f"without-{table}")
             if table:
                 expire(open_store(base / f"without-{table}"), Retention(table, 0))
-        return Library.at(base / f"without-{table}")
+        return StoreReader.at(base / f"without-{table}")
 
     return lacking
 
@@ -106,7 +107,7 @@ def test_tokens_are_not_called_untrained_or_inside(tmp_path: Path, table: str) -
     made.step([builders.trace(FORKED)], forked(), credits, batches=batches, **learnt)
     if table:
         expire(made.store, Retention(table, 0))
-    library = Library.at(tmp_path)
+    library = StoreReader.at(tmp_path)
     found = tokens.tokens(library, trace.find_trace(library, RUN, FORKED))
     unknown = table in ("credits", "batches")
     assert found["trained"].to_list() == [None] * 11 if unknown else set(found["trained"]) == {True, False}
@@ -124,7 +125,7 @@ def test_nothing_is_called_inside_once_nobody_knows_whether_masks_were_kept(
     learnt = {"updates": [update(masked_fraction=0.0)], "token_statistics": statistics}
     made.step([builders.trace(FORKED)], forked(), credits, batches=[batch(credits)], **learnt)
     expire(made.store, Retention(table, 0))
-    library = Library.at(tmp_path)
+    library = StoreReader.at(tmp_path)
     found = tokens.tokens(library, trace.find_trace(library, RUN, FORKED))
     assert found["trained"].sum() == 6
     assert found["outside"].drop_nulls().unique().to_list() == outside

@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 
+from flows.queries.metrics import ABOUT, About, about, ends, matching, metrics, said
 from flows.queries.request import NotThere, PageRequest
-from flows.queries.store_reader import Library
+from flows.queries.series import numbers, steps
+from flows.queries.store_reader import StoreReader
 from flows.viewer import addresses
-from flows.viewer.data.metric_words import ABOUT, About, about
-from flows.viewer.data.metrics import ends, matching, metrics, said
-from flows.viewer.data.series import numbers, steps
 from flows.viewer.pages import run as metric_page
 from flows.viewer.pages import run as run_page
 from tests.fixtures.builders import trace
@@ -23,14 +22,14 @@ HOSTILE = "../<script>alert(1)</script>\u202e?#%"
 
 
 @pytest.fixture(scope="module")
-def walked(tmp_path_factory: pytest.TempPathFactory) -> Library:
+def walked(tmp_path_factory: pytest.TempPathFactory) -> StoreReader:
     root = tmp_path_factory.mktemp("metrics") / "store"
     rehearse(root, RUN, steps=2)
-    return Library.at(root)
+    return StoreReader.at(root)
 
 
 @pytest.fixture
-def two(tmp_path: Path) -> Library:
+def two(tmp_path: Path) -> StoreReader:
     """Two steps of two environments; the second step has no error."""
     made = HandMade(tmp_path)
     named = f'{{"{HOSTILE}": 3.0}}'
@@ -40,28 +39,28 @@ def two(tmp_path: Path) -> Library:
     ]
     made.step(rows, [])
     made.step([{**each, "trace_id": f"{each['trace_id']}2", "error_class": None} for each in rows], [], step=1)
-    return Library.at(tmp_path)
+    return StoreReader.at(tmp_path)
 
 
-def listed(library: Library, words: str = "") -> dict[str, Any]:
+def listed(library: StoreReader, words: str = "") -> dict[str, Any]:
     values = run_page.run_page(library, PageRequest(addresses.run(RUN), {"run": RUN}, {"metric": words})).values[
         "metrics"
     ]
     return {each["name"]: each for group in values["groups"] for each in group["metrics"]}
 
 
-def charts(library: Library) -> dict[str, Any]:
+def charts(library: StoreReader) -> dict[str, Any]:
     values = run_page.run_page(library, PageRequest(addresses.run(RUN), {"run": RUN})).values
     return {each["title"]: each for section in values["sections"] for each in section["charts"]}
 
 
-def opened(library: Library, name: str) -> Any:
+def opened(library: StoreReader, name: str) -> Any:
     return metric_page.metric_page(
         library, PageRequest(addresses.metric(RUN, name), {"run": RUN, "metric": name})
     ).values
 
 
-def test_every_number_of_every_step_is_there(two: Library) -> None:
+def test_every_number_of_every_step_is_there(two: StoreReader) -> None:
     found = {one["name"]: one["values"] for each in metrics(numbers(two, RUN)) for one in each["series"]}
     recorded = steps(two, RUN).drop("run", "step", "finished")
     assert set(found) == set(recorded.columns)
@@ -70,12 +69,12 @@ def test_every_number_of_every_step_is_there(two: Library) -> None:
         assert all(shown == value for shown, value in told if value is not None)
 
 
-def test_of_one_environment_all_is_told_alone(walked: Library, two: Library) -> None:
+def test_of_one_environment_all_is_told_alone(walked: StoreReader, two: StoreReader) -> None:
     assert {len(each["series"]) for each in listed(walked).values()} == {1}
     assert [one["scope"] for one in listed(two)["num_turns"]["series"]] == ["all", "debate", "sums"]
 
 
-def test_what_was_counted_and_is_not_there_is_zero_and_anything_else_a_gap(two: Library) -> None:
+def test_what_was_counted_and_is_not_there_is_zero_and_anything_else_a_gap(two: StoreReader) -> None:
     found = listed(two)
     assert [one["values"] for one in found["errored_rollout/timeout"]["series"]] == [[0.5, 0.0], [1.0, 0.0]]
     assert found["accounting/errored/timeout"]["series"][0]["values"] == [1.0, 0.0]
@@ -83,7 +82,7 @@ def test_what_was_counted_and_is_not_there_is_zero_and_anything_else_a_gap(two: 
     assert by_scope == {"all": [1.0, 1.0], "debate": [1.0, 1.0]}, "where nothing was scored there is no line"
 
 
-def test_words_find_metrics_by_name_unit_and_environment(two: Library) -> None:
+def test_words_find_metrics_by_name_unit_and_environment(two: StoreReader) -> None:
     every = metrics(numbers(two, RUN))
     assert [each["name"] for each in matching(every, "TIMEOUT share")] == ["errored_rollout/timeout"]
     assert {each["name"] for each in matching(every, "reward sums")} == set(), "it was not scored"
@@ -91,7 +90,7 @@ def test_words_find_metrics_by_name_unit_and_environment(two: Library) -> None:
     assert set(listed(two, "timeout")) == {"errored_rollout/timeout", "accounting/errored/timeout"}
 
 
-def test_what_is_sifted_while_typing_is_what_the_page_searches(two: Library) -> None:
+def test_what_is_sifted_while_typing_is_what_the_page_searches(two: StoreReader) -> None:
     with visitor(two) as client:
         page = Elements(client.get(addresses.run(RUN)).text)
     shown = [value.casefold() for tag, name, value in page.values if (tag, name) == ("li", "data-said")]
@@ -100,7 +99,7 @@ def test_what_is_sifted_while_typing_is_what_the_page_searches(two: Library) -> 
     assert any("debate" in each for each in searched), "environments are found too"
 
 
-def test_a_list_entry_leads_to_its_chart_and_neighbours(walked: Library) -> None:
+def test_a_list_entry_leads_to_its_chart_and_neighbours(walked: StoreReader) -> None:
     with visitor(walked) as client:
         text = client.get(addresses.run(RUN)).text
         names = list(listed(walked))
@@ -117,7 +116,7 @@ def test_a_list_entry_leads_to_its_chart_and_neighbours(walked: Library) -> None
         assert {"data-next", "data-previous"} <= {name for _, name, _ in page.values}
 
 
-def test_a_metric_is_named_by_its_measure_or_in_full(two: Library) -> None:
+def test_a_metric_is_named_by_its_measure_or_in_full(two: StoreReader) -> None:
     short, full = opened(two, "reward/mean"), opened(two, "reward/debate/mean")
     assert short == full and short["metric"]["name"] == "reward/mean"
     assert short["metric"]["series"][0]["last"] == {"value": 1.0, "step": 1}
@@ -125,7 +124,7 @@ def test_a_metric_is_named_by_its_measure_or_in_full(two: Library) -> None:
         opened(two, "reward/men")
 
 
-def test_whatever_an_environment_calls_it_has_an_address_and_does_nothing(two: Library) -> None:
+def test_whatever_an_environment_calls_it_has_an_address_and_does_nothing(two: StoreReader) -> None:
     name = f"metrics/{HOSTILE}"
     with visitor(two) as client:
         answer = client.get(addresses.metric(RUN, name))
@@ -144,7 +143,7 @@ def test_the_ends_of_a_series() -> None:
     assert set(ends([None], [0]).values()) == {None}
 
 
-def test_every_metric_of_ours_says_what_it_is(walked: Library) -> None:
+def test_every_metric_of_ours_says_what_it_is(walked: StoreReader) -> None:
     assert [each["name"] for each in metrics(numbers(walked, RUN)) if not each["told"]] == []
     assert about("timing/stage/rollout") == ABOUT["timing/stage"] and about("timing/model") == ABOUT["timing"]
     assert about("update/entropy").unit == "nats" and "last optimizer step" in about("update/entropy").told
@@ -157,7 +156,7 @@ def test_what_became_of_rollouts_is_stacked_by_outcome_with_zeros(tmp_path: Path
     made = HandMade(tmp_path)
     made.step([trace("a0"), trace("a1", reward=None, error_class="timeout")], [])
     made.step([trace("b0"), trace("b1")], [], step=1)
-    chart = charts(Library.at(tmp_path))["What became of them"]
+    chart = charts(StoreReader.at(tmp_path))["What became of them"]
     found = {each["name"]: (each["values"], each["measure"], each["kind"]) for each in chart["series"]}
     assert found == {
         "errored": ([1.0, 0.0], "accounting/errored/timeout", "bars"),
@@ -166,7 +165,7 @@ def test_what_became_of_rollouts_is_stacked_by_outcome_with_zeros(tmp_path: Path
     assert len({each["colour"] for each in chart["series"]}) == 2
 
 
-def test_every_line_of_a_chart_leads_to_a_metric_that_is_there(walked: Library) -> None:
+def test_every_line_of_a_chart_leads_to_a_metric_that_is_there(walked: StoreReader) -> None:
     known = set(listed(walked))
     named = {one.get("measure") for each in charts(walked).values() for one in each["series"]} - {None}
     assert len(named) > 20 and named <= known

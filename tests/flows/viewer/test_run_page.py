@@ -8,15 +8,14 @@ import polars as pl
 import pytest
 
 from flows.queries.request import BadQuestion, NotThere, PageRequest
-from flows.queries.store_reader import Library
+from flows.queries.run_state import scores
+from flows.queries.runs import runs
+from flows.queries.shared_slices import ledger, slices
+from flows.queries.store_reader import StoreReader
+from flows.queries.timeline import STAGE_TIMES, lanes, stage_times
 from flows.reporting.formats import DASH
 from flows.viewer import addresses
 from flows.viewer.addresses import Page
-from flows.viewer.data.run_scores import scores
-from flows.viewer.data.runs import runs
-from flows.viewer.data.shared import ledger, slices
-from flows.viewer.data.timeline import STAGE_TIMES, stage_times
-from flows.viewer.data.timeline_lanes import lanes
 from flows.viewer.pages.run import run_page
 from flows.views import show
 from storage.store import open_store
@@ -33,15 +32,15 @@ HOSTILE = "</p><script>alert(1)</script>\x1b[31mred\u202e\n" + "long " * 200 + "
 
 
 @pytest.fixture(scope="module")
-def forked(tmp_path_factory: pytest.TempPathFactory) -> Library:
+def forked(tmp_path_factory: pytest.TempPathFactory) -> StoreReader:
     """A run of two steps, and a replay of it with another algorithm, up to packing."""
     root = tmp_path_factory.mktemp("run") / "store"
     rehearse(root, "base", steps=2)
     walk(ask(root, name="fork", overrides=[RLOO]))
-    return Library.at(root)
+    return StoreReader.at(root)
 
 
-def told(library: Library, run: str, **query: str) -> Page:
+def told(library: StoreReader, run: str, **query: str) -> Page:
     return run_page(library, PageRequest(addresses.run(run), {"run": run}, query))
 
 
@@ -49,7 +48,7 @@ def charts(values: Any) -> dict[str, Any]:
     return {each["title"]: each for section in values["sections"] for each in section["charts"]}
 
 
-def test_the_charts_hold_what_was_measured(forked: Library) -> None:
+def test_the_charts_hold_what_was_measured(forked: StoreReader) -> None:
     values = told(forked, "base").values
     known = charts(values)
     rewards: list[list[float]] = [
@@ -69,7 +68,7 @@ def test_the_charts_hold_what_was_measured(forked: Library) -> None:
     assert "Reward by environment" not in known, "there is one environment"
 
 
-def test_every_point_leads_to_its_step(forked: Library) -> None:
+def test_every_point_leads_to_its_step(forked: StoreReader) -> None:
     with visitor(forked) as client:
         elements = Elements(client.get(addresses.run("base")).text)
     hrefs = [value for tag, name, value in elements.values if (tag, name) == ("a", "href")]
@@ -79,7 +78,7 @@ def test_every_point_leads_to_its_step(forked: Library) -> None:
         assert hrefs.count(addresses.step("base", step)) > num_charts, "in each chart, the ledger and the table"
 
 
-def test_a_fork_shows_what_it_shares(forked: Library) -> None:
+def test_a_fork_shows_what_it_shares(forked: StoreReader) -> None:
     found = ledger(forked, "fork")
     assert found["stages"] == ["assignment", "rollout", "filtering", "advantage", "packing", "metrics"]
     assert found["runs"] == ["fork", "base"] and found["num_pieces"] == [6, 6]
@@ -99,7 +98,7 @@ def test_a_fork_shows_what_it_shares(forked: Library) -> None:
     assert f'href="{addresses.compare("base", "fork")}"' in text and f'href="{addresses.run("base")}"' in text
 
 
-def test_a_fork_tells_what_was_set_otherwise(forked: Library) -> None:
+def test_a_fork_tells_what_was_set_otherwise(forked: StoreReader) -> None:
     values = told(forked, "fork").values
     assert (
         values["parent"] == "base"
@@ -113,11 +112,11 @@ def test_a_fork_tells_what_was_set_otherwise(forked: Library) -> None:
     }, "what another run computed was done in that run's time"
 
 
-def test_steps_that_are_planned_have_empty_columns(forked: Library) -> None:
+def test_steps_that_are_planned_have_empty_columns(forked: StoreReader) -> None:
     assert [len(each["cells"]) for each in ledger(forked, "base", 4)["columns"]] == [7, 7, 0, 0]
 
 
-def test_times_are_those_of_the_ledger(forked: Library) -> None:
+def test_times_are_those_of_the_ledger(forked: StoreReader) -> None:
     frame = stage_times(forked, "base")
     assert frame.columns == list(STAGE_TIMES)
     for entry in forked.store.ledger.entries(run="base"):
@@ -172,7 +171,7 @@ def test_what_is_not_finite_is_in_the_json_by_name(tmp_path: Path) -> None:
     assert 'class="odd"' in text
 
 
-def test_unknown_runs_and_questions_are_refused(forked: Library) -> None:
+def test_unknown_runs_and_questions_are_refused(forked: StoreReader) -> None:
     with pytest.raises(NotThere, match="there is no run 'none'"):
         told(forked, "none")
     with pytest.raises(BadQuestion, match="timeline='7'"):
@@ -187,7 +186,7 @@ def test_several_environments_and_agents_have_lines_of_their_own(tmp_path: Path)
         )
     ]
     HandMade(tmp_path).step(seats, [])
-    known = charts(told(Library.at(tmp_path), RUN).values)
+    known = charts(told(StoreReader.at(tmp_path), RUN).values)
     by_name = {each["name"]: each["values"] for each in known["Reward by environment"]["series"]}
     assert by_name == {"debate": [0.0], "sums": [0.5]}
     by_agent = {each["name"]: each["values"] for each in known["Reward by agent: debate"]["series"]}
@@ -199,7 +198,7 @@ def test_errors_that_did_not_happen_are_zero_and_not_a_gap(tmp_path: Path) -> No
     made.step([trace("a0"), trace("a1", reward=None, error_class="timeout")], [])
     made.step([trace("b0"), trace("b1")], [], step=1)
     errors = {
-        each["name"]: each["values"] for each in charts(told(Library.at(tmp_path), RUN).values)["Errors"]["series"]
+        each["name"]: each["values"] for each in charts(told(StoreReader.at(tmp_path), RUN).values)["Errors"]["series"]
     }
     assert errors == {"all": [0.5, 0.0], "timeout": [0.5, 0.0]}
 
@@ -250,7 +249,7 @@ def test_evaluations_are_points_that_lead_to_them(tmp_path: Path) -> None:
     held_out = {"num_examples": 4, "attempts": 1, "every": 1, "at_start": True}
     train(root, "a", Sampler(), steps=2, evaluation=held_out)
     evaluate(root, "b", Sampler(), steps=1, evaluation={"num_examples": 4})
-    library = Library.at(root)
+    library = StoreReader.at(root)
     shown = show.describe(library.store, "a", library.config("a"))["evaluations"]
     held = charts(told(library, "a").values)["Held-out average"]
     (points,) = held["series"]
@@ -269,7 +268,7 @@ def test_an_environment_has_one_colour_in_all_charts(tmp_path: Path) -> None:
     rows = [trace(f"t{n}", reward=float(n), environment=name) for n, name in enumerate(("debate", "sums"))]
     HandMade(tmp_path).step(rows, [])
     colours: dict[str, set[str]] = {}
-    for each in charts(told(Library.at(tmp_path), RUN).values).values():
+    for each in charts(told(StoreReader.at(tmp_path), RUN).values).values():
         for one in each["series"]:
             if one["name"] in ("all", "debate", "sums"):
                 colours.setdefault(one["name"], set()).add(one["colour"])

@@ -10,12 +10,12 @@ from typing import Any
 import polars as pl
 import pytest
 
-from flows.queries.store_reader import Library
+from flows.queries.series import numbers, series, steps
+from flows.queries.store_reader import StoreReader
 from flows.reporting.events import MonitorWatcher
 from flows.runtime import pipeline
 from flows.runtime.session import record_run
 from flows.runtime.step_report import finish_step
-from flows.viewer.data.series import numbers, series, steps
 from flows.views import show
 from storage.read.frames import Frames
 from storage.refs import Entry
@@ -33,10 +33,10 @@ ONE_LOOK = [("metrics", 1)]
 
 
 @pytest.fixture(scope="module")
-def walked(tmp_path_factory: pytest.TempPathFactory) -> Library:
+def walked(tmp_path_factory: pytest.TempPathFactory) -> StoreReader:
     root = tmp_path_factory.mktemp("series") / "store"
     rehearse(root, "a", steps=2)
-    return Library.at(root)
+    return StoreReader.at(root)
 
 
 def test_page_show_and_monitor_give_what_the_table_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,7 +47,7 @@ def test_page_show_and_monitor_give_what_the_table_says(tmp_path: Path, monkeypa
     with record_run(session):
         for finished in pipeline.run_steps(Rehearsal(session), SOURCE, session.config):
             finish_step(session, finished)
-    library = Library.at(tmp_path / "store")
+    library = StoreReader.at(tmp_path / "store")
     shown = show.describe(library.store, "a", library.config("a"))["steps"]
     for each, told in zip(numbers(library, "a"), shown, strict=True):
         (entry,) = (e for e in library.store.ledger.entries(run="a", stage="metrics") if e.step == each.step)
@@ -64,7 +64,7 @@ def _of_ledger(told: dict[str, Any]) -> set[tuple[str, str]]:
     return {("", name) for name in [*names, *(f"tokens_per_second/{stage}" for stage in tokens)]}
 
 
-def test_the_numbers_are_those_that_show_prints(walked: Library) -> None:
+def test_the_numbers_are_those_that_show_prints(walked: StoreReader) -> None:
     told = show.describe(walked.store, "a", walked.config("a"))["steps"]
     for each, shown in zip(numbers(walked, "a"), told, strict=True):
         assert each.value("reward/mean", "all") == pytest.approx(shown["reward"], rel=1e-12)
@@ -78,7 +78,7 @@ def test_the_numbers_are_those_that_show_prints(walked: Library) -> None:
 def test_what_is_not_finite_stays_so(tmp_path: Path) -> None:
     rows = [trace("t0", reward=math.inf), trace("t1", reward=None), trace("t2", reward=None)]
     HandMade(tmp_path).step(rows, [])
-    (each,) = numbers(Library.at(tmp_path), RUN)
+    (each,) = numbers(StoreReader.at(tmp_path), RUN)
     assert each.value("reward/mean", "all") == math.inf and math.isnan(each.values["all", "reward/std"])
     assert each.value("rollouts", "all") == 3
 
@@ -91,7 +91,7 @@ def test_of_an_unfinished_step_no_number_is_told(tmp_path: Path) -> None:
 def test_of_an_unfinished_step_only_the_ledger_is_told(tmp_path: Path) -> None:
     made = HandMade(tmp_path)
     made.work("rollout", {"traces": [trace("t0")]})
-    (each,) = numbers(Library.at(tmp_path), RUN)
+    (each,) = numbers(StoreReader.at(tmp_path), RUN)
     assert not each.work.finished and {name for _, name in each.values} == {"timing/stage/rollout"}
 
 
@@ -112,11 +112,11 @@ def test_of_a_step_that_was_drawn_again_the_last_batch_counts(tmp_path: Path) ->
             piece = made.store.append(name, content, run=RUN, step=0, key=key, attempt=key)
             at = NOW + timedelta(minutes=number)
             made.store.ledger.commit(Entry(RUN, 0, stage, 1, key, "", key, {}, inputs, (piece,), at, at))
-    (each,) = numbers(Library.at(tmp_path), RUN)
+    (each,) = numbers(StoreReader.at(tmp_path), RUN)
     assert (each.value("rollouts", "all"), each.value("reward/mean", "all")) == (1.0, 1.0)
 
 
-def test_the_frames_say_the_same_wide_and_long(walked: Library) -> None:
+def test_the_frames_say_the_same_wide_and_long(walked: StoreReader) -> None:
     wide, long = steps(walked, "a"), series(walked, "a")
     assert long.columns == ["run", "step", "finished", "scope", "name", "value"]
     for row in long.iter_rows(named=True):
@@ -144,7 +144,7 @@ class Counted:
 def test_a_refresh_reads_only_the_new_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = tmp_path / "store"
     rehearse(root, "a", steps=1)
-    library, counted = Library.at(root), Counted(monkeypatch)
+    library, counted = StoreReader.at(root), Counted(monkeypatch)
     first = numbers(library, "a")
     assert sorted(counted.reads) == ONE_LOOK, "one look at each table"
     counted.reads.clear()
@@ -162,7 +162,7 @@ def test_groups_that_were_replaced_count_together(tmp_path: Path, monkeypatch: p
     root = tmp_path / "store"
     play(monkeypatch, EQUAL)
     rehearse(root, "a", **REFILL)
-    library = Library.at(root)
+    library = StoreReader.at(root)
     told = show.describe(library.store, "a", library.config("a"))["steps"]
     found = numbers(library, "a")
     assert [len(each.work.traces) for each in found] == [3, 2], "groups were replaced in both steps"
@@ -172,7 +172,7 @@ def test_groups_that_were_replaced_count_together(tmp_path: Path, monkeypatch: p
         assert each.value("rollouts", "all") == shown["rows"]["rollout"]["traces"]
 
 
-def test_nothing_is_written(walked: Library) -> None:
+def test_nothing_is_written(walked: StoreReader) -> None:
     root = Path(walked.store.root.address)
     before = sorted((path, os.stat(path).st_mtime_ns) for path in root.rglob("*"))
     numbers(walked, "a")

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from flows.queries.request import BadQuestion, PageRequest
-from flows.queries.store_reader import Library
+from flows.queries.run_state import GONE, is_going, seconds_at_work, state_of
+from flows.queries.runs import RUNS, parent_of, runs
+from flows.queries.store_reader import StoreReader
 from flows.viewer import addresses
 from flows.viewer.app import respond
-from flows.viewer.data.run_states import GONE, is_going, seconds_at_work, state_of
-from flows.viewer.data.runs import RUNS, parent_of, runs
 from flows.viewer.pages.runs import runs_page, tree
 from flows.views import show
 from storage.read.frames import Frames
@@ -28,7 +28,7 @@ HOSTILE = "<script>alert(1)</script>\x1b[31m\u202e"
 
 
 @pytest.fixture(scope="module")
-def forked(tmp_path_factory: pytest.TempPathFactory) -> Library:
+def forked(tmp_path_factory: pytest.TempPathFactory) -> StoreReader:
     """A run, a replay of it with another algorithm, and a run that failed and says so in a hostile way."""
     root = tmp_path_factory.mktemp("runs") / "store"
     rehearse(root, "base", steps=2)
@@ -36,10 +36,10 @@ def forked(tmp_path_factory: pytest.TempPathFactory) -> Library:
     store = open_store(root)
     store.runs.record(run="broken", event="started", kind="train", config={"name": "broken", "steps": 7})
     store.runs.record(run="broken", event="failed", message=HOSTILE)
-    return Library.at(root)
+    return StoreReader.at(root)
 
 
-def test_a_saved_list_says_what_was_chosen_and_asks_for_nothing(forked: Library) -> None:
+def test_a_saved_list_says_what_was_chosen_and_asks_for_nothing(forked: StoreReader) -> None:
     def text(**query: str) -> str:
         return bytes(
             respond(runs_page, forked, PageRequest("/", {}, {"q": "base", "sort": "run"} | query)).body
@@ -52,11 +52,11 @@ def test_a_saved_list_says_what_was_chosen_and_asks_for_nothing(forked: Library)
         assert button in live and button not in saved
 
 
-def listed(library: Library, **query: str) -> list[dict[str, Any]]:
+def listed(library: StoreReader, **query: str) -> list[dict[str, Any]]:
     return [dict(row) for row in runs_page(library, PageRequest("/", {}, query)).values["runs"]]
 
 
-def test_what_each_run_came_to(forked: Library) -> None:
+def test_what_each_run_came_to(forked: StoreReader) -> None:
     found = {row["run"]: row for row in runs(forked).to_dicts()}
     base, fork, broken = found["base"], found["fork"], found["broken"]
     told = show.describe(forked.store, "base", forked.config("base"))["steps"]
@@ -76,7 +76,7 @@ def test_what_each_run_came_to(forked: Library) -> None:
     assert runs(forked).columns == list(RUNS)
 
 
-def test_without_a_word_a_parent_is_who_computed_most_and_is_still_there(forked: Library) -> None:
+def test_without_a_word_a_parent_is_who_computed_most_and_is_still_there(forked: StoreReader) -> None:
     steps, silent = forked.history("fork").sampled_steps, event("started")
     assert parent_of("fork", silent, steps, {"fork", "base"}) == "base"
     assert parent_of("fork", silent, steps, {"fork"}) is None
@@ -84,7 +84,7 @@ def test_without_a_word_a_parent_is_who_computed_most_and_is_still_there(forked:
     assert parent_of("fork", event("started", parent_run="gone"), steps, {"fork", "base"}) is None
 
 
-def test_forks_stand_below_what_they_branched_off(forked: Library) -> None:
+def test_forks_stand_below_what_they_branched_off(forked: StoreReader) -> None:
     shown = listed(forked)
     assert [(row["run"], row["depth"]) for row in shown] == [("broken", 0), ("base", 0), ("fork", 1)]
 
@@ -101,7 +101,7 @@ def test_a_tree_has_every_run_once() -> None:
     assert sorted(each["run"] for each in tree(ring)) == ["x", "y"], "two that took of each other are shown, once"
 
 
-def test_the_list_is_filtered_and_sorted(forked: Library) -> None:
+def test_the_list_is_filtered_and_sorted(forked: StoreReader) -> None:
     assert [row["run"] for row in listed(forked, q="RLOO")] == ["fork"]
     assert [row["run"] for row in listed(forked, q="reverse_text grpo")] == ["base"]
     assert listed(forked, q="nothing like it") == []
@@ -113,8 +113,8 @@ def test_the_list_is_filtered_and_sorted(forked: Library) -> None:
         listed(forked, sort="colour")
 
 
-def test_all_runs_are_read_in_one_look_and_not_again(forked: Library, monkeypatch: pytest.MonkeyPatch) -> None:
-    library, reads, read = Library(forked.store), [], Frames.rows
+def test_all_runs_are_read_in_one_look_and_not_again(forked: StoreReader, monkeypatch: pytest.MonkeyPatch) -> None:
+    library, reads, read = StoreReader(forked.store), [], Frames.rows
 
     def of(frames: Frames, works: Any, name: str) -> Any:
         asked = list(works)
@@ -128,7 +128,7 @@ def test_all_runs_are_read_in_one_look_and_not_again(forked: Library, monkeypatc
     assert len(reads) == 1
 
 
-def test_the_page_is_harmless_and_leads_on(forked: Library) -> None:
+def test_the_page_is_harmless_and_leads_on(forked: StoreReader) -> None:
     with visitor(forked) as client:
         elements = Elements(client.get("/").text)
         assert elements.odd == [] and "script" in "".join(elements.texts) and "\x1b" not in "".join(elements.texts)
@@ -154,7 +154,7 @@ def test_a_config_that_is_none_of_ours_hides_no_run(tmp_path: Path) -> None:
     odd = {"environments": "x", "model": "m", "algorithm": [], "replay": 3, "steps": "many", "kind": "replay"}
     store.runs.record(run="odd", event="started", kind="train", config=odd)
     store.runs.record(run="plain", event="started", kind="train", config={"name": "plain", "steps": 3})
-    found = {row["run"]: row for row in runs(Library.at(tmp_path)).to_dicts()}
+    found = {row["run"]: row for row in runs(StoreReader.at(tmp_path)).to_dicts()}
     assert (found["odd"]["model"], found["odd"]["algorithms"], found["odd"]["steps_planned"]) == (None, [], None)
     assert found["plain"]["steps_planned"] == 3
     with visitor(tmp_path) as client:
@@ -185,7 +185,7 @@ def test_a_state_in_a_word(last: Event, state: str, look: str) -> None:
     assert is_going(last) == (state == "going")
 
 
-def test_the_list_says_that_it_is_live_only_while_a_run_is_going(forked: Library, tmp_path: Path) -> None:
+def test_the_list_says_that_it_is_live_only_while_a_run_is_going(forked: StoreReader, tmp_path: Path) -> None:
     assert runs_page(forked, PageRequest("/")).live and runs_page(forked, PageRequest("/")).quiet, (
         "followed: something may begin"
     )

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flows.queries import rollout_columns as step_columns
+from flows.queries import step
 from flows.queries.request import BadQuestion, PageRequest
-from flows.viewer.data import step, step_columns
-from flows.viewer.data.step_choice import LARGEST_PAGE, OUTCOMES, Choice, choose, known_values, ordered
+from flows.queries.rollout_choice import LARGEST_PAGE, OUTCOMES, TraceChoice, choose, known_values, ordered
 
 ROWS: list[dict[str, Any]] = [
     {"environment": "a", "agent": "x", "outcome": "trained", "reward": 0.5, "detected": [], "group_id": "0"},
@@ -81,7 +82,7 @@ def ids(found: pl.DataFrame) -> list[str]:
 @pytest.mark.parametrize("names", [each for n in (1, 2, 3) for each in combinations(FILTERS, n)], ids="+".join)
 def test_filters_alone_and_together(names: tuple[str, ...]) -> None:
     made = frame()
-    found = choose(made, Choice(**{name: FILTERS[name][0] for name in names}))
+    found = choose(made, TraceChoice(**{name: FILTERS[name][0] for name in names}))
     expected = [row["trace_id"] for row in made.to_dicts() if all(FILTERS[name][1](row) for name in names)]
     assert ids(found.rows) == ids(found.page) == expected
     if len(names) == 1:
@@ -89,47 +90,47 @@ def test_filters_alone_and_together(names: tuple[str, ...]) -> None:
 
 
 def test_trained_and_what_was_found_by_hand() -> None:
-    assert ids(choose(frame(), Choice(trained="yes")).rows) == ["t0", "t1"]
-    assert ids(choose(frame(), Choice(filter="long")).rows) == ["t1", "t2", "t3"]
-    assert ids(choose(frame(), Choice(filter="long", outcome="trained")).rows) == ["t1"]
-    assert ids(choose(frame(), Choice(filter="quarantined")).rows) == ["t5"]
-    assert ids(choose(frame(), Choice(outcome="stopped")).rows) == []
+    assert ids(choose(frame(), TraceChoice(trained="yes")).rows) == ["t0", "t1"]
+    assert ids(choose(frame(), TraceChoice(filter="long")).rows) == ["t1", "t2", "t3"]
+    assert ids(choose(frame(), TraceChoice(filter="long", outcome="trained")).rows) == ["t1"]
+    assert ids(choose(frame(), TraceChoice(filter="quarantined")).rows) == ["t5"]
+    assert ids(choose(frame(), TraceChoice(outcome="stopped")).rows) == []
 
 
 def test_without_a_choice_all_are_there_as_they_came() -> None:
-    found = choose(frame(), Choice())
+    found = choose(frame(), TraceChoice())
     assert ids(found.rows) == [f"t{n}" for n in range(len(ROWS))]
     assert (found.num_all, found.num_found, found.num_pages) == (len(ROWS), None, 1)
-    assert choose(frame([]), Choice()).num_pages == 1
+    assert choose(frame([]), TraceChoice()).num_pages == 1
 
 
 @pytest.mark.parametrize(
     ("choice", "said"),
     [
-        (Choice(environment="c"), "environment='c' is not known here; there are a, b"),
-        (Choice(outcome="Trained"), "outcome='Trained' is not known here; there are trained, filtered"),
-        (Choice(filter="short"), "filter='short' is not known here; there are errored, long, loud, quarantined"),
-        (Choice(error="gone"), "error='gone' is not known here; there are infrastructure, timeout"),
-        (Choice(trained="1"), "trained='1' is not known here; there are yes, no"),
-        (Choice(order="down"), "order='down' is not known here; there are asc, desc"),
-        (Choice(group="7"), "group='7' is not among these traces"),
-        (Choice(sort="nothing"), "there is no column 'nothing'; there are trace_id, group_id"),
-        (Choice(columns=("reward", "beauty")), "there is no column 'beauty'"),
-        (Choice(sort="metric:"), "there is no column 'metric:'"),
-        (Choice(page=2), "page=2: there are 1 of 50 traces each"),
-        (Choice(page=0), "page=0 of 50 traces: both count from 1"),
-        (Choice(search="x" * 501), "search: at most 500 characters, not 501"),
+        (TraceChoice(environment="c"), "environment='c' is not known here; there are a, b"),
+        (TraceChoice(outcome="Trained"), "outcome='Trained' is not known here; there are trained, filtered"),
+        (TraceChoice(filter="short"), "filter='short' is not known here; there are errored, long, loud, quarantined"),
+        (TraceChoice(error="gone"), "error='gone' is not known here; there are infrastructure, timeout"),
+        (TraceChoice(trained="1"), "trained='1' is not known here; there are yes, no"),
+        (TraceChoice(order="down"), "order='down' is not known here; there are asc, desc"),
+        (TraceChoice(group="7"), "group='7' is not among these traces"),
+        (TraceChoice(sort="nothing"), "there is no column 'nothing'; there are trace_id, group_id"),
+        (TraceChoice(columns=("reward", "beauty")), "there is no column 'beauty'"),
+        (TraceChoice(sort="metric:"), "there is no column 'metric:'"),
+        (TraceChoice(page=2), "page=2: there are 1 of 50 traces each"),
+        (TraceChoice(page=0), "page=0 of 50 traces: both count from 1"),
+        (TraceChoice(search="x" * 501), "search: at most 500 characters, not 501"),
     ],
 )
-def test_what_is_not_known_is_refused_with_what_is(choice: Choice, said: str) -> None:
+def test_what_is_not_known_is_refused_with_what_is(choice: TraceChoice, said: str) -> None:
     with pytest.raises(BadQuestion) as caught:
         choose(frame(), choice)
     assert str(caught.value).startswith(said)
 
 
 def test_an_outcome_or_error_that_none_has_here_is_an_answer() -> None:
-    assert "refused" in OUTCOMES and ids(choose(frame(), Choice(outcome="refused")).rows) == []
-    assert ids(choose(frame(), Choice(error="infrastructure")).rows) == []
+    assert "refused" in OUTCOMES and ids(choose(frame(), TraceChoice(outcome="refused")).rows) == []
+    assert ids(choose(frame(), TraceChoice(error="infrastructure")).rows) == []
     assert known_values(frame())["outcome"] == ["trained", "filtered", "errored", "quarantined", "pending"]
 
 
@@ -163,7 +164,7 @@ TYPES = {"text": pl.String, "number": pl.Float64, "whole": pl.Int64, "flag": pl.
 def test_orders_are_those_of_plain_sorting(kind: str, data: st.DataObject) -> None:
     values = data.draw(st.lists(st.none() | VALUES[kind], max_size=12))
     rows = pl.DataFrame({"value": pl.Series(values, dtype=TYPES[kind])}).with_row_index("place")
-    column = step_columns.Column("value", "value", kind, "")
+    column = step_columns.RolloutColumn("value", "value", kind, "")
     for descending in (False, True):
         found = ordered(rows, column, descending)["place"].to_list()
         # `reverse=True` keeps equals in their order, as we do.
@@ -174,7 +175,7 @@ def test_orders_are_those_of_plain_sorting(kind: str, data: st.DataObject) -> No
 def test_equals_of_a_large_step_stay_as_they_came(descending: bool) -> None:
     values = [(n * 7919) % 3 or None for n in range(20_000)]  # few values: a sort that is not stable mixes thousands
     rows = pl.DataFrame({"value": values}).with_row_index("place")
-    found = ordered(rows, step_columns.Column("value", "value", "whole", ""), descending)["place"].to_list()
+    found = ordered(rows, step_columns.RolloutColumn("value", "value", "whole", ""), descending)["place"].to_list()
     assert found == slowly(rows.to_dicts(), "value", descending)
 
 
@@ -182,24 +183,32 @@ def test_equals_of_a_large_step_stay_as_they_came(descending: bool) -> None:
 @pytest.mark.parametrize("order", ["asc", "desc"])
 def test_every_column_can_be_sorted_by(name: str, order: str) -> None:
     made = frame()
-    found = choose(made, Choice(sort=name, order=order)).rows
+    found = choose(made, TraceChoice(sort=name, order=order)).rows
     assert found["place"].to_list() == slowly(made.to_dicts(), name, order == "desc")
 
 
 def test_by_reward_by_hand_and_by_its_heading() -> None:
-    assert ids(choose(frame(), Choice(sort="reward", order="desc")).rows) == ["t2", "t0", "t1", "t6", "t3", "t4", "t5"]
-    assert ids(choose(frame(), Choice(sort="reward")).rows) == ["t3", "t6", "t0", "t1", "t2", "t4", "t5"]
-    assert ids(choose(frame(), Choice(sort="trace", order="desc")).rows)[0] == "t6"
-    assert ids(choose(frame(), Choice(order="desc")).rows) == [f"t{n}" for n in range(6, -1, -1)]
+    assert ids(choose(frame(), TraceChoice(sort="reward", order="desc")).rows) == [
+        "t2",
+        "t0",
+        "t1",
+        "t6",
+        "t3",
+        "t4",
+        "t5",
+    ]
+    assert ids(choose(frame(), TraceChoice(sort="reward")).rows) == ["t3", "t6", "t0", "t1", "t2", "t4", "t5"]
+    assert ids(choose(frame(), TraceChoice(sort="trace", order="desc")).rows)[0] == "t6"
+    assert ids(choose(frame(), TraceChoice(order="desc")).rows) == [f"t{n}" for n in range(6, -1, -1)]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, LARGEST_PAGE])
 def test_the_pages_hold_every_row_once(size: int) -> None:
     choice = {"sort": "reward", "order": "desc", "size": size}
-    pages = choose(frame(), Choice(**choice)).num_pages
+    pages = choose(frame(), TraceChoice(**choice)).num_pages
     assert pages == math.ceil(len(ROWS) / size)
-    found = [ids(choose(frame(), Choice(**choice, page=page)).page) for page in range(1, pages + 1)]
-    assert [each for page in found for each in page] == ids(choose(frame(), Choice(**choice)).rows)
+    found = [ids(choose(frame(), TraceChoice(**choice, page=page)).page) for page in range(1, pages + 1)]
+    assert [each for page in found for each in page] == ids(choose(frame(), TraceChoice(**choice)).rows)
     assert {len(each) for each in found[:-1]} <= {size}
 
 
@@ -211,7 +220,7 @@ def named() -> pl.DataFrame:
 
 
 def test_named_rewards_and_metrics_are_columns() -> None:
-    chosen = choose(named(), Choice(columns=("metric:a,b", "reward:style"), sort="reward:style", order="desc"))
+    chosen = choose(named(), TraceChoice(columns=("metric:a,b", "reward:style"), sort="reward:style", order="desc"))
     assert [each.name for each in chosen.columns] == ["trace_id", "metric:a,b", "reward:style"]
     assert chosen.rows["reward:style"].to_list() == [2.0, 0.5, None, None, None, None, None]
     assert ids(chosen.rows)[:3] == ["t5", "t0", "t1"]
@@ -242,10 +251,10 @@ def test_an_address_says_a_choice() -> None:
         "columns": "outcome,metric:x",
     }
     found = step.choice_of(PageRequest("/runs/r/steps/0", {}, query | {"search": "50%"}))
-    assert found == Choice(
+    assert found == TraceChoice(
         "a", search="50%", sort="reward", order="desc", page=2, size=10, columns=("outcome", "metric:x")
     )
-    assert step.choice_of(PageRequest("/")) == Choice()
+    assert step.choice_of(PageRequest("/")) == TraceChoice()
     for wrong in ({"page": "0"}, {"size": "501"}, {"page": "x"}, {"size": "-1"}):
         with pytest.raises(BadQuestion):
             step.choice_of(PageRequest("/", {}, wrong))

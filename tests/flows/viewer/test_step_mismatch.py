@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from flows.queries.request import PageRequest
-from flows.queries.store_reader import Library
+from flows.queries.rollouts import lineages_of, traces
+from flows.queries.step import NAME, TITLE, with_mismatch
+from flows.queries.store_reader import StoreReader
 from flows.viewer import addresses
 from flows.viewer.app import respond
-from flows.viewer.data.step_mismatch import NAME, TITLE, with_mismatch
-from flows.viewer.data.step_traces import lineages_of, traces
 from flows.viewer.pages import PAGES
 from flows.viewer.pages.step import step_page
 from tests.fixtures.builders import message, trace
@@ -45,7 +45,7 @@ def packed(
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
+def library(tmp_path_factory: pytest.TempPathFactory) -> StoreReader:
     root: Path = tmp_path_factory.mktemp("mismatch") / "store"
     made = [trace(FORKED), trace("near"), trace("outside", policy_key=""), trace("unused")]
     said = [*forked(), *(message(name, 0) for name in ("near", "outside", "unused"))]
@@ -65,7 +65,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
         {"sample_id": name, "logprobs": values, "entropies": [0] * len(values)} for name, values in LEARNER.items()
     ]
     HandMade(root).step(made, said, credits, batches=rows, updates=[update(mismatch_kl=0.5)], token_statistics=learnt)
-    return Library.at(root)
+    return StoreReader.at(root)
 
 
 def k3(log_ratio: float) -> float:
@@ -73,7 +73,7 @@ def k3(log_ratio: float) -> float:
 
 
 @pytest.mark.parametrize("name", [NAME, TITLE])
-def test_it_is_the_mean_over_all_tokens_of_a_trace_with_rl_weight(library: Library, name: str) -> None:
+def test_it_is_the_mean_over_all_tokens_of_a_trace_with_rl_weight(library: StoreReader, name: str) -> None:
     lineages = lineages_of(library, RUN, 0)
     found = with_mismatch(library, RUN, lineages, traces(library, RUN, 0), ["reward", name])
     told = dict(zip(found["trace_id"], found[NAME], strict=True))
@@ -86,7 +86,7 @@ def test_it_is_the_mean_over_all_tokens_of_a_trace_with_rl_weight(library: Libra
     assert found["trace_id"].to_list() == traces(library, RUN, 0)["trace_id"].to_list()
 
 
-def test_it_is_read_only_where_it_is_asked_for(library: Library) -> None:
+def test_it_is_read_only_where_it_is_asked_for(library: StoreReader) -> None:
     lineages = lineages_of(library, RUN, 0)
     found = with_mismatch(library, RUN, lineages, traces(library, RUN, 0), ["reward"])
     assert found[NAME].null_count() == 4
@@ -94,7 +94,7 @@ def test_it_is_read_only_where_it_is_asked_for(library: Library) -> None:
     assert untrained[NAME].null_count() == 4, "the same address goes on from step to step, trained or not yet"
 
 
-def test_the_page_of_a_step_sorts_by_it_and_leads_to_that(library: Library) -> None:
+def test_the_page_of_a_step_sorts_by_it_and_leads_to_that(library: StoreReader) -> None:
     where, path = addresses.step(RUN, 0), {"run": RUN, "step": "0"}
     found = step_page(library, PageRequest(where, path, {"sort": NAME, "order": "desc"})).values["traces"]
     assert [row["trace_id"] for row in found["rows"]] == [FORKED, "near", "outside", "unused"]

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from flows.queries import rollouts as step_traces
 from flows.queries.request import NotThere, PageRequest
-from flows.queries.store_reader import Library
+from flows.queries.store_reader import StoreReader
 from flows.viewer import addresses
 from flows.viewer.app import respond
-from flows.viewer.data import step_traces
 from flows.viewer.pages import step as evaluation_page
 from flows.viewer.pages import step as step_page
 from storage.store import open_store
@@ -24,7 +24,7 @@ from tests.flows.viewer.stepped import HOSTILE, PARTLY, begun, stepped
 
 
 @pytest.fixture(scope="module")
-def hostile(tmp_path_factory: pytest.TempPathFactory) -> Library:
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> StoreReader:
     """A step whose every text is hostile."""
     names = ("environment", "example_id", "agent", "stop_condition", "error_type", "error_class", "error_message")
     bad = dict.fromkeys(names, HOSTILE) | {"group_id": f"{HOSTILE}-1", "reward": None}
@@ -34,26 +34,26 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Library:
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
+def library(tmp_path_factory: pytest.TempPathFactory) -> StoreReader:
     """A run of two steps, and a replay of them until they are packed."""
     root = tmp_path_factory.mktemp("stepping") / "store"
     rehearse(root, "base")
     walk(ask(root, name="fork", overrides=(RLOO,)))
-    return Library.at(root)
+    return StoreReader.at(root)
 
 
 def asked(run: str, number: int | str, **query: str) -> PageRequest:
     return PageRequest(f"/runs/{run}/steps/{number}", {"run": run, "step": str(number)}, query)
 
 
-def values(library: Library, run: str, number: int | str, **query: str) -> dict[str, Any]:
+def values(library: StoreReader, run: str, number: int | str, **query: str) -> dict[str, Any]:
     """The page as JSON."""
     found = respond(step_page.step_page, library, asked(run, number, **query | {"format": "json"}))
     read: dict[str, Any] = json.loads(bytes(found.body))
     return read | {"status": found.status_code}
 
 
-def html(library: Library, run: str, number: int | str, **query: str) -> Elements:
+def html(library: StoreReader, run: str, number: int | str, **query: str) -> Elements:
     found = respond(step_page.step_page, library, asked(run, number, **query))
     assert found.status_code == 200, bytes(found.body).decode()
     return Elements(bytes(found.body).decode())
@@ -63,7 +63,7 @@ def links(page: Elements, start: str = "") -> list[str]:
     return [value for tag, name, value in page.values if (tag, name) == ("a", "href") and value.startswith(start)]
 
 
-def test_the_values_are_those_of_the_frames(library: Library) -> None:
+def test_the_values_are_those_of_the_frames(library: StoreReader) -> None:
     found = values(library, "base", 0)
     frame = step_traces.traces(library, "base", 0)
     assert found["figures"]["num_traces"] == frame.height == found["traces"]["num_chosen"] == 12
@@ -78,7 +78,7 @@ def test_the_values_are_those_of_the_frames(library: Library) -> None:
     assert sum(map(sum, (each["counts"] for each in found["histogram"]))) == 12
 
 
-def test_every_trace_group_and_neighbour_is_led_to(library: Library) -> None:
+def test_every_trace_group_and_neighbour_is_led_to(library: StoreReader) -> None:
     page = html(library, "base", 0)
     frame = step_traces.traces(library, "base", 0)
     for row in frame.to_dicts():
@@ -93,7 +93,7 @@ def test_every_trace_group_and_neighbour_is_led_to(library: Library) -> None:
     assert "style" not in names and not [name for name in names if name.startswith("on")]
 
 
-def test_the_address_filters_sorts_and_pages(library: Library) -> None:
+def test_the_address_filters_sorts_and_pages(library: StoreReader) -> None:
     query = {"sort": "reward", "order": "desc", "size": "5", "group": "0-1"}
     found = values(library, "base", 0, **query)["traces"]
     frame = step_traces.traces(library, "base", 0).filter(group_id="0-1")
@@ -106,12 +106,12 @@ def test_the_address_filters_sorts_and_pages(library: Library) -> None:
     assert len([each for each in page.tags if each[0] == "th" and "aria-sort" in each[1]]) == 2  # groups have an order
 
 
-def test_groups_are_sorted_and_paged(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_groups_are_sorted_and_paged(library: StoreReader, monkeypatch: pytest.MonkeyPatch) -> None:
     every = values(library, "base", 0, group_sort="mean", group_order="desc")["groups"]
     means = [row["reward_mean"] for row in every["rows"]]
     assert means == sorted(means, reverse=True) and len(set(means)) == 3
-    monkeypatch.setattr("flows.viewer.data.step.GROUPS_PER_PAGE", 2)
-    monkeypatch.setattr("flows.viewer.data.step.MOST_CELLS", 3)
+    monkeypatch.setattr("flows.queries.step.GROUPS_PER_PAGE", 2)
+    monkeypatch.setattr("flows.queries.step.MOST_CELLS", 3)
     first, second = (values(library, "base", 0, group_page=str(page))["groups"] for page in (1, 2))
     assert [row["group_id"] for row in (*first["rows"], *second["rows"])] == ["0-0", "0-1", "0-2"]
     assert first["num_pages"] == 2 and {len(row["cells"]) + row["num_more"] for row in first["rows"]} == {4}
@@ -133,11 +133,11 @@ def test_groups_are_sorted_and_paged(library: Library, monkeypatch: pytest.Monke
         ({"search": "'\"<>&%_\\\x00"}, 200),
     ],
 )
-def test_what_cannot_be_asked_is_said(library: Library, query: dict[str, str], status: int) -> None:
+def test_what_cannot_be_asked_is_said(library: StoreReader, query: dict[str, str], status: int) -> None:
     assert values(library, "base", 0, **query)["status"] == status
 
 
-def test_what_is_not_there(library: Library) -> None:
+def test_what_is_not_there(library: StoreReader) -> None:
     assert [values(library, run, step)["status"] for run, step in (("base", 9), ("nobody", 0), ("base", "x"))] == [
         404
     ] * 3
@@ -145,7 +145,7 @@ def test_what_is_not_there(library: Library) -> None:
         evaluation_page.evaluation_page(library, asked("base", 0))
 
 
-def test_a_forks_rows_are_told_as_computed_by_the_other(library: Library) -> None:
+def test_a_forks_rows_are_told_as_computed_by_the_other(library: StoreReader) -> None:
     found = values(library, "fork", 1)
     assert found["compared"] == "base" and found["computed_by"] == ["base"]
     assert found["policies"]["after"] is None and {row["outcome"] for row in found["traces"]["rows"]} == {"pending"}
@@ -153,7 +153,7 @@ def test_a_forks_rows_are_told_as_computed_by_the_other(library: Library) -> Non
     assert [row["trace_id"] for row in found["traces"]["rows"]] == same
 
 
-def test_hostile_texts_are_text(hostile: Library) -> None:
+def test_hostile_texts_are_text(hostile: StoreReader) -> None:
     columns = f"environment,agent,error_message,detail,metric:{HOSTILE}".replace("[", "%5B")
     for query in ({}, {"columns": columns, "search": HOSTILE}, {"group": f"{HOSTILE}-1", "sort": "agent"}):
         page = html(hostile, RUN, 0, **query)
@@ -180,23 +180,23 @@ def test_a_step_of_which_parts_are_done(tmp_path: Path) -> None:
     assert [row["trace_id"] for row in rows] == ["p0-0", "p0-1", "p1-0", "p1-1", "p2-0", "p2-1"]
 
 
-def test_the_page_is_live_while_the_run_goes(library: Library, tmp_path: Path) -> None:
+def test_the_page_is_live_while_the_run_goes(library: StoreReader, tmp_path: Path) -> None:
     assert step_page.step_page(begun(tmp_path / "store", 1), asked(RUN, 0)).live
     assert not step_page.step_page(library, asked("base", 0)).live
 
 
 @pytest.fixture(scope="module")
-def scored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Library]:
+def scored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreReader]:
     """A run that evaluates two sets after each step, with an error that a second round makes up for."""
     root = tmp_path_factory.mktemp("scored") / "store"
     sets = [{"name": "easy", "where": {"tier": [0]}}, {"name": "hard", "where": {"tier": [1, 2]}}]
     evaluation = {"every": 1, "num_examples": 2, "attempts": 2, "retry_errors": 1, "sets": sets}
     sampler = evaluations.Sampler(frozenset({"eval-reverse_text-0/0"}))
     evaluations.train(root, "base", sampler, evaluation=evaluation)
-    yield Library(open_store(root))
+    yield StoreReader(open_store(root))
 
 
-def evaluated(library: Library, version: int, **query: str) -> dict[str, Any]:
+def evaluated(library: StoreReader, version: int, **query: str) -> dict[str, Any]:
     given = PageRequest(
         f"/runs/base/evaluations/{version}", {"run": "base", "step": str(version)}, query | {"format": "json"}
     )
@@ -205,7 +205,7 @@ def evaluated(library: Library, version: int, **query: str) -> dict[str, Any]:
     return read | {"status": found.status_code}
 
 
-def test_an_evaluation_and_its_sets(scored: Library) -> None:
+def test_an_evaluation_and_its_sets(scored: StoreReader) -> None:
     every = evaluated(scored, 1)
     assert every["evaluation"]["sets"] == ["easy", "hard"] and every["evaluation"]["set"] is None
     assert every["evaluation"]["num_replaced"] == 2
@@ -227,7 +227,7 @@ def test_an_evaluation_and_its_sets(scored: Library) -> None:
     assert [each["set"] for each in every["evaluation"]["scores"]] == ["easy", "hard"]
 
 
-def test_evaluations_lead_to_each_other(scored: Library) -> None:
+def test_evaluations_lead_to_each_other(scored: StoreReader) -> None:
     versions = step_traces.steps_of(scored, "base", for_training=False)
     assert len(versions) > 1
     for at, version in enumerate(versions):
@@ -236,7 +236,7 @@ def test_evaluations_lead_to_each_other(scored: Library) -> None:
     assert evaluated(scored, 1, set="middling")["status"] == 400 and evaluated(scored, 7)["status"] == 404
 
 
-def test_an_evaluation_as_a_page(scored: Library) -> None:
+def test_an_evaluation_as_a_page(scored: StoreReader) -> None:
     given = PageRequest("/runs/base/evaluations/1", {"run": "base", "step": "1"}, {"set": "hard", "sort": "reward"})
     page = Elements(bytes(respond(evaluation_page.evaluation_page, scored, given).body).decode())
     assert page.odd == [] and "Evaluation of policy 1" in "".join(page.texts)

@@ -9,24 +9,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flows.queries.store_reader import Library
-from flows.viewer.data import step_search, step_traces
-from flows.viewer.data.step_choice import Choice, choose
+from flows.queries import rollouts as step_traces
+from flows.queries import step as step_search
+from flows.queries.rollout_choice import TraceChoice, choose
+from flows.queries.store_reader import StoreReader
 from tests.flows.viewer.hand_made import RUN
 from tests.flows.viewer.looking import what_is_read
 from tests.flows.viewer.stepped import stepped
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
+def library(tmp_path_factory: pytest.TempPathFactory) -> StoreReader:
     broken = {"silent": {"error_class": "timeout", "error_type": "ReadTimeout", "error_message": "no [answer]\x1b[2J"}}
     return stepped(tmp_path_factory.mktemp("searched") / "store", **broken)
 
 
-def holding(library: Library, text: str, step: int = 0) -> list[str]:
+def holding(library: StoreReader, text: str, step: int = 0) -> list[str]:
     frame = step_traces.traces(library, RUN, step)
     found = step_search.found(library, RUN, frame, text)
-    return choose(frame, Choice(), found).rows["trace_id"].to_list()
+    return choose(frame, TraceChoice(), found).rows["trace_id"].to_list()
 
 
 @pytest.mark.parametrize(
@@ -61,7 +62,7 @@ def holding(library: Library, text: str, step: int = 0) -> list[str]:
         ("[ANSWER]\x1b[2j", ["silent"]),
     ],
 )
-def test_text_is_found_as_it_is_written(library: Library, text: str, names: list[str]) -> None:
+def test_text_is_found_as_it_is_written(library: StoreReader, text: str, names: list[str]) -> None:
     assert holding(library, text) == names
 
 
@@ -92,18 +93,18 @@ def test_tool_calls_and_thoughts_are_searched(tmp_path: Path) -> None:
     assert holding(library, "call_7") == holding(library, "reasoning_content") == []
 
 
-def test_nothing_to_look_for_is_no_search(library: Library) -> None:
+def test_nothing_to_look_for_is_no_search(library: StoreReader) -> None:
     frame = step_traces.traces(library, RUN, 0)
     assert step_search.found(library, RUN, frame, "") is None
-    assert choose(frame, Choice(), None).num_found is None
+    assert choose(frame, TraceChoice(), None).num_found is None
     half = step_search.found(library, RUN, frame, "quick \ud800")  # half a letter, as a terminal may give it
     assert half is not None and half.sum() == 0
 
 
-def test_how_many_hold_it_is_told_beside_how_many_were_chosen(library: Library) -> None:
+def test_how_many_hold_it_is_told_beside_how_many_were_chosen(library: StoreReader) -> None:
     frame = step_traces.traces(library, RUN, 0)
     found = step_search.found(library, RUN, frame, "e")
-    chosen = choose(frame, Choice(group="g0", search="e"), found)
+    chosen = choose(frame, TraceChoice(group="g0", search="e"), found)
     assert chosen.num_found == len(holding(library, "e")) > chosen.rows.height == 3
 
 
@@ -124,9 +125,9 @@ def test_agrees_with_looking_at_each_letter(text: str, said: list[str]) -> None:
 
 
 def test_only_this_steps_messages_are_read_once_and_of_them_only_what_is_said(
-    library: Library, monkeypatch: pytest.MonkeyPatch
+    library: StoreReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fresh = Library(library.store)
+    fresh = StoreReader(library.store)
     frame = step_traces.traces(fresh, RUN, 0)
     read = what_is_read(monkeypatch)
     assert step_search.found(fresh, RUN, frame, "fox").sum() == 1

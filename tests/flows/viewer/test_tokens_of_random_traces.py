@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from flows.queries.store_reader import Library
-from flows.viewer.data.messages import branches, messages
-from flows.viewer.data.tokens import tokens
-from flows.viewer.data.trace import find_trace
+from flows.queries.messages import branches, messages
+from flows.queries.store_reader import StoreReader
+from flows.queries.tokens import tokens
+from flows.queries.trace import find_trace
 from tests.fixtures import builders
 from tests.flows.viewer.hand_made import RUN, HandMade, batch, credit, update
 
@@ -135,7 +135,7 @@ def test_tokens_are_those_that_a_walk_finds(tmp_path: Path) -> None:
         updates=[update()],
         token_statistics=list(statistics.values()),
     )
-    library = Library.at(made.store.root.address)
+    library = StoreReader.at(made.store.root.address)
     compared = 0
     for name in names:
         found = find_trace(library, RUN, name)

@@ -7,11 +7,10 @@ from typing import Any
 import polars as pl
 import pytest
 
-from flows.queries.store_reader import Library
-from flows.viewer.data.messages import branches, messages, rejected
-from flows.viewer.data.tokens import TOKENS, tokens
-from flows.viewer.data.trace import find_trace
-from flows.viewer.data.training import samples
+from flows.queries.messages import branches, messages, rejected
+from flows.queries.store_reader import StoreReader
+from flows.queries.tokens import TOKENS, tokens
+from flows.queries.trace import find_trace, samples
 from tests.fixtures import builders
 from tests.flows.viewer.hand_made import FORKED, PATHS, RUN, HandMade, batch, credit, forked, update
 
@@ -47,15 +46,15 @@ WHOLE: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
+def library(tmp_path_factory: pytest.TempPathFactory) -> StoreReader:
     """The store with everything in it."""
     root = tmp_path_factory.mktemp("tokens") / "store"
     tokens_of(root)
-    return Library.at(root)
+    return StoreReader.at(root)
 
 
 @pytest.fixture(scope="module")
-def found(library: Library) -> pl.DataFrame:
+def found(library: StoreReader) -> pl.DataFrame:
     """The tokens of its trace."""
     return tokens(library, find_trace(library, RUN, FORKED))
 
@@ -64,7 +63,7 @@ def tokens_of(root: Path, trace: dict[str, Any] | None = None, **changes: Any) -
     """The tokens of the forked trace in a store of its own; a table that is None is not written."""
     given = {name: rows for name, rows in (WHOLE | changes).items() if rows is not None}
     HandMade(root).step([trace or builders.trace(FORKED)], forked(), **given)
-    library = Library.at(root)
+    library = StoreReader.at(root)
     return tokens(library, find_trace(library, RUN, FORKED))
 
 
@@ -166,7 +165,7 @@ def test_log_probs_of_a_text_that_was_only_rendered_are_unknown(tmp_path: Path) 
     rendered = builders.trace(FORKED, policy_key="")
     rows = [row | {"logprobs": [0.0] * len(row["token_ids"])} for row in forked()]
     HandMade(tmp_path / "store").step([rendered], rows, **WHOLE)
-    library = Library.at(tmp_path / "store")
+    library = StoreReader.at(tmp_path / "store")
     found = tokens(library, find_trace(library, RUN, FORKED))
     assert found["engine_logprob"].null_count() == found["ratio"].null_count() == len(found)
     assert found["learner_logprob"].to_list()[4] == -1.5
@@ -180,19 +179,19 @@ def test_the_first_token_of_a_sample_has_no_weight_in_its_batch(tmp_path: Path) 
         [builders.trace(FORKED)], alone, credits, batches=[batch(credits)], updates=[update()],
         token_statistics=statistics,
     )  # fmt: skip
-    library = Library.at(tmp_path / "store")
+    library = StoreReader.at(tmp_path / "store")
     found = tokens(library, find_trace(library, RUN, FORKED))
     assert found["trained"].to_list() == [False, True]
     assert found["rl_weight"].to_list() == [0, 1] and found["trained_rl_weight"].to_list() == [None, 1]
     assert found["learner_logprob"].to_list() == [None, -1]
 
 
-def test_a_window_has_the_same_tokens_as_the_whole(library: Library, found: pl.DataFrame) -> None:
+def test_a_window_has_the_same_tokens_as_the_whole(library: StoreReader, found: pl.DataFrame) -> None:
     some = tokens(library, find_trace(library, RUN, FORKED), within=[1, 4])
     assert some.equals(found.filter(pl.col("message").is_in([1, 4])))
 
 
-def test_messages_have_texts_and_counts_and_ways_to_their_leaves(library: Library) -> None:
+def test_messages_have_texts_and_counts_and_ways_to_their_leaves(library: StoreReader) -> None:
     found = find_trace(library, RUN, FORKED)
     rows = messages(library, found)
     assert rows["num_tokens"].to_list() == [3, 3, 1, 2, 2] and rows["num_sampled"].to_list() == [0, 2, 0, 2, 2]
@@ -206,6 +205,6 @@ def test_a_rejected_attempt_is_named(tmp_path: Path) -> None:
     links = [{}, {}, {}, {}, {"semantic_parents": [{"type": "compaction_attempt", "node": 0}]}]
     record = builders.trace(FORKED, record=f'{{"nodes": {links!r}}}'.replace("'", '"'))
     HandMade(tmp_path / "store").step([record], forked())
-    library = Library.at(tmp_path / "store")
+    library = StoreReader.at(tmp_path / "store")
     found = find_trace(library, RUN, FORKED)
     assert rejected(found, messages(library, found)) == [4]

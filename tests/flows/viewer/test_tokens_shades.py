@@ -5,10 +5,9 @@ import math
 import polars as pl
 import pytest
 
-from flows.viewer.data.tokens import TOKENS
-from flows.viewer.data.tokens_colourings import COLOURINGS, chosen, largest
-from flows.viewer.data.tokens_shades import NONE
-from flows.viewer.data.tokens_shown import drawn_text, plain_number
+from flows.queries.shown_tokens import drawn_text, plain_number
+from flows.queries.token_colours import COLOURINGS, NONE, chosen, largest
+from flows.queries.tokens import TOKENS
 from flows.viewer.terminal.style import MEASURES
 
 BY_NAME = {each.name: each for each in COLOURINGS}

@@ -16,8 +16,8 @@ from tokenizers.models import WordLevel
 
 from configs.run import RunConfig
 from flows import cli
-from flows.queries.store_reader import Library
-from flows.viewer.data.trace_use import trace_use
+from flows.queries.store_reader import StoreReader
+from flows.queries.trace import trace_use
 from flows.viewer.terminal.style import LONG, MEASURES, Colours, Indented, Wanted
 from flows.viewer.terminal.trace import terminal, trace_parts
 from tests.fixtures import builders
@@ -63,7 +63,7 @@ def printed(root: Path, *arguments: str, capsys: pytest.CaptureFixture[str]) -> 
 
 
 def coloured(root: Path, trace_id: str, **wanted: Any) -> str:
-    library = Library.at(root)
+    library = StoreReader.at(root)
     out = Console(file=io.StringIO(), force_terminal=True, color_system="truecolor", width=100, markup=False)
     for part in trace_parts(library, trace_use(library, trace_id), Wanted(**wanted), out):
         out.print(part)

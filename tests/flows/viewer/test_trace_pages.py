@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from flows.queries.message_parts import LONGEST
 from flows.queries.request import PageRequest
-from flows.queries.store_reader import Library
+from flows.queries.store_reader import StoreReader
 from flows.viewer import addresses
 from flows.viewer.app import respond
-from flows.viewer.data.messages_read import LONGEST
 from flows.viewer.pages import PAGES
 from tests.fixtures import builders
 from tests.flows.viewer.hand_made import FORKED, PATHS, RUN, HandMade, batch, credit, forked, update
@@ -79,7 +79,7 @@ def evil_trace() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
+def library(tmp_path_factory: pytest.TempPathFactory) -> StoreReader:
     """A store with a forked trace that was trained on, its mate, and a hostile one."""
     made = HandMade(tmp_path_factory.mktemp("pages") / "store")
     streams = {"advantages": [0, 0, 0, 0, 0.5, 0.5, 0, 0, 0], "rl_weights": [0, 0, 0, 0, 1, 1, 0, 0, 0]}
@@ -95,10 +95,10 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
     learnt = {"updates": [update()], "token_statistics": statistics}
     made.step(traces, forked(), credits, batches=[batch(credits[:1], scale=0.3)], **learnt)
     made.step([evil_trace()], hostile(), step=1, images=IMAGES)
-    return Library.at(made.store.root.address)
+    return StoreReader.at(made.store.root.address)
 
 
-def values(library: Library, trace_id: str = FORKED, page: str = "trace", **query: str) -> dict[str, Any]:
+def values(library: StoreReader, trace_id: str = FORKED, page: str = "trace", **query: str) -> dict[str, Any]:
     """What the page says."""
     asked = PageRequest(addresses.trace(RUN, trace_id), {"run": RUN, "trace": trace_id}, {**query, "format": "json"})
     answer = respond(PAGES[page], library, asked)
@@ -106,7 +106,7 @@ def values(library: Library, trace_id: str = FORKED, page: str = "trace", **quer
     return found
 
 
-def html(library: Library, trace_id: str = FORKED, **query: str) -> str:
+def html(library: StoreReader, trace_id: str = FORKED, **query: str) -> str:
     """The page as a browser gets it."""
     asked = PageRequest(addresses.trace(RUN, trace_id), {"run": RUN, "trace": trace_id}, query)
     answer = respond(PAGES["trace"], library, asked)
@@ -129,7 +129,7 @@ class Elements(HTMLParser):
         return [attributes for tag, attributes in self.found if tag in names]
 
 
-def test_the_top_says_what_became_of_it_and_leads_there(library: Library) -> None:
+def test_the_top_says_what_became_of_it_and_leads_there(library: StoreReader) -> None:
     found = values(library)
     assert found["outcome"]["outcome"] == "trained" and found["outcome"]["sentence"].startswith(
         f"Run {RUN} trained on it"
@@ -142,7 +142,7 @@ def test_the_top_says_what_became_of_it_and_leads_there(library: Library) -> Non
     assert addresses.example(RUN, "reverse", "e0") in links
 
 
-def test_reward_parts_tell_null_from_zero(library: Library) -> None:
+def test_reward_parts_tell_null_from_zero(library: StoreReader) -> None:
     assert values(library)["reward_parts"] == [
         {"name": "good", "score": 0.5, "weight": 2.0, "product": 1.0},
         {"name": "unscored", "score": None, "weight": None, "product": None},
@@ -150,7 +150,7 @@ def test_reward_parts_tell_null_from_zero(library: Library) -> None:
     assert values(library, EVIL)["reward_parts"][0] == {"name": HOSTILE, "score": 0.0, "weight": 2.0, "product": 0.0}
 
 
-def test_mates_episode_and_history_lead_to_their_traces(library: Library) -> None:
+def test_mates_episode_and_history_lead_to_their_traces(library: StoreReader) -> None:
     found = values(library)
     assert [(each["trace_id"], each["here"]) for each in found["mates"]] == [(FORKED, True), ("mate", False)]
     assert [each["trace_id"] for each in found["episode"]] == ["judge"]
@@ -161,7 +161,7 @@ def test_mates_episode_and_history_lead_to_their_traces(library: Library) -> Non
     assert judge["trace"]["reward"] is None and judge["next"] is None
 
 
-def test_branches_are_read_one_after_the_other_or_alone(library: Library) -> None:
+def test_branches_are_read_one_after_the_other_or_alone(library: StoreReader) -> None:
     whole = values(library)
     assert [each["message"] for each in whole["messages"]] == [0, 1, 2, 3, 4]
     assert [each["goes_on_from"] for each in whole["messages"]] == [None, None, None, None, 0]
@@ -172,7 +172,7 @@ def test_branches_are_read_one_after_the_other_or_alone(library: Library) -> Non
     assert "branch=&#39;7&#39;" in refused(library, branch="7")
 
 
-def test_a_window_a_jump_and_a_message_alone(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_window_a_jump_and_a_message_alone(library: StoreReader, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flows.viewer.pages.trace.WINDOW", 2)
     assert [each["message"] for each in values(library)["messages"]] == [0, 1]
     assert [each["message"] for each in values(library, **{"from": "3"})["messages"]] == [3, 4]
@@ -184,14 +184,14 @@ def test_a_window_a_jump_and_a_message_alone(library: Library, monkeypatch: pyte
     assert values(library, **{"from": "99"})["from"] == 4
 
 
-def test_search_finds_a_text_and_where_its_window_begins(library: Library) -> None:
+def test_search_finds_a_text_and_where_its_window_begins(library: StoreReader) -> None:
     found = values(library, EVIL, q="<SCRIPT>alert")
     assert [each["message"] for each in found["hits"]] == [0, 1, 2, 3, 4]
     assert all(each["hit"] for each in found["messages"])
     assert values(library, EVIL, q="no such words")["hits"] == []
 
 
-def test_a_call_knows_its_result_and_a_result_its_call(library: Library) -> None:
+def test_a_call_knows_its_result_and_a_result_its_call(library: StoreReader) -> None:
     messages = values(library, EVIL)["messages"]
     assert [(call["id"], call["result"]) for call in messages[1]["calls"]] == [(HOSTILE, 2), ("2", 3)]
     assert [each["asked"] and each["asked"]["message"] for each in messages] == [None, None, 1, 1, None]
@@ -200,7 +200,7 @@ def test_a_call_knows_its_result_and_a_result_its_call(library: Library) -> None
     assert messages[1]["thoughts"]["text"] == HOSTILE
 
 
-def test_only_images_of_safe_kinds_that_are_what_they_say_are_shown(library: Library) -> None:
+def test_only_images_of_safe_kinds_that_are_what_they_say_are_shown(library: StoreReader) -> None:
     parts = values(library, EVIL)["messages"][0]["parts"]
     images = [part["image"] for part in parts if part["kind"] == "image"]
     assert images[0]["url"] == f"data:image/png;base64,{base64.b64encode(PNG).decode()}"
@@ -218,7 +218,7 @@ def test_only_images_of_safe_kinds_that_are_what_they_say_are_shown(library: Lib
 def test_a_line_of_ten_megabytes_is_cut_and_whole_in_the_json(tmp_path: Path) -> None:
     line = "x" * 10_000_000 + "y"
     HandMade(tmp_path / "store").step([builders.trace(EVIL)], [builders.message(EVIL, content=line, body="[]")])
-    own = Library.at(tmp_path / "store")
+    own = StoreReader.at(tmp_path / "store")
     text = html(own, EVIL, q="xy")
     assert len(text) < 100_000
     assert re.search("x{20000}", text) and not re.search("x{20001}", text)
@@ -226,7 +226,7 @@ def test_a_line_of_ten_megabytes_is_cut_and_whole_in_the_json(tmp_path: Path) ->
     assert part["text"]["text"] == line and part["text"]["left_out"] == len(line) - LONGEST
 
 
-def test_tokens_carry_all_values_and_a_shade_for_every_colouring(library: Library) -> None:
+def test_tokens_carry_all_values_and_a_shade_for_every_colouring(library: StoreReader) -> None:
     text = html(library, color="advantage")
     groups = [each for each in Elements(text).of("div") if each.get("class") == "tokens"]
     columns = json.loads(str(groups[1]["data-tokens"]))
@@ -239,7 +239,7 @@ def test_tokens_carry_all_values_and_a_shade_for_every_colouring(library: Librar
     assert drawn[3:6] == ["t k-", "t kh", "t kh"]
 
 
-def test_the_colouring_of_the_address_is_the_one_that_is_drawn(library: Library) -> None:
+def test_the_colouring_of_the_address_is_the_one_that_is_drawn(library: StoreReader) -> None:
     for color in ("ratio", "entropy", "none"):
         text = html(library, color=color)
         legends = [each for each in Elements(text).of("div") if each.get("class") == "legend"]
@@ -248,26 +248,26 @@ def test_the_colouring_of_the_address_is_the_one_that_is_drawn(library: Library)
     assert "is not known" in refused(library, color="purple")
 
 
-def test_tokens_beyond_what_a_page_draws_are_told(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flows.viewer.data.tokens_shown.DRAWN", 4)
+def test_tokens_beyond_what_a_page_draws_are_told(library: StoreReader, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flows.queries.shown_tokens.DRAWN", 4)
     found = values(library)
     assert [each["tokens"]["left_out"] for each in found["messages"]] == [0, 2, 1, 2, 2]
     assert found["tokens"] == {"num_tokens": 11, "left_out": 7}
     assert "message=1&amp;at=1" in html(library)
 
 
-def test_a_trace_of_one_run_is_found_without_its_run(library: Library) -> None:
+def test_a_trace_of_one_run_is_found_without_its_run(library: StoreReader) -> None:
     found = values(library, FORKED[:8], page="any_trace")
     assert found["trace_id"] == FORKED and found["run"] == RUN
     assert "has a trace" in refused(library, page="any_trace", trace_id="mote")
 
 
-def test_an_unknown_trace_is_refused_with_the_nearest(library: Library) -> None:
+def test_an_unknown_trace_is_refused_with_the_nearest(library: StoreReader) -> None:
     assert "the nearest ids are mate" in refused(library, trace_id="mat")
     assert values(library, FORKED, key="f" * 32)["trace_id"] == FORKED, "a hint that is wrong is no error"
 
 
-def refused(library: Library, trace_id: str = FORKED, page: str = "trace", **query: str) -> str:
+def refused(library: StoreReader, trace_id: str = FORKED, page: str = "trace", **query: str) -> str:
     """What an address is answered that cannot be."""
     asked = PageRequest(addresses.trace(RUN, trace_id), {"run": RUN, "trace": trace_id}, query)
     answer = respond(PAGES[page], library, asked)

@@ -10,10 +10,10 @@ import pytest
 
 from flows import cli
 from flows.queries.request import PageRequest
-from flows.queries.store_reader import Library
+from flows.queries.rollout_choice import OUTCOMES
+from flows.queries.store_reader import StoreReader
 from flows.reporting.formats import DASH
 from flows.viewer.app import respond
-from flows.viewer.data.step_choice import OUTCOMES
 from flows.viewer.pages import step as step_page
 from flows.viewer.terminal import traces as listing
 from flows.viewer.terminal.style import MEASURES
@@ -110,7 +110,7 @@ def test_counts_are_told(capsys: pytest.CaptureFixture[str], root: Path) -> None
 def test_json_is_that_of_the_page(capsys: pytest.CaptureFixture[str], root: Path) -> None:
     found = json.loads("".join(lines(capsys, root, "--step", "0", "--sort", "reward", "--limit", "50", "--json")))
     asked = PageRequest(f"/runs/{RUN}/steps/0", {"run": RUN, "step": "0"}, {"sort": "reward", "format": "json"})
-    page: dict[str, Any] = json.loads(bytes(respond(step_page.step_page, Library.at(root), asked).body))
+    page: dict[str, Any] = json.loads(bytes(respond(step_page.step_page, StoreReader.at(root), asked).body))
     assert found["traces"] == page["traces"] and found["figures"] == page["figures"]
 
 

@@ -10,7 +10,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from flows.queries.request import PageRequest
-from flows.queries.store_reader import Library
+from flows.queries.store_reader import StoreReader
 from flows.viewer import app as web
 from flows.viewer.addresses import PATTERNS, Page
 from flows.viewer.pages import PAGES
@@ -33,20 +33,20 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def library(root: Path) -> Library:
-    return Library.at(root)
+def library(root: Path) -> StoreReader:
+    return StoreReader.at(root)
 
 
 @pytest.fixture(scope="module")
-def client(library: Library) -> TestClient:
+def client(library: StoreReader) -> TestClient:
     return visitor(library)
 
 
 @pytest.fixture
-def made(library: Library, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def made(library: StoreReader, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A way to let an address of traces be answered by a function of the test."""
 
-    def make(read: Callable[[Library, PageRequest], Page]) -> TestClient:
+    def make(read: Callable[[StoreReader, PageRequest], Page]) -> TestClient:
         monkeypatch.setattr(web, "PAGES", {**PAGES, "any_trace": read})
         return visitor(library)
 
@@ -57,7 +57,7 @@ def protected(answer: Any) -> bool:
     return all(answer.headers[name] == value for name, value in HEADERS.items())
 
 
-def test_every_address_answers_in_every_form(library: Library, client: TestClient) -> None:
+def test_every_address_answers_in_every_form(library: StoreReader, client: TestClient) -> None:
     found = everything(library)
     kinds = {name: 0 for name in PATTERNS if name != "evaluation"}
     for address in found:
@@ -131,7 +131,7 @@ def test_an_id_of_any_text_reaches_the_page(made: Any, written: str) -> None:
 
     seen: list[PageRequest] = []
 
-    def read(library: Library, asked: PageRequest) -> Page:
+    def read(library: StoreReader, asked: PageRequest) -> Page:
         seen.append(asked)
         return Page("mistake.html", "seen", {"message": asked.path["trace"]})
 
@@ -146,7 +146,7 @@ def test_an_id_of_any_text_reaches_the_page(made: Any, written: str) -> None:
 
 
 def test_a_fault_of_the_viewer_is_no_traceback_on_the_page(made: Any) -> None:
-    def fails(library: Library, asked: PageRequest) -> Page:
+    def fails(library: StoreReader, asked: PageRequest) -> Page:
         raise KeyError("a secret of the store")
 
     client = made(fails)
@@ -165,7 +165,7 @@ def test_a_template_that_lacks_a_value_is_a_fault_and_not_half_a_page(made: Any)
 
 
 def test_a_store_that_cannot_be_read_is_told_so(made: Any) -> None:
-    def gone(library: Library, asked: PageRequest) -> Page:
+    def gone(library: StoreReader, asked: PageRequest) -> Page:
         raise StoreUnavailable("the disk is gone", "/data<b>", "all", "mount it")
 
     answer = made(gone).get("/traces/x")
@@ -215,10 +215,10 @@ def test_many_ask_while_a_run_commits_and_each_sees_one_moment(tmp_path: Path) -
     """A page that reads the graph twice must find the same in it, whatever was committed in between."""
     root = tmp_path / "store"
     rehearse(root, "base")
-    library, wrong, counted = Library.at(root), [], []
+    library, wrong, counted = StoreReader.at(root), [], []
     done = threading.Event()
 
-    def twice(held: Library) -> None:
+    def twice(held: StoreReader) -> None:
         first = len(held.graph.works), held.mark
         rows = held.frames("base")["traces"].select("trace_id").collect().height
         assert (len(held.graph.works), held.mark) == first

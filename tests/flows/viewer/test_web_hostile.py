@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 import pytest
 
 from flows.queries.request import plain
-from flows.queries.store_reader import Library
+from flows.queries.store_reader import StoreReader
 from flows.viewer import rendering
 from flows.viewer.addresses import Page
 from flows.viewer.pages import PAGES
@@ -32,12 +32,12 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Hostile:
 
 
 @pytest.fixture(scope="module")
-def library(hostile: Hostile) -> Library:
-    return Library.at(hostile.store.root.address)
+def library(hostile: Hostile) -> StoreReader:
+    return StoreReader.at(hostile.store.root.address)
 
 
 @pytest.fixture(scope="module")
-def pages(library: Library) -> dict[str, Page]:
+def pages(library: StoreReader) -> dict[str, Page]:
     """Every kind of page twice at least, by address; traces in colours and searched as well."""
     found = {}
     known = everything(library)
@@ -141,7 +141,7 @@ def test_the_sources_keep_to_what_cannot_be_made_to_run() -> None:
         assert not re.search(r"@import|url\(|</", path.read_text()), path.name
 
 
-def test_errors_repeat_what_was_asked_as_text_alone(library: Library) -> None:
+def test_errors_repeat_what_was_asked_as_text_alone(library: StoreReader) -> None:
     client = visitor(library)
     for text in ("<script>alert(1)</script>", "\x1b[31m", "\u202e", '"><img src=x onerror=alert(1)>', "{{7019*7057}}"):
         for address in ("/runs/base/steps/0", "/"):

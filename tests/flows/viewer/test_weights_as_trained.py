@@ -11,15 +11,15 @@ import pytest
 
 from flows import cli
 from flows.orchestration.states import GateRefused
+from flows.queries import batch
+from flows.queries import batch as batch_row
 from flows.queries.compare_traces import changed_measures, compared_tokens
 from flows.queries.request import PageRequest
-from flows.queries.store_reader import Library
+from flows.queries.store_reader import StoreReader
+from flows.queries.tokens import TRAINED_WEIGHTS, WEIGHTS, tokens
+from flows.queries.trace import FoundTrace, find_trace, samples
 from flows.viewer import addresses
 from flows.viewer.app import respond
-from flows.viewer.data import batch, batch_row
-from flows.viewer.data.tokens import TRAINED_WEIGHTS, WEIGHTS, tokens
-from flows.viewer.data.trace import Found, find_trace
-from flows.viewer.data.training import samples
 from flows.viewer.notebook import open_viewer
 from flows.viewer.pages import PAGES
 from flows.viewer.rendering import save_page
@@ -48,18 +48,18 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def library(root: Path) -> Library:
-    return Library.at(root)
+def library(root: Path) -> StoreReader:
+    return StoreReader.at(root)
 
 
-def traces(library: Library, run: str) -> list[Found]:
+def traces(library: StoreReader, run: str) -> list[FoundTrace]:
     """All traces of the run's only step."""
     (lineage,) = library.history(run).lineages
     names = library.frames(run).rows([lineage.traces], "traces").select("trace_id").collect()["trace_id"]
     return [find_trace(library, run, name) for name in names]
 
 
-def packed(library: Library, run: str) -> dict[str, dict[str, np.ndarray[Any, Any]]]:
+def packed(library: StoreReader, run: str) -> dict[str, dict[str, np.ndarray[Any, Any]]]:
     """The weights by token of every packed sample, straight from the table."""
     (lineage,) = library.history(run).lineages
     assert lineage.batches is not None
@@ -71,24 +71,24 @@ def packed(library: Library, run: str) -> dict[str, dict[str, np.ndarray[Any, An
     return found
 
 
-def trained(library: Library) -> Found:
+def trained(library: StoreReader) -> FoundTrace:
     """A trace of the run that divides by a constant length, in the first row of its batch."""
     sample = batch.samples(library, batch.packed(library, "dr_grpo", 0)).row(0, named=True)
     return find_trace(library, "dr_grpo", sample["trace_id"])
 
 
-def values_of(library: Library, found: Found, **query: str) -> Values:
+def values_of(library: StoreReader, found: FoundTrace, **query: str) -> Values:
     """What the page of a trace says as JSON."""
     return dict(json.loads(bytes(asked_for(library, found, format="json", **query).body)))
 
 
-def asked_for(library: Library, found: Found, **query: str) -> Any:
+def asked_for(library: StoreReader, found: FoundTrace, **query: str) -> Any:
     asked = PageRequest(addresses.trace(found.run, found.trace_id), {"run": found.run, "trace": found.trace_id}, query)
     return respond(PAGES["trace"], library, asked)
 
 
 @pytest.mark.parametrize("run", list(ALGORITHMS))
-def test_every_token_was_trained_with_what_its_batch_row_has(library: Library, run: str) -> None:
+def test_every_token_was_trained_with_what_its_batch_row_has(library: StoreReader, run: str) -> None:
     rows, compared, updates = packed(library, run), 0, set()
     for found in traces(library, run):
         told = tokens(library, found, texts=False)
@@ -109,7 +109,7 @@ def test_every_token_was_trained_with_what_its_batch_row_has(library: Library, r
     assert compared == weighted > 50 and {0, 1} <= updates, "of both updates"
 
 
-def test_dr_grpo_shows_the_weight_of_the_credit_and_the_one_that_was_trained(library: Library) -> None:
+def test_dr_grpo_shows_the_weight_of_the_credit_and_the_one_that_was_trained(library: StoreReader) -> None:
     found = trained(library)
     of = batch.packed(library, "dr_grpo", 0)
     rows = batch.rows(library, of).filter(pl.col("update") == 0)
@@ -120,7 +120,7 @@ def test_dr_grpo_shows_the_weight_of_the_credit_and_the_one_that_was_trained(lib
     assert told["trained_ce_weight"].null_count() == len(told) > 0, "no member is not zero"
 
 
-def test_the_sums_on_the_page_are_those_of_the_batch_row(library: Library) -> None:
+def test_the_sums_on_the_page_are_those_of_the_batch_row(library: StoreReader) -> None:
     of = batch.packed(library, "dr_grpo", 0)
     for found in traces(library, "dr_grpo"):
         page = values_of(library, found)
@@ -135,12 +135,12 @@ def test_the_sums_on_the_page_are_those_of_the_batch_row(library: Library) -> No
 
 
 @pytest.mark.parametrize("run", list(ALGORITHMS))
-def test_both_are_shown_where_they_differ_alone(library: Library, run: str) -> None:
+def test_both_are_shown_where_they_differ_alone(library: StoreReader, run: str) -> None:
     found = next(each for each in traces(library, run) if tokens(library, each)["trained"].any())
     assert values_of(library, found)["scaled"] == (["rl_weight"] if run == "dr_grpo" else [])
 
 
-def test_every_way_to_a_trace_has_both(library: Library, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_way_to_a_trace_has_both(library: StoreReader, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = trained(library)
     weight = tokens(library, found).filter("trained")["trained_rl_weight"][0]
     command = ["trace", found.trace_id, "--run", "dr_grpo", "--store", str(root)]
@@ -157,7 +157,7 @@ def test_every_way_to_a_trace_has_both(library: Library, root: Path, capsys: pyt
         assert re.search(rf'"trained_rl_weight": ?\[[^]]*\b{re.escape(str(weight))}\b', text)
 
 
-def test_runs_that_part_in_packing_alone_are_told_apart(library: Library) -> None:
+def test_runs_that_part_in_packing_alone_are_told_apart(library: StoreReader) -> None:
     one = trained(library)
     rows = compared_tokens(library, find_trace(library, "rloo", one.trace_id), one)
     changed = changed_measures(rows)
@@ -167,7 +167,7 @@ def test_runs_that_part_in_packing_alone_are_told_apart(library: Library) -> Non
 def test_what_was_packed_and_not_trained_has_no_weight_as_trained(tmp_path: Path) -> None:
     with pytest.raises(GateRefused):
         rehearse(tmp_path, "held", steps=1, algorithm=ALGORITHMS["dr_grpo"], gate={"type": "rule", "rule": "false"})
-    library = Library.at(tmp_path)
+    library = StoreReader.at(tmp_path)
     packed_ones = 0
     for found in traces(library, "held"):
         told = tokens(library, found)

@@ -1,4 +1,4 @@
-"""All runs of a store: where each one stands, what it came to, and which one it branched off."""
+"""All runs of a store, or one: state, config, origin, what each came to."""
 
 from collections import Counter
 from collections.abc import Container, Mapping, Sequence
@@ -7,12 +7,13 @@ from typing import Any
 import polars as pl
 
 from configs.errors import ConfigError
+from configs.run import RunConfig
+from flows.queries.compare import compared_configs
+from flows.queries.identify import policy_version
+from flows.queries.run_state import held_out, is_going, seconds_at_work, state_of
+from flows.queries.series import written_metrics
 from flows.queries.step_history import RecordedStep
-from flows.queries.store_reader import Library
-from flows.viewer.data.run_scores import held_out
-from flows.viewer.data.run_states import seconds_at_work, state_of
-from flows.viewer.data.series import written_metrics
-from flows.views.identify import policy_version
+from flows.queries.store_reader import StoreReader
 from storage.runs import Event
 from tasks.metrics.figures import mean
 from tasks.metrics.names import ALL, Values
@@ -47,7 +48,7 @@ names the model as RUN:VERSION where a run of the store made it. Sampled are the
 run's finished steps, trained those that had a weight; null where no step has its metrics."""
 
 
-def runs(library: Library) -> pl.DataFrame:
+def runs(library: StoreReader) -> pl.DataFrame:
     """Return all runs, as in RUNS, the newest last. Tables are looked at once for all runs together."""
     names = library.store.runs.names()
     by_run = {name: library.history(name).sampled_steps for name in names}
@@ -55,7 +56,7 @@ def runs(library: Library) -> pl.DataFrame:
     return pl.DataFrame([_run(library, name, by_run) for name in names], schema=RUNS)
 
 
-def _run(library: Library, name: str, by_run: Mapping[str, Sequence[RecordedStep]]) -> dict[str, Any]:
+def _run(library: StoreReader, name: str, by_run: Mapping[str, Sequence[RecordedStep]]) -> dict[str, Any]:
     events, steps = library.store.runs.events(name), by_run[name]
     config = events[-1].config
     metrics = written_metrics(library, steps)
@@ -97,7 +98,7 @@ def steps_done(steps: Sequence[RecordedStep], config: Mapping[str, Any]) -> int:
     return sum(any(work.stage == until and work.finished for work in each.works) for each in steps)
 
 
-def _held_out(library: Library, name: str) -> float | None:
+def _held_out(library: StoreReader, name: str) -> float | None:
     try:
         found = held_out(library, name)
     except ConfigError:  # of a version of the program that wrote other configs: the other runs are listed all the same
@@ -137,7 +138,7 @@ def _number(value: object) -> int | None:
     return value if isinstance(value, int) else None
 
 
-def policy_of(library: Library, config: Mapping[str, Any]) -> str | None:
+def policy_of(library: StoreReader, config: Mapping[str, Any]) -> str | None:
     """Return the name RUN:VERSION of the policy that a run starts from; None where no run of the store made it."""
     path = str(section(config, "model").get("path") or "")
     work = library.graph.works.get(path.rstrip("/").rpartition("/")[2])
@@ -145,7 +146,7 @@ def policy_of(library: Library, config: Mapping[str, Any]) -> str | None:
     return f"{work.computed_by}:{policy_version(work)}" if work is not None and made else None
 
 
-def _times(library: Library, name: str, events: Sequence[Event]) -> dict[str, Any]:
+def _times(library: StoreReader, name: str, events: Sequence[Event]) -> dict[str, Any]:
     own = [work for work in library.frames(name).graph.works.values() if work.computed_by == name]
     last_work = max((work.entry.finished_at for work in own), default=None)
     changed = max([events[-1].at, *([last_work] if last_work else [])])
@@ -162,3 +163,60 @@ def tokens_of(metrics: Sequence[Values]) -> dict[str, int | None]:
         "tokens_sampled": int(sum(sampled)) if known else None,
         "tokens_trained": int(sum(trained)) if known else None,
     }
+
+
+def overview(library: StoreReader, run: str, steps: list[RecordedStep]) -> dict[str, Any]:
+    """Return a run as plain values: state, kind, config, parent and what differs from it. Raises NotThere."""
+    config = library.config(run)
+    events = library.store.runs.events(run)
+    own = [work for work in library.frames(run).graph.works.values() if work.computed_by == run]
+    last_work = max((work.entry.finished_at for work in own), default=None)
+    known = library.store.runs.names()
+    parent = parent_of(run, events[-1], steps, known)
+    return {
+        "run": run,
+        "kind": config.kind,
+        **state_of(events[-1]),
+        "going": is_going(events[-1]),
+        "steps_done": steps_done(steps, events[-1].config),
+        "steps_planned": config.steps,
+        "started_at": events[0].at,
+        "changed_at": max([events[-1].at, *([last_work] if last_work else [])]),
+        "seconds": seconds_at_work(events, last_work),
+        "bytes": sum(file.size for work in own for piece in work.slices for file in piece.files),
+        "host": events[-1].host,
+        "flow_run": events[-1].flow_run,
+        **chosen(events[-1].config),
+        "policy": policy_of(library, events[-1].config),
+        **_settings(config),
+        "parent": parent,
+        "forks": [name for name in known if branched_off(library).get(name) == run],
+        "differences": _differences(library, parent, config),
+        "config": config.model_dump(mode="json"),
+    }
+
+
+def _settings(config: RunConfig) -> dict[str, Any]:
+    sampled = config.kind != "sft"
+    return {
+        "seed": config.seed,
+        "loss": config.training.loss.type if sampled else None,
+        "learning_rate": config.training.learning_rate,
+        "groups_per_step": config.assignment.groups_per_step if sampled else None,
+        "group_size": config.assignment.group_size if sampled else None,
+        "replayed": {"run": config.replay.run, "from": config.replay.from_stage, "until": config.replay.until}
+        if config.kind == "replay"
+        else None,
+    }
+
+
+def branched_off(library: StoreReader) -> dict[str, str | None]:
+    """Return the run that each run says it branched off, if any."""
+    runs = library.store.runs
+    return library.kept(
+        ("branched off", library.mark), lambda: {name: runs.events(name)[-1].parent_run for name in runs.names()}
+    )
+
+
+def _differences(library: StoreReader, parent: str | None, config: RunConfig) -> list[dict[str, Any]]:
+    return compared_configs(library.config(parent), config) if parent else []

@@ -6,15 +6,14 @@ from typing import Any
 
 import polars as pl
 
+from flows.queries import batch
+from flows.queries.identify import policy_version
 from flows.queries.outcomes import EXPIRED
 from flows.queries.sentences import flat, sentence
-from flows.queries.store_reader import Library
+from flows.queries.shared_slices import lost
+from flows.queries.store_reader import StoreReader
+from flows.queries.trace import WEIGHTS, FoundTrace, outcome_of, packed_weights, samples
 from flows.viewer import addresses
-from flows.viewer.data import batch
-from flows.viewer.data.retired import lost
-from flows.viewer.data.trace import Found, outcome_of
-from flows.viewer.data.training import WEIGHTS, packed_weights, samples
-from flows.views.identify import policy_version
 from tasks.filtering.filters.finding import QUARANTINED
 from tasks.metrics.accounting import ERRORED, FILTERED, NO_WEIGHT, PENDING, REFUSED, STOPPED, TRAINED
 
@@ -24,7 +23,7 @@ TONES |= {PENDING: "going", QUARANTINED: "bad", EXPIRED: "warn"}
 SPANS = ("setup", "generation", "scoring")
 
 
-def outcome(library: Library, found: Found) -> Values:
+def outcome(library: StoreReader, found: FoundTrace) -> Values:
     """Return what the run made of the trace: a sentence, its outcome, the verdict's numbers, group and quarantines."""
     use = outcome_of(library, found)
     verdict = use["verdict"]
@@ -68,7 +67,7 @@ def timing(row: Mapping[str, Any]) -> list[Values]:
     return spans
 
 
-def trained_in(library: Library, found: Found) -> list[Values]:
+def trained_in(library: StoreReader, found: FoundTrace) -> list[Values]:
     """Return the samples that the trace became, each with the batch row that it is in, and that row's address.
 
     The address is None where the step was done again since: the page of its batch has the rows that were trained last.
@@ -90,7 +89,7 @@ def trained_in(library: Library, found: Found) -> list[Values]:
     return rows
 
 
-def policies(library: Library, found: Found) -> Values:
+def policies(library: StoreReader, found: FoundTrace) -> Values:
     """Return the policy that sampled the trace and the one that training on it made; null where there is none."""
     made, key = found.lineage.updates, str(found.row["policy_key"])
     after = {"run": found.run, "version": policy_version(made), "key": made.key} if made else None
@@ -100,7 +99,7 @@ def policies(library: Library, found: Found) -> Values:
     }
 
 
-def _sampler(library: Library, found: Found, key: str) -> Values:
+def _sampler(library: StoreReader, found: FoundTrace, key: str) -> Values:
     work = library.graph.works.get(key)
     version = found.row["policy_version"]
     known = {"key": key, "version": version, "run": None, "address": None}

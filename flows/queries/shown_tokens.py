@@ -7,12 +7,11 @@ from typing import Any
 
 import polars as pl
 
-from flows.queries.store_reader import Library
-from flows.viewer.data.attempts import largest_advantage
-from flows.viewer.data.tokenizers import with_texts
-from flows.viewer.data.tokens import TRAINED_WEIGHTS, tokens
-from flows.viewer.data.tokens_colourings import COLOURINGS, largest
-from flows.viewer.data.trace import Found
+from flows.queries.rollouts import largest_advantage
+from flows.queries.store_reader import StoreReader
+from flows.queries.token_colours import COLOURINGS, largest
+from flows.queries.tokens import TRAINED_WEIGHTS, tokens, with_texts
+from flows.queries.trace import FoundTrace
 
 DRAWN = 4000
 """Tokens that a page draws; of more, only how many there are."""
@@ -25,7 +24,7 @@ Values = dict[str, Any]
 
 
 def shown_tokens(
-    library: Library, found: Found, messages: Sequence[int], start: int = 0
+    library: StoreReader, found: FoundTrace, messages: Sequence[int], start: int = 0
 ) -> tuple[dict[int, Values], pl.DataFrame]:
     """Return the tokens of messages as values, by message, and the rows of those that are drawn.
 
@@ -69,7 +68,7 @@ def _drawn(part: pl.DataFrame) -> Values:
     }
 
 
-def colourings(library: Library, found: Found, drawn: pl.DataFrame) -> list[Values]:
+def colourings(library: StoreReader, found: FoundTrace, drawn: pl.DataFrame) -> list[Values]:
     """Return what tokens can be coloured by: name, label, told, how many tokens were measured, and the legend."""
     return [
         {
@@ -91,7 +90,7 @@ def scaled(drawn: pl.DataFrame) -> list[str]:
     return [name for name, trained in TRAINED_WEIGHTS.items() if bool((drawn[trained] != drawn[name]).any())]
 
 
-def _largest(library: Library, found: Found, drawn: pl.DataFrame, column: str) -> float:
+def _largest(library: StoreReader, found: FoundTrace, drawn: pl.DataFrame, column: str) -> float:
     own = largest(drawn, column)
     return max(own, largest_advantage(library, found) or 0.0) if column == "advantage" else own
 

@@ -7,12 +7,11 @@ from typing import Any
 
 import polars as pl
 
+from flows.queries.identify import nearest
 from flows.queries.request import NotThere
-from flows.queries.store_reader import Library
-from flows.viewer.data.step_evaluations import rounds_of
-from flows.viewer.data.step_traces import traces_of
-from flows.viewer.data.trace_index import index
-from flows.views.identify import nearest
+from flows.queries.rollouts import rounds_of, traces_of
+from flows.queries.store_reader import StoreReader
+from flows.queries.trace import index
 
 PASS_REWARD = 1.0
 """What an attempt that passes earns at least, as evaluations count it (tasks.evaluation.stage.estimates)."""
@@ -43,7 +42,7 @@ ATTEMPT = (
 """What is told of an attempt; of an evaluation, `step` is the version of the policy that was scored."""
 
 
-def example(library: Library, run: str, environment: str, example_id: str) -> dict[str, Any] | None:
+def example(library: StoreReader, run: str, environment: str, example_id: str) -> dict[str, Any] | None:
     """Return the example as the run's environment gave it: `split` and `task`, JSON; None where it was not listed.
 
     Raises NotThere for an unknown run.
@@ -54,7 +53,7 @@ def example(library: Library, run: str, environment: str, example_id: str) -> di
     return found.drop("step").row(-1, named=True) if len(found) else None
 
 
-def attempts(library: Library, run: str, environment: str, example_id: str) -> pl.DataFrame:
+def attempts(library: StoreReader, run: str, environment: str, example_id: str) -> pl.DataFrame:
     """Return all attempts at an example that a run uses, by step, those of evaluations after those of training.
 
     Columns as in `ATTEMPT`; `set` is null in training. Raises NotThere, with the nearest examples, where there is none.

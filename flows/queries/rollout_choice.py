@@ -1,14 +1,14 @@
-"""Choosing among traces: filters, order and pages, the same for the page of a step and for a terminal."""
+"""Filters, order and pages of a list of rollouts, the same for a page and a terminal."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 
 import polars as pl
 
+from flows.queries import rollout_columns as step_columns
 from flows.queries.outcomes import EXPIRED
 from flows.queries.request import BadQuestion
-from flows.viewer.data import step_columns
-from flows.viewer.data.step_columns import Column, with_named
+from flows.queries.rollout_columns import RolloutColumn, with_named
 from tasks.filtering.filters.finding import QUARANTINED
 from tasks.metrics.accounting import ERRORED, EVALUATED, FILTERED, NO_WEIGHT, PENDING, REFUSED, STOPPED, TRAINED
 
@@ -22,7 +22,7 @@ DESCENDING, ASCENDING = "desc", "asc"
 
 
 @dataclass(frozen=True)
-class Choice:
+class TraceChoice:
     """What is asked of a list of traces; what is empty does not choose."""
 
     environment: str = ""
@@ -56,7 +56,7 @@ class Chosen:
 
     rows: pl.DataFrame
     page: pl.DataFrame
-    columns: list[Column]
+    columns: list[RolloutColumn]
     num_pages: int
     """At least one, where nothing is there too."""
     num_all: int
@@ -75,7 +75,7 @@ EXACT = {
 IDS = {"group": "group_id", "example": "example_id"}
 
 
-def choose(frame: pl.DataFrame, choice: Choice, found: pl.Series | None = None) -> Chosen:
+def choose(frame: pl.DataFrame, choice: TraceChoice, found: pl.Series | None = None) -> Chosen:
     """Return the traces of a frame as `data.step.traces` has it that a choice asks for, sorted and paged.
 
     `found` says of each row whether it holds the text that is looked for; see `step_search.found`. What has no value
@@ -97,7 +97,7 @@ def choose(frame: pl.DataFrame, choice: Choice, found: pl.Series | None = None) 
     return Chosen(rows, page, shown, num_pages, frame.height, None if found is None else int(found.sum()))
 
 
-def ordered(rows: pl.DataFrame, by: Column | None, descending: bool) -> pl.DataFrame:
+def ordered(rows: pl.DataFrame, by: RolloutColumn | None, descending: bool) -> pl.DataFrame:
     """Return rows by a column; what is null or no number last, what is equal in the order that it had."""
     if by is None:
         return rows.reverse() if descending else rows
@@ -121,7 +121,7 @@ def _texts(values: pl.Series) -> list[str]:
     return sorted(values.drop_nulls().unique().to_list())
 
 
-def _wanted(choice: Choice) -> Iterable[pl.Expr]:
+def _wanted(choice: TraceChoice) -> Iterable[pl.Expr]:
     for name, of in (EXACT | IDS).items():
         if value := getattr(choice, name):
             yield pl.col(of) == value
@@ -133,7 +133,7 @@ def _wanted(choice: Choice) -> Iterable[pl.Expr]:
         yield pl.col("trained") == (choice.trained == YES)
 
 
-def _check(frame: pl.DataFrame, choice: Choice) -> None:
+def _check(frame: pl.DataFrame, choice: TraceChoice) -> None:
     """Refuse values that name nothing: an empty list would say that there is nothing of that kind."""
     known: Mapping[str, Iterable[str]] = known_values(frame)
     always = {"outcome": OUTCOMES, "error": ERRORS, "trained": (YES, NO), "order": (ASCENDING, DESCENDING)}
@@ -150,7 +150,7 @@ def _check(frame: pl.DataFrame, choice: Choice) -> None:
         raise BadQuestion(f"search: at most {LONGEST_SEARCH} characters, not {len(choice.search)}")
 
 
-NAMES = tuple(each.name for each in fields(Choice))
+NAMES = tuple(each.name for each in fields(TraceChoice))
 """What an address may say after the question mark about a list of traces."""
 CHOOSING = tuple(name for name in NAMES if name not in ("page", "size", "columns"))
 """What of it says which traces a list has, and in which order."""

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from flows.queries.outcomes import EXPIRED
-from flows.viewer.data.series import StepNumbers
+from flows.queries.series import StepNumbers
 from tasks.filtering.filters.finding import QUARANTINED
 from tasks.metrics.accounting import ERRORED, FILTERED, NO_WEIGHT, PENDING, REFUSED, STOPPED, TRAINED
 from tasks.metrics.names import ALL

@@ -1,4 +1,4 @@
-"""The columns that a list of traces can show and be sorted by: what each is called, and how its values are told."""
+"""The columns of a list of rollouts: names, headings, and how values are written."""
 
 import json
 from collections import Counter
@@ -16,7 +16,7 @@ REWARD, METRIC = "reward:", "metric:"
 
 
 @dataclass(frozen=True)
-class Column:
+class RolloutColumn:
     """One column: its name in addresses, commands and frames, its heading, what its values are, and what it means."""
 
     name: str
@@ -29,55 +29,55 @@ class Column:
 
 
 COLUMNS = (
-    Column("trace_id", "trace", "text", "the trace"),
-    Column("group_id", "group", "text", "rollouts of one example that are compared with each other"),
-    Column("example_id", "example", "text", "the example tried"),
-    Column("environment", "environment", "text", "the environment"),
-    Column("agent", "agent", "text", "the agent's seat in the environment"),
-    Column("reward", "reward", "number", "total reward; none where scoring did not run"),
-    Column("advantage", "advantage", "signed", "reward minus baseline, as the algorithm has it"),
-    Column("outcome", "outcome", "text", "what became of it"),
-    Column("detail", "by", "text", "the filter or the class of error that decided its outcome"),
-    Column("detected", "found by", "names", "filters that found something, also those that only report"),
-    Column("error_type", "error", "text", "the type of the exception"),
-    Column("stop_condition", "stopped by", "text", "what ended the rollout"),
-    Column("num_turns", "turns", "whole", "sampled messages"),
-    Column("num_input_tokens", "tokens in", "whole", "tokens fed in, each once"),
-    Column("num_output_tokens", "tokens out", "whole", "tokens sampled"),
-    Column("is_truncated", "truncated", "flag", "ended by a limit on tokens or turns"),
-    Column("policy_version", "policy", "whole", "the version of the policy that sampled it"),
-    Column("staleness", "stale by", "whole", "the step minus that version"),
-    Column("setup_seconds", "set-up", "seconds", "wall-clock of set-up"),
-    Column("generation_seconds", "generation", "seconds", "wall-clock of the agent, model calls included"),
-    Column("scoring_seconds", "scoring", "seconds", "wall-clock of scoring"),
-    Column("num_branches", "branches", "whole", "root-to-leaf paths of its messages"),
-    Column("place", "place", "whole", "its place in the order in which rollouts were handed over", False),
-    Column("baseline", "baseline", "number", "what was subtracted from the reward", False),
-    Column("mismatch_kl", "mismatch KL", "number", "of the learner against the engine, its tokens' mean", False),
-    Column("reason", "left out by", "text", "the filter that decided against it", False),
-    Column("error_class", "error class", "text", "whose fault the error was", False),
-    Column("error_message", "error text", "text", "the text of the exception", False),
-    Column("trained", "trained", "flag", "whether a policy was trained on it", False),
-    Column("trainable", "trainable", "flag", "whether its tokens are the policy's", False),
-    Column("num_samples", "samples", "whole", "training samples made of it", False),
-    Column("num_tokens", "tokens", "whole", "tokens fed in and sampled", False),
-    Column("model_seconds", "model", "seconds", "wall-clock of model calls alone", False),
-    Column("seconds", "seconds", "seconds", "wall-clock of set-up, generation and scoring", False),
-    Column("temperature", "temperature", "number", "sampling temperature", False),
-    Column("policy_key", "policy key", "text", "the policy that sampled it", False),
-    Column("started_at", "started", "moment", "when it began", False),
-    Column("assignment_id", "assignment", "text", "the assignment that it answers", False),
-    Column("episode_id", "episode", "text", "the environment run that made it", False),
-    Column("set", "set", "text", "the set of held-out examples", False),
-    Column("round", "round", "whole", "the round of the evaluation; later ones try again what failed", False),
-    Column("replaced", "made again", "flag", "whether a later round made it again", False),
+    RolloutColumn("trace_id", "trace", "text", "the trace"),
+    RolloutColumn("group_id", "group", "text", "rollouts of one example that are compared with each other"),
+    RolloutColumn("example_id", "example", "text", "the example tried"),
+    RolloutColumn("environment", "environment", "text", "the environment"),
+    RolloutColumn("agent", "agent", "text", "the agent's seat in the environment"),
+    RolloutColumn("reward", "reward", "number", "total reward; none where scoring did not run"),
+    RolloutColumn("advantage", "advantage", "signed", "reward minus baseline, as the algorithm has it"),
+    RolloutColumn("outcome", "outcome", "text", "what became of it"),
+    RolloutColumn("detail", "by", "text", "the filter or the class of error that decided its outcome"),
+    RolloutColumn("detected", "found by", "names", "filters that found something, also those that only report"),
+    RolloutColumn("error_type", "error", "text", "the type of the exception"),
+    RolloutColumn("stop_condition", "stopped by", "text", "what ended the rollout"),
+    RolloutColumn("num_turns", "turns", "whole", "sampled messages"),
+    RolloutColumn("num_input_tokens", "tokens in", "whole", "tokens fed in, each once"),
+    RolloutColumn("num_output_tokens", "tokens out", "whole", "tokens sampled"),
+    RolloutColumn("is_truncated", "truncated", "flag", "ended by a limit on tokens or turns"),
+    RolloutColumn("policy_version", "policy", "whole", "the version of the policy that sampled it"),
+    RolloutColumn("staleness", "stale by", "whole", "the step minus that version"),
+    RolloutColumn("setup_seconds", "set-up", "seconds", "wall-clock of set-up"),
+    RolloutColumn("generation_seconds", "generation", "seconds", "wall-clock of the agent, model calls included"),
+    RolloutColumn("scoring_seconds", "scoring", "seconds", "wall-clock of scoring"),
+    RolloutColumn("num_branches", "branches", "whole", "root-to-leaf paths of its messages"),
+    RolloutColumn("place", "place", "whole", "its place in the order in which rollouts were handed over", False),
+    RolloutColumn("baseline", "baseline", "number", "what was subtracted from the reward", False),
+    RolloutColumn("mismatch_kl", "mismatch KL", "number", "of the learner against the engine, its tokens' mean", False),
+    RolloutColumn("reason", "left out by", "text", "the filter that decided against it", False),
+    RolloutColumn("error_class", "error class", "text", "whose fault the error was", False),
+    RolloutColumn("error_message", "error text", "text", "the text of the exception", False),
+    RolloutColumn("trained", "trained", "flag", "whether a policy was trained on it", False),
+    RolloutColumn("trainable", "trainable", "flag", "whether its tokens are the policy's", False),
+    RolloutColumn("num_samples", "samples", "whole", "training samples made of it", False),
+    RolloutColumn("num_tokens", "tokens", "whole", "tokens fed in and sampled", False),
+    RolloutColumn("model_seconds", "model", "seconds", "wall-clock of model calls alone", False),
+    RolloutColumn("seconds", "seconds", "seconds", "wall-clock of set-up, generation and scoring", False),
+    RolloutColumn("temperature", "temperature", "number", "sampling temperature", False),
+    RolloutColumn("policy_key", "policy key", "text", "the policy that sampled it", False),
+    RolloutColumn("started_at", "started", "moment", "when it began", False),
+    RolloutColumn("assignment_id", "assignment", "text", "the assignment that it answers", False),
+    RolloutColumn("episode_id", "episode", "text", "the environment run that made it", False),
+    RolloutColumn("set", "set", "text", "the set of held-out examples", False),
+    RolloutColumn("round", "round", "whole", "the round of the evaluation; later ones try again what failed", False),
+    RolloutColumn("replaced", "made again", "flag", "whether a later round made it again", False),
 )
 """In the order in which they are shown."""
 LEFT = ("text", "names")
 """The kinds whose values stand at the left."""
 
 
-def column(name: str, frame: pl.DataFrame) -> Column:
+def column(name: str, frame: pl.DataFrame) -> RolloutColumn:
     """Return a column of a list of traces by its name or heading: one of COLUMNS, `reward:NAME` or `metric:NAME`.
 
     Raises BadQuestion, which names those that there are.
@@ -87,12 +87,12 @@ def column(name: str, frame: pl.DataFrame) -> Column:
             return each
     for start, table in ((REWARD, "rewards"), (METRIC, "metrics")):
         if name.startswith(start) and name != start:
-            return Column(name, name.removeprefix(start), "number", f"of the {table} that have names", False)
+            return RolloutColumn(name, name.removeprefix(start), "number", f"of the {table} that have names", False)
     known = ", ".join(each.name for each in COLUMNS if each.name in frame.columns)
     raise BadQuestion(f"there is no column {name!r}; there are {known}, and {REWARD}NAME and {METRIC}NAME")
 
 
-def columns(names: Sequence[str], frame: pl.DataFrame) -> list[Column]:
+def columns(names: Sequence[str], frame: pl.DataFrame) -> list[RolloutColumn]:
     """Return the columns of some names, each once and the trace's first.
 
     Without names, the usual ones, but for those in which no trace has a value, as of errors, where there was none, and

@@ -7,7 +7,7 @@ import polars as pl
 
 from flows.queries.step_history import RecordedStep
 from flows.queries.step_metrics import Span, ledger_metrics, read_metrics
-from flows.queries.store_reader import Library, each_once
+from flows.queries.store_reader import StoreReader, each_once
 from storage.refs import Entry
 from tasks.metrics.names import Values, full_name
 
@@ -32,7 +32,7 @@ class StepNumbers:
         return self.values.get((scope, measure))
 
 
-def numbers(library: Library, run: str) -> list[StepNumbers]:
+def numbers(library: StoreReader, run: str) -> list[StepNumbers]:
     """Return what was measured of every step of a run. Raises NotThere.
 
     They are those of the table `metrics`, and `ledger_metrics` of the stages that are done beside them: of a step that
@@ -46,7 +46,7 @@ def numbers(library: Library, run: str) -> list[StepNumbers]:
     ]
 
 
-def written_metrics(library: Library, steps: Sequence[RecordedStep]) -> list[Values]:
+def written_metrics(library: StoreReader, steps: Sequence[RecordedStep]) -> list[Values]:
     """Return the metrics of some steps, none of those that are not finished; what was read once is not read again."""
     works = {each.metrics.identity: each.metrics for each in steps if each.metrics is not None}
 
@@ -58,7 +58,7 @@ def written_metrics(library: Library, steps: Sequence[RecordedStep]) -> list[Val
     return [known[each.metrics.identity] if each.metrics is not None else {} for each in steps]
 
 
-def steps(library: Library, run: str) -> pl.DataFrame:
+def steps(library: StoreReader, run: str) -> pl.DataFrame:
     """Return one row for each step of a run: run, step, finished, and every number as a column by its full name.
 
     A column is null where a step did not measure it. Raises NotThere.
@@ -73,7 +73,7 @@ def steps(library: Library, run: str) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=first | dict.fromkeys(named, pl.Float64))
 
 
-def series(library: Library, run: str) -> pl.DataFrame:
+def series(library: StoreReader, run: str) -> pl.DataFrame:
     """Return one row for each number of each step: run, step, finished, scope, name, value. Raises NotThere."""
     rows = [
         (run, each.step, each.work.finished, scope, name, value)

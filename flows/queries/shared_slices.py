@@ -1,11 +1,12 @@
-"""What a run shares: which of its slices it computed itself, and which are another run's."""
+"""Which slices of a run are shared with another run, and which rows have expired."""
 
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 import polars as pl
 
-from flows.queries.store_reader import Library
+from flows.queries.store_reader import StoreReader
 from storage.read.lineage import Work
 from tasks.stages import EVALUATION, STEP_STAGES, shown_stage
 
@@ -25,7 +26,7 @@ SLICES: dict[str, Any] = {
 """One row for each table that a piece of work made rows of: `used_by` names all runs that use it."""
 
 
-def slices(library: Library, run: str) -> pl.DataFrame:
+def slices(library: StoreReader, run: str) -> pl.DataFrame:
     """Return the slices that a run uses, as in SLICES, by step. Raises NotThere."""
     rows = [
         {"run": run, "step": work.step, "table": table, "rows": work.num_rows(table)}
@@ -42,7 +43,7 @@ def slices(library: Library, run: str) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=SLICES).sort("step", "stage", "key", "table")
 
 
-def ledger(library: Library, run: str, num_steps: int = 0) -> dict[str, Any]:
+def ledger(library: StoreReader, run: str, num_steps: int = 0) -> dict[str, Any]:
     """Return the ledger of a run as a grid of plain values. Raises NotThere.
 
     `stages` are the rows from top to bottom, `columns` one for each step with its `cells`, one for each stage; a cell
@@ -95,3 +96,29 @@ def _seconds(work: Work) -> float | None:
     if not work.finished:
         return None
     return (work.entry.finished_at - work.entry.started_at).total_seconds()
+
+
+def retired(library: StoreReader, works: Iterable[Work | None]) -> list[dict[str, Any]]:
+    """Return what some work has lost, by table: table, num_rows, `at` (the last time) and hours (its retention then).
+
+    Numbers that come from those tables are of the rows that are left.
+    """
+    once = {work.key: work for work in works if work is not None}
+    pieces = [piece for work in once.values() for piece in work.slices]
+    found: dict[str, dict[str, Any]] = {}
+    for each in sorted(library.store.slices.expired_slices.find(pieces), key=lambda each: (each.table, each.at)):
+        before = found.get(each.table, {"num_rows": 0})
+        told = {"table": each.table, "num_rows": before["num_rows"] + each.rows, "at": each.at, "hours": each.hours}
+        found[each.table] = told
+    return list(found.values())
+
+
+def retired_of(library: StoreReader, *runs: str) -> list[dict[str, Any]]:
+    """Return the same of all work that some runs use. Raises NotThere for an unknown run."""
+    return retired(library, (work for run in runs for work in library.frames(run).graph.works.values()))
+
+
+def lost(library: StoreReader, works: Iterable[Work], table: str) -> bool:
+    """Say whether any rows that some work made of a table were dropped."""
+    pieces = [piece for work in works for piece in work.slices_of(table)]
+    return bool(library.store.slices.expired_slices.find(pieces))

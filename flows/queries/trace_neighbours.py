@@ -1,8 +1,4 @@
-"""Walking: the traces before and after one, in the order of its batch, or of the list that it was opened from.
-
-A list is filtered, searched and sorted; what it was asked for is carried along in the address of its traces as `list`,
-so that the next one is that of the list, and the way up leads back to it.
-"""
+"""The traces before and after one, in the order of its batch or of the list it was opened from."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,21 +6,20 @@ from urllib.parse import parse_qsl, urlencode
 
 import polars as pl
 
+from flows.queries import step as step_search
 from flows.queries.request import PageRequest
-from flows.queries.store_reader import Library
-from flows.viewer.data import step_search
-from flows.viewer.data.step import choice_of
-from flows.viewer.data.step_choice import CHOOSING, Choice, choose
-from flows.viewer.data.step_mismatch import with_mismatch
-from flows.viewer.data.step_traces import evaluation_traces, lineages_of, traces_of
-from flows.viewer.data.trace import Found
+from flows.queries.rollout_choice import CHOOSING, TraceChoice, choose
+from flows.queries.rollouts import evaluation_traces, lineages_of, traces_of
+from flows.queries.step import choice_of, with_mismatch
+from flows.queries.store_reader import StoreReader
+from flows.queries.trace import FoundTrace
 
 SET = "set"
 """What an evaluation is asked for beside: one set of examples."""
 
 
 @dataclass(frozen=True)
-class Walk:
+class TraceNeighbours:
     """The traces around one; each is a trace's id and the key of the work that made it."""
 
     place: int
@@ -41,7 +36,7 @@ def written(asked: PageRequest) -> str:
     return urlencode({name: asked.query[name] for name in (*CHOOSING, SET) if asked.query.get(name)})
 
 
-def walk(library: Library, found: Found, list_asked: str = "") -> Walk:
+def walk(library: StoreReader, found: FoundTrace, list_asked: str = "") -> TraceNeighbours:
     """Return where a trace stands among those of a list, `written` as above, or else of its batch of rollouts.
 
     A list that does not hold it any more counts as none. Raises BadQuestion for a list of what is not known.
@@ -55,8 +50,8 @@ def walk(library: Library, found: Found, list_asked: str = "") -> Walk:
     return _around(traces_of(library, found.run, [found.lineage]), found, {})
 
 
-def _listed(library: Library, found: Found, asked: PageRequest) -> pl.DataFrame:
-    choice: Choice = choice_of(asked)
+def _listed(library: StoreReader, found: FoundTrace, asked: PageRequest) -> pl.DataFrame:
+    choice: TraceChoice = choice_of(asked)
     if found.lineage.for_training:
         lineages = lineages_of(library, found.run, found.step)
         frame = traces_of(library, found.run, lineages)
@@ -66,7 +61,7 @@ def _listed(library: Library, found: Found, asked: PageRequest) -> pl.DataFrame:
     return choose(frame, choice, step_search.found(library, found.run, frame, choice.search)).rows
 
 
-def _around(rows: pl.DataFrame, found: Found, chosen: dict[str, str]) -> Walk:
+def _around(rows: pl.DataFrame, found: FoundTrace, chosen: dict[str, str]) -> TraceNeighbours:
     ids = rows["trace_id"].to_list()
     place = ids.index(found.trace_id)
 
@@ -76,4 +71,4 @@ def _around(rows: pl.DataFrame, found: Found, chosen: dict[str, str]) -> Walk:
         row: tuple[Any, ...] = rows.select("trace_id", "key").row(wanted)
         return str(row[0]), str(row[1])
 
-    return Walk(place, len(ids), at(place - 1), at(place + 1), chosen)
+    return TraceNeighbours(place, len(ids), at(place - 1), at(place + 1), chosen)

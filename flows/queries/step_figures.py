@@ -6,9 +6,9 @@ from typing import Any
 
 import polars as pl
 
+from flows.queries.identify import policy_names, policy_version
 from flows.queries.step_history import StepLineage
-from flows.queries.store_reader import Library
-from flows.views.identify import policy_names, policy_version
+from flows.queries.store_reader import StoreReader
 from storage.read.lineage import Work, row_identities
 from tasks.metrics.accounting import STOPPED
 
@@ -117,7 +117,7 @@ def scale(values: pl.Series) -> tuple[float, float]:
     return (least, most) if least < most and math.isfinite(most - least) else (least - 0.5, least + 0.5)
 
 
-def updates(library: Library, run: str, found: Sequence[StepLineage]) -> list[dict[str, Any]]:
+def updates(library: StoreReader, run: str, found: Sequence[StepLineage]) -> list[dict[str, Any]]:
     """Return what the optimizer steps measured that trained some lineages; MEASURED of each, in order."""
     works = list({lineage.updates.key: lineage.updates for lineage in found if lineage.updates}.values())
     if not works:
@@ -127,7 +127,7 @@ def updates(library: Library, run: str, found: Sequence[StepLineage]) -> list[di
     return library.kept(name, lambda: rows.sort("key", "update").drop("key").collect().to_dicts())
 
 
-def policies(library: Library, run: str, frame: pl.DataFrame, found: Sequence[StepLineage]) -> dict[str, Any]:
+def policies(library: StoreReader, run: str, frame: pl.DataFrame, found: Sequence[StepLineage]) -> dict[str, Any]:
     """Return the policies that sampled a step, and the one that it made (None where it is not trained)."""
     sampled = frame.select("policy_key", "policy_version").unique().sort("policy_version", "policy_key").to_dicts()
     made = next((lineage.updates for lineage in found if lineage.updates), None)
@@ -137,7 +137,7 @@ def policies(library: Library, run: str, frame: pl.DataFrame, found: Sequence[St
     }
 
 
-def _policy(library: Library, run: str, key: str, version: int) -> dict[str, Any]:
+def _policy(library: StoreReader, run: str, key: str, version: int) -> dict[str, Any]:
     """Return a policy with its name RUN:VERSION, of this run where it has it; None for one that the store lacks."""
     work: Work | None = library.graph.works.get(key)
     names = policy_names(work) if work else []

@@ -1,6 +1,7 @@
-"""What the policies of a run scored on held-out examples, without reading any rollout twice."""
+"""The state of a run in a word, from its events, and what its policies scored on held-out examples."""
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any
 
 import polars as pl
@@ -8,9 +9,53 @@ import pyarrow as pa
 
 from configs.run import RunConfig
 from flows.queries.scores import READ, RecordedEvaluation, recorded_evaluations, score_rollouts
-from flows.queries.store_reader import Library, each_once
+from flows.queries.store_reader import StoreReader, each_once
+from flows.views.show import GOING, process_gone
 from storage.read.lineage import row_identities
+from storage.runs import Event
 from storage.schemas.stage_tables import TRACES
+
+GONE = "its process is gone"
+GOOD = ("finished",)
+CALM = ("evicted", "cancelled", "removed")
+"""Ends that somebody or something chose; what was done by then is kept."""
+
+
+def state_of(event: Event) -> dict[str, Any]:
+    """Return the last event of a run as plain values: `state` in a word, `look` (good, bad, warn, going), `message`."""
+    if event.event in GOING:
+        gone = process_gone(event)
+        return {"state": GONE if gone else "going", "look": "warn" if gone else "going", "message": event.message}
+    return {"state": event.event, "look": look_of(event.event), "message": event.message}
+
+
+def look_of(event: str) -> str:
+    """Return how an event is to be taken: good, bad, warn, or going where the run goes on."""
+    if event in GOING:
+        return "going"
+    return "good" if event in GOOD else "warn" if event in CALM else "bad"
+
+
+def is_going(event: Event) -> bool:
+    """Say whether a run may still get further."""
+    return event.event in GOING and not process_gone(event)
+
+
+def seconds_at_work(events: Sequence[Event], last_work: datetime | None) -> float:
+    """Return the wall-clock of a run without the time between an end and a resumption.
+
+    A run that is going, or whose process is gone, counts up to the last work that it finished.
+    """
+    total = 0.0
+    for event, later in zip(events, (*events[1:], None), strict=True):
+        if event.event not in GOING:
+            continue
+        until = last_work if later is None or later.event in GOING else later.at
+        if later is not None and until is not None:
+            until = min(until, later.at)
+        total += max(0.0, (until - event.at).total_seconds()) if until else 0.0
+    return total
+
 
 _SCHEMA = pa.schema([TRACES.arrow.field(name) for name in READ])
 SCORES = {
@@ -26,7 +71,7 @@ SCORES = {
 }
 
 
-def held_out(library: Library, run: str) -> list[dict[str, Any]]:
+def held_out(library: StoreReader, run: str) -> list[dict[str, Any]]:
     """Return the evaluations of a run as `stagecoach show` does: `version`, `set` and `scores`. Raises NotThere."""
     done = row_identities(work for work in library.history(run).evaluations if work.finished)
     if not done:
@@ -35,7 +80,7 @@ def held_out(library: Library, run: str) -> list[dict[str, Any]]:
     return library.kept(("held-out", run, num_events, done), lambda: _held_out(library, run))
 
 
-def _held_out(library: Library, run: str) -> list[dict[str, Any]]:
+def _held_out(library: StoreReader, run: str) -> list[dict[str, Any]]:
     config = library.config(run)
     found = recorded_evaluations(library.store, run, config)
     works = library.graph.works
@@ -48,7 +93,7 @@ def _held_out(library: Library, run: str) -> list[dict[str, Any]]:
     return list(each_once(library, "held-out scores", list(by_name), read).values())
 
 
-def scores(library: Library, run: str) -> pl.DataFrame:
+def scores(library: StoreReader, run: str) -> pl.DataFrame:
     """Return one row for each policy, set and environment that was evaluated, as in SCORES. Raises NotThere.
 
     `low` and `high` are the ends of the 95% interval of the average; null where there is none.
@@ -71,7 +116,7 @@ def _name(each: RecordedEvaluation, config: RunConfig) -> tuple[object, ...]:
 
 
 def _read(
-    library: Library, wanted: dict[tuple[object, ...], RecordedEvaluation], config: RunConfig
+    library: StoreReader, wanted: dict[tuple[object, ...], RecordedEvaluation], config: RunConfig
 ) -> dict[tuple[object, ...], dict[str, Any]]:
     works = [library.graph.works[entry.key] for each in wanted.values() for entry in each.rounds]
     rows = library.frames().rows(works, "traces").select("key", "seq", *READ).collect().sort("key", "seq")

@@ -1,20 +1,60 @@
-"""Tokens: each token of a trace with all that the engine, the advantage stage and the learner said of it.
+"""Every token of a trace with its text and all that the engine, the advantage stage and the learner said of it."""
 
-What was not measured is null, never zero: tables hold a zero wherever a token has no weight, or was not sampled.
-"""
-
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 import numpy as np
 import polars as pl
 
+from flows.queries.messages import message_works
 from flows.queries.outcomes import expired
-from flows.queries.store_reader import Library
-from flows.viewer.data.messages import message_works
-from flows.viewer.data.retired import lost
-from flows.viewer.data.tokenizers import TEXTS, with_texts
-from flows.viewer.data.trace import Found
-from flows.viewer.data.training import packed_weights, samples, works
+from flows.queries.shared_slices import lost
+from flows.queries.store_reader import StoreReader
+from flows.queries.trace import FoundTrace, packed_weights, samples, works
+from tasks.inference.trace_rows.token_texts import TokenizerUnreadable, TokenTexts, tokenizer_of
+
+TEXTS = {"text": pl.String, "special": pl.Boolean}
+
+
+def with_texts(library: StoreReader, found: FoundTrace, tokens: pl.DataFrame) -> pl.DataFrame:
+    """Return tokens, which have the columns message and token_id, with `text` and `special`.
+
+    The texts are for people: bytes that are no whole character are named, as TokenText.shown has them. Both columns are
+    null where there is no tokenizer.
+    """
+    texts, _ = tokenizer(library, found)
+    if texts is None:
+        return tokens.with_columns(pl.lit(None, kind).alias(name) for name, kind in TEXTS.items())
+    pieces = [
+        piece
+        for (_,), part in tokens.group_by("message", maintain_order=True)
+        for piece in texts.of(part["token_id"].to_list(), begins=False)
+    ]
+    return tokens.with_columns(
+        pl.Series("text", [piece.shown for piece in pieces], pl.String),
+        pl.Series("special", [piece.special for piece in pieces], pl.Boolean),
+    )
+
+
+def tokenizer(library: StoreReader, found: FoundTrace) -> tuple[TokenTexts | None, str]:
+    """Return the tokenizer of a trace; where there is none, None and why: token ids can be looked at all the same."""
+    policy = str(found.row["policy_key"]) or _rendered_for(library, found)
+    try:
+        texts = tokenizer_of(library.store, library.config(found.run), policy, _other_policies(library, found))
+    except TokenizerUnreadable as error:
+        return None, str(error)
+    return texts, "" if texts else "no tokenizer of the policy that sampled it is at hand"
+
+
+def _rendered_for(library: StoreReader, found: FoundTrace) -> str:
+    """Return a policy whose tokenizer made the tokens of a text that none sampled: what is trained on is of the run."""
+    return next(_other_policies(library, found), "") if found.row["trainable"] else ""
+
+
+def _other_policies(library: StoreReader, found: FoundTrace) -> Iterator[str]:
+    """Yield the policies of the run, the newest first: their tokenizer is the same."""
+    made = library.frames(found.run).graph.makers("policies")
+    yield from (work.key for work in reversed(made))
+
 
 WEIGHTS = {"rl_weights": "rl_weight", "ce_weights": "ce_weight", "ref_kl_weights": "ref_kl_weight"}
 TRAINED_WEIGHTS = {name: f"trained_{name}" for name in WEIGHTS.values()}
@@ -75,7 +115,9 @@ signal              where it has ref_kl weight: the reference's log-prob less th
 """
 
 
-def tokens(library: Library, found: Found, within: Collection[int] | None = None, texts: bool = True) -> pl.DataFrame:
+def tokens(
+    library: StoreReader, found: FoundTrace, within: Collection[int] | None = None, texts: bool = True
+) -> pl.DataFrame:
     """Return the tokens of a trace, columns as in `TOKENS`; only those of the messages `within`, where it is given.
 
     Without `texts` their two columns are not there: `with_texts` finds those of the tokens that are looked at.
@@ -99,7 +141,7 @@ def tokens(library: Library, found: Found, within: Collection[int] | None = None
     return own.select(pl.col(name).cast(kind) for name, kind in TOKENS.items() if name in own.columns)
 
 
-def _as_trained(library: Library, found: Found) -> list[pl.Expr]:
+def _as_trained(library: StoreReader, found: FoundTrace) -> list[pl.Expr]:
     """Return whether each token was trained on, null where that is not known any more, and with which weights."""
     weighted = {name: (pl.col(name) != 0).fill_null(False) for name in TRAINED_WEIGHTS.values()}
     made = pl.lit(found.lineage.updates is not None)
@@ -110,7 +152,7 @@ def _as_trained(library: Library, found: Found) -> list[pl.Expr]:
     return [trained.alias("trained"), *weights]
 
 
-def _by_policy(found: Found) -> bool:
+def _by_policy(found: FoundTrace) -> bool:
     """Say whether a policy of the store sampled the trace: else log-probs are zeros, or another model's."""
     return bool(found.row["policy_key"] != "")
 
@@ -126,7 +168,7 @@ def _ratios(log_ratio: pl.Series) -> list[pl.Series]:
     ]
 
 
-def _laid_out(library: Library, found: Found, within: Collection[int] | None) -> pl.DataFrame:
+def _laid_out(library: StoreReader, found: FoundTrace, within: Collection[int] | None) -> pl.DataFrame:
     """Return one row for each token of the messages, with what sampling said of it."""
     rows = library.frames().rows(message_works(library, found), "messages")
     rows = rows.filter(pl.col("trace_id") == found.trace_id).sort("message")
@@ -145,7 +187,7 @@ def _laid_out(library: Library, found: Found, within: Collection[int] | None) ->
     return flat.rename({"token_ids": "token_id", "mask": "sampled"})
 
 
-def _credited(library: Library, found: Found) -> pl.DataFrame:
+def _credited(library: StoreReader, found: FoundTrace) -> pl.DataFrame:
     """Return, by message and place, the streams of the sample that the token belongs to."""
     own = samples(library, found)
     places = _places(library, found, own)
@@ -166,7 +208,7 @@ def _credited(library: Library, found: Found) -> pl.DataFrame:
     return places.join(flat, on=("sample_id", "position"), how="left").drop("sample_id")
 
 
-def _places(library: Library, found: Found, own: pl.DataFrame) -> pl.DataFrame:
+def _places(library: StoreReader, found: FoundTrace, own: pl.DataFrame) -> pl.DataFrame:
     """Return message, place, branch, sample_id and position of every token, in the first sample through its message."""
     rows = library.frames().rows(message_works(library, found), "messages")
     lengths = rows.filter(pl.col("trace_id") == found.trace_id).select(
@@ -180,7 +222,7 @@ def _places(library: Library, found: Found, own: pl.DataFrame) -> pl.DataFrame:
     return path.select(*PLACE, "branch", "sample_id", position=pl.col("start") + pl.col("place"))
 
 
-def _measured(library: Library, found: Found, own: pl.DataFrame) -> pl.DataFrame:
+def _measured(library: StoreReader, found: FoundTrace, own: pl.DataFrame) -> pl.DataFrame:
     """Return, by sample and position, what the learner measured, and which tokens its masks took out."""
     made = found.lineage.updates
     named = pl.col("sample_id").is_in(own["sample_id"].to_list())
@@ -192,7 +234,7 @@ def _measured(library: Library, found: Found, own: pl.DataFrame) -> pl.DataFrame
     return flat.join(_exploded(masks), on=("sample_id", "position"), how="full", coalesce=True)
 
 
-def _masks_known(library: Library, found: Found) -> bool:
+def _masks_known(library: StoreReader, found: FoundTrace) -> bool:
     """Say whether a sample without a row in token_masks had no masked token, rather than that none were kept."""
     if found.lineage.updates is None:
         return False
@@ -202,7 +244,7 @@ def _masks_known(library: Library, found: Found) -> bool:
     return len(rows) > 0 and not any(rows["masked_fraction"])
 
 
-def _references(library: Library, found: Found) -> pl.DataFrame:
+def _references(library: StoreReader, found: FoundTrace) -> pl.DataFrame:
     """Return, by message and place, the log-probs under the reference."""
     credits = found.lineage.credits
     made = library.graph.sources(credits, "references") if credits else []

@@ -1,0 +1,213 @@
+"""One trace as a run uses it: found by its id, its row, what the run made of it, and the samples it was trained as."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+
+from flows.queries.identify import NEAREST, SHORTEST_PREFIX, nearest
+from flows.queries.request import NotThere
+from flows.queries.shared_slices import lost
+from flows.queries.step_history import StepLineage
+from flows.queries.store_reader import StoreReader, each_once
+from flows.views.why import quarantines_of, use_of
+from storage.read.lineage import Work
+
+INDEX = (
+    "key",
+    "trace_id",
+    "step",
+    "environment",
+    "example_id",
+    "agent",
+    "group_id",
+    "reward",
+    "error_class",
+    "policy_version",
+)
+
+
+def index(library: StoreReader, works: Iterable[Work]) -> pl.DataFrame:
+    """Return one row for each trace that some works made, columns as in `INDEX`, work by work."""
+    named = {work.identity: work for work in works}
+    unread = library.frames().rows([], "traces").select(INDEX).collect()
+
+    def read(names: list[tuple[str, ...]]) -> dict[tuple[str, ...], pl.DataFrame]:
+        missing = [named[name] for name in names]
+        rows = library.frames().rows(missing, "traces").select(*INDEX, "seq").collect().sort("seq").drop("seq")
+        parts = rows.partition_by("key", as_dict=True)
+        return {name: parts.get((named[name].key,), unread) for name in names}
+
+    return pl.concat([unread, *each_once(library, "trace index", list(named), read).values()])
+
+
+OWN = ("run", "key", "attempt", "seq")
+"""Columns of storage that a trace's row is shown without; `step` stays."""
+
+
+@dataclass(frozen=True)
+class FoundTrace:
+    """A trace, and the work of one run that it went through."""
+
+    run: str
+    lineage: StepLineage
+    row: Mapping[str, Any]
+    """All columns of the table `traces`, and `step`."""
+
+    @property
+    def trace_id(self) -> str:
+        """Its whole id."""
+        return str(self.row["trace_id"])
+
+    @property
+    def key(self) -> str:
+        """The key of the work that made it, as the run uses it: its scoring again, where there was one."""
+        return self.lineage.traces.key
+
+    @property
+    def step(self) -> int:
+        """The step that it was sampled for; of an evaluation the version that was scored."""
+        return self.lineage.traces.step
+
+
+def find_trace(library: StoreReader, run: str, trace_id: str, key: str = "") -> FoundTrace:
+    """Return a trace of a run, by its id or the first eight characters of it or more.
+
+    `key` is the work that made it, which saves a search through the run; where it is not there, the run is searched.
+    Raises NotThere, with the nearest ids and the runs that have it, and where the beginning is that of several.
+    """
+    lineages = library.history(run).lineages
+    hinted = [lineage for lineage in lineages if key and lineage.traces.key.startswith(key)]
+    for some in (hinted, lineages):
+        found = _matching(index(library, [lineage.traces for lineage in some]), trace_id)
+        if len(found) > 1:
+            raise NotThere(f"{trace_id!r} is the beginning of several traces of run {run!r}: {_listed(found)}")
+        if found:
+            ((whole, keys),) = found.items()
+            lineage = max((each for each in some if each.traces.key in keys), key=lambda each: each.traces.step)
+            return FoundTrace(run, lineage, _row(library, lineage.traces, whole))
+    raise NotThere(_nowhere(library, run, trace_id))
+
+
+def uses(library: StoreReader, trace_id: str) -> list[FoundTrace]:
+    """Return a trace as each run uses it, in the order of the runs; none where no run does.
+
+    Raises NotThere where the beginning of an id is that of several.
+    """
+    works = library.graph.makers("traces")
+    found = _matching(index(library, works), trace_id)
+    if len(found) > 1:
+        raise NotThere(f"{trace_id!r} is the beginning of several traces: {_listed(found)}")
+    keys = {key for each in found.values() for key in each}
+    runs = {run for work in works if work.key in keys for run in work.runs}
+    used = [
+        (run, lineage)
+        for run in library.store.runs.names()
+        if run in runs
+        for lineage in library.history(run).lineages
+        if lineage.traces.key in keys
+    ]
+    made = {lineage.traces.key: lineage.traces for _, lineage in used}
+    rows = {key: _row(library, work, whole) for whole in found for key, work in made.items()}
+    return [FoundTrace(run, lineage, rows[lineage.traces.key]) for run, lineage in used]
+
+
+def outcome_of(library: StoreReader, found: FoundTrace) -> dict[str, Any]:
+    """Return what the run made of the trace, as `stagecoach why` has it of each run, with the quarantines it is in."""
+    frames = library.frames()
+    return {**use_of(frames, found.lineage, found.row), "quarantines": quarantines_of(frames, found.trace_id)}
+
+
+def other_runs(found: FoundTrace) -> list[str]:
+    """Return the other runs that use the same rows."""
+    return [run for run in found.lineage.traces.runs if run != found.run]
+
+
+def _matching(known: pl.DataFrame, trace_id: str) -> dict[str, list[str]]:
+    """Return the ids that are meant, each with the keys of the work that made it."""
+    found = known.filter(pl.col("trace_id") == trace_id)
+    if found.is_empty() and len(trace_id) >= SHORTEST_PREFIX:
+        found = known.filter(pl.col("trace_id").str.starts_with(trace_id))
+    grouped = found.group_by("trace_id", maintain_order=True).agg("key").head(NEAREST + 1)
+    return dict(grouped.iter_rows())
+
+
+def _row(library: StoreReader, work: Work, trace_id: str) -> dict[str, Any]:
+    rows = library.frames().rows([work], "traces").filter(pl.col("trace_id") == trace_id)
+    return rows.drop(OWN).collect().row(0, named=True)
+
+
+def _listed(found: Mapping[str, Any]) -> str:
+    return f"{', '.join(list(found)[:NEAREST])}; give more of it"
+
+
+def _nowhere(library: StoreReader, run: str, trace_id: str) -> str:
+    others = [each.run for each in uses(library, trace_id)]
+    known = index(library, [lineage.traces for lineage in library.history(run).lineages])["trace_id"]
+    near = [] if others else nearest(trace_id, known)
+    told = f"; it is one of {', '.join(dict.fromkeys(others))}" if others else ""
+    told += f"; the nearest ids are {', '.join(near)}" if near else ""
+    if lost(library, [lineage.traces for lineage in library.history(run).lineages], "traces"):
+        told += "; rows of its traces were dropped for their age (`stagecoach maintain --retain`)"
+    return f"run {run!r} has no trace {trace_id!r}{told}"
+
+
+def trace_use(library: StoreReader, trace_id: str, run: str = "") -> FoundTrace:
+    """Return a trace by its id, or the first eight characters of it or more, as a run uses it.
+
+    Without a run it is as the run has it that computed it. Raises NotThere, with the nearest ids.
+    """
+    if run:
+        return find_trace(library, run, trace_id)
+    found = uses(library, trace_id)
+    if not found:
+        near = nearest(trace_id, index(library, library.graph.makers("traces"))["trace_id"])
+        told = f"; the nearest ids are {', '.join(near)}" if near else "; `stagecoach traces RUN` lists those of a run"
+        raise NotThere(f"no run of {library.store.root.address} has a trace {trace_id!r}{told}")
+    return next((each for each in found if each.run == each.lineage.traces.computed_by), found[0])
+
+
+SAMPLE = ("sample_id", "branch", "path", "reward", "baseline", "advantage", "num_tokens")
+WEIGHTS = ("rl_weights", "ce_weights", "ref_kl_weights")
+
+
+def samples(library: StoreReader, found: FoundTrace) -> pl.DataFrame:
+    """Return the samples of a trace by branch: columns of `SAMPLE`, and the `row` and `update` that each is in.
+
+    Row and update are null where a sample was not packed: none of its tokens has a weight, or it was not yet. There
+    are no rows where the trace has no credit.
+    """
+    frames = library.frames()
+    own = frames.rows(works(found.lineage.credits), "credits").filter(pl.col("trace_id") == found.trace_id)
+    packed = frames.rows(works(found.lineage.batches), "batches").select("row", "update", sample_id="sample_ids")
+    credited = own.select(SAMPLE).sort("branch").collect()
+    rows = packed.explode("sample_id").filter(pl.col("sample_id").is_in(credited["sample_id"].to_list())).collect()
+    return credited.join(rows, on="sample_id", how="left", maintain_order="left")
+
+
+def packed_weights(library: StoreReader, found: FoundTrace, own: pl.DataFrame) -> pl.DataFrame:
+    """Return the weights of a trace's samples as their batch rows have them: one row for each of those packed.
+
+    `own` are its `samples`. Columns: `sample_id`, and a list by token for each of `WEIGHTS`: as the learner was given
+    them, scaled where losses are divided by constant lengths (tasks.packing.stage), 0 at the first token.
+    """
+    batches = library.frames().rows(works(found.lineage.batches), "batches")
+    read = batches.filter(pl.col("row").is_in(own["row"].drop_nulls().unique().to_list()))
+    cut = by_sample(read.select("sample_ids", "cu_seqlens", *WEIGHTS).collect(), WEIGHTS)
+    return cut.filter(pl.col("sample_id").is_in(own["sample_id"].to_list()))
+
+
+def by_sample(rows: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
+    """Return rows of a batch as one row for each sample, with its own part of the lists by token `names`."""
+    border = pl.col("cu_seqlens")
+    rows = rows.filter(pl.col("sample_ids").list.len() > 0).with_columns(
+        start=border.list.head(border.list.len() - 1), length=border.list.diff(null_behavior="drop")
+    )
+    each = rows.rename({"sample_ids": "sample_id"}).explode("sample_id", "start", "length")
+    return each.select("sample_id", *(pl.col(name).list.slice("start", "length") for name in names))
+
+
+def works(work: Work | None) -> Sequence[Work]:
+    """Return a piece of work as a list, which is empty where it is not done."""
+    return [work] if work else []
