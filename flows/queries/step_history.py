@@ -85,7 +85,7 @@ class RecordedStep:
         Of several pieces the last one's lineage tells of all: they were judged together.
         """
         every = self._history.lineages_by_step.get(self.step, [])
-        if not self.of(ROLLOUT):
+        if not (self.of(ROLLOUT) or self.of("regrade")):
             return tuple(each for each in every if not each.traces.finished)
         keys = [work.key for work in (*self.of(ROLLOUT).values(), *self.of("regrade").values())]
         return tuple(sorted((e for e in every if e.traces.key in keys), key=lambda each: keys.index(each.traces.key)))

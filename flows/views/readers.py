@@ -10,8 +10,9 @@ OTHERS = {
     "regrades": ("why",),
 }
 """What reads a table and is no stage."""
-NO_READERS = ("gate", "import", EVALUATION)
-"""A gate looks at a batch before training, which would miss it too; an import reads only what came in with it."""
+NO_READERS = ("gate", "metrics", "import", EVALUATION)
+"""A gate looks at a batch before training, which would miss it too, and metrics are written with their step; an import
+reads only what came in with it."""
 WRITTEN = ("token_masks",)
 """Tables that are optional for a stage because it may leave them out of what it writes; none reads them."""
 

@@ -27,14 +27,14 @@ def test_every_stage_is_declared_as_it_is_registered(each: stages.RegisteredStag
     of_rollouts = each.name == stages.EVALUATION
     assert {task.stage.name for task in each.tasks} == {stages.ROLLOUT if of_rollouts else each.name}
     assert all(each.table in task.stage.writes for task in each.tasks)
-    assert {*each.services} <= {*each.stage.needs}
+    assert {*each.services} <= {*each.stage.services}
     # Listing examples loads environments in a process of its own: none is served for it.
-    assert of_rollouts or {*each.services} == SERVICES & {*each.stage.needs} or each.name == "examples"
+    assert of_rollouts or {*each.services} == SERVICES & {*each.stage.services} or each.name == "examples"
 
 
 def test_lists_that_cannot_be_derived_agree_with_the_registry() -> None:
     assert ORDER == stages.REPLAYABLE
-    assert {*WAITS_FOR} == SERVICES | {"approve"}
+    assert {*WAITS_FOR} == SERVICES | {"approve", "example_source"}
     assert {service for each in STAGES for service in each.services} == SERVICES
 
 

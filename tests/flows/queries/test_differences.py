@@ -119,7 +119,7 @@ def test_another_learning_rate_shares_all_but_training(store: Store) -> None:
 
 def test_the_figures_of_a_step_are_those_that_it_wrote(store: Store) -> None:
     """Each is the one of the table, and that of the rows, which the figures over all steps are made of."""
-    found = compare(store, "base", "strict")
+    found = compare(StoreReader(store), "base", "strict")
     for run, name in (("a", "base"), ("b", "strict")):
         told = found["steps"][0][run]
         (entry, *_) = store.ledger.entries(run=name, stage="metrics")

@@ -115,7 +115,10 @@ def test_rollouts_in_part_are_of_the_step_while_there_are_no_others() -> None:
     assert [work.key for work in step.traces] == ["rollout"] and not step.finished
     assert list(step.work) == ["assignment"] and list(step.by_stage) == ["assignment"]
     rows.work("rollout", "rollout", assignment=assigned)
-    assert rows.step().finished and list(rows.step().work) == ["assignment", "rollout"]
+    whole = rows.step()
+    assert list(whole.work) == ["assignment", "rollout"] and not whole.finished
+    rows.work("metrics", "metrics", rollout="rollout")
+    assert rows.step().finished
 
 
 def test_what_is_left_of_a_removed_run_is_found_in_the_rows_of_those_that_share_it() -> None:

@@ -229,7 +229,7 @@ class LyingEngine:
     def healthy(self) -> bool:
         return True
 
-    def served(self) -> str:
+    def served_policy_key(self) -> str:
         return LyingEngine.holds
 
     def serve(self, policy_key: str, directory: Path, base: object = None) -> None:

@@ -26,7 +26,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> StoreReader:
 
 
 def about(library: StoreReader, **query: str) -> PageRequest:
-    row = library.frames("run").rows([library.chains("run")[0].traces], "traces").first().collect().row(0, named=True)
+    row = library.frames("run").rows([library.history("run").lineages[0].traces], "traces").first().collect().row(0, named=True)
     path = {"run": "run", "trace": row["trace_id"]}
     return PageRequest(addresses.trace("run", row["trace_id"]), path, {"key": row["key"], **query})
 
@@ -36,9 +36,9 @@ def test_a_trace_of_a_large_run_reads_its_history_only_when_asked(
 ) -> None:
     whole = traces.trace_page(library, about(library)).values["history"]
     assert whole, "a small run has it at once"
-    monkeypatch.setattr(traces, "SMALL_RUN", len(library.chains("run")))
+    monkeypatch.setattr(traces, "SMALL_RUN", len(library.history("run").lineages))
     assert traces.trace_page(library, about(library)).values["history"] == whole
-    monkeypatch.setattr(traces, "SMALL_RUN", len(library.chains("run")) - 1)
+    monkeypatch.setattr(traces, "SMALL_RUN", len(library.history("run").lineages) - 1)
     assert traces.trace_page(library, about(library)).values["history"] is None
     for how in ({"history": "1"}, {"format": "json"}, {"format": "file"}):
         assert traces.trace_page(library, about(library, **how)).values["history"] == whole
