@@ -206,7 +206,7 @@ class CustomConfig(AlgorithmSection):
     type: Literal["custom"] = "custom"
     function: str = Field(min_length=1)
     """Import path, `package.module:function`, looked for where Python looks and in the current working directory. It is
-    called with an environment's kept traces (tasks.advantage.algorithms.GroupedTraces) and this section; returns a Credit."""
+    called with an environment's kept traces (`GroupedTraces`) and this section; returns a Credit."""
     arguments: dict[str, Any] = Field(default_factory=dict)
     """Whatever else it wants to know, plain values; it finds them in the section."""
     from_groups: bool = True

@@ -73,7 +73,7 @@ class CustomFilter(Section):
     """What verdicts and metrics call it."""
     function: str = Field(min_length=1)
     """Import path, `package.module:function`, looked for where Python looks and in the current working directory. It is
-    called with the rows (tasks.filtering.filters.FilterInput) and `arguments`; returns evidence by row of the traces."""
+    called with the rows (`FilterInput`) and `arguments`; returns evidence by row of the traces."""
     arguments: dict[str, Any] = Field(default_factory=dict)
     """Its keyword arguments, plain values."""
     of_groups: bool = False

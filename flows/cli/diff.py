@@ -16,7 +16,7 @@ def diff(
     as_json: Json = False,
 ) -> int | None:
     """How two runs differ: settings, shared work, and what came of it."""
-    from flows.views.diff import main
+    from flows.replays.diff import main
 
     return main(run_a, run_b, step=step, as_json=as_json, store=store)
 
@@ -37,7 +37,7 @@ def algorithms(
     plain: Plain = False,
 ) -> int | None:
     """A run's rollouts credited by several algorithms, side by side."""
-    from flows.views.credited import main
+    from flows.cli.credited import main
 
     return main(
         run,
@@ -59,7 +59,7 @@ def curves(
     store: Store = "",
 ) -> int | None:
     """The rewards of several runs by step, side by side."""
-    from flows.views.curves import main
+    from flows.cli.curves import main
 
     return main(runs, store=store, output=output)
 
@@ -73,6 +73,6 @@ def evals(
     as_json: Json = False,
 ) -> int | None:
     """The evaluations of runs, and how far each is from the first."""
-    from flows.views.evals import main
+    from flows.cli.evals import main
 
     return main(runs or ["latest"], store=store, by=by, output=output, as_json=as_json)

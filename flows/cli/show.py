@@ -33,7 +33,7 @@ Without a query, the tables and their columns are listed.
 @app.command(group=LOOK, help_epilogue=ITEMS_HELP)
 def show(*items: RunItems, name: Name = "", store: Store = "", as_json: Json = False) -> int | None:
     """A run at a glance, and what OVERRIDES would run again."""
-    from flows.views.show import main
+    from flows.cli.run_summary import main
 
     runs, overrides = split_items(items)
     return main(one_run([name, *runs]), overrides=overrides, store=store, as_json=as_json)
@@ -47,8 +47,8 @@ def check(
     as_json: Annotated[bool, option("print the resolved config as JSON instead", name="--json")] = False,
 ) -> int | None:
     """Resolve and validate a config and print the plan; starts nothing."""
+    from flows.cli.plan import main
     from flows.runtime.prepare import assignments
-    from flows.views.plan import main
 
     files, overrides = split_items(items)
     given = {key: value for key, value in (("name", name), ("store", store)) if value}
@@ -58,7 +58,7 @@ def check(
 @app.command(group=LOOK)
 def doctor(*, store: Annotated[str, option("store whose disk is looked at")] = "") -> int | None:
     """Is this machine ready, and what to do if not."""
-    from flows.views.doctor import main
+    from flows.cli.doctor import main
 
     return main(store=store)
 
@@ -87,7 +87,7 @@ def lineage(
     as_json: Json = False,
 ) -> int | None:
     """What a row came from and what came of it."""
-    from flows.views.lineage import main
+    from flows.cli.lineage import main
 
     return main(id, up=up, down=down, as_json=as_json, store=store, run=run, kind=kind)
 
@@ -102,7 +102,7 @@ def why(
     as_json: Json = False,
 ) -> int | None:
     """Was a rollout trained on, and if not, why not."""
-    from flows.views.why import main
+    from flows.cli.why import main
 
     return main(trace, as_json=as_json, store=store, run=run)
 
@@ -119,6 +119,6 @@ def sql(
     store: Store = "",
 ) -> int | None:
     """Ask the tables of a store in SQL; nothing can be changed."""
-    from flows.views.sql import main
+    from flows.cli.sql import main
 
     return main(query, form=form or "", output=output, tokens=tokens, store=store, run=run)

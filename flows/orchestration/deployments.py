@@ -1,4 +1,4 @@
-"""Registers the deployments of `deploy/prefect.yaml` on a Prefect server, with their work pool, limit and automation."""
+"""Registers the deployments of `deploy/prefect.yaml` on a Prefect server, with work pool, limit, automation."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta

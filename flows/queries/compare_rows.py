@@ -79,7 +79,7 @@ class StepRows:
         return str(digests[-1]) if len(digests) else None
 
     def figures(self) -> dict[str, Any]:
-        """Return the figures of `tasks.metrics.figures`, counts by reason, means of measures, the digest of the weights.
+        """Return the figures of `tasks.metrics.figures`, counts by reason, means of measures, weights digest.
 
         Those of a finished step are in its metrics, those of an unfinished one are not there; of several steps together
         they are made of all their rows.

@@ -1,7 +1,7 @@
 """Outcomes: what became of every rollout that a run uses, and of its tokens and seconds, out of the tables of a store.
 
-`tasks.metrics.accounting` has the rule, and by it checks the account of one step before training, from the rows that its stages
-hold. Here the whole store is looked at, finished or not: what is not decided yet is pending.
+`tasks.metrics.accounting` has the rule, and by it checks the account of one step before training, from the rows that
+its stages hold. Here the whole store is looked at, finished or not: what is not decided yet is pending.
 """
 
 from collections.abc import Collection, Iterable, Sequence

@@ -1,5 +1,6 @@
-"""The state of a run in a word, from its events, and what its policies scored on held-out examples."""
+"""The state of a run in a word, from its events and its process, and what its policies scored on held-out examples."""
 
+import socket
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
@@ -10,10 +11,23 @@ import pyarrow as pa
 from configs.run import RunConfig
 from flows.queries.scores import READ, RecordedEvaluation, recorded_evaluations, score_rollouts
 from flows.queries.store_reader import StoreReader, each_once
-from flows.views.show import GOING, process_gone
+from flows.services.ownership import was_alive
 from storage.read.lineage import row_identities
 from storage.runs import Event
 from storage.schemas.stage_tables import TRACES
+
+GOING = ("started", "resumed")
+
+
+def process_gone(event: Event) -> bool:
+    """Say whether a run that is said to be going has no process any more; False where that cannot be seen from here.
+
+    A process that began after the event is another one with the same number.
+    """
+    if event.event not in GOING or event.host != socket.gethostname():
+        return False
+    return not was_alive(event.pid, event.at)
+
 
 GONE = "its process is gone"
 GOOD = ("finished",)

@@ -11,7 +11,7 @@ from flows.queries.request import NotThere
 from flows.queries.shared_slices import lost
 from flows.queries.step_history import StepLineage
 from flows.queries.store_reader import StoreReader, each_once
-from flows.views.why import quarantines_of, use_of
+from flows.queries.why import quarantines_of, use_of
 from storage.read.lineage import Work
 
 INDEX = (

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from flows.queries.step_history import StepHistory, step_history
-from flows.views.readers import readers
+from flows.runtime.table_readers import readers
 from storage.errors import StoreError
 from storage.maintenance.compact import MaintenanceReport, maintain
 from storage.maintenance.plan import Needs, Plan, PolicyRetention, at_work, plan_removal, present_runs

@@ -16,8 +16,8 @@ def require_agents(
 ) -> None:
     """Raise AdvantageBreach where an environment has more or fewer trainable agents than its algorithm can credit.
 
-    `traces` are all of a step whose seats are trained (`tasks.arrays.seats`), kept or not, and `algorithms` those of their
-    environments. An algorithm that keeps no agents apart would average rewards of different seats. One that has a
+    `traces` are all of a step whose seats are trained (`tasks.arrays.seats`), kept or not, and `algorithms` those of
+    their environments. An algorithm that keeps no agents apart would average rewards of different seats. One that has a
     baseline for each agent is refused for an environment with a single one, and environments of both kinds are refused
     in one run; of these two only the first step is judged, since later on a seat may be missing only because all its
     rollouts failed. Neither is judged of environments in which each episode has `one_learner`: who that is may change

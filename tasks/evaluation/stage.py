@@ -36,7 +36,7 @@ class PassAt:
     floor: float | None
     """The same with errors as failures, over the examples with at least k attempts of any kind; None if none."""
     interval: Interval | None = None
-    """Confidence interval of `estimate`, over examples (`tasks.evaluation.confidence`); None where nothing can be said."""
+    """Confidence interval of `estimate`, over examples; None where nothing can be said."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Estimate:
     """The same with a reward of zero for errors, over all examples; below `average` for rewards above zero."""
     pass_at: tuple[PassAt, ...]
     interval: Interval | None = None
-    """Confidence interval of `average`, over examples (`tasks.evaluation.confidence`); None where nothing can be said."""
+    """Confidence interval of `average`, over examples; None where nothing can be said."""
     num_turns: int = 0
     """Model turns of all who took part, frozen seats included."""
     num_tokens: int = 0

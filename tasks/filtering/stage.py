@@ -33,8 +33,8 @@ def filtering(tables: Tables, config: View, *, quarantined: Mapping[str, str] = 
     one excludes, and the first of those in config order is the reason. Filters of groups look last, at what the others
     left standing, so that they judge the members that a baseline will be made of. Errored traces are excluded even if
     the config lists no such filter. A trace whose tokens are not the policy's is excluded as untrainable, whatever else
-    a filter found; one of a seat that is left out (`tasks.arrays.seats`) as that. Raises LearnerSeatMissing where a trace does
-    not say which seat learns and has to.
+    a filter found; one of a seat that is left out (`tasks.arrays.seats`) as that. Raises LearnerSeatMissing where a
+    trace does not say which seat learns and has to.
     """
     traces, messages = tables["traces"], tables["messages"]
     filters = _with_errored(config.filtering.filters)

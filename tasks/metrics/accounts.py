@@ -16,8 +16,8 @@ CHECKED = ("assignments", "traces", "verdicts", "credits", "batches")
 def account_metrics(tables: Tables) -> dict[str, float]:
     """Return how many rollouts met which outcome: `accounting/trained`, `accounting/filtered/zero_advantage`.
 
-    Of a step that was not trained, what nothing held back is pending, or refused where a gate said no. An outcome that no
-    rollout met has no entry. Raises AccountBreach where the step was packed and a rollout is lost or counted twice.
+    Of a step that was not trained, what nothing held back is pending, or refused where a gate said no. An outcome that
+    no rollout met has no entry. Raises AccountBreach where the step was packed and a rollout is lost or counted twice.
     """
     outcome = _outcome(tables)
     counts: Counter[tuple[str, str]] = Counter()

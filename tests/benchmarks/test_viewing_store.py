@@ -12,9 +12,10 @@ import pytest
 from benchmarks.viewed.dumps import dump, read_best, read_one, read_rewards
 from benchmarks.viewed.watching import Block, Watched
 from benchmarks.viewing_store import CREDITED, FORK, RUN, make, settings
+from flows.cli import lineage
+from flows.queries import why
 from flows.queries.outcomes import DERIVED
 from flows.queries.step_history import StepHistory
-from flows.views import lineage, why
 from storage.read.frames import Frames
 from storage.slices import content_digest
 from storage.store import Store

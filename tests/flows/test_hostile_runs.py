@@ -12,7 +12,7 @@ from flows import cli
 from flows.orchestration.gate_answers import summary
 from flows.queries.compare import compare
 from flows.queries.store_reader import StoreReader
-from flows.views.diff import markdown, table_rows
+from flows.replays.diff import markdown, table_rows
 from tests.fixtures.hostile import ALL, ENVIRONMENT, HELD_OUT, TEXTS, Hostile, acting, hostile_store
 from tests.fixtures.reading import READERS, kinds, tokens
 

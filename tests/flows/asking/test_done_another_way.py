@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from flows.cli.run_summary import describe
 from flows.orchestration.states import GateRefused
 from flows.queries import batch
 from flows.queries.identify import identify
@@ -18,11 +19,10 @@ from flows.queries.store_reader import StoreReader
 from flows.queries.tokens import tokens
 from flows.queries.trace import find_trace
 from flows.queries.trace_facts import trained_in
+from flows.queries.why import explain
 from flows.viewer import addresses
 from flows.viewer.app import respond
 from flows.viewer.pages import PAGES
-from flows.views.show import describe
-from flows.views.why import explain
 from storage.read.frames import Frames
 from storage.store import open_store
 from tasks.filtering import stage as filtering

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from flows import cli
+from flows.cli.lineage import as_values, trace_lineage
 from flows.queries.identify import UnknownId, identify, nearest
-from flows.views.lineage import as_values, trace_lineage
 from storage.read.frames import Frames
 from tests.flows.asking.asked import UNFIT
 from tests.flows.asking.conftest import Row, Rows

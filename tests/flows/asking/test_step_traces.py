@@ -11,7 +11,7 @@ from flows.queries import rollouts as step_traces
 from flows.queries import step_figures
 from flows.queries.request import NotThere
 from flows.queries.store_reader import StoreReader
-from flows.views.why import explain
+from flows.queries.why import explain
 from storage.read.frames import Frames
 from tasks.metrics.accounting import EVALUATED
 from tests.flows.asking import asked

@@ -10,7 +10,7 @@ import pytest
 from flows import cli
 from flows.queries.outcomes import outcomes
 from flows.queries.sentences import SENTENCES, head, sentence
-from flows.views.why import explain
+from flows.queries.why import explain
 from storage.read.frames import Frames
 from tests.flows.asking.asked import REASON, UNFIT
 

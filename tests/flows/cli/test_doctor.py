@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from flows.views import doctor
-from flows.views.doctor import GIB, Finding
+from flows.cli import doctor
+from flows.cli.doctor import GIB, Diagnosis
 
 
 def packages(monkeypatch: pytest.MonkeyPatch, **versions: str) -> None:
@@ -17,7 +17,7 @@ def packages(monkeypatch: pytest.MonkeyPatch, **versions: str) -> None:
     monkeypatch.setattr(doctor, "installed", lambda name: found.get(name, ""))
 
 
-def one(check: object) -> Finding:
+def one(check: object) -> Diagnosis:
     """Return the single finding of a check."""
     (finding,) = check()  # type: ignore[operator]
     return finding
@@ -27,7 +27,7 @@ def test_a_wrong_python_is_bad(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor.sys, "version_info", (3, 12, 1))
     assert one(doctor.python).level == "bad"
     monkeypatch.setattr(doctor.sys, "version_info", (3, 11, 9))
-    assert one(doctor.python) == Finding("ok", "Python 3.11.9")
+    assert one(doctor.python) == Diagnosis("ok", "Python 3.11.9")
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_the_exit_status_is_that_of_the_worst(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def found(*levels: str) -> None:
-        findings = [Finding(level, f"a thing that is {level}", "do this") for level in levels]
+        findings = [Diagnosis(level, f"a thing that is {level}", "do this") for level in levels]
         monkeypatch.setattr(doctor, "checks", lambda _: [lambda: iter(findings)])
 
     found("ok", "warn")

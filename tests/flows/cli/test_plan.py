@@ -9,8 +9,8 @@ from configs.errors import ConfigError
 from configs.load import from_json, load
 from configs.run import RunConfig
 from flows import cli
+from flows.cli import plan
 from flows.runtime.plan import plan_work
-from flows.views import plan
 from tests.fixtures.rehearsal import SOURCE, session_for
 
 

@@ -11,7 +11,8 @@ import pytest
 
 from configs.errors import ConfigError
 from configs.run import RunConfig
-from flows.views import show
+from flows.cli import run_summary as show
+from flows.queries.run_state import process_gone
 from storage.errors import LayoutError
 from storage.store import Store, open_store
 from tasks.metrics import stage as metrics
@@ -131,15 +132,15 @@ def test_a_run_whose_process_was_killed_says_so(
 ) -> None:
     store = finished_run(tmp_path)
     noted = store.runs.record(run="a", event=event, host=host, pid=pid)
-    assert show.process_gone(noted) is gone
+    assert process_gone(noted) is gone
     show.main("a", store=str(tmp_path))
     assert (f"train a: {event}; its process is gone, 1/2 steps" in capsys.readouterr().out) is gone
 
 
 def test_a_process_that_began_after_the_event_is_another_one(tmp_path: Path) -> None:
     noted = finished_run(tmp_path).runs.events("a")[-1]
-    assert not show.process_gone(noted)
-    assert show.process_gone(replace(noted, at=datetime(2001, 1, 1, tzinfo=UTC)))
+    assert not process_gone(noted)
+    assert process_gone(replace(noted, at=datetime(2001, 1, 1, tzinfo=UTC)))
 
 
 def test_an_empty_store_says_so(tmp_path: Path) -> None:

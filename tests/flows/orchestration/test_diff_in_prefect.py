@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.views.diff import markdown, table_rows
+from flows.replays.diff import markdown, table_rows
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 ROOT = Path(__file__).parents[3]

@@ -13,7 +13,7 @@ from flows.queries.compare import compare
 from flows.queries.compare_rows import MEASURES
 from flows.queries.compare_summary import both_numbers, ranges, sentences
 from flows.queries.store_reader import StoreReader
-from flows.views.diff import markdown, table_rows
+from flows.replays.diff import markdown, table_rows
 from storage.store import Store, open_store
 from tasks.metrics.figures import MEANINGS
 from tasks.metrics.names import metric_values

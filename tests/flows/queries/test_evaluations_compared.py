@@ -8,9 +8,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from flows.cli import evals
 from flows.queries.compare import compare
 from flows.queries.store_reader import StoreReader
-from flows.views import evals
 from tasks.assignment.example_fields import FieldMissing
 from tests.fixtures.evaluations import HELD_OUT, Sampler, evaluate, train
 

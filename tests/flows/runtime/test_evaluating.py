@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from flows.cli.run_summary import describe
 from flows.queries.scores import recorded_evaluations
 from flows.reporting.events import PanelWatcher
 from flows.reporting.panel import Panel
@@ -17,7 +18,6 @@ from flows.runtime.loops import loop_train
 from flows.runtime.plan import plan_work
 from flows.runtime.session import record_run
 from flows.services.process import ServiceFailed
-from flows.views.show import describe
 from storage.store import open_store
 from tasks.assignment.example_fields import FieldMissing
 from tasks.runtime.stage import Policy

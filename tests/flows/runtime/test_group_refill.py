@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import pytest
 
 from configs.errors import ConfigError
+from flows.cli.run_summary import describe
 from flows.orchestration.states import EmptyBatch
 from flows.queries.compare import work_of
 from flows.queries.compare_rows import read_steps
@@ -19,7 +20,6 @@ from flows.runtime.empty_batch import short_of_groups
 from flows.runtime.plan import plan_work
 from flows.runtime.session import record_run
 from flows.runtime.step_report import finish_step
-from flows.views.show import describe
 from storage.policies.store import Policies
 from storage.read.frames import Frames
 from storage.refs import Entry

@@ -10,12 +10,12 @@ import pytest
 from configs.algorithms import TeacherConfig
 from configs.errors import ConfigError
 from configs.run import RunConfig
+from flows.cli.run_summary import describe
 from flows.queries.step_history import step_history
 from flows.runtime.evaluation import evaluation_contexts
 from flows.runtime.plan import plan_work
 from flows.runtime.preflight import needs
 from flows.services.teachers import TeacherEngines
-from flows.views.show import describe
 from storage.store import Store
 from tasks.advantage import reference
 from tasks.inference.engine.model_files import tokenizer_digest

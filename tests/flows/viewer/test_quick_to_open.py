@@ -26,7 +26,13 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> StoreReader:
 
 
 def about(library: StoreReader, **query: str) -> PageRequest:
-    row = library.frames("run").rows([library.history("run").lineages[0].traces], "traces").first().collect().row(0, named=True)
+    row = (
+        library.frames("run")
+        .rows([library.history("run").lineages[0].traces], "traces")
+        .first()
+        .collect()
+        .row(0, named=True)
+    )
     path = {"run": "run", "trace": row["trace_id"]}
     return PageRequest(addresses.trace("run", row["trace_id"]), path, {"key": row["key"], **query})
 

@@ -7,6 +7,7 @@ from typing import Any
 import polars as pl
 import pytest
 
+from flows.cli import run_summary as show
 from flows.queries.request import BadQuestion, NotThere, PageRequest
 from flows.queries.run_state import scores
 from flows.queries.runs import runs
@@ -17,7 +18,6 @@ from flows.reporting.formats import DASH
 from flows.viewer import addresses
 from flows.viewer.addresses import Page
 from flows.viewer.pages.run import run_page
-from flows.views import show
 from storage.store import open_store
 from tests.fixtures.builders import trace
 from tests.fixtures.evaluations import Sampler, evaluate, train

@@ -10,13 +10,13 @@ from typing import Any
 import polars as pl
 import pytest
 
+from flows.cli import run_summary as show
 from flows.queries.series import numbers, series, steps
 from flows.queries.store_reader import StoreReader
 from flows.reporting.events import MonitorWatcher
 from flows.runtime import pipeline
 from flows.runtime.session import record_run
 from flows.runtime.step_report import finish_step
-from flows.views import show
 from storage.read.frames import Frames
 from storage.refs import Entry
 from tasks.metrics.names import full_name, metric_values

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from flows.cli import run_summary as show
 from flows.queries.request import BadQuestion, PageRequest
 from flows.queries.run_state import GONE, is_going, seconds_at_work, state_of
 from flows.queries.runs import RUNS, parent_of, runs
@@ -15,7 +16,6 @@ from flows.queries.store_reader import StoreReader
 from flows.viewer import addresses
 from flows.viewer.app import respond
 from flows.viewer.pages.runs import runs_page, tree
-from flows.views import show
 from storage.read.frames import Frames
 from storage.runs import Event
 from storage.store import open_store

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from flows.views import show
+from flows.cli import run_summary as show
 from storage.store import Store, open_store
 from tasks.learner.tiny import tiny_qwen3
 from tests.fixtures.driving import ROOT, SECONDS

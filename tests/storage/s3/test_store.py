@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from flows.views import doctor
+from flows.cli import doctor
 from storage.errors import LayoutError, StoreError, StoreUnavailable
 from storage.ledger import Ledger
 from storage.maintenance.compact import maintain

@@ -1,7 +1,6 @@
 """Show: a run at a glance, for people and for programs, and what a change to its config would run again."""
 
 import json
-import socket
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -11,6 +10,7 @@ from rich.table import Table
 from configs.load import load
 from configs.run import RunConfig
 from flows.queries.recorded_run import recorded_run
+from flows.queries.run_state import process_gone
 from flows.queries.scores import comparisons, recorded_evaluations
 from flows.queries.step_history import RecordedStep, step_history
 from flows.queries.step_metrics import read_metrics
@@ -20,16 +20,12 @@ from flows.reporting.panel import printable
 from flows.runtime.session import source_of
 from flows.runtime.step_report import rows_of
 from flows.runtime.versions import versions
-from flows.services.ownership import was_alive
 from storage.read.frames import Frames, existing_store
-from storage.runs import Event
 from storage.store import Store
 from tasks.metrics.names import ALL, Values
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import ref_of
 from tasks.stages import STEP_STAGES
-
-GOING = ("started", "resumed")
 
 
 def main(name: str, overrides: Sequence[str] = (), store: str = "", as_json: bool = False) -> int:
@@ -64,16 +60,6 @@ def describe(store: Store, run: str, config: RunConfig, overrides: Sequence[str]
     if overrides:
         described["change"] = changes(store, run, config, overrides)
     return described
-
-
-def process_gone(event: Event) -> bool:
-    """Say whether a run that is said to be going has no process any more; False where that cannot be seen from here.
-
-    A process that began after the event is another one with the same number.
-    """
-    if event.event not in GOING or event.host != socket.gethostname():
-        return False
-    return not was_alive(event.pid, event.at)
 
 
 def changes(store: Store, run: str, config: RunConfig, overrides: Sequence[str]) -> dict[str, dict[str, int]]:

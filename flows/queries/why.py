@@ -6,14 +6,10 @@ from typing import Any
 
 import polars as pl
 
-from configs.run import RunConfig
 from flows.queries.identify import identify, policy_names, policy_version
 from flows.queries.outcomes import EXPIRED, expired, outcome_of_packed
-from flows.queries.sentences import head, in_quarantine, sentence
 from flows.queries.step_history import StepHistory, StepLineage
-from flows.reporting.formats import say
-from storage.errors import border
-from storage.read.frames import Frames, existing_store
+from storage.read.frames import Frames
 from storage.read.lineage import Work
 from tasks.inference.sampling.failures import STRAGGLER
 from tasks.metrics.accounting import EVALUATED, NO_WEIGHT, outcome_of
@@ -37,27 +33,6 @@ TRACE = (
     "error_message",
 )
 """What is told of a rollout."""
-
-
-def main(text: str, as_json: bool = False, store: str = "", run: str = "") -> int:
-    """Print what became of a rollout in every run that uses it; return the exit status.
-
-    Raises UnknownId, RunUnknown, and LayoutError where there is no store.
-    """
-    frames = Frames(existing_store(store or RunConfig().store))
-    with border("reading the tables", frames.store.root.address):
-        found = explain(frames.run(run) if run else frames, text)
-    if as_json:
-        print(json.dumps(found, default=str))
-        return 0
-    say(head(found))
-    for use in found["runs"]:
-        print()
-        say(sentence(found, use))
-    for each in found["quarantines"]:
-        print()
-        say(in_quarantine(each))
-    return 0
 
 
 def explain(frames: Frames, text: str) -> dict[str, Any]:

