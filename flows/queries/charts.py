@@ -5,7 +5,7 @@ from typing import Any
 
 from flows.queries.outcomes import EXPIRED
 from flows.queries.series import StepNumbers
-from tasks.filtering.filters.finding import QUARANTINED
+from tasks.arrays.finding import QUARANTINED
 from tasks.metrics.accounting import ERRORED, FILTERED, NO_WEIGHT, PENDING, REFUSED, STOPPED, TRAINED
 from tasks.metrics.names import ALL
 from tasks.metrics.rollouts import SPANS

@@ -9,7 +9,7 @@ from flows.queries import rollout_columns as step_columns
 from flows.queries.outcomes import EXPIRED
 from flows.queries.request import BadQuestion
 from flows.queries.rollout_columns import RolloutColumn, with_named
-from tasks.filtering.filters.finding import QUARANTINED
+from tasks.arrays.finding import QUARANTINED
 from tasks.metrics.accounting import ERRORED, EVALUATED, FILTERED, NO_WEIGHT, PENDING, REFUSED, STOPPED, TRAINED
 
 OUTCOMES = (TRAINED, FILTERED, ERRORED, STOPPED, QUARANTINED, NO_WEIGHT, REFUSED, PENDING, EVALUATED, EXPIRED)

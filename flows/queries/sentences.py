@@ -9,7 +9,7 @@ from flows.queries.row_lineage import RowNode
 from flows.reporting.formats import compact_number
 from flows.reporting.texts import one_line
 from storage.read.lineage import Graph, Work
-from tasks.filtering.filters.finding import QUARANTINED
+from tasks.arrays.finding import QUARANTINED
 from tasks.inference.sampling.failures import STRAGGLER
 from tasks.metrics.accounting import ERRORED, EVALUATED, FILTERED, NO_WEIGHT, PENDING, REFUSED, STOPPED, TRAINED
 

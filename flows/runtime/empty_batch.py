@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from configs.run import RunConfig
 from flows.reporting.texts import one_line
-from tasks.assignment.group_refill import groups_to_refill
-from tasks.filtering.filters.finding import QUARANTINED
+from tasks.arrays.finding import QUARANTINED
+from tasks.arrays.group_counts import groups_to_refill
 from tasks.metrics.accounting import ERRORED, FILTERED, NO_WEIGHT, STOPPED, outcome_of
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import Ref

@@ -2,8 +2,8 @@
 
 What is where, from the store to the eye:
 
-- flows.queries: one store, opened to be read (store_reader), and what was derived of it, kept in memory (cache)
-- data: the frames behind every page; the first word of a file's name is the page or the noun that it serves
+- flows.queries: the frames behind every page, from one store opened to be read
+- trace_facts: what a run made of a trace, with the addresses of the pages that say more
 - pages: from the store and what was asked to plain values; these are the JSON of a page
 - svg: drawings from plain values; templates and static: how a page is laid out
 - addresses: where everything is, and what a page is; rendering: a page as HTML, JSON or one file to keep

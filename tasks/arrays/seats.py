@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from configs.environments import EnvironmentConfig, SeatRule
 from tasks.arrays.columns import texts
-from tasks.filtering.filters.finding import Finding, Flags, hits_from
+from tasks.arrays.finding import Finding, Flags, hits_from
 
 JUDGE, OTHER_SEAT = "judge", "other_seat"
 """Reasons of verdicts on seats that are not trained: the judge, by its agent's name, and others than the learner."""

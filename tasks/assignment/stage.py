@@ -15,10 +15,10 @@ from configs.environments import EnvironmentConfig
 from configs.run import View
 from storage.schemas.stage_tables import ASSIGNMENTS
 from tasks.arrays.columns import texts
+from tasks.arrays.group_counts import num_begun, oversampled_turn
 from tasks.arrays.permutation import digest, shares, turns
 from tasks.assignment.evaluation_retries import errored_assignments
 from tasks.assignment.example_fields import having
-from tasks.assignment.oversampling import num_begun, oversampled_turn
 from tasks.assignment.samplers import SAMPLERS, difficulties
 from tasks.assignment.samplers.sampler import SampleRequest
 from tasks.runtime.prefect_task import as_task

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tasks.arrays.columns import texts
-from tasks.filtering.filters.finding import QUARANTINED
+from tasks.arrays.finding import QUARANTINED
 from tasks.inference.sampling.failures import STRAGGLER
 
 TRAINED, FILTERED, ERRORED, NO_WEIGHT = "trained", "filtered", "errored", "no weight"

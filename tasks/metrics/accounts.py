@@ -5,7 +5,7 @@ from collections import Counter
 import pyarrow as pa
 
 from tasks.arrays.columns import texts
-from tasks.assignment.group_refill import admitted_groups
+from tasks.arrays.group_counts import admitted_groups
 from tasks.metrics.accounting import NO_WEIGHT, PENDING, REFUSED, TRAINED, account, outcome_of, packed_traces
 from tasks.runtime.stage import Tables
 

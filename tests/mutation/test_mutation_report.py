@@ -39,7 +39,7 @@ def test_what_a_mutant_changed_is_one_line():
         ("tasks.advantage.algorithms.groups", "advantage"),
         ("tasks.advantage.algorithms.echo", "masks"),
         ("tasks.filtering.filters", "masks"),
-        ("tasks.filtering.filters.finding", "masks"),
+        ("tasks.arrays.finding", "masks"),
         ("tasks.learner.losses.gspo", "loss"),
     ],
 )

@@ -5,7 +5,6 @@ from typing import Any
 
 import polars as pl
 
-from flows.queries import trace_facts as facts
 from flows.queries.identify import nearest
 from flows.queries.message_parts import images, linked, long_text, read_message
 from flows.queries.messages import MOST_HITS, WINDOW, MessageView, hits, message_works, messages, reading, rejected
@@ -19,6 +18,7 @@ from flows.queries.tokens import tokenizer, tokens
 from flows.queries.trace import FoundTrace, find_trace, index, other_runs, outcome_of, uses
 from flows.queries.trace_neighbours import TraceNeighbours, walk
 from flows.viewer import addresses
+from flows.viewer import trace_facts as facts
 from flows.viewer.addresses import Crumb, Page
 from flows.viewer.pages.run import any_going
 from flows.viewer.svg.rollouts import classes, drawable

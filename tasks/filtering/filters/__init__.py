@@ -1,8 +1,8 @@
 """The filters by the `type` of their config section: one small file each, one line here."""
 
+from tasks.arrays.finding import Filter, FilterInput, Finding
 from tasks.filtering.filters.custom import custom
 from tasks.filtering.filters.errored import errored
-from tasks.filtering.filters.finding import Filter, FilterInput, Finding
 from tasks.filtering.filters.gibberish import gibberish
 from tasks.filtering.filters.incomplete_group import incomplete_group
 from tasks.filtering.filters.parse_error import parse_error

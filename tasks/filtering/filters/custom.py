@@ -5,7 +5,7 @@ from copy import deepcopy
 from dataclasses import replace
 
 from configs.filters import CustomFilter
-from tasks.filtering.filters.finding import FilterInput, Finding, hits_from
+from tasks.arrays.finding import FilterInput, Finding, hits_from
 from tasks.runtime.import_paths import load_version
 
 

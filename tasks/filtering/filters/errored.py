@@ -1,7 +1,7 @@
 """Errored: the rollout failed; its reward, if any, says nothing about the policy."""
 
 from configs.filters import ErroredFilter
-from tasks.filtering.filters.finding import FilterInput, Finding, hits_from
+from tasks.arrays.finding import FilterInput, Finding, hits_from
 
 
 def errored(material: FilterInput, settings: ErroredFilter) -> Finding:

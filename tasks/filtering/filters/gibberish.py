@@ -5,8 +5,8 @@ from math import log
 import numpy as np
 
 from configs.filters import GibberishFilter
+from tasks.arrays.finding import FilterInput, Finding, hits_from
 from tasks.arrays.ragged import Ragged
-from tasks.filtering.filters.finding import FilterInput, Finding, hits_from
 
 
 class UnknownVocabulary(ValueError):

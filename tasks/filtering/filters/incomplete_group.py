@@ -5,7 +5,7 @@ import pyarrow.compute as pc
 
 from configs.filters import IncompleteGroupFilter
 from tasks.arrays.columns import codes
-from tasks.filtering.filters.finding import FilterInput, Finding, hits_from
+from tasks.arrays.finding import FilterInput, Finding, hits_from
 
 
 def incomplete_group(material: FilterInput, settings: IncompleteGroupFilter) -> Finding:

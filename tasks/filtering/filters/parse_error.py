@@ -6,9 +6,9 @@ Whatever this filter does with the rest of the rollout, such a turn is not train
 import numpy as np
 
 from configs.filters import ParseErrorFilter
+from tasks.arrays.finding import FilterInput, Finding, hits_from
 from tasks.arrays.parse_errors import parse_error_flags
 from tasks.arrays.ragged import Ragged
-from tasks.filtering.filters.finding import FilterInput, Finding, hits_from
 
 
 def parse_error(material: FilterInput, settings: ParseErrorFilter) -> Finding:

@@ -5,8 +5,8 @@ from math import log
 import numpy as np
 
 from configs.filters import RepetitionFilter
+from tasks.arrays.finding import FilterInput, Finding, Flags, hits_from
 from tasks.arrays.ragged import Integers, Ragged
-from tasks.filtering.filters.finding import FilterInput, Finding, Flags, hits_from
 
 
 def repetition(material: FilterInput, settings: RepetitionFilter) -> Finding:

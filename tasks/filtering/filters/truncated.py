@@ -1,7 +1,7 @@
 """Truncated: a limit on tokens or turns ended the rollout before the model did."""
 
 from configs.filters import TruncatedFilter
-from tasks.filtering.filters.finding import FilterInput, Finding, hits_from
+from tasks.arrays.finding import FilterInput, Finding, hits_from
 
 
 def truncated(material: FilterInput, settings: TruncatedFilter) -> Finding:

@@ -6,7 +6,7 @@ import pyarrow as pa
 from configs.filters import ZeroAdvantageFilter
 from configs.run import for_environment
 from tasks.arrays.columns import codes, texts
-from tasks.filtering.filters.finding import FilterInput, Finding, hits_from
+from tasks.arrays.finding import FilterInput, Finding, hits_from
 
 
 def zero_advantage(material: FilterInput, settings: ZeroAdvantageFilter) -> Finding:

@@ -18,11 +18,11 @@ from flows.queries.step_history import StepHistory, StepLineage, step_history
 from flows.queries.store_reader import StoreReader
 from flows.queries.tokens import tokens
 from flows.queries.trace import find_trace
-from flows.queries.trace_facts import trained_in
 from flows.queries.why import explain
 from flows.viewer import addresses
 from flows.viewer.app import respond
 from flows.viewer.pages import PAGES
+from flows.viewer.trace_facts import trained_in
 from storage.read.frames import Frames
 from storage.store import open_store
 from tasks.filtering import stage as filtering

@@ -33,8 +33,8 @@ MODULES = {
     "cli.demo": ["main"],
     "cli.launch": ["start", "resume"],
     "cli.maintenance": ["maintain_store", "collect_garbage"],
-    "views.show": ["main"],
-    "views.evals": ["main"],
+    "cli.run_summary": ["main"],
+    "cli.evals": ["main"],
 }
 """The modules that do the work of commands, below `flows`, and what commands call of them."""
 
@@ -81,8 +81,11 @@ def test_run_takes_files_and_overrides_in_any_order_with_options_between(calls: 
             ["resume", "a", "--store", "s", "--plain"],
             ("launch.resume", ("a",), {"overrides": [], "store": "s", "plain": True}),
         ),
-        (["show", "--json", "latest"], ("show.main", ("latest",), {"overrides": [], "store": "", "as_json": True})),
-        (["show", "a", "x.y=1"], ("show.main", ("a",), {"overrides": ["x.y=1"], "store": "", "as_json": False})),
+        (
+            ["show", "--json", "latest"],
+            ("run_summary.main", ("latest",), {"overrides": [], "store": "", "as_json": True}),
+        ),
+        (["show", "a", "x.y=1"], ("run_summary.main", ("a",), {"overrides": ["x.y=1"], "store": "", "as_json": False})),
         (["maintain", "--store", "s"], ("maintenance.maintain_store", (), MAINTAIN)),
         (
             ["maintain", "--retention-hours", "24", "--retain", "messages=9d", "--force", "--dry-run", "--json"],

@@ -15,8 +15,8 @@ from flows.runtime import pipeline
 from flows.runtime.evaluation import evaluation_configs
 from flows.runtime.session import record_run
 from flows.runtime.step_report import finish_step
+from tasks.arrays.group_counts import num_needed
 from tasks.assignment import stage as assignment
-from tasks.assignment.oversampling import num_needed
 from tasks.inference.sampling.rollouts import straggler_failure
 from tasks.rollout import stage as rollout
 from tasks.runtime.stage import Policy, Tables

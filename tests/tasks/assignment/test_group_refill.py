@@ -4,7 +4,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.assignment.group_refill import admitted_groups, groups_to_refill
+from tasks.arrays.group_counts import admitted_groups, groups_to_refill
 from tests.tasks.assignment.groups import assignments, credits
 
 

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.assignment.group_refill import groups_to_refill
-from tasks.assignment.oversampling import num_begun, num_needed, oversampled_turn
+from tasks.arrays.group_counts import groups_to_refill, num_begun, num_needed, oversampled_turn
 from tasks.assignment.stage import STAGE, assignment
 from tests.fixtures.builders import example, table, view
 from tests.tasks.assignment.groups import assignments, credits

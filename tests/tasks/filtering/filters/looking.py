@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from tasks.arrays.finding import FilterInput
 from tasks.arrays.message_graph import owners
-from tasks.filtering.filters.finding import FilterInput
 from tests.fixtures.builders import message, table, trace
 
 

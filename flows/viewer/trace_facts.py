@@ -14,7 +14,7 @@ from flows.queries.shared_slices import lost
 from flows.queries.store_reader import StoreReader
 from flows.queries.trace import WEIGHTS, FoundTrace, outcome_of, packed_weights, samples
 from flows.viewer import addresses
-from tasks.filtering.filters.finding import QUARANTINED
+from tasks.arrays.finding import QUARANTINED
 from tasks.metrics.accounting import ERRORED, FILTERED, NO_WEIGHT, PENDING, REFUSED, STOPPED, TRAINED
 
 Values = dict[str, Any]

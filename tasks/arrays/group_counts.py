@@ -1,6 +1,8 @@
-"""Refilling: how many groups of a step are still wanted after those that teach nothing."""
+"""How many groups are begun with oversampling, how many are needed, and how many are still to be refilled."""
 
 from collections import Counter
+from fractions import Fraction
+from math import ceil, floor
 
 import numpy as np
 import pyarrow as pa
@@ -8,7 +10,31 @@ import pyarrow as pa
 from tasks.arrays.columns import texts
 from tasks.arrays.ragged import Ragged
 from tasks.arrays.samples import COMPONENTS
-from tasks.assignment.oversampling import num_needed
+
+
+def num_begun(num_needed: int, factor: float) -> int:
+    """Return how many groups are begun for `num_needed`: the factor times as many, rounded up.
+
+    The factor is read as the decimal that a person wrote: 1.1 times 10 is 11, and not a little more.
+    """
+    return ceil(num_needed * _exact(factor))
+
+
+def num_needed(num_begun: int, factor: float) -> int:
+    """Return how many of the groups begun are needed: the inverse of `begun`."""
+    return floor(num_begun / _exact(factor))
+
+
+def oversampled_turn(turn: int, factor: float) -> int:
+    """Return where in its walk an environment stands that was to have had `turn` turns, all of them oversampled.
+
+    No example is left out between two steps; the last of one step may be the first of the next.
+    """
+    return floor(turn * _exact(factor))
+
+
+def _exact(factor: float) -> Fraction:
+    return Fraction(repr(factor))
 
 
 def groups_to_refill(
