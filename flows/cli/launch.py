@@ -121,7 +121,7 @@ def run(
     with open_session(config, watchers, engine) as session:
         planned = plan_run(session.place, session.source, session.policy)
         missing = [ref for ref in planned if ref.computed]
-        session.tell("plan", missing=missing, num_pieces=len(planned))
+        session.notify("plan", missing=missing, num_pieces=len(planned))
         if not missing:
             return _run_without_prefect(session)
         directory = log_directory(config)
@@ -130,7 +130,7 @@ def run(
         session.begin(missing)
         before()
         with prefect_api.termination_reported():
-            session.tell("prefect", url=api.wait().ui_url)
+            session.notify("prefect", url=api.wait().ui_url)
             route_prefect_logs(directory / "prefect.log")
             return _call_flow(session)
 

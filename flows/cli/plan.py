@@ -47,7 +47,7 @@ def lines(config: RunConfig, resolved: RunConfig) -> Iterator[str]:
     yield ""
     reason = unknown_keys(config)
     yield f"{'stage':<14} {'settings':<{SHOWN}}  {'key of step 0':<{SHOWN}}  sections"
-    for task, ref in walk(resolved, Source(resolved.model.path, "" if reason else _digest(config))):
+    for task, ref in planned_stages(resolved, Source(resolved.model.path, "" if reason else _digest(config))):
         digest = content_key(section(task, resolved))[:SHOWN]
         key = "-" if reason else ref.key[:SHOWN]
         yield f"{task.stage.name:<14} {digest}  {key:<{SHOWN}}  {', '.join(task.stage.sections) or 'none'}"
@@ -57,7 +57,7 @@ def lines(config: RunConfig, resolved: RunConfig) -> Iterator[str]:
     yield from sizes(resolved)
 
 
-def walk(config: RunConfig, source: Source) -> list[tuple[StageTask, Ref]]:
+def planned_stages(config: RunConfig, source: Source) -> list[tuple[StageTask, Ref]]:
     """Return the stages of the first step, as the pipeline itself calls them, with the keys they would have."""
     if config.kind == "evaluate":
         first = next(iter(evaluation_configs(config).values()))  # policy and examples are the same for all sets

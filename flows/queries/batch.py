@@ -81,7 +81,7 @@ def rows(library: StoreReader, of: PackedStep) -> pl.DataFrame:
 
     `fill` is the share of a row's room that samples take: 0 in a padding row, null where the room is not known.
     """
-    return library.kept(("batch rows", *of.batches.identity), lambda: _rows(library, of))
+    return library.cached(("batch rows", *of.batches.identity), lambda: _rows(library, of))
 
 
 def _rows(library: StoreReader, of: PackedStep) -> pl.DataFrame:
@@ -99,7 +99,7 @@ def samples(library: StoreReader, of: PackedStep) -> pl.DataFrame:
     Columns: `row`, `place`, `start` (its first token in the row), those of `SAMPLE` and `TRACE`, and `key`, the work
     that made the rollout.
     """
-    return library.kept(("batch samples", *of.identity), lambda: _samples(library, of))
+    return library.cached(("batch samples", *of.identity), lambda: _samples(library, of))
 
 
 def _samples(library: StoreReader, of: PackedStep) -> pl.DataFrame:

@@ -95,7 +95,7 @@ def _steps_of(works: Sequence[Works]) -> list[int]:
 def works_of(library: StoreReader, run: str) -> Works:
     """Return a run's finished work by step and stage. Raises NotThere for an unknown run."""
     state = state_of(library, run)
-    return library.kept_while(("finished work", run), state, partial(work_of, library, run))
+    return library.cached_while(("finished work", run), state, partial(work_of, library, run))
 
 
 def work_of(library: StoreReader, run: str) -> Works:
@@ -275,7 +275,7 @@ def compared(library: StoreReader, a: str, b: str) -> Mapping[str, Any]:
     Raises NotThere for an unknown run.
     """
     state = state_of(library, a), state_of(library, b)
-    return library.kept_while(("compared", a, b), state, partial(compare, library, a, b))
+    return library.cached_while(("compared", a, b), state, partial(compare, library, a, b))
 
 
 def compared_steps(library: StoreReader, a: str, b: str) -> pl.DataFrame:

@@ -228,7 +228,7 @@ class ComparedRows:
         rounds = row_identities(recorded.rounds)
         environments = tuple(each.model_dump_json() for each in config.environments)
         name = ("scored", recorded.set_name, recorded.version, recorded.pass_at, rounds, environments)
-        return self._library.kept(name, lambda: self._scored(recorded, config))
+        return self._library.cached(name, lambda: self._scored(recorded, config))
 
     def _scored(self, recorded: RecordedEvaluation, config: RunConfig) -> EvaluationScores:
         rounds = [self._traces(entry) for entry in recorded.rounds]

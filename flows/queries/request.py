@@ -40,7 +40,7 @@ class PageRequest:
         """A whole number of the question, within its bounds. Raises BadQuestion where it is none."""
         return _whole(self.query.get(name, ""), name, default, least, most)
 
-    def place(self, name: str) -> int:
+    def required_number(self, name: str) -> int:
         """A whole number of the path: a step, a row. Raises NotThere where it is none."""
         given = self.path[name]
         if not (given.isascii() and given.isdecimal() and len(given) < 10):

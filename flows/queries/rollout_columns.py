@@ -121,7 +121,7 @@ def written_names(names: Iterable[str]) -> str:
     return ",".join(quote(name, safe=":_-./()[]") for name in names)
 
 
-def named(frame: pl.DataFrame) -> list[tuple[str, int]]:
+def named_columns(frame: pl.DataFrame) -> list[tuple[str, int]]:
     """Return the columns of named rewards and metrics with how many traces have each, the most frequent first."""
     found: Counter[str] = Counter()
     for start, table in ((REWARD, "rewards"), (METRIC, "metrics")):

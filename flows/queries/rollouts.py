@@ -107,7 +107,7 @@ def _at(library: StoreReader, run: str, step: int, for_training: bool) -> list[S
 def traces_of(library: StoreReader, run: str, found: Sequence[StepLineage]) -> pl.DataFrame:
     """Return the traces of some lineages of a run in their order, with columns as in `traces`; read once and held."""
     known = tuple(row_identities(lineage.works) for lineage in found)
-    return library.kept(("step_traces", known), lambda: _joined(library, run, list(found)))
+    return library.cached(("step_traces", known), lambda: _joined(library, run, list(found)))
 
 
 def _joined(library: StoreReader, run: str, found: list[StepLineage]) -> pl.DataFrame:

@@ -91,7 +91,7 @@ def held_out(library: StoreReader, run: str) -> list[dict[str, Any]]:
     if not done:
         return []
     num_events = len(library.store.runs.events(run))  # each may bring another config
-    return library.kept(("held-out", run, num_events, done), lambda: _held_out(library, run))
+    return library.cached(("held-out", run, num_events, done), lambda: _held_out(library, run))
 
 
 def _held_out(library: StoreReader, run: str) -> list[dict[str, Any]]:

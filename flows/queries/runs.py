@@ -74,7 +74,7 @@ def _run(library: StoreReader, name: str, by_run: Mapping[str, Sequence[Recorded
         "losses": losses,
         "last_loss": next((each for each in reversed(losses) if each is not None), None),
         "held_out": _held_out(library, name),
-        **chosen(config),
+        **headline_settings(config),
         "policy": policy_of(library, config),
         **tokens_of(metrics),
         **_times(library, name, events),
@@ -114,7 +114,7 @@ def _held_out(library: StoreReader, name: str) -> float | None:
     return mean(averages) if averages else None
 
 
-def chosen(config: Mapping[str, Any]) -> dict[str, Any]:
+def headline_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the config of a run says it is about; a run of another version's config says what it can."""
     given = config.get("environments")
     environments = [each for each in given if isinstance(each, Mapping)] if isinstance(given, Sequence) else []
@@ -186,7 +186,7 @@ def overview(library: StoreReader, run: str, steps: list[RecordedStep]) -> dict[
         "bytes": sum(file.size for work in own for piece in work.slices for file in piece.files),
         "host": events[-1].host,
         "flow_run": events[-1].flow_run,
-        **chosen(events[-1].config),
+        **headline_settings(events[-1].config),
         "policy": policy_of(library, events[-1].config),
         **_settings(config),
         "parent": parent,
@@ -213,7 +213,7 @@ def _settings(config: RunConfig) -> dict[str, Any]:
 def branched_off(library: StoreReader) -> dict[str, str | None]:
     """Return the run that each run says it branched off, if any."""
     runs = library.store.runs
-    return library.kept(
+    return library.cached(
         ("branched off", library.mark), lambda: {name: runs.events(name)[-1].parent_run for name in runs.names()}
     )
 

@@ -98,7 +98,7 @@ def _seconds(work: Work) -> float | None:
     return (work.entry.finished_at - work.entry.started_at).total_seconds()
 
 
-def retired(library: StoreReader, works: Iterable[Work | None]) -> list[dict[str, Any]]:
+def expired_rows(library: StoreReader, works: Iterable[Work | None]) -> list[dict[str, Any]]:
     """Return what some work has lost, by table: table, num_rows, `at` (the last time) and hours (its retention then).
 
     Numbers that come from those tables are of the rows that are left.
@@ -113,9 +113,9 @@ def retired(library: StoreReader, works: Iterable[Work | None]) -> list[dict[str
     return list(found.values())
 
 
-def retired_of(library: StoreReader, *runs: str) -> list[dict[str, Any]]:
+def expired_rows_of_runs(library: StoreReader, *runs: str) -> list[dict[str, Any]]:
     """Return the same of all work that some runs use. Raises NotThere for an unknown run."""
-    return retired(library, (work for run in runs for work in library.frames(run).graph.works.values()))
+    return expired_rows(library, (work for run in runs for work in library.frames(run).graph.works.values()))
 
 
 def lost(library: StoreReader, works: Iterable[Work], table: str) -> bool:

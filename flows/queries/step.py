@@ -72,14 +72,16 @@ def _id_length(ids: pl.Series) -> int:
 
 def offered(frame: pl.DataFrame, shown: list[str]) -> list[dict[str, Any]]:
     """Return the columns that can be shown, each with the list of columns that choosing, or leaving it out, gives."""
-    named = [step_columns.column(name, frame) for name, _ in step_columns.named(frame)[:MOST_NAMED]]
+    named = [step_columns.column(name, frame) for name, _ in step_columns.named_columns(frame)[:MOST_NAMED]]
     plain = [each for each in step_columns.COLUMNS if each.name in frame.columns and each.name != "trace_id"]
-    found = []
+    search_mask = []
     for each in (*plain, *named):
         on = each.name in shown
         left = [name for name in shown if name != each.name] if on else [*shown, each.name]
-        found.append({"name": each.name, "title": each.title, "on": on, "columns": step_columns.written_names(left)})
-    return found
+        search_mask.append(
+            {"name": each.name, "title": each.title, "on": on, "columns": step_columns.written_names(left)}
+        )
+    return search_mask
 
 
 def group_page(frame: pl.DataFrame, asked: PageRequest) -> dict[str, Any]:
@@ -90,18 +92,18 @@ def group_page(frame: pl.DataFrame, asked: PageRequest) -> dict[str, Any]:
     sort = asked.one_of("group_sort", groups.SORTS, "group")
     order = asked.one_of("group_order", (step_choice.ASCENDING, step_choice.DESCENDING), step_choice.ASCENDING)
     page = asked.number("group_page", 1, least=1)
-    found = groups.in_order(groups.of_traces(frame), sort, order == step_choice.DESCENDING)
-    pages = max(-(-found.height // GROUPS_PER_PAGE), 1)
+    search_mask = groups.in_order(groups.of_traces(frame), sort, order == step_choice.DESCENDING)
+    pages = max(-(-search_mask.height // GROUPS_PER_PAGE), 1)
     if page > pages:
         raise BadQuestion(f"group_page={page}: there are {pages} of {GROUPS_PER_PAGE} groups each")
-    rows = found.slice((page - 1) * GROUPS_PER_PAGE, GROUPS_PER_PAGE)
+    rows = search_mask.slice((page - 1) * GROUPS_PER_PAGE, GROUPS_PER_PAGE)
     return {
         "rows": _with_cells(rows, frame),
-        "num_groups": found["group_id"].n_unique(),
-        "num_rows": found.height,
-        "num_agents": found["agent"].n_unique(),
-        "num_environments": found["environment"].n_unique(),
-        "largest": found["num_traces"].max(),
+        "num_groups": search_mask["group_id"].n_unique(),
+        "num_rows": search_mask.height,
+        "num_agents": search_mask["agent"].n_unique(),
+        "num_environments": search_mask["environment"].n_unique(),
+        "largest": search_mask["num_traces"].max(),
         "sort": sort,
         "order": order,
         "page": page,
@@ -143,7 +145,7 @@ MORE = r'"(tool_calls|reasoning_content)"\s*:\s*["\[{]'
 """What the body of a message holds that says more than its content."""
 
 
-def found(library: StoreReader, run: str, frame: pl.DataFrame, text: str) -> pl.Series | None:
+def search_mask(library: StoreReader, run: str, frame: pl.DataFrame, text: str) -> pl.Series | None:
     """Return for each row of a frame of traces whether it holds a text; None where the text is empty.
 
     Upper and lower case are alike, in all scripts, letter by letter; nothing in the text has a meaning of its own. Only
@@ -154,7 +156,7 @@ def found(library: StoreReader, run: str, frame: pl.DataFrame, text: str) -> pl.
     works = [library.graph.works[key] for key in frame["key"].unique(maintain_order=True)]
     pattern = "(?i)" + pl.escape_regex(text.encode("utf-8", "replace").decode())
     name = ("step_search", text, row_identities(works))
-    saying = library.kept(name, lambda: _saying(library, run, works, pattern))
+    saying = library.cached(name, lambda: _saying(library, run, works, pattern))
     itself = pl.any_horizontal(pl.col(each).str.contains(pattern).fill_null(False) for each in ITSELF)
     joined = frame.join(saying, on=["key", "trace_id"], how="left", maintain_order="left")
     return joined.select((itself | pl.col("says").is_not_null()).alias("found"))["found"]
@@ -182,11 +184,11 @@ def said_beside(body: str) -> list[str]:
     """Return what a message says beside its content: its thoughts, and names and arguments of its tool calls."""
     said = parsed(body)
     calls = said.get("tool_calls")
-    found = [said.get("reasoning_content")]
+    search_mask = [said.get("reasoning_content")]
     for call in calls if isinstance(calls, list) else ():
         inner = call.get("function", call) if isinstance(call, dict) else {}
-        found += [inner.get("name"), inner.get("arguments")] if isinstance(inner, dict) else []
-    return [each if isinstance(each, str) else json.dumps(each, ensure_ascii=False) for each in found if each]
+        search_mask += [inner.get("name"), inner.get("arguments")] if isinstance(inner, dict) else []
+    return [each if isinstance(each, str) else json.dumps(each, ensure_ascii=False) for each in search_mask if each]
 
 
 NAME, TITLE = "mismatch_kl", "mismatch KL"
@@ -206,8 +208,8 @@ def with_mismatch(
     if not trained or not {NAME, TITLE} & set(names):
         return frame.with_columns(pl.lit(None, pl.Float64).alias(NAME))
     known = tuple(row_identities(lineage.works) for lineage in trained)
-    found = library.kept(("step_mismatch", known), lambda: by_trace(library, run, trained))
-    told = frame.join(found, on="trace_id", how="left", maintain_order="left")
+    search_mask = library.cached(("step_mismatch", known), lambda: by_trace(library, run, trained))
+    told = frame.join(search_mask, on="trace_id", how="left", maintain_order="left")
     return told.with_columns(pl.when(pl.col("policy_key") != "").then(NAME).alias(NAME))
 
 

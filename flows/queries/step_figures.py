@@ -124,7 +124,7 @@ def updates(library: StoreReader, run: str, found: Sequence[StepLineage]) -> lis
         return []
     rows = library.frames(run).rows(works, "updates").select("key", *MEASURED)
     name = ("step_updates", row_identities(works))
-    return library.kept(name, lambda: rows.sort("key", "update").drop("key").collect().to_dicts())
+    return library.cached(name, lambda: rows.sort("key", "update").drop("key").collect().to_dicts())
 
 
 def policies(library: StoreReader, run: str, frame: pl.DataFrame, found: Sequence[StepLineage]) -> dict[str, Any]:

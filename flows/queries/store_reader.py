@@ -59,8 +59,8 @@ class StoreReader:
         """A text that is another as soon as anything was committed."""
         if self._still is not None:
             return self._still.mark
-        books = (self.store.ledger, self.store.runs, self.store.quarantines)
-        return "-".join(str(book.refresh()) for book in books)
+        tables = (self.store.ledger, self.store.runs, self.store.quarantines)
+        return "-".join(str(table.refresh()) for table in tables)
 
     def moment(self) -> Moment:
         """The store as it is now; the same object until somebody commits."""
@@ -109,7 +109,7 @@ class StoreReader:
         self.frames(run)
         return recorded_run(self.store, run)[1]
 
-    def kept(self, name: Hashable, make: Callable[[], Value]) -> Value:
+    def cached(self, name: Hashable, make: Callable[[], Value]) -> Value:
         """What `make` returns, made once: for what is derived from finished rows alone.
 
         `name` holds what names those rows (`storage.read.lineage.row_identities`): then nothing derived goes stale.
@@ -120,7 +120,7 @@ class StoreReader:
         """What `kept` has under a name; None where it would have to be made."""
         return self.cache.held(name)
 
-    def kept_while(self, name: Hashable, state: Hashable, make: Callable[[], Value]) -> Value:
+    def cached_while(self, name: Hashable, state: Hashable, make: Callable[[], Value]) -> Value:
         """What `make` returns, made anew when `state` is another: for what of a run changes while it goes on."""
         return self.cache.while_same(name, state, make)
 

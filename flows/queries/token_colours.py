@@ -125,7 +125,7 @@ def unlikely(column: str) -> Callable[[pl.DataFrame, float], str]:
     return shades
 
 
-def named(*pairs: tuple[str, str]) -> Callable[[float], Legend]:
+def legend_of_pairs(*pairs: tuple[str, str]) -> Callable[[float], Legend]:
     """Return a legend that is the same whatever the numbers are."""
     return lambda largest: list(pairs)
 
@@ -219,16 +219,18 @@ COLOURINGS = (
         "Outside, clipped, or in a sequence that was left out: the rl loss gave the token no gradient.",
         "outside",
         flag("outside", "x", "i"),
-        named(("x", "outside"), ("i", "inside")),
+        legend_of_pairs(("x", "outside"), ("i", "inside")),
     ),
-    Colouring("mask", "mask", "Who wrote the token: the policy, or the environment.", "sampled", mask, named(*_MASK)),
+    Colouring(
+        "mask", "mask", "Who wrote the token: the policy, or the environment.", "sampled", mask, legend_of_pairs(*_MASK)
+    ),
     Colouring(
         "trained",
         "trained",
         "Whether an update was made with the token in its loss.",
         "trained",
         flag("trained", "y", "n"),
-        named(("y", "trained on"), ("n", "not")),
+        legend_of_pairs(("y", "trained on"), ("n", "not")),
     ),
 )
 NAMES = ("none", *(each.name for each in COLOURINGS))
@@ -242,7 +244,7 @@ def largest(tokens: pl.DataFrame, column: str) -> float:
     return float(size or 0.0)
 
 
-def chosen(tokens: pl.DataFrame) -> str:
+def default_colouring(tokens: pl.DataFrame) -> str:
     """Return the colouring that says most of some tokens."""
     for name, column in SHARED.items():
         if largest(tokens, column):

@@ -36,7 +36,7 @@ def written(asked: PageRequest) -> str:
     return urlencode({name: asked.query[name] for name in (*CHOOSING, SET) if asked.query.get(name)})
 
 
-def walk(library: StoreReader, found: FoundTrace, list_asked: str = "") -> TraceNeighbours:
+def neighbours_of_trace(library: StoreReader, found: FoundTrace, list_asked: str = "") -> TraceNeighbours:
     """Return where a trace stands among those of a list, `written` as above, or else of its batch of rollouts.
 
     A list that does not hold it any more counts as none. Raises BadQuestion for a list of what is not known.
@@ -58,7 +58,7 @@ def _listed(library: StoreReader, found: FoundTrace, asked: PageRequest) -> pl.D
         frame = with_mismatch(library, found.run, lineages, frame, (choice.sort,))
     else:
         frame = evaluation_traces(library, found.run, found.step, asked.text(SET) or None)
-    return choose(frame, choice, step_search.found(library, found.run, frame, choice.search)).rows
+    return choose(frame, choice, step_search.search_mask(library, found.run, frame, choice.search)).rows
 
 
 def _around(rows: pl.DataFrame, found: FoundTrace, chosen: dict[str, str]) -> TraceNeighbours:

@@ -57,9 +57,9 @@ def finish_replayed(session: Session, done: Replayed, apart: PolicyDistance) -> 
     update = described["update"]
     same = None if update is None or recorded is None else update["weights_sha256"] == recorded["weights_sha256"]
     described["same_weights"] = same
-    session.tell("step", **described)
+    session.notify("step", **described)
     for text in _notes(done, described, apart):
-        session.tell("note", text=text)
+        session.notify("note", text=text)
     return described
 
 

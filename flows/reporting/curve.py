@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flows.reporting.svg import NUM_COLOURS, Scale, colour, drawing, label, short, tag, text, thinned
+from flows.reporting.svg import NUM_COLOURS, Scale, colour, label, short, svg_document, tag, text, thinned
 
 WIDTH, HEIGHT = 720.0, 260.0
 LEFT, RIGHT, TOP, BOTTOM = 56.0, 16.0, 34.0, 40.0
@@ -74,7 +74,7 @@ def _picture(curves: Sequence[Sequence[Point]], title: str, *beside: str) -> str
         body = [grid(x, y), *(_curve(number, own, x, y) for number, own in enumerate(curves)), *beside]
     page = tag("rect", width="100%", height="100%", class_="page")
     parts = (tag("style", STYLE), page, text(LEFT, 20, title, class_="title"), *body)
-    return str(drawing(WIDTH, HEIGHT, parts, xmlns="http://www.w3.org/2000/svg", width=WIDTH, height=HEIGHT))
+    return str(svg_document(WIDTH, HEIGHT, parts, xmlns="http://www.w3.org/2000/svg", width=WIDTH, height=HEIGHT))
 
 
 def _curve(number: int, points: Sequence[Point], x: Scale, y: Scale) -> str:

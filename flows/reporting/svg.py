@@ -57,7 +57,7 @@ def link(address: str | None, *inside: str, **values: object) -> str:
     return tag("a", *inside, href=address, **values) if address else "".join(inside)
 
 
-def drawing(across: float, down: float, parts: Iterable[str], **values: object) -> Markup:
+def svg_document(across: float, down: float, parts: Iterable[str], **values: object) -> Markup:
     """Return the whole drawing, in units of its own; the style sheet, or `width` and `height`, say how large."""
     return Markup(tag("svg", *parts, viewBox=f"0 0 {short(across)} {short(down)}", **values))
 

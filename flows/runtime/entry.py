@@ -47,7 +47,7 @@ def session_of(prepared: Callable[[], RunConfig], plan: Planner = plan_work) -> 
     with watching(config) as watchers, open_session(config, (*watchers, log_event)) as opened:
         missing = [ref for ref in plan(opened.place, opened.source, opened.policy) if ref.computed]
         preflight(opened, missing)
-        opened.tell("prefect", url="")
+        opened.notify("prefect", url="")
         with record_run(opened):
             opened.begin(missing)
             yield opened

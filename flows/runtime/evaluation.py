@@ -69,7 +69,7 @@ def _evaluate(session: Session, name: str, place: RunContext, policy: Policy | N
     tables = [place.table("traces", (each,)) for each in rounds]
     pass_at = place.config.evaluation.pass_at
     found = score_rollouts(name, policy.version if policy else 0, tables, place.config.environments, pass_at)
-    session.tell("evaluation", computed=any(each.computed for each in rounds), **found.described)
+    session.notify("evaluation", computed=any(each.computed for each in rounds), **found.described)
     return found
 
 
@@ -111,7 +111,7 @@ class Evaluations:
         self._collect(lambda each: True)
 
     @property
-    def found(self) -> list[dict[str, Any]]:
+    def described(self) -> list[dict[str, Any]]:
         """What was found, in the order in which policies were made."""
         return [each.described for each in self._found]
 

@@ -128,11 +128,11 @@ class Executor:
         assert context is not None
         if task is not metrics.task:  # takes no time, and a step that was trained is not left without its numbers
             session.stop_if_cancelled(step, task.stage.name)
-        session.tell("stage", stage=task.stage.name, step=step, evaluating=context is not session.place)
+        session.notify("stage", stage=task.stage.name, step=step, evaluating=context is not session.place)
         with context.unbuffered() if task.waits else nullcontext():  # what took long is committed at once
             ref: Ref = task(context, step, refs, policy, session.services, parameters, extra_inputs)
         session.count(computed=True)
-        session.tell("done", ref=ref)
+        session.notify("done", ref=ref)
         return ref
 
     def _context_of(self, ref: Ref) -> RunContext | None:

@@ -37,8 +37,8 @@ def loop_train(session: Session) -> dict[str, Any]:
             evaluations.begin(finished.policy)
         evaluations.finish()
         unfinished.pop_all()
-    outcome.evaluations, outcome.comparisons = evaluations.found, evaluations.comparisons()
-    session.tell("comparison", rows=outcome.comparisons)
+    outcome.evaluations, outcome.comparisons = evaluations.described, evaluations.comparisons()
+    session.notify("comparison", rows=outcome.comparisons)
     return outcome.finished(session)
 
 

@@ -91,7 +91,7 @@ class Session:
             learner=self.learner,
             graders=self.graders,
             example_source=self.environments,
-            approve=approval(self.place.run, self.config.store, self.tell),
+            approve=approval(self.place.run, self.config.store, self.notify),
             render=self._renderer() if self.config.kind == "sft" else None,
         )
 
@@ -135,7 +135,7 @@ class Session:
                 f"--store {self.config.store}"
             )
 
-    def tell(self, event: str, **facts: Any) -> None:
+    def notify(self, event: str, **facts: Any) -> None:
         """Let the watchers (panel, artifacts, monitor) see an event."""
         with self._telling:  # threads of the run have things to tell at the same time
             for watch in self.watchers:

@@ -65,13 +65,13 @@ def check_account(session: Session, batch: StepBatch) -> list[Share]:
 def finish_step(session: Session, finished: FinishedStep) -> dict[str, Any]:
     """Describe a finished step and tell the watchers."""
     described = describe(session.place, finished.step, finished.refs)
-    session.tell("step", **described)
+    session.notify("step", **described)
     if described["computed"] and (warning := low_signal(described)):
-        session.tell("note", text=warning)
+        session.notify("note", text=warning)
     if described["computed"] and (warning := short_of_groups(finished.step, described.get("groups", {}))):
-        session.tell("note", text=warning)
+        session.notify("note", text=warning)
     if warning := quarantine_warning(session, finished.batch):
-        session.tell("note", text=warning)
+        session.notify("note", text=warning)
     return described
 
 

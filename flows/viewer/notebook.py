@@ -123,7 +123,7 @@ class TraceView:
         """Its row and the work that it went through."""
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, Any]:
         """Its row in the table traces, with the run, and the key of the work that made it."""
         return {"run": self.found.run, "key": self.found.key, **self.found.row}
 

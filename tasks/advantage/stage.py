@@ -50,8 +50,8 @@ def refused(kept: GroupedTraces, credit: Credit, settings: AdmissionConfig) -> F
     rl = credit.rl != 0
     lowest, highest = (end + sign * _slack(end) for end, sign in ((settings.reject_min, -1), (settings.reject_max, 1)))
     apart = (worth < lowest) | (worth > highest)
-    weighed, telling = (np.bincount(group, flags, len(groups)) for flags in (rl, rl & apart))
-    found: Flags = ((weighed > 0) & (telling == 0))[group]
+    weighed, differing = (np.bincount(group, flags, len(groups)) for flags in (rl, rl & apart))
+    found: Flags = ((weighed > 0) & (differing == 0))[group]
     return found
 
 

@@ -84,13 +84,13 @@ def _slots(
 def _oversampled(slots: Sequence[tuple[str, int]], factor: float) -> list[tuple[str, int]]:
     """Return the slots and, after them, those of the groups that each environment begins beyond what it needs.
 
-    An environment walks that much faster, so that no step tries again what another one has begun.
+    An environment orders that much faster, so that no step tries again what another one has begun.
     """
     needed = Counter(name for name, _ in slots)
     first = {name: min(had for each, had in slots if each == name) for name in needed}
-    walks = {name: counting(oversampled_turn(had, factor)) for name, had in first.items()}
+    orders = {name: counting(oversampled_turn(had, factor)) for name, had in first.items()}
     more = [name for name, count in needed.items() for _ in range(num_begun(count, factor) - count)]
-    return [(name, next(walks[name])) for name in [*(name for name, _ in slots), *more]]
+    return [(name, next(orders[name])) for name in [*(name for name, _ in slots), *more]]
 
 
 def _taken(assignments: pa.Table) -> Mapping[str, set[str]]:

@@ -17,7 +17,7 @@ from flows.queries.batch import texts
 from flows.queries.compare_rows import MEASURES
 from flows.queries.identify import policy_names, policy_version
 from flows.queries.request import BadQuestion, NotThere, PageRequest
-from flows.queries.shared_slices import lost, retired
+from flows.queries.shared_slices import expired_rows, lost
 from flows.queries.store_reader import StoreReader
 from flows.viewer import addresses
 from flows.viewer.addresses import Crumb, Page
@@ -36,7 +36,7 @@ DENOMINATORS = {"rl_tokens": "RL tokens", "ce_tokens": "CE tokens", "ref_kl_toke
 
 def batch_page(library: StoreReader, asked: PageRequest) -> Page:
     """Return the batch of a step. Raises NotThere where it has none."""
-    run, step = asked.path["run"], asked.place("step")
+    run, step = asked.path["run"], asked.required_number("step")
     of = data.packed(library, run, step)
     rows = data.rows(library, of)
     size = rows_per_page(rows)
@@ -85,7 +85,7 @@ def overview(library: StoreReader, of: data.PackedStep) -> dict[str, Any]:
         "state": _state(library, of),
         "policy": _policy(library, of),
         "key": of.batches.key,
-        "retired": retired(library, (of.batches, *of.credits, *of.traces, of.updates)),
+        "retired": expired_rows(library, (of.batches, *of.credits, *of.traces, of.updates)),
         "computed_by": of.batches.computed_by,
         "capacity": of.capacity,
         "num_rows": len(rows),
@@ -201,7 +201,7 @@ COMPONENTS = {"rl_weights": "rl", "ce_weights": "ce", "ref_kl_weights": "ref_kl"
 
 def row_page(library: StoreReader, asked: PageRequest) -> Page:
     """Return a row. Raises NotThere where the step has no batch or the batch no such row."""
-    run, step, number = asked.path["run"], asked.place("step"), asked.place("row")
+    run, step, number = asked.path["run"], asked.required_number("step"), asked.required_number("row")
     of = batch.packed(library, run, step)
     rows = batch.rows(library, of)
     own = rows.filter(pl.col("row") == number)

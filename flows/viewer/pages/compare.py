@@ -19,7 +19,7 @@ from flows.queries.compare_rows import differences_between
 from flows.queries.compare_summary import ledger_cells, replayed_settings, step_of, summary_sentences
 from flows.queries.compare_traces import BOTH, compared_groups, compared_samples, compared_traces
 from flows.queries.request import BadQuestion, PageRequest
-from flows.queries.shared_slices import retired_of
+from flows.queries.shared_slices import expired_rows_of_runs
 from flows.queries.store_reader import StoreReader
 from flows.viewer import addresses
 from flows.viewer.addresses import Crumb, Page
@@ -50,7 +50,7 @@ def compare_page(library: StoreReader, asked: PageRequest) -> Page:
     found = compared(library, a, b)
     values = {
         **found,
-        "retired": retired_of(library, a, b),
+        "retired": expired_rows_of_runs(library, a, b),
         "a": a,
         "b": b,
         "told": summary_sentences(found),
@@ -126,7 +126,7 @@ SORTS = {
 
 def compare_step_page(library: StoreReader, asked: PageRequest) -> Page:
     """Return a step of two runs; `view` chooses the table, `sort`, `down` and `page` what of it is shown."""
-    a, b, step = asked.path["a"], asked.path["b"], asked.place("step")
+    a, b, step = asked.path["a"], asked.path["b"], asked.required_number("step")
     view = asked.one_of("view", list(VIEWS), "groups")
     sort = asked.one_of("sort", SORTS[view], SORTS[view][0])
     made = step_pair(library, a, b, step)
@@ -138,7 +138,7 @@ def compare_step_page(library: StoreReader, asked: PageRequest) -> Page:
     works = [works_of(library, run) for run in (a, b)]
     pieces = compared_keys(*({step: work.get(step, {})} for work in works))
     values = {
-        "retired": retired_of(library, a, b),
+        "retired": expired_rows_of_runs(library, a, b),
         **{"a": a, "b": b, "step": step, "view": view, "sort": sort, "down": down},
         "in_run": {side: bool(work.get(step)) and bool(steps[side]) for side, work in zip("ab", works, strict=True)},
         "work": step_of(pieces, step),

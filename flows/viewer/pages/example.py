@@ -18,7 +18,7 @@ from flows.queries.compare_traces import (
 )
 from flows.queries.example import PASS_REWARD, attempts, by_step, example
 from flows.queries.request import BadQuestion, NotThere, PageRequest
-from flows.queries.shared_slices import retired_of
+from flows.queries.shared_slices import expired_rows_of_runs
 from flows.queries.store_reader import StoreReader
 from flows.queries.trace import find_trace
 from flows.viewer import addresses
@@ -46,7 +46,7 @@ def example_page(library: StoreReader, asked: PageRequest) -> Page:
     listed = [_shown(run, each) for each in rows.to_dicts()]
     values = {
         "run": run,
-        "retired": retired_of(library, run),
+        "retired": expired_rows_of_runs(library, run),
         "environment": environment,
         "example_id": example_id,
         **_task(example(library, run, environment, example_id)),
@@ -172,7 +172,7 @@ def compare_example_page(library: StoreReader, asked: PageRequest) -> Page:
     sides = {side: _side(asked, side, attempts, when, a == b) for side in "ab"}
     chosen = _chosen(asked, sides)
     values = {
-        "retired": retired_of(library, a, b),
+        "retired": expired_rows_of_runs(library, a, b),
         **{"a": a, "b": b, "environment": environment, "example_id": example_id},
         **{"agents": agents, "agent": agent},
         **{f"of_{side}": {**own, "attempts": own["attempts"].to_dicts()} for side, own in sides.items()},

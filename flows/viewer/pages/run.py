@@ -10,7 +10,7 @@ from flows.queries.request import NotThere, PageRequest
 from flows.queries.run_state import held_out, is_going, look_of
 from flows.queries.runs import overview, tokens_of
 from flows.queries.series import StepNumbers, numbers
-from flows.queries.shared_slices import ledger, retired_of
+from flows.queries.shared_slices import expired_rows_of_runs, ledger
 from flows.queries.store_reader import StoreReader
 from flows.queries.timeline import events, lanes, stage_times
 from flows.reporting.svg import colour
@@ -39,7 +39,7 @@ def run_page(library: StoreReader, asked: PageRequest) -> Page:
     span = asked.one_of("timeline", SPANS) or ("20" if len(measured) > MANY else "all")
     values = {
         **told,
-        "retired": retired_of(library, run),
+        "retired": expired_rows_of_runs(library, run),
         "steps": [_step(run, each) for each in measured],
         "sections": [_section(run, each) for each in charts(measured, evaluations)],
         "metrics": _metrics(run, measured, asked.text("metric")),
@@ -154,7 +154,7 @@ def metric_page(library: StoreReader, asked: PageRequest) -> Page:
     """
     run, name = asked.path["run"], asked.path["metric"]
     measured = numbers(library, run)
-    known, gone = metrics(measured), retired_of(library, run)
+    known, gone = metrics(measured), expired_rows_of_runs(library, run)
     place = _metric_place(known, run, name, bool(gone))
     found = known[place]
     steps = [_step(run, each) for each in measured]

@@ -13,7 +13,7 @@ from flows.queries import step_figures
 from flows.queries.request import BadQuestion, NotThere, PageRequest
 from flows.queries.rollout_columns import read_names
 from flows.queries.scores import recorded_evaluations
-from flows.queries.shared_slices import retired
+from flows.queries.shared_slices import expired_rows
 from flows.queries.step import with_mismatch
 from flows.queries.step_history import StepLineage
 from flows.queries.store_reader import StoreReader
@@ -29,7 +29,7 @@ CARRIED = ("sort", "order", "columns", "size", "group_sort", "group_order")
 
 def step_page(library: StoreReader, asked: PageRequest) -> Page:
     """Return a step. Raises NotThere, and BadQuestion where the list of traces is asked for what is not known."""
-    run, step = asked.path["run"], asked.place("step")
+    run, step = asked.path["run"], asked.required_number("step")
     lineages = step_traces.lineages_of(library, run, step)
     frame = step_traces.traces_of(library, run, lineages)
     asked_for = (*read_names(asked.text("columns")), asked.text("sort"))
@@ -38,7 +38,7 @@ def step_page(library: StoreReader, asked: PageRequest) -> Page:
         "run": run,
         "step": step,
         "evaluation": None,
-        "retired": retired(library, [work for lineage in lineages for work in lineage.works]),
+        "retired": expired_rows(library, [work for lineage in lineages for work in lineage.works]),
         **_step_values(library, run, lineages, frame),
         **list_values(library, run, frame, asked),
         **neighbours(step_traces.steps_of(library, run), step),
@@ -51,7 +51,7 @@ def step_page(library: StoreReader, asked: PageRequest) -> Page:
 def list_values(library: StoreReader, run: str, frame: pl.DataFrame, asked: PageRequest) -> dict[str, Any]:
     """Return what the traces of a step, or of an evaluation, come to: figures, rewards, groups and the list."""
     choice = data.choice_of(asked)
-    chosen = step_choice.choose(frame, choice, step_search.found(library, run, frame, choice.search))
+    chosen = step_choice.choose(frame, choice, step_search.search_mask(library, run, frame, choice.search))
     return {
         "figures": step_figures.figures(frame),
         "histogram": step_figures.histogram(frame),
@@ -107,7 +107,7 @@ ALL = "all"
 
 def evaluation_page(library: StoreReader, asked: PageRequest) -> Page:
     """Return an evaluation of a policy; `set` chooses one set. Raises NotThere and BadQuestion."""
-    run, version = asked.path["run"], asked.place("step")
+    run, version = asked.path["run"], asked.required_number("step")
     every = step_traces.evaluation_traces(library, run, version)
     sets = sorted(every["set"].unique())
     chosen = _chosen_set(asked, sets)
@@ -115,7 +115,7 @@ def evaluation_page(library: StoreReader, asked: PageRequest) -> Page:
     values = {
         "run": run,
         "step": version,
-        "retired": retired(library, [c.traces for c in step_traces.evaluation_lineages(library, run, version)]),
+        "retired": expired_rows(library, [c.traces for c in step_traces.evaluation_lineages(library, run, version)]),
         "evaluation": {
             "set": chosen,
             "sets": sets,
@@ -156,5 +156,5 @@ def _scores(library: StoreReader, run: str, version: int, set_name: str | None) 
     # The config, which may be another after a resume, says which seats are scored.
     rounds = tuple((each.set_name, row_identities(each.rounds)) for each in wanted)
     name = ("scores", run, len(library.store.runs.events(run)), rounds)
-    scored = library.kept(name, lambda: [each.scored(library.store, config).described for each in wanted])
+    scored = library.cached(name, lambda: [each.scored(library.store, config).described for each in wanted])
     return [{"set": each["set"], **score} for each in scored for score in each["scores"]]

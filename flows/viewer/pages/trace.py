@@ -10,13 +10,13 @@ from flows.queries.message_parts import images, linked, long_text, read_message
 from flows.queries.messages import MOST_HITS, WINDOW, MessageView, hits, message_works, messages, reading, rejected
 from flows.queries.request import BadQuestion, NotThere, PageRequest
 from flows.queries.rollouts import episode, history, mates
-from flows.queries.shared_slices import retired
+from flows.queries.shared_slices import expired_rows
 from flows.queries.shown_tokens import colourings, describe, scaled, shown_tokens
 from flows.queries.store_reader import StoreReader
-from flows.queries.token_colours import NAMES, chosen
+from flows.queries.token_colours import NAMES, default_colouring
 from flows.queries.tokens import tokenizer, tokens
 from flows.queries.trace import FoundTrace, find_trace, index, other_runs, outcome_of, uses
-from flows.queries.trace_neighbours import TraceNeighbours, walk
+from flows.queries.trace_neighbours import TraceNeighbours, neighbours_of_trace
 from flows.viewer import addresses
 from flows.viewer import trace_facts as facts
 from flows.viewer.addresses import Crumb, Page
@@ -43,14 +43,14 @@ def trace_page(library: StoreReader, asked: PageRequest) -> Page:
     """
     found = find_trace(library, asked.path["run"], asked.path["trace"], asked.text("key"))
     row = found.row
-    beside = walk(library, found, asked.text("list"))
+    beside = neighbours_of_trace(library, found, asked.text("list"))
     values = {
         "run": found.run,
         "trace_id": found.trace_id,
         "key": found.key,
         "step": found.step,
         "for_training": found.lineage.for_training,
-        "retired": retired(library, (*found.lineage.works, *message_works(library, found))),
+        "retired": expired_rows(library, (*found.lineage.works, *message_works(library, found))),
         "trace": {name: value for name, value in row.items() if name not in (*JSONS, *ERROR)},
         "error": _error(row),
         "reward_parts": facts.reward_parts(row["rewards"]),
@@ -141,7 +141,7 @@ def _conversation(library: StoreReader, found: FoundTrace, asked: PageRequest) -
     start, window = _window(library, found, asked, told)
     numbers = [line.message for line in window]
     drawn, measured = shown_tokens(library, found, numbers, asked.number("at", 0) if asked.text("message") else 0)
-    default = chosen(measured)
+    default = default_colouring(measured)
     return {
         "branches": [
             {"branch": each, "num_messages": len(path), "leaf": path[-1]} for each, path in enumerate(whole.paths)

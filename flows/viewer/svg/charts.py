@@ -16,7 +16,7 @@ from typing import Any
 from markupsafe import Markup
 
 from flows.reporting.curve import Steps, grid, is_drawn, series_svg
-from flows.reporting.svg import Scale, around, colour, drawing, link, quoted, short, tag, thinned
+from flows.reporting.svg import Scale, around, colour, link, quoted, short, svg_document, tag, thinned
 from flows.reporting.texts import visible
 
 WIDTH, HEIGHT = 440.0, 172.0
@@ -48,7 +48,7 @@ def _picture(drawn: Chart, steps: Steps) -> Markup:
         middle = (len(series) - 1) / 2
         parts += [series_svg(n, each, steps, places, x, y, BESIDE * (n - middle)) for n, each in enumerate(series)]
     parts += [_hits(steps, places, x, y), tag("g", class_="cursor")]
-    return drawing(
+    return svg_document(
         width,
         height,
         (tag("desc", text_of(drawn, steps)), *parts),
@@ -170,4 +170,4 @@ def _spark(values: tuple[float | None, ...], title: str) -> Markup:
     last, value = known[-1]
     dot = tag("circle", cx=x.at(last), cy=y.at(value), r="2.2", class_="dot")
     body = tag("g", tag("path", d=steps, class_="line"), dot, class_="s0")
-    return drawing(SPARK_WIDTH, SPARK_HEIGHT, [body], class_="spark", role="img", aria_label=title)
+    return svg_document(SPARK_WIDTH, SPARK_HEIGHT, [body], class_="spark", role="img", aria_label=title)

@@ -8,7 +8,7 @@ from typing import Any
 from markupsafe import Markup
 
 from flows.reporting.formats import number, seconds
-from flows.reporting.svg import Scale, around, drawing, label, link, quoted, short, tag, text
+from flows.reporting.svg import Scale, around, label, link, quoted, short, svg_document, tag, text
 from flows.reporting.texts import one_line
 from flows.viewer.svg.colours import diverging, sequential
 
@@ -40,7 +40,9 @@ def attempts(rows: Sequence[Mapping[str, Any]]) -> Markup:
     points = [_point(each, at, y) for each, at in sorted(apart, key=lambda pair: bool(pair[0]["here"]))]
     told = f"rewards of {len(rows)} attempts by step"
     grid = tag("g", *lines, class_="grid"), tag("g", *left, *below, class_="ticks")
-    return drawing(ATTEMPTS_WIDTH, ATTEMPTS_HEIGHT, (*grid, *points), class_="attempts", role="group", aria_label=told)
+    return svg_document(
+        ATTEMPTS_WIDTH, ATTEMPTS_HEIGHT, (*grid, *points), class_="attempts", role="group", aria_label=told
+    )
 
 
 def _apart(rows: Sequence[Mapping[str, Any]], x: Scale) -> list[float]:
@@ -152,7 +154,7 @@ def trace_time(spans: Sequence[Mapping[str, Any]]) -> Markup:
             parts.append(_span(inside["name"], inside["seconds"], at, width * share))
         at += width
     told = ", ".join(f"{each['name']} {seconds(each['seconds'])}" for each in spans)
-    return drawing(max(at, TIME_WIDTH), TIME_HEIGHT, parts, class_="trace-time", role="img", aria_label=told)
+    return svg_document(max(at, TIME_WIDTH), TIME_HEIGHT, parts, class_="trace-time", role="img", aria_label=told)
 
 
 def _span(name: str, length: float, at: float, width: float) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 from markupsafe import Markup
 
 from flows.reporting.formats import seconds
-from flows.reporting.svg import NUM_COLOURS, Scale, colour, drawing, label, link, short, tag, text, ticks, title
+from flows.reporting.svg import NUM_COLOURS, Scale, colour, label, link, short, svg_document, tag, text, ticks, title
 from tasks.stages import EVALUATION
 
 LEFT, LEDGER_TOP, LEDGER_BOTTOM, LEDGER_ROW = 142.0, 4.0, 20.0, 18.0
@@ -40,7 +40,7 @@ def ledger(told: Mapping[str, Any], addresses: Mapping[str, str]) -> Markup:
     ]
     body = [*names, *cells, tag("g", *_step_numbers(columns, width, height), class_="ticks")]
     total = LEFT + width * len(columns) + 6
-    return drawing(
+    return svg_document(
         total,
         height + LEDGER_BOTTOM,
         body,
@@ -124,7 +124,7 @@ def timeline(told: Mapping[str, Any], addresses: Mapping[str, str]) -> Markup:
     ]
     marks = _events(told, x, top) + _cuts(told, x, top)
     body = [tag("g", *grid, class_="grid"), tag("g", *below, class_="ticks"), *parts, *marks]
-    return drawing(
+    return svg_document(
         TIMELINE_WIDTH,
         top + TIMELINE_BOTTOM,
         body,

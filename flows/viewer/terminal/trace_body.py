@@ -13,7 +13,7 @@ from flows.queries.messages import Line, reading, rejected
 from flows.queries.rollouts import largest_advantage
 from flows.queries.shown_tokens import scaled
 from flows.queries.store_reader import StoreReader
-from flows.queries.token_colours import chosen
+from flows.queries.token_colours import default_colouring
 from flows.queries.tokens import tokenizer, tokens, with_texts
 from flows.queries.trace import FoundTrace
 from flows.reporting.formats import DASH, number
@@ -75,7 +75,7 @@ def _drawn_tokens(
 ) -> tuple[Colours, dict[int, list[dict[str, Any]]], str]:
     """Return the scale of colours, the tokens of the messages of which any was sampled or weighed, and why none are."""
     own = tokens(library, found, numbers)
-    scale = Colours(colour or chosen(own), own, largest_advantage(library, found))
+    scale = Colours(colour or default_colouring(own), own, largest_advantage(library, found))
     texts, why = tokenizer(library, found)
     if texts is None:
         return scale, {}, why
@@ -178,7 +178,7 @@ def token_list(
     """Yield the tokens of the messages `own` as a table; columns in which no token has a value are left out."""
     read = tokens(library, found, own["message"].to_list())
     read = read if "text" in read.columns else with_texts(library, found, read)
-    colour = wanted.colour or chosen(read)
+    colour = wanted.colour or default_colouring(read)
     scale = Colours(colour, read, largest_advantage(library, found))
     shown = read if wanted.whole else read.head(MOST_LISTED_TOKENS)
     every = sorted((name for name in COLUMNS if _says_something(read, name)), key=MEASURES[colour].column.__ne__)

@@ -54,7 +54,7 @@ def main(
     with border("reading the tables", library.store.root.address):
         name = library.latest() if run == "latest" else run
         title, frame = _frame(library, name, step, evaluation, set_name, (*choice.columns, choice.sort))
-        chosen = step_choice.choose(frame, choice, step_search.found(library, name, frame, choice.search))
+        chosen = step_choice.choose(frame, choice, step_search.search_mask(library, name, frame, choice.search))
         found = data.listed(frame, chosen, choice)
         figures = step_figures.figures(frame)
     if as_json:
@@ -94,7 +94,9 @@ def _headline(run: str, title: str, figures: Mapping[str, Any]) -> str:
 def _print_rows(out: Console, found: Mapping[str, Any], chosen_by_user: bool, piped: bool) -> None:
     """Print a line for each trace; of the usual columns as many as the width has room for."""
     columns, widest = found["columns"], WIDEST_PIPED if piped else WIDEST
-    cells = {each["name"]: [told(row, each, found["id_length"], piped) for row in found["rows"]] for each in columns}
+    cells = {
+        each["name"]: [cell_text(row, each, found["id_length"], piped) for row in found["rows"]] for each in columns
+    }
     widths = {
         each["name"]: min(max(cell_len(text) for text in (each["title"], *cells[each["name"]])), widest)
         for each in columns
@@ -128,7 +130,7 @@ def _that_fit(widths: Mapping[str, int], room: int) -> list[str]:
     return shown
 
 
-def told(row: Mapping[str, Any], column: Mapping[str, Any], id_length: int, piped: bool) -> str:
+def cell_text(row: Mapping[str, Any], column: Mapping[str, Any], id_length: int, piped: bool) -> str:
     """Return a value of a trace as a piece of one line; what is none is a dash, and no text acts on the terminal."""
     value, kind = row[column["name"]], column["kind"]
     if value is None:

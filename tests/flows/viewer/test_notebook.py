@@ -65,7 +65,7 @@ def test_frames_are_those_of_the_tables(root: Path, viewer: Viewer) -> None:
 def test_a_trace_comes_with_its_messages_tokens_and_outcome(viewer: Viewer) -> None:
     sample = viewer.batch("demo", 0).samples.row(0, named=True)
     trace = viewer.trace(sample["trace_id"], run="demo")
-    assert (trace.facts["run"], trace.facts["reward"], trace.outcome["outcome"]) == (
+    assert (trace.fields["run"], trace.fields["reward"], trace.outcome["outcome"]) == (
         "demo",
         sample["reward"],
         "trained",

@@ -224,7 +224,7 @@ def test_named_rewards_and_metrics_are_columns() -> None:
     assert [each.name for each in chosen.columns] == ["trace_id", "metric:a,b", "reward:style"]
     assert chosen.rows["reward:style"].to_list() == [2.0, 0.5, None, None, None, None, None]
     assert ids(chosen.rows)[:3] == ["t5", "t0", "t1"]
-    assert dict(step_columns.named(named())) == {"reward:style": 3, "metric:a,b": 3, "metric:flag": 1}
+    assert dict(step_columns.named_columns(named())) == {"reward:style": 3, "metric:a,b": 3, "metric:flag": 1}
 
 
 def test_lists_of_columns_read_back_as_they_were_written() -> None:

@@ -26,7 +26,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> StoreReader:
 
 def holding(library: StoreReader, text: str, step: int = 0) -> list[str]:
     frame = step_traces.traces(library, RUN, step)
-    found = step_search.found(library, RUN, frame, text)
+    found = step_search.search_mask(library, RUN, frame, text)
     return choose(frame, TraceChoice(), found).rows["trace_id"].to_list()
 
 
@@ -95,15 +95,15 @@ def test_tool_calls_and_thoughts_are_searched(tmp_path: Path) -> None:
 
 def test_nothing_to_look_for_is_no_search(library: StoreReader) -> None:
     frame = step_traces.traces(library, RUN, 0)
-    assert step_search.found(library, RUN, frame, "") is None
+    assert step_search.search_mask(library, RUN, frame, "") is None
     assert choose(frame, TraceChoice(), None).num_found is None
-    half = step_search.found(library, RUN, frame, "quick \ud800")  # half a letter, as a terminal may give it
+    half = step_search.search_mask(library, RUN, frame, "quick \ud800")  # half a letter, as a terminal may give it
     assert half is not None and half.sum() == 0
 
 
 def test_how_many_hold_it_is_told_beside_how_many_were_chosen(library: StoreReader) -> None:
     frame = step_traces.traces(library, RUN, 0)
-    found = step_search.found(library, RUN, frame, "e")
+    found = step_search.search_mask(library, RUN, frame, "e")
     chosen = choose(frame, TraceChoice(group="g0", search="e"), found)
     assert chosen.num_found == len(holding(library, "e")) > chosen.rows.height == 3
 
@@ -130,7 +130,7 @@ def test_only_this_steps_messages_are_read_once_and_of_them_only_what_is_said(
     fresh = StoreReader(library.store)
     frame = step_traces.traces(fresh, RUN, 0)
     read = what_is_read(monkeypatch)
-    assert step_search.found(fresh, RUN, frame, "fox").sum() == 1
+    assert step_search.search_mask(fresh, RUN, frame, "fox").sum() == 1
     assert read == [("messages", 0)]
-    assert step_search.found(fresh, RUN, frame, "fox").sum() == 1 and len(read) == 1
-    assert step_search.found(fresh, RUN, frame, "dog").sum() == 0 and len(read) == 2
+    assert step_search.search_mask(fresh, RUN, frame, "fox").sum() == 1 and len(read) == 1
+    assert step_search.search_mask(fresh, RUN, frame, "dog").sum() == 0 and len(read) == 2

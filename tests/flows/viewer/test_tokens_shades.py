@@ -6,7 +6,7 @@ import polars as pl
 import pytest
 
 from flows.queries.shown_tokens import drawn_text, plain_number
-from flows.queries.token_colours import COLOURINGS, NONE, chosen, largest
+from flows.queries.token_colours import COLOURINGS, NONE, largest, default_colouring
 from flows.queries.tokens import TOKENS
 from flows.viewer.terminal.style import MEASURES
 
@@ -69,10 +69,10 @@ def test_what_is_looked_at_first_is_what_there_is() -> None:
             {name: columns.get(name, [None]) for name in names}, schema=dict.fromkeys(names, pl.Float32)
         )
 
-    assert chosen(tokens(rl_weight=[1.0], ce_weight=[1.0])) == "advantage"
-    assert chosen(tokens(rl_weight=[0.0], ce_weight=[1.0])) == "ce_weight"
-    assert chosen(tokens(engine_logprob=[-1.0])) == "engine"
-    assert chosen(tokens()) == "mask" and largest(tokens(), "rl_weight") == 0.0
+    assert default_colouring(tokens(rl_weight=[1.0], ce_weight=[1.0])) == "advantage"
+    assert default_colouring(tokens(rl_weight=[0.0], ce_weight=[1.0])) == "ce_weight"
+    assert default_colouring(tokens(engine_logprob=[-1.0])) == "engine"
+    assert default_colouring(tokens()) == "mask" and largest(tokens(), "rl_weight") == 0.0
 
 
 def test_blanks_of_tokens_can_be_seen() -> None:

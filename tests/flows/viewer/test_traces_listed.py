@@ -207,5 +207,5 @@ def test_a_run_that_has_just_begun(capsys: pytest.CaptureFixture[str], tmp_path:
 
 def test_a_cut_id_is_long_enough_to_name_its_trace() -> None:
     row, column = {"trace_id": "abcdefgh-1"}, {"name": "trace_id", "kind": "text"}
-    assert listing.told(row, column, 8, piped=False) == "abcdefgh"
-    assert listing.told(row, column, 8, piped=True) == "abcdefgh-1"
+    assert listing.cell_text(row, column, 8, piped=False) == "abcdefgh"
+    assert listing.cell_text(row, column, 8, piped=True) == "abcdefgh-1"
