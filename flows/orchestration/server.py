@@ -78,7 +78,7 @@ def begin(directory: Path, startup_seconds: float = 180.0) -> PrefectApi:
         return _embedded
     if url := configured_url():
         return PrefectApi(url, None)
-    assert "prefect" not in sys.modules, "prefect_api.begin comes before the first import of prefect"
+    assert "prefect" not in sys.modules, "server.begin comes before the first import of prefect"
     directory = Path(directory).absolute()
     directory.mkdir(parents=True, exist_ok=True)
     supervisor = Supervisor("prefect", directory)

@@ -16,8 +16,8 @@ ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import json, sys
 from pathlib import Path
-from flows.orchestration import prefect_api
-prefect_api.begin(Path(sys.argv[1])).wait()
+from flows.orchestration import server
+server.begin(Path(sys.argv[1])).wait()
 from flows.maintain import maintain
 from storage.maintenance import plan
 plan.RECENT_HOURS = 0.0
