@@ -26,17 +26,17 @@ from benchmarks.breakdown.spans import Spans
 from flows.cli import launch
 from flows.reporting.artifacts import RunArtifacts
 from flows.reporting.events import ArtifactWatcher
-from flows.runtime import rooms
-from flows.runtime import step_report as outcome
+from flows.runtime import loops, step_report
 from flows.runtime.demo_sources import build, sources_directory
 from flows.runtime.prepare import prepare
+from flows.services import engine as inference_service
 from storage.ledger import Ledger
 from storage.policies.store import Policies
 from storage.store import Store, open_store
 from tasks.inference.engine.client import MODEL, Engine
 from tasks.learner.client import Learner
 from tasks.rollout import stage as rollout
-from tasks.runtime import stage
+from tasks.runtime import prefect_task
 from tasks.runtime.group_commits import Parts
 
 STEPS, SKIPPED, WARM_UP_STEPS, SEED = 10, 2, 5, 17
@@ -59,12 +59,13 @@ class Profile:
         """Wrap the borders between components."""
         spans = self.spans
         borders: list[tuple[Any, Sequence[str], str]] = [
-            (stage.StageTask, ["__call__"], "Prefect tasks"),
+            (prefect_task.StageTask, ["__call__"], "Prefect tasks"),
             (RunArtifacts, ["publish"], "Prefect artifacts"),
-            (stage, ["perform"], "stages"),
-            (outcome, ["describe", "check_account"], "reporting"),
-            (Engine, ["serve", "served", "healthy"], "engine"),
-            (rooms, ["check_serving"], "engine"),
+            (prefect_task, ["perform"], "stages"),
+            (step_report, ["describe"], "reporting"),
+            (loops, ["check_account"], "reporting"),
+            (Engine, ["serve", "served_policy_key", "healthy"], "engine"),
+            (inference_service, ["check_serving"], "engine"),
             (Learner, ["train", "probe", "state", "load"], "learner"),
             (Store, ["append", "read"], "store"),
             (Ledger, ["find", "commit", "parts"], "store"),
