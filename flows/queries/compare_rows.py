@@ -75,7 +75,7 @@ class StepRows:
     @property
     def weights(self) -> str | None:
         """The digest of the weights that the last update made."""
-        digests = () if self.updates is None else self.updates.sort("version", "update")["weights_sha256"]
+        digests: Sequence[str] | pl.Series = [] if self.updates is None else self.updates.sort("version", "update")["weights_sha256"]
         return str(digests[-1]) if len(digests) else None
 
     def figures(self) -> dict[str, Any]:
@@ -90,7 +90,7 @@ class StepRows:
     def _figures_written(self) -> dict[str, Any]:
         if self.metrics is None:
             return {}
-        written = {name: value for (scope, name), value in self.metrics.items() if not scope}
+        written = {name: value for (scope, name), value in dict(self.metrics).items() if not scope}
         found: dict[str, Any] = {name: written[f"batch/{name}"] for name in MEANINGS if f"batch/{name}" in written}
         found |= {name: int(value) for name, value in found.items() if name.startswith("num_")}
         if self.verdicts is not None:
@@ -133,7 +133,7 @@ def read_steps(store: Store, steps: Iterable[Mapping[str, Work]]) -> list[StepRo
 def join_steps(parts: Iterable[StepRows]) -> StepRows:
     """Return the rows of several steps as one."""
     steps = list(parts)
-    tables = {name: _joined([getattr(step, name) for step in steps]) for name in READ_COLUMNS}
+    tables: dict[str, Any] = {name: _joined([getattr(step, name) for step in steps]) for name in READ_COLUMNS}
     return StepRows(**tables, capacity=sum(step.capacity for step in steps), several=True)
 
 
@@ -179,7 +179,7 @@ def _scanned(store: Store, table: str, wanted: Mapping[str, set[str]]) -> pl.Laz
 def _step_rows(
     step: Mapping[str, Work], works: Mapping[str, Sequence[Work]], rows: Mapping[str, Mapping[str, pl.DataFrame]]
 ) -> StepRows:
-    tables = {name: _of(name, own, rows[name]) for name, own in works.items()}
+    tables: dict[str, Any] = {name: _of(name, own, rows[name]) for name, own in works.items()}
     budget = step["packing"].entry.section["packing"]["tokens_per_row"] if "packing" in step else 0
     return StepRows(**tables, capacity=budget * len(tables.get("batches", ())))
 

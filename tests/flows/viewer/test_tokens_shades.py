@@ -6,7 +6,7 @@ import polars as pl
 import pytest
 
 from flows.queries.shown_tokens import drawn_text, plain_number
-from flows.queries.token_colours import COLOURINGS, NONE, largest, default_colouring
+from flows.queries.token_colours import COLOURINGS, NONE, default_colouring, largest
 from flows.queries.tokens import TOKENS
 from flows.viewer.terminal.style import MEASURES
 
