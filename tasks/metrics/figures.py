@@ -59,11 +59,11 @@ def batch_figures(
 
 def trace_figures(traces: pa.Table) -> Figures:
     """Return the figures of rollouts."""
-    spread = reward_spread(traces["reward"].drop_null().to_pylist())
+    rewards = spread(traces["reward"].drop_null().to_pylist())
     return {
         "num_traces": traces.num_rows,
         "num_groups": len(pc.unique(traces["group_id"])),
-        **{f"reward_{name}": spread.get(name) for name in ("mean", "std", "min", "max")},
+        **{f"reward_{name}": rewards.get(name) for name in ("mean", "std", "min", "max")},
         "truncated_ratio": pc.mean(traces["is_truncated"]).as_py(),
         "errored_ratio": pc.mean(pc.invert(pc.is_in(traces["error_class"], value_set=NOT_FAILED))).as_py(),
         "output_tokens_mean": pc.mean(traces["num_output_tokens"]).as_py(),
@@ -81,11 +81,10 @@ def verdict_figures(traces: pa.Table, verdicts: pa.Table) -> Figures:
 
 def credit_figures(credits: pa.Table) -> Figures:
     """Return the figures of training samples and their advantages."""
-    known = credits["advantage"].drop_null()
+    advantages = spread(credits["advantage"].drop_null().to_pylist())
     return {
         "num_samples": credits.num_rows,
-        "advantage_mean": pc.mean(known).as_py(),
-        "advantage_std": pc.stddev(known).as_py() if len(known) else None,
+        **{f"advantage_{name}": advantages.get(name) for name in ("mean", "std")},
     }
 
 
@@ -106,13 +105,13 @@ def in_words(figures: Figures) -> str:
     return ", ".join(f"{name} {'null' if value is None else f'{value:.6g}'}" for name, value in figures.items())
 
 
-def reward_spread(rewards: Sequence[float]) -> dict[str, float]:
-    """Return mean, std (population), min and max of some rewards; empty of none."""
-    if not rewards:
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Return mean, std (population), min and max of some numbers, in whatever order; empty of none."""
+    if not values:
         return {}
-    average = mean(rewards)
-    std = math.sqrt(mean((reward - average) ** 2 for reward in rewards))
-    return {"mean": average, "std": std, "min": float(min(rewards)), "max": float(max(rewards))}
+    average = mean(values)
+    std = math.sqrt(mean((value - average) ** 2 for value in values))
+    return {"mean": average, "std": std, "min": float(min(values)), "max": float(max(values))}
 
 
 def mean(values: Iterable[float]) -> float:

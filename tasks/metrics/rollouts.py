@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 from tasks.inference.sampling.failures import STRAGGLER
-from tasks.metrics.figures import mean, reward_spread
+from tasks.metrics.figures import mean, spread
 from tasks.metrics.names import ALL, Values
 
 _MEANS = ("num_turns", "num_input_tokens", "num_output_tokens", "is_truncated", "staleness")
@@ -81,7 +81,7 @@ def _of_ended(rows: Rows) -> Measures:
     yield "rollouts", float(len(rows))
     rewards = [row["reward"] for row in rows if row["reward"] is not None]
     if rewards:
-        for name, value in reward_spread(rewards).items():
+        for name, value in spread(rewards).items():
             yield f"reward/{name}", value
     if not rows:
         return

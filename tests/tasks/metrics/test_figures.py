@@ -1,5 +1,6 @@
 """Figures of a batch, worked out by hand, and what they are where there is nothing to make them of."""
 
+from random import Random
 from typing import Any
 
 import pyarrow as pa
@@ -8,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storage.schemas.stage_tables import TABLES
-from tasks.metrics.figures import MEANINGS, batch_figures
+from tasks.metrics.figures import MEANINGS, batch_figures, credit_figures
 from tests.fixtures.builders import failed, table, trace, verdict
 
 
@@ -81,3 +82,11 @@ def test_shares_agree_with_their_counts(rows: list[tuple[bool, bool, float | Non
     assert found["num_trainable"] == sum(ours and keep for ours, keep, _ in rows)
     assert found["trainable_ratio"] == (found["num_trainable"] / len(rows) if rows else None)
     assert (found["reward_mean"] is None) == all(reward is None for *_, reward in rows)
+
+
+@settings(max_examples=40)
+@given(st.lists(st.floats(-10, 10, width=32), min_size=2, max_size=12), st.randoms())
+def test_advantages_come_to_the_same_to_the_last_bit_in_whatever_order(advantages: list[float], random: Random) -> None:
+    rows = [credit(f"t{n}/0", advantage) for n, advantage in enumerate(advantages)]
+    shuffled = random.sample(rows, len(rows))
+    assert credit_figures(table("credits", rows)) == credit_figures(table("credits", shuffled))
