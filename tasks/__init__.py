@@ -1,1 +1,1 @@
-"""What happens: the stages, one file each, and two packages where engines run."""
+"""What happens: a folder for each stage; inference and the learner beside them."""
