@@ -111,7 +111,7 @@ def test_the_run_ended_with_every_rollout_once(survived: Survived) -> None:
     lost = [row for row in found["traces"] if row["error_class"] is not None]
     assert lost == [], "the loss of a service was put down to a rollout"
     assert [version for version, _ in weights(store)] == list(range(STEPS + 1))
-    assert len(finished(store)) == 2 + 6 * STEPS
+    assert len(finished(store)) == 2 + 7 * STEPS
     check_once(survived.store)
 
 
