@@ -15,8 +15,8 @@ from configs.errors import ConfigError
 from configs.run import RunConfig
 from flows.cli.launch import LOOPS
 from flows.replays.config import prepare_replay
+from flows.replays.loop import plan_run
 from flows.replays.request import ReplayRequest
-from flows.runtime.plan import plan_work
 from flows.runtime.preflight import preflight
 from flows.runtime.prepare import prepare
 from flows.runtime.session import open_session, record_run
@@ -72,7 +72,7 @@ class Lived:
         with pytest.MonkeyPatch.context() as patch, open_session(config) as session:
             patch.setattr(Supervisor, "start", noting)
             patch.setattr(StageTask, "__call__", lambda self, *arguments: perform(self.stage, *arguments))
-            missing = [piece for piece in plan_work(session.place, session.source) if piece.computed]
+            missing = [piece for piece in plan_run(session.place, session.source) if piece.computed]
             preflight(session, missing)
             session.begin(missing)
             with record_run(session):
