@@ -25,10 +25,10 @@ CHECKOUT = Path(__file__).parents[3]
 OPENING = """
 import os, sys
 from tests.flows.viewer.looking import everything, visitor
-from flows.queries.store_reader import Library
+from flows.queries.store_reader import StoreReader
 
 def look():
-    library = Library.at(sys.argv[1])
+    library = StoreReader.at(sys.argv[1])
     client = visitor(library)
     return [client.get(each).status_code for each in everything(library, "other")]
 
