@@ -68,7 +68,7 @@ def _copy(log: Path, aside: Path, start: int, most: int) -> None:
     try:
         with log.open("rb") as source, partial.open("wb") as target:
             source.seek(start)
-            while target.notify() < most and (block := source.read(BLOCK_BYTES)):
+            while target.tell() < most and (block := source.read(BLOCK_BYTES)):
                 target.write(block)
         partial.replace(aside)
     finally:

@@ -11,6 +11,7 @@ PARTS = {
     "tasks.advantage": "advantage",
     "tasks.advantage.algorithms.echo": "masks",
     "tasks.arrays": "packing",
+    "tasks.arrays.finding": "masks",
     "tasks.arrays.parse_errors": "masks",
     "tasks.filtering": "masks",
     "tasks.learner": "loss",

@@ -61,8 +61,8 @@ def test_two_runs_are_compared_by_what_an_evaluation_counts_and_not_by_opponents
     class Opposed(Sampler):
         """Fails at first where it is told to, and has a frozen opponent who always earns 1 in every evaluation."""
 
-        def __call__(self, tables: Any, *given: Any, **named: Any) -> Any:
-            made = super().__call__(tables, *given, **named)
+        def __call__(self, tables: Any, config: Any, *, step: int, policy: Any) -> Any:
+            made = super().__call__(tables, config, step=step, policy=policy)
             if not tables["assignments"]["group_id"][0].as_py().startswith("eval-"):
                 return made
             self.failing.clear()

@@ -162,7 +162,7 @@ def test_leaving_the_trust_region_is_said_once(
     monkeypatch.setattr(replay_outcome, "describe", far)
     notes: list[str] = []
     monkeypatch.setattr(
-        Session, "tell", lambda self, event, **facts: notes.append(facts["text"]) if event == "note" else None
+        Session, "notify", lambda self, event, **facts: notes.append(facts["text"]) if event == "note" else None
     )
     trained(root, overrides=["training.learning_rate=0.5"], name="far")
     (said,) = notes
