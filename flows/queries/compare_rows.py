@@ -75,7 +75,9 @@ class StepRows:
     @property
     def weights(self) -> str | None:
         """The digest of the weights that the last update made."""
-        digests: Sequence[str] | pl.Series = [] if self.updates is None else self.updates.sort("version", "update")["weights_sha256"]
+        digests: Sequence[str] | pl.Series = (
+            [] if self.updates is None else self.updates.sort("version", "update")["weights_sha256"]
+        )
         return str(digests[-1]) if len(digests) else None
 
     def figures(self) -> dict[str, Any]:
