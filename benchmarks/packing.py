@@ -135,7 +135,7 @@ def _step(lengths: np.ndarray[tuple[int], np.dtype[np.int64]]) -> dict[str, obje
     return {
         "traces": table("traces", [trace(name) for name in names]),
         "messages": made("messages"),
-        "credits": made("credits"),
+        "samples": made("samples"),
     }
 
 

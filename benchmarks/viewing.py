@@ -114,7 +114,7 @@ def _alternatives(directory: Path, cold: dict[tuple[str, str], Cost]) -> None:
             if lineage.for_training and lineage.traces.step in steps
         ]
         last = chosen[-1]
-        works = [work for work in (last.traces, last.verdicts, last.credits, last.batches) if work]
+        works = [work for work in (last.traces, last.verdicts, last.samples, last.batches) if work]
         checked = processor(partial(_read_all, frames, works))
         with tempfile.TemporaryDirectory(dir=directory) as place:
             files = dump(frames, RUN, Path(place) / "dumped", steps)

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from configs.fields import Section, later, operational
+from configs.fields import Section, operational
 from configs.functions import version_of
 
 
@@ -55,9 +55,9 @@ class Overlong(Section):
 class GroupSection(AlgorithmSection):
     """What algorithms that compare the rollouts of a group have in common."""
 
-    length_penalty: LengthPenalty | None = later(None)
+    length_penalty: LengthPenalty | None = None
     """Shorter rollouts are worth more among those that pass; null is off."""
-    overlong: Overlong | None = later(None)
+    overlong: Overlong | None = None
     """Rollouts near the limit of tokens are worth less; null is off."""
 
     @property
@@ -211,7 +211,7 @@ class CustomConfig(AlgorithmSection):
     """Whatever else it wants to know, plain values; it finds them in the section."""
     from_groups: bool = True
     """Whether it compares the rollouts of a group, so that one rollout, or equal rewards, teach nothing."""
-    keeps_state: bool = later(False)
+    keeps_state: bool = False
     """Whether it carries state from step to step: its Credit has `states`, rows of table `estimator_states` for the
     environment, and at the next step it finds them in `states` of what it is given."""
     version: str = version_of("function")

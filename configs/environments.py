@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from configs.algorithms import AlgorithmConfig, TeacherConfig
-from configs.fields import Section, elsewhere, later, operational
+from configs.fields import Section, elsewhere, operational
 
 
 class StaticPool(Section):
@@ -57,10 +57,10 @@ class EnvironmentConfig(Section):
     """The environment's name in this run; the tables carry it."""
     taskset: dict[str, Any]
     """The verifiers taskset: its `id` (an installed package) and its own settings."""
-    env: dict[str, Any] = later({})
+    env: dict[str, Any] = Field({})
     """How one task becomes one episode, where that is not the taskset's own way: the `id` of a verifiers environment
     (`best-of-n`, `user-sim`) and its own settings, or settings alone for the one that the taskset brings."""
-    seats: dict[str, SeatConfig] = later({})
+    seats: dict[str, SeatConfig] = Field({})
     """Settings of single seats, by the agent's name."""
     drop_judge: bool = elsewhere(True)
     """Whether the agent called `judge` is left out of training: its reward is zero by construction."""

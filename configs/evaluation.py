@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import Field
 
-from configs.fields import Section, elsewhere, later, operational
+from configs.fields import Section, elsewhere, operational
 
 Wanted = tuple[str | int | float | bool | None, ...]
 """The values of a field that an example is chosen by."""
@@ -71,11 +71,11 @@ class EvaluationConfig(Section):
     """Whether a training run goes on with the next step while a policy is evaluated."""
     retry_errors: int = operational(0, ge=0)
     """How many times rollouts that ended with an error are made again, with another seed; the first ones are kept."""
-    environments: tuple[str, ...] = later(())
+    environments: tuple[str, ...] = ()
     """Names of the environments that are tried; empty tries all of the run."""
-    where: dict[str, Wanted] = later({})
+    where: dict[str, Wanted] = Field({})
     """Which examples are tried: by field of the example's task (nested ones with dots), the values that it may have."""
-    sets: tuple[EvaluationSet, ...] = later(())
+    sets: tuple[EvaluationSet, ...] = ()
     """Sets of examples, in place of the one that the other fields are."""
     external: ExternalModelConfig | None = elsewhere(None)
     """A model that someone else serves, evaluated in place of a policy; for runs of kind `evaluate`."""

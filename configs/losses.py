@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from configs.fields import Section, later
+from configs.fields import Section
 from configs.functions import version_of
 
 
@@ -37,9 +37,9 @@ class LossSection(Section):
 
     kl_tau: float = Field(0.0, ge=0)
     """Weight of the squared log importance ratio, on masked tokens too."""
-    tis: TruncatedImportance | None = later(None)
+    tis: TruncatedImportance | None = None
     """Truncated importance sampling; null weighs with the loss' own ratio, without a cap."""
-    sequence_mask: SequenceMask | None = later(None)
+    sequence_mask: SequenceMask | None = None
     """Mask of whole sequences by mismatch; null keeps them all."""
 
 

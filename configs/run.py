@@ -16,7 +16,7 @@ from configs.algorithms import (
 )
 from configs.environments import EnvironmentConfig, SeatRule
 from configs.evaluation import EvaluationConfig, ExternalModelConfig
-from configs.fields import Section, in_key, is_elsewhere, later, operational
+from configs.fields import Section, in_key, is_elsewhere, operational
 from configs.filters import FilteringConfig, filter_name
 from configs.replay import GateConfig, NoGate, ReplayConfig
 from configs.sections import (
@@ -54,7 +54,7 @@ class RunConfig(Section):
     filtering: FilteringConfig = FilteringConfig()
     algorithm: AlgorithmConfig = Field(default_factory=GrpoConfig)
     """How rollouts are credited, where their environment does not say otherwise."""
-    admission: AdmissionConfig | None = later(None)
+    admission: AdmissionConfig | None = None
     """Which groups are refused for what their tokens' advantages are; null admits all."""
     packing: PackingConfig = PackingConfig()
     gate: GateConfig = NoGate()
@@ -184,13 +184,7 @@ class View:
         fields = RunConfig.model_fields
         collected = {name: content(value) for name, value in self._sections.items() if name not in fields and value}
         own = {name: value for name, value in self._sections.items() if name in fields}
-        return {
-            KEY_NAMES.get(name, name): content(value) for name, value in own.items() if in_key(fields[name], value)
-        } | collected
-
-
-KEY_NAMES = {"algorithm": "advantage"}
-"""Sections that keys know by the name that they had first, so that the work of older stores is found."""
+        return {name: content(value) for name, value in own.items() if in_key(fields[name], value)} | collected
 
 
 def content(value: Any, *, in_place: bool = False) -> Any:

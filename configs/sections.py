@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from configs.fields import Section, later, operational
+from configs.fields import Section, operational
 from configs.samplers import SamplerConfig, StandardSampler
 
 
@@ -20,7 +20,7 @@ class ModelConfig(Section):
     renderer: str = ""
     """Name of the `renderers` renderer that turns messages into tokens. Empty is refused unless the model is known
     to the renderers package: a silent default has no tool support."""
-    renderer_settings: dict[str, Any] = later({})
+    renderer_settings: dict[str, Any] = Field({})
     """That renderer's own settings, for example `enable_thinking = false` for qwen3: its prompts then end with an empty
     thought on every turn, so that a conversation of several user turns stays one branch."""
     tokenizer_digest: str = ""
@@ -36,13 +36,13 @@ class AssignmentConfig(Section):
     """Rollouts of each example."""
     shuffle: bool = True
     """Whether examples come in a seeded random order, anew each epoch; else in dataset order."""
-    sampler: SamplerConfig = later(StandardSampler())
+    sampler: SamplerConfig = StandardSampler()
     """Which examples are tried."""
-    oversampling: float = later(1.0, ge=1, le=4)
+    oversampling: float = Field(1.0, ge=1, le=4)
     """How many times the groups that a step needs are begun: when enough of an environment's have ended, its others are
     stopped, and their rollouts are rows of class `straggler`. Needs the filter `incomplete_group`: what is left of a
     stopped group are its short rollouts."""
-    refill: bool = later(False)
+    refill: bool = False
     """Whether groups of a step that teach nothing are replaced by groups of other examples, with the same policy, in up
     to `filtering.max_batch_attempts` batches: dynamic sampling (DAPO, arXiv 2503.14476)."""
 

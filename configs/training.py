@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from configs.fields import Section, later, operational
+from configs.fields import Section, operational
 from configs.losses import DppoLoss, LossConfig, RefKlConfig
 from configs.optimizers import AdamwOptimizer, LinearSchedule, OptimizerConfig, ScheduleConfig
 
@@ -35,9 +35,9 @@ class TrainingConfig(Section):
     """Steps of linear warm-up; the rate is a pure function of the step."""
     decay_steps: int = Field(0, ge=0)
     """Step at which the decay after warm-up has reached its end; 0 keeps the rate constant."""
-    schedule: ScheduleConfig = later(LinearSchedule())
+    schedule: ScheduleConfig = LinearSchedule()
     """How the rate falls from the end of warm-up to `decay_steps`."""
-    optimizer: OptimizerConfig = later(AdamwOptimizer())
+    optimizer: OptimizerConfig = AdamwOptimizer()
     """What makes an update of a gradient."""
     betas: tuple[float, float] = (0.9, 0.999)
     """AdamW's decay rates."""
@@ -49,9 +49,9 @@ class TrainingConfig(Section):
     """Gradients are clipped to this global norm."""
     loss: LossConfig = DppoLoss()
     """The rl component."""
-    ref_kl: RefKlConfig = later(RefKlConfig())
+    ref_kl: RefKlConfig = RefKlConfig()
     """The ref_kl component."""
-    lora: LoraConfig | None = later(None)
+    lora: LoraConfig | None = None
     """Adapters to train in place of the weights; null trains the weights."""
     dtype: Literal["float32", "bfloat16", "auto"] = "auto"
     """Compute precision; auto is float32 on the CPU and bfloat16 on CUDA. Master weights are float32."""
@@ -61,9 +61,9 @@ class TrainingConfig(Section):
     """Tokens whose logits exist at the same time."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, more time."""
-    checkpoint_every: int = later(1, ge=1)
+    checkpoint_every: int = Field(1, ge=1)
     """Of the layers only every n-th is recomputed, the first included: the others keep their activations."""
-    offload_activations: bool = later(False)
+    offload_activations: bool = False
     """What recomputed layers begin from waits in the host's memory, in training on the CPU as it does anyway; what
     other layers keep stays where it is."""
     save_optimizer_every: int = operational(1, ge=1)

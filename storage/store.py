@@ -20,7 +20,7 @@ from storage.runs import Runs
 from storage.schemas.system_tables import EXPIRED_SLICES, LEDGER, QUARANTINES, RUNS
 from storage.slices import Slices
 
-LAYOUT = 1
+LAYOUT = 2
 FORMAT = "format.json"
 
 

@@ -87,7 +87,7 @@ STAGES = (
     RegisteredStage(
         "reference", (reference.task,), "references", services=("engine", "teachers"), deterministic=False, colour=6
     ),
-    RegisteredStage("advantage", (advantage.task,), "credits", replayable=True, colour=4),
+    RegisteredStage("advantage", (advantage.task,), "samples", replayable=True, colour=4),
     RegisteredStage("packing", (packing.task,), "batches", replayable=True, colour=5),
     RegisteredStage("gate", (gate.task,), "decisions", deterministic=False, colour=6),
     # Training gives the same weights on one machine; where it does not, the store refuses the other weights.

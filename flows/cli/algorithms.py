@@ -137,14 +137,14 @@ def samples(frames: Frames, credited: Sequence[Credited]) -> pl.DataFrame:
     """Return a row for each training sample: what it is, and the advantage that each algorithm gave it, by its name."""
     whole: pl.DataFrame | None = None
     for each in _held(credited):
-        credits = frames.run(each.run)["credits"].select("sample_id", pl.col("advantage").alias(each.name)).collect()
+        credits = frames.run(each.run)["samples"].select("sample_id", pl.col("advantage").alias(each.name)).collect()
         whole = credits if whole is None else whole.join(credits, "sample_id", "full", coalesce=True)
     return pl.DataFrame() if whole is None else whole
 
 
 def figures(frames: Frames, each: Credited) -> dict[str, Any]:
     """Return what one algorithm's credits come to: samples, tokens by component, and the spread of what it gave."""
-    credits = frames.run(each.run)["credits"]
+    credits = frames.run(each.run)["samples"]
     weighted = [pl.col(f"{name}_weights").list.eval(pl.element() != 0).list.sum().sum() for name in COMPONENTS]
     found = credits.select(
         pl.len().alias("num_samples"),

@@ -112,7 +112,7 @@ def _group(frames: Frames, laid: pl.DataFrame, rows: Sequence[dict[str, Any]]) -
     if not rows or not laid.height:
         return None
     own = frames.run(rows[0]["run"])
-    credits = own["credits"].select("sample_id", "trace_id", "group_id", "step", "reward").collect()
+    credits = own["samples"].select("sample_id", "trace_id", "group_id", "step", "reward").collect()
     rewards = pl.col("reward")
     spread = credits.group_by("step", "group_id").agg(rewards.n_unique().alias("kinds"), rewards.std().alias("spread"))
     widest = spread.sort("kinds", "spread", "step", "group_id", descending=[True, True, False, False], nulls_last=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from configs.run import KEY_NAMES, RunConfig
+from configs.run import RunConfig
 from flows.queries.identify import WORK, identify, policy_names, policy_version
 from flows.queries.row_lineage import RowNode, RowTree, traverse
 from flows.queries.sentences import KEY, flat, row_line, title_of, work_line
@@ -186,16 +186,12 @@ def _wrapped(text: str) -> list[str]:
     return textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
 
 
-WRITTEN = {key: section for section, key in KEY_NAMES.items()}
-"""How a config writes the sections that keys know by another name."""
-
-
 def _sections(works: list[Work]) -> dict[tuple[str, str], list[str]]:
     """Return the work by the config sections in its key, each section once."""
     found: dict[tuple[str, str], list[str]] = {}
     for work in works:
         for name, section in work.entry.section.items():
-            told = found.setdefault((WRITTEN.get(name, name), json.dumps(section)), [])
+            told = found.setdefault((name, json.dumps(section)), [])
             told.append(f"{work.stage} {work.key[:KEY]}")
     return found
 

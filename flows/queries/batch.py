@@ -25,7 +25,7 @@ class PackedStep:
     step: int
     batches: Work
     """The packing itself."""
-    credits: list[Work]
+    samples: list[Work]
     """The work that made its samples."""
     traces: list[Work]
     """The work that made its rollouts."""
@@ -35,7 +35,7 @@ class PackedStep:
     @property
     def identity(self) -> tuple[str, ...]:
         """What names all rows that its samples are told from: what is kept of them goes by it."""
-        return row_identities((self.batches, *self.credits, *self.traces))
+        return row_identities((self.batches, *self.samples, *self.traces))
 
     @property
     def capacity(self) -> int | None:
@@ -61,8 +61,8 @@ def packed(library: StoreReader, run: str, step: int) -> PackedStep:
         known = f"it has batches of the steps {_spans(there)}" if there else "none of its steps has one"
         raise NotThere(f"run {run!r} has no packed batch of step {step}; {known}")
     last, updates = found
-    sources = {table: graph.sources(last, table) for table in ("credits", "traces")}
-    return PackedStep(run, step, last, sources["credits"], sources["traces"], updates)
+    sources = {table: graph.sources(last, table) for table in ("samples", "traces")}
+    return PackedStep(run, step, last, sources["samples"], sources["traces"], updates)
 
 
 def _spans(numbers: Iterable[int]) -> str:
@@ -104,7 +104,7 @@ def samples(library: StoreReader, of: PackedStep) -> pl.DataFrame:
 
 def _samples(library: StoreReader, of: PackedStep) -> pl.DataFrame:
     frames = library.frames(of.run)
-    credited = frames.rows(of.credits, "credits").select(SAMPLE).collect()
+    credited = frames.rows(of.samples, "samples").select(SAMPLE).collect()
     traces = frames.rows(of.traces, "traces").select("key", *TRACE).collect()
     placed = rows(library, of).filter(pl.col("num_samples") > 0)
     starts = pl.col("cu_seqlens").list.head(pl.col("cu_seqlens").list.len() - 1)

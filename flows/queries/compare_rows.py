@@ -47,7 +47,7 @@ MEASURES = (
 READ_COLUMNS = {
     "traces": [*TRACE_COLUMNS, "environment", "example_id", "agent"],
     "verdicts": VERDICT_COLUMNS,
-    "credits": CREDIT_COLUMNS,
+    "samples": CREDIT_COLUMNS,
     "batches": BATCH_COLUMNS,
     "updates": ["version", "update", "weights_sha256", *MEASURES],
 }
@@ -62,7 +62,7 @@ class StepRows:
 
     traces: pl.DataFrame | None = None
     verdicts: pl.DataFrame | None = None
-    credits: pl.DataFrame | None = None
+    samples: pl.DataFrame | None = None
     batches: pl.DataFrame | None = None
     updates: pl.DataFrame | None = None
     capacity: int = 0
@@ -110,8 +110,8 @@ class StepRows:
         if self.traces is not None and self.verdicts is not None:
             found |= verdict_figures(as_arrow(self.traces), as_arrow(self.verdicts))
             found["reasons"] = _reasons(self.verdicts)
-        if self.credits is not None:
-            found |= credit_figures(as_arrow(self.credits))
+        if self.samples is not None:
+            found |= credit_figures(as_arrow(self.samples))
         if self.batches is not None:
             found |= packing_figures(as_arrow(self.batches), self.capacity)
         if self.updates is not None:
@@ -321,7 +321,7 @@ def _trace_differences(a: StepRows, b: StepRows) -> dict[str, Any]:
 
 def _sample_differences(a: StepRows, b: StepRows) -> dict[str, Any]:
     names = ("num_shared_samples", "num_advantages_changed", "max_advantage_difference", "mean_advantage_difference")
-    if a.credits is None or b.credits is None:
+    if a.samples is None or b.samples is None:
         return dict.fromkeys(names)
     joined = shared_advantages(a, b)
     size = joined["difference"].abs()
@@ -331,7 +331,7 @@ def _sample_differences(a: StepRows, b: StepRows) -> dict[str, Any]:
 
 def shared_advantages(a: StepRows, b: StepRows) -> pl.DataFrame:
     """Return one row for each sample of both: sample_id, group_id, advantages `a` and `b`, and difference, b - a."""
-    frames = [table_columns(rows.credits, "sample_id", "group_id", "advantage") for rows in (a, b)]
+    frames = [table_columns(rows.samples, "sample_id", "group_id", "advantage") for rows in (a, b)]
     joined = frames[0].join(frames[1].drop("group_id"), on="sample_id", suffix="_b")
     both = joined.rename({"advantage": "a", "advantage_b": "b"})
     return both.with_columns((pl.col("b") - pl.col("a")).alias("difference"))

@@ -96,7 +96,7 @@ def _trace_id() -> pl.Expr:
 def _step_traces(rows: StepRows) -> pl.DataFrame:
     """Return the rollouts of a step with their verdicts and advantages, in the order in which they were made."""
     found = table_columns(rows.traces, *OF_TRACE, "reward", "num_output_tokens", "error_class")
-    credits = table_columns(rows.credits, "sample_id", "advantage")
+    credits = table_columns(rows.samples, "sample_id", "advantage")
     advantages = credits.group_by(_trace_id()).agg(pl.col("advantage").drop_nulls().first())
     found = found.unique("trace_id", keep="last", maintain_order=True).with_row_index("place")
     for of_traces in (trace_verdicts(rows), advantages):

@@ -104,7 +104,7 @@ def _lineages(frames: Frames, found: Sequence[StepLineage]) -> pl.DataFrame:
 def expired(frames: Frames, lineage: StepLineage) -> bool:
     """Say whether rows of a lineage were dropped for their age that say what became of its rollouts after sampling."""
     decided = None if lineage.updates else lineage.decision
-    made = {"verdicts": lineage.verdicts, "credits": lineage.credits, "batches": lineage.batches, "decisions": decided}
+    made = {"verdicts": lineage.verdicts, "samples": lineage.samples, "batches": lineage.batches, "decisions": decided}
     pieces = [piece for table, work in made.items() if work for piece in work.slices_of(table)]
     return bool(frames.store.slices.expired_slices.find(pieces))
 
@@ -150,13 +150,13 @@ def _reasons(frames: Frames, found: Sequence[StepLineage]) -> pl.DataFrame:
 
 def packed(frames: Frames, found: Sequence[StepLineage]) -> pl.DataFrame:
     """Return the rollouts that have a sample in a batch, by the key of the batch."""
-    pairs = [(each.credits.key, each.batches.key) for each in found if each.credits and each.batches]
-    keys = pl.DataFrame(sorted(set(pairs)), schema={"credits": pl.String, "batches": pl.String}, orient="row")
-    credits = frames.rows(_present(each.credits for each in found), "credits")
-    samples = credits.select(pl.col("key").alias("credits"), "sample_id", "trace_id")
+    pairs = [(each.samples.key, each.batches.key) for each in found if each.samples and each.batches]
+    keys = pl.DataFrame(sorted(set(pairs)), schema={"samples": pl.String, "batches": pl.String}, orient="row")
+    credits = frames.rows(_present(each.samples for each in found), "samples")
+    samples = credits.select(pl.col("key").alias("samples"), "sample_id", "trace_id")
     rows = frames.rows(_present(each.batches for each in found), "batches")
     packed = rows.select(pl.col("key").alias("batches"), pl.col("sample_ids").alias("sample_id")).explode("sample_id")
-    joined = packed.join(keys.lazy(), on="batches").join(samples, on=["credits", "sample_id"])
+    joined = packed.join(keys.lazy(), on="batches").join(samples, on=["samples", "sample_id"])
     return joined.select("batches", "trace_id", packed=pl.lit(True)).unique().collect()
 
 

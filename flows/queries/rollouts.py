@@ -137,14 +137,14 @@ def _verdicts(library: StoreReader, run: str, found: list[StepLineage]) -> pl.Da
 
 def _samples(library: StoreReader, run: str, found: list[StepLineage]) -> pl.DataFrame:
     """Return what the samples of each trace say of it; its advantage and baseline are the same in all of them."""
-    rows = library.frames(run).rows(_present(lineage.credits for lineage in found), "credits")
+    rows = library.frames(run).rows(_present(lineage.samples for lineage in found), "samples")
     read = rows.select(pl.col("key").alias("of"), "trace_id", "advantage", "baseline").collect()
     each = read.group_by("of", "trace_id").agg(
         pl.col("advantage").drop_nulls().first(),
         pl.col("baseline").drop_nulls().first(),
         num_samples=pl.len().cast(pl.Int64),
     )
-    return _of_traces(each, {lineage.traces.key: lineage.credits for lineage in found})
+    return _of_traces(each, {lineage.traces.key: lineage.samples for lineage in found})
 
 
 def _of_traces(rows: pl.DataFrame, made: dict[str, Work | None]) -> pl.DataFrame:

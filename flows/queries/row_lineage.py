@@ -67,7 +67,7 @@ KINDS = {
             ("assignment_id", "agent", "reward", "error_class", "policy_key", "policy_version", "staleness"),
         ),
         RowKind("verdict", "verdicts", ("trace_id",), ("keep", "reason", "detected")),
-        RowKind("sample", "credits", ("sample_id",), ("trace_id", "reward", "baseline", "advantage", "num_tokens")),
+        RowKind("sample", "samples", ("sample_id",), ("trace_id", "reward", "baseline", "advantage", "num_tokens")),
         RowKind("row", "batches", ("row",), ("update", "sample_ids", "rl_tokens", "ce_tokens")),
         RowKind("update", "updates", ("update",), ("version", "policy_key_in", "loss", "grad_norm", "num_tokens")),
         RowKind("policy", "policies", ("policy_key",), ("version", "parent_key", "weights_sha256")),

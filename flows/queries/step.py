@@ -220,7 +220,7 @@ def by_trace(library: StoreReader, run: str, lineages: Sequence[StepLineage]) ->
     measured = frames.rows(_once(lineage.updates for lineage in lineages), "token_statistics")
     learner = measured.select("sample_id", learner="logprobs").collect()
     named = (
-        frames.rows(_once(lineage.credits for lineage in lineages), "credits").select("sample_id", "trace_id").collect()
+        frames.rows(_once(lineage.samples for lineage in lineages), "samples").select("sample_id", "trace_id").collect()
     )
     own = by_sample(rows, ("logprobs", "rl_weights"))
     flat = own.join(learner, on="sample_id").join(named.unique("sample_id"), on="sample_id")

@@ -21,7 +21,7 @@ from storage.store import Store
 from tasks.runtime.stage import Policy
 from tasks.stages import LINEAGE, ROLLOUT, SAMPLING, STEP_STAGES, role_of, scores_policy
 
-TABLE_ORDER = ("traces", "verdicts", "credits", "batches", "updates")
+TABLE_ORDER = ("traces", "verdicts", "samples", "batches", "updates")
 """The tables on the way from rollouts into a gradient: each is made of the one before."""
 SEVERAL = ("assignment", ROLLOUT)
 """Stages of which a step has several results where groups were refilled; the second is named `rollout.1`."""
@@ -37,7 +37,7 @@ class StepLineage:
     run: str
     traces: Work
     verdicts: Work | None = None
-    credits: Work | None = None
+    samples: Work | None = None
     batches: Work | None = None
     updates: Work | None = None
     decision: Work | None = None
@@ -53,7 +53,7 @@ class StepLineage:
     @property
     def works(self) -> tuple[Work | None, ...]:
         """The work from sampling to training, None for what is not done."""
-        return self.traces, self.verdicts, self.credits, self.batches, self.decision, self.updates
+        return self.traces, self.verdicts, self.samples, self.batches, self.decision, self.updates
 
 
 class RecordedStep:

@@ -191,7 +191,7 @@ def _credited(library: StoreReader, found: FoundTrace) -> pl.DataFrame:
     """Return, by message and place, the streams of the sample that the token belongs to."""
     own = samples(library, found)
     places = _places(library, found, own)
-    rows = library.frames().rows(works(found.lineage.credits), "credits").filter(pl.col("trace_id") == found.trace_id)
+    rows = library.frames().rows(works(found.lineage.samples), "samples").filter(pl.col("trace_id") == found.trace_id)
     streams = rows.select("sample_id", *STREAMS).collect()
     flat = _exploded(streams.rename(STREAMS)).join(
         _measured(library, found, own), on=("sample_id", "position"), how="left"
@@ -246,7 +246,7 @@ def _masks_known(library: StoreReader, found: FoundTrace) -> bool:
 
 def _references(library: StoreReader, found: FoundTrace) -> pl.DataFrame:
     """Return, by message and place, the log-probs under the reference."""
-    credits = found.lineage.credits
+    credits = found.lineage.samples
     made = library.graph.sources(credits, "references") if credits else []
     rows = library.frames().rows(made, "references").filter(pl.col("trace_id") == found.trace_id)
     read = rows.select("message", reference_logprob="logprobs").collect()

@@ -179,7 +179,7 @@ def samples(library: StoreReader, found: FoundTrace) -> pl.DataFrame:
     are no rows where the trace has no credit.
     """
     frames = library.frames()
-    own = frames.rows(works(found.lineage.credits), "credits").filter(pl.col("trace_id") == found.trace_id)
+    own = frames.rows(works(found.lineage.samples), "samples").filter(pl.col("trace_id") == found.trace_id)
     packed = frames.rows(works(found.lineage.batches), "batches").select("row", "update", sample_id="sample_ids")
     credited = own.select(SAMPLE).sort("branch").collect()
     rows = packed.explode("sample_id").filter(pl.col("sample_id").is_in(credited["sample_id"].to_list())).collect()

@@ -113,7 +113,7 @@ def _policy(frames: Frames, trace: Mapping[str, Any]) -> str:
 
 
 def _keys(lineage: StepLineage) -> dict[str, str]:
-    works = (lineage.traces, lineage.verdicts, lineage.credits, lineage.batches, lineage.decision, lineage.updates)
+    works = (lineage.traces, lineage.verdicts, lineage.samples, lineage.batches, lineage.decision, lineage.updates)
     return {work.stage: work.key for work in works if work}
 
 
@@ -129,10 +129,10 @@ def _rows(frames: Frames, work: Work | None, table: str, trace: Mapping[str, Any
 
 def _samples(frames: Frames, lineage: StepLineage, trace: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the rollout's samples with the batch row that each is in; the row is None where it was not packed."""
-    if lineage.credits is None:
+    if lineage.samples is None:
         return []
     numbers = ("sample_id", "reward", "baseline", "advantage", "num_tokens")
-    own = frames.rows([lineage.credits], "credits").filter(pl.col("trace_id") == trace["trace_id"])
+    own = frames.rows([lineage.samples], "samples").filter(pl.col("trace_id") == trace["trace_id"])
     packed = frames.rows([lineage.batches] if lineage.batches else [], "batches")
     rows = packed.select("row", "update", pl.col("sample_ids").alias("sample_id")).explode("sample_id")
     return (

@@ -167,7 +167,7 @@ class _Step:
     quarantined: Quarantined
     policy: Policy | None
     sampler: Policy | None
-    credits: Ref | None
+    samples: Ref | None
     """The credits of the step before, whose state estimators go on from."""
     earlier: tuple[Ref, ...]
     """The assignments and rollouts of the step before, whose state samplers go on from."""
@@ -239,7 +239,7 @@ class _Step:
     def _credit(self, traces: tuple[Ref, ...]) -> Ref:
         verdicts = self.work["filtering"]
         return pipeline.credit(
-            self.execute, self.past.step, traces, verdicts, self.config, self.credits, self.sampled_by
+            self.execute, self.past.step, traces, verdicts, self.config, self.samples, self.sampled_by
         )
 
     def _listed_otherwise(self) -> bool:

@@ -31,7 +31,7 @@ Row = Mapping[str, Any]
 def missing_groups(place: RunContext, assigned: Sequence[Ref], credits: Ref) -> Mapping[str, int]:
     """Return how many groups of the first of some finished assignments have no replacement yet, by environment."""
     first, every = (place.table("assignments", refs, GROUPS) for refs in (assigned[:1], assigned))
-    return groups_to_refill(first, every, place.table("credits", (credits,)), place.config.assignment.oversampling)
+    return groups_to_refill(first, every, place.table("samples", (credits,)), place.config.assignment.oversampling)
 
 
 def short_of_groups(step: int, counts: Mapping[str, int]) -> str:

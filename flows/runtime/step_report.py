@@ -52,7 +52,7 @@ def check_account(session: Session, batch: StepBatch) -> list[Share]:
         place.table("assignments", batch.assignments, ["assignment_id"]),
         place.table("traces", batch.traces, TRACE_COLUMNS),
         place.table("verdicts", [batch.filtering], ["trace_id", "keep", "reason"]),
-        place.table("credits", [batch.advantage], ["sample_id", "trace_id"]),
+        place.table("samples", [batch.advantage], ["sample_id", "trace_id"]),
         place.table("batches", [batch.packing], ["sample_ids"]),
     )
     try:

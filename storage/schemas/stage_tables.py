@@ -127,8 +127,8 @@ VERDICTS = Table(
         Column("evidence", pa.string(), "the numbers that decided, as JSON by filter"),
     ),
 )
-CREDITS = Table(
-    "credits",
+SAMPLES = Table(
+    "samples",
     "one training sample: a branch of a kept trace with its advantage and per-token loss weights",
     ("sample_id",),
     (
@@ -259,7 +259,7 @@ STAGE_TABLES = (
     MESSAGES,
     IMAGES,
     VERDICTS,
-    CREDITS,
+    SAMPLES,
     BATCHES,
     UPDATES,
     TOKEN_STATISTICS,

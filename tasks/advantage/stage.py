@@ -10,7 +10,7 @@ from configs.algorithms import AlgorithmConfig
 from configs.run import View
 from configs.sections import AdmissionConfig
 from storage.schemas.columns import FLOATS, INDICES
-from storage.schemas.stage_tables import CREDITS, ESTIMATOR_STATES
+from storage.schemas.stage_tables import ESTIMATOR_STATES, SAMPLES
 from tasks.advantage.algorithms import ALGORITHMS
 from tasks.advantage.algorithms.credit import AdvantageBreach, Credit, GroupedTraces
 from tasks.advantage.per_environment import credit_by_environment, require_agents
@@ -107,7 +107,7 @@ def advantage(tables: Tables, config: View, *, step: int = 0) -> Tables:
     check_sampled(kept, credit)
     if config.admission is not None:
         credit = silenced(kept, credit, refused(kept, credit, config.admission))
-    made = {"credits": _credits(kept, credit, find_branches(kept.messages, kept.owner))}
+    made = {"samples": _credits(kept, credit, find_branches(kept.messages, kept.owner))}
     if not stateful:
         return made
     return made | {"estimator_states": ESTIMATOR_STATES.arrow.empty_table() if credit.states is None else credit.states}
@@ -135,7 +135,7 @@ def check_zero_sum(traces: pa.Table, credit: Credit) -> None:
     wrong = np.flatnonzero(~(np.abs(total) <= 1e-9 * (1 + scale)))
     if len(wrong):
         raise AdvantageBreach(
-            f"table credits, column advantage: group {names[wrong[0]]} adds up to {total[wrong[0]]:.3g}, not to zero "
+            f"table samples, column advantage: group {names[wrong[0]]} adds up to {total[wrong[0]]:.3g}, not to zero "
             f"({len(wrong)} groups). Nothing was trained. A trace outside the baseline was given an advantage."
         )
 
@@ -237,14 +237,14 @@ def _credits(kept: GroupedTraces, credit: Credit, branches: Branches) -> pa.Tabl
         "ce_weights": along(credit.ce).arrow(FLOATS),
         "ref_kl_weights": along(credit.ref_kl).arrow(FLOATS),
     }
-    return pa.table(columns, schema=CREDITS.arrow)
+    return pa.table(columns, schema=SAMPLES.arrow)
 
 
 STAGE = Stage(
     name="advantage",
     version=1,
     reads=("traces", "messages", "verdicts"),
-    writes=("credits", "estimator_states"),
+    writes=("samples", "estimator_states"),
     sections=("algorithm", "algorithms", "admission", "seat_rules"),
     function=advantage,
     optional=("references", "estimator_states"),

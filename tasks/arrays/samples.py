@@ -46,7 +46,7 @@ def gather_samples(credits: pa.Table, messages: pa.Table, traces: pa.Table) -> S
     Raises PackingBreach if a path names an unknown message, streams of a sample differ in length, or a weighted token
     was sampled at temperature zero; BrokenGraph if a sample's trace is missing.
     """
-    owner = owners(credits, traces, "credits")
+    owner = owners(credits, traces, "samples")
     path = _message_rows(credits, messages)
     tokens = Ragged.of(messages["token_ids"])
     where, borders_of_messages = places(tokens.offsets, path.values)
@@ -91,7 +91,7 @@ def _without_first(stream: Ragged) -> npt.NDArray[Any]:
 
 def _mismatch(column: str, what: str) -> PackingBreach:
     return PackingBreach(
-        f"table credits, column {column}: a row {what}. Nothing was trained; all that was sampled is safe. "
+        f"table samples, column {column}: a row {what}. Nothing was trained; all that was sampled is safe. "
         "Run the advantage stage again from the same traces."
     )
 

@@ -1,6 +1,6 @@
 """The gate: whether a step's batch goes on to training, by a rule or by a person; the decision is a row.
 
-Reads traces, messages, verdicts, credits, batches; writes decisions.
+Reads traces, messages, verdicts, samples, batches; writes decisions.
 """
 
 import json
@@ -60,7 +60,7 @@ def gate(tables: Tables, config: View, *, step: int, key: str, approve: Approve)
     """Return the one row that says whether the batch goes on. Raises what `approve` raises, and RuleFailed."""
     asked_at = datetime.now(UTC)
     figures = batch_figures(
-        *(tables[name] for name in ("traces", "verdicts", "credits", "batches")), config.packing.tokens_per_row
+        *(tables[name] for name in ("traces", "verdicts", "samples", "batches")), config.packing.tokens_per_row
     )
     rule = config.gate.rule if config.gate.type == "rule" else None
     if rule is not None:
@@ -113,7 +113,7 @@ def _texts(messages: pa.Table, trace_id: str) -> tuple[tuple[str, str], ...]:
 STAGE = Stage(
     name="gate",
     version=1,
-    reads=("traces", "messages", "verdicts", "credits", "batches"),
+    reads=("traces", "messages", "verdicts", "samples", "batches"),
     writes=("decisions",),
     sections=("gate", "packing"),
     function=gate,

@@ -132,7 +132,7 @@ def packed_traces(credits: pa.Table, batches: pa.Table) -> set[str]:
     _once(packed, "batches", "sample_ids", "sample")
     trace_of = dict(zip(texts(credits["sample_id"]), texts(credits["trace_id"]), strict=True))
     if unknown := set(packed) - trace_of.keys():
-        raise _breach("batches", "sample_ids", f"sample {min(unknown)} is packed but is not in table credits")
+        raise _breach("batches", "sample_ids", f"sample {min(unknown)} is packed but is not in table samples")
     return {trace_of[sample] for sample in packed}
 
 

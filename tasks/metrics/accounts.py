@@ -9,7 +9,7 @@ from tasks.arrays.group_counts import admitted_groups
 from tasks.metrics.accounting import NO_WEIGHT, PENDING, REFUSED, TRAINED, account, outcome_of, packed_traces
 from tasks.runtime.stage import Tables
 
-CHECKED = ("assignments", "traces", "verdicts", "credits", "batches")
+CHECKED = ("assignments", "traces", "verdicts", "samples", "batches")
 """The tables that account for every rollout of a step together."""
 
 
@@ -51,7 +51,7 @@ def _unchecked(tables: Tables, outcome: str) -> Counter[tuple[str, str]]:
     """Count the outcomes of rollouts of which not everything is there."""
     judged = tables.get("verdicts")
     reasons = dict(zip(texts(judged["trace_id"]), judged["reason"].to_pylist(), strict=True)) if judged else {}
-    packed = packed_traces(tables["credits"], tables["batches"]) if {"credits", "batches"} <= tables.keys() else None
+    packed = packed_traces(tables["samples"], tables["batches"]) if {"samples", "batches"} <= tables.keys() else None
     rows = tables["traces"].select(["trace_id", "error_class"]).to_pylist()
     return Counter(
         outcome_of(

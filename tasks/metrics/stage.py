@@ -1,6 +1,6 @@
 """Metrics: what a step came to in numbers, one row for each, written once for all that show or export them.
 
-Reads traces and, as far as the step came, assignments, messages, verdicts, credits, batches, decisions, updates,
+Reads traces and, as far as the step came, assignments, messages, verdicts, samples, batches, decisions, updates,
 token_statistics and token_masks; writes metrics.
 
 Rows of equal keys are equal, so only what the tables say is here, the measured seconds of rollouts among it. How long
@@ -57,8 +57,8 @@ def metrics_table(values: Values) -> pa.Table:
 def _unscoped(tables: Tables, config: View, num_batches: int) -> Iterator[Mapping[str, float]]:
     """Yield the metrics of a step as a whole."""
     yield account_metrics(tables)
-    if config.wanted_groups and {"assignments", "credits"} <= tables.keys():
-        yield group_metrics(config.wanted_groups, num_batches, tables["assignments"], tables["credits"])
+    if config.wanted_groups and {"assignments", "samples"} <= tables.keys():
+        yield group_metrics(config.wanted_groups, num_batches, tables["assignments"], tables["samples"])
     if "updates" in tables:
         yield update_metrics(tables["updates"].to_pylist())
     figures = _figures(tables, config.packing.tokens_per_row)
@@ -70,8 +70,8 @@ def _figures(tables: Tables, tokens_per_row: int) -> Figures:
     found = dict(trace_figures(tables["traces"]))
     if "verdicts" in tables:
         found |= verdict_figures(tables["traces"], tables["verdicts"])
-    if "credits" in tables:
-        found |= credit_figures(tables["credits"])
+    if "samples" in tables:
+        found |= credit_figures(tables["samples"])
     if "batches" in tables:
         found |= packing_figures(tables["batches"], tables["batches"].num_rows * tokens_per_row)
     return found
@@ -93,13 +93,13 @@ def _tokens(tables: Tables) -> tuple[pa.Table, pa.Table, pa.Table | None, dict[s
 
     Masks are not known where some tokens were masked and nobody kept which.
     """
-    needed = ("batches", "token_statistics", "credits", "updates")
+    needed = ("batches", "token_statistics", "samples", "updates")
     if not all(name in tables and tables[name].num_rows for name in needed):
         return None
     masks = tables.get("token_masks")
     if masks is None and not any(tables["updates"]["masked_fraction"].to_pylist()):
         masks = TOKEN_MASKS.arrow.empty_table()
-    traces, credits = tables["traces"], tables["credits"]
+    traces, credits = tables["traces"], tables["samples"]
     environments = dict(zip(texts(traces["trace_id"]), texts(traces["environment"]), strict=True))
     pairs = zip(texts(credits["sample_id"]), texts(credits["trace_id"]), strict=True)
     return (
@@ -116,7 +116,7 @@ STAGE = Stage(
     reads=("traces",),
     writes=("metrics",),
     optional=(
-        *("assignments", "messages", "verdicts", "credits", "batches", "decisions"),
+        *("assignments", "messages", "verdicts", "samples", "batches", "decisions"),
         *("updates", "token_statistics", "token_masks"),
     ),
     sections=("filter_names", "wanted_groups", "packing"),

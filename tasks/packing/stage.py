@@ -59,7 +59,7 @@ def packing(tables: Tables, config: View) -> Tables:
     length, the update's rl weights make up for the difference. Raises BudgetTooSmall for a sample longer than a row,
     PackingBreach if the tables do not fit together or a sample is not in exactly one row.
     """
-    samples = gather_samples(tables["credits"], tables["messages"], tables["traces"])
+    samples = gather_samples(tables["samples"], tables["messages"], tables["traces"])
     settings = config.packing
     _check_budget(samples, settings.tokens_per_row)
     parts = list(updates(samples, settings.updates_per_step))
@@ -96,7 +96,7 @@ def check_once(rows: Rows, members: Integers, sample_ids: list[str]) -> None:
         wrong = int(np.argmax(times != 1))
         raise PackingBreach(
             f"table batches, column sample_ids: sample {sample_ids[members[wrong]]} is in {times[wrong]} rows, not in "
-            "one. Nothing was trained; the samples are safe in table credits."
+            "one. Nothing was trained; the samples are safe in table samples."
         )
 
 
@@ -107,7 +107,7 @@ def _check_budget(samples: Samples, budget: int) -> None:
         raise BudgetTooSmall(
             f"sample {samples.ids[longest]} has {samples.lengths[longest]} tokens, but packing.tokens_per_row is "
             f"{budget} ({len(too_long)} of {len(samples.weighted)} samples are too long). Nothing was trained; traces "
-            f"and credits are safe. Set packing.tokens_per_row to {samples.lengths[longest]} or more, or shorten the "
+            f"and samples are safe. Set packing.tokens_per_row to {samples.lengths[longest]} or more, or shorten the "
             "rollouts: engine.max_model_len bounds prompt and completion, max_turns the number of turns."
         )
 
@@ -147,7 +147,7 @@ def _streams(samples: Samples, rows: Rows) -> dict[str, Ragged]:
 STAGE = Stage(
     name="packing",
     version=1,
-    reads=("credits", "messages", "traces"),
+    reads=("samples", "messages", "traces"),
     writes=("batches",),
     sections=("packing", "constant_lengths"),
     function=packing,

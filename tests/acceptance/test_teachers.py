@@ -158,7 +158,7 @@ def test_the_references_are_what_the_teachers_weights_give_the_policys_tokens(li
 
 def test_the_signal_is_the_reference_less_the_engine(lived: Lived) -> None:
     rows = {row["trace_id"]: row for row in lived.rows("base", "reference", "references")}
-    credits = {row["trace_id"]: row for row in lived.rows("base", "advantage", "credits")}
+    credits = {row["trace_id"]: row for row in lived.rows("base", "advantage", "samples")}
     for name, (_, prompt, completion) in exchanges(lived, "own").items():
         start = len(prompt["token_ids"])
         signal = np.float32(rows[name]["logprobs"]) - np.float32(completion["logprobs"])
@@ -169,7 +169,7 @@ def test_the_signal_is_the_reference_less_the_engine(lived: Lived) -> None:
 
 
 def test_the_teacher_sampled_what_it_teaches(lived: Lived) -> None:
-    credits = {row["trace_id"]: row for row in lived.rows("base", "advantage", "credits", 1)}
+    credits = {row["trace_id"]: row for row in lived.rows("base", "advantage", "samples", 1)}
     for name, (trace, prompt, completion) in exchanges(lived, "taught", 1).items():
         assert (trace["policy_key"], trace["policy_version"], trace["staleness"]) == ("", 1, 0)
         record = json.loads(trace["record"])["agent"]["config"]
@@ -201,7 +201,7 @@ def test_a_recorded_run_is_credited_by_another_teacher_that_is_nearly_the_policy
     assert lived.started["rewarded"] == []
     assert sorted(lived.started["near"]) == ["learner", "teacher"]
     check_references(lived, "near", lived.model("near"), {})
-    signals = np.concatenate([row["advantages"] for row in lived.rows("near", "advantage", "credits")])
+    signals = np.concatenate([row["advantages"] for row in lived.rows("near", "advantage", "samples")])
     assert np.abs(signals).max() < EXACT
     (update,) = lived.rows("near", "training", "updates")
     assert update["ref_kl_tokens"] > 0 and abs(update["ref_kl_loss"]) < EXACT

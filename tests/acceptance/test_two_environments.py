@@ -48,7 +48,7 @@ class Step:
     def of(self, environment: str) -> list[Row]:
         """The samples of an environment's traces."""
         own = {row["trace_id"] for row in self.tables["traces"] if row["environment"] == environment}
-        return [row for row in self.tables["credits"] if row["trace_id"] in own]
+        return [row for row in self.tables["samples"] if row["trace_id"] in own]
 
     def path(self, sample: Row) -> list[Row]:
         """The messages of a sample from root to leaf."""
@@ -94,7 +94,7 @@ def steps(root: str) -> list[Step]:
 def in_turn(step: Step) -> Iterator[tuple[Row, list[tuple[Row, bool]]]]:
     """Every sample with its messages; the second of each pair tells whether no sample before it had that message."""
     seen: set[tuple[str, int]] = set()
-    for sample in step.tables["credits"]:
+    for sample in step.tables["samples"]:
         names = [(sample["trace_id"], number) for number in sample["path"]]
         yield sample, [(row, name not in seen) for row, name in zip(step.path(sample), names, strict=True)]
         seen.update(names)
@@ -171,8 +171,8 @@ def test_every_token_is_trained_once_and_counted(steps: list[Step]) -> None:
                 assert sample_id not in packed, "in two rows"
                 streams = (row[name][start:end] for name in ("token_ids", "rl_weights", "ce_weights"))
                 packed[sample_id] = tuple(streams)  # type: ignore[assignment]
-        assert set(packed) == {sample["sample_id"] for sample in step.tables["credits"]}
-        for sample in step.tables["credits"]:
+        assert set(packed) == {sample["sample_id"] for sample in step.tables["samples"]}
+        for sample in step.tables["samples"]:
             tokens = [token for row in step.path(sample) for token in row["token_ids"]]
             assert packed[sample["sample_id"]] == (tokens, sample["rl_weights"], sample["ce_weights"])
         (update,) = step.tables["updates"]
@@ -204,9 +204,9 @@ def test_another_algorithm_for_one_of_them_credits_again_and_no_more(root: str, 
     made = Counter(entry.stage for entry in work if {piece.run for piece in entry.outputs} == {"plain"})
     assert made == {"advantage": STEPS, "packing": STEPS, "training": STEPS, "metrics": STEPS}
     for before, after in zip(steps, read(store, "plain"), strict=True):
-        old = {sample["sample_id"]: sample for sample in before.tables["credits"]}
-        assert set(old) == {sample["sample_id"] for sample in after.tables["credits"]}
-        for sample in after.tables["credits"]:
+        old = {sample["sample_id"]: sample for sample in before.tables["samples"]}
+        assert set(old) == {sample["sample_id"] for sample in after.tables["samples"]}
+        for sample in after.tables["samples"]:
             assert not any(sample["ce_weights"])
             assert sample["rl_weights"] == old[sample["sample_id"]]["rl_weights"]
         (update,) = after.tables["updates"]

@@ -114,7 +114,7 @@ def test_forks_share_what_they_did_not_do_again(store: Store, frames: Frames) ->
     last = next(lineage for lineage in base if lineage.for_training and lineage.traces.step == 2)
     assert credited[0].traces.key == last.traces.key
     assert credited[0].verdicts == last.verdicts
-    assert credited[0].credits is not None and credited[0].credits.computed_by == CREDITED
+    assert credited[0].samples is not None and credited[0].samples.computed_by == CREDITED
     assert fork[0].updates is not None and fork[0].updates.computed_by == FORK
 
 

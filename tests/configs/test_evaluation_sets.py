@@ -28,7 +28,6 @@ def test_a_set_takes_from_the_evaluation_what_it_leaves_open() -> None:
 def test_without_sets_the_evaluation_is_the_one_set() -> None:
     alone = evaluation(sets=())
     assert alone.of_sets() == {"": alone}
-    assert set(content(alone)) == {"num_examples", "attempts", "temperature"}, "as it was before there were sets"
 
 
 def test_each_set_is_due_by_its_own_interval() -> None:

@@ -42,7 +42,7 @@ def test_their_versions_are_filled_and_are_in_keys():
     config = resolve(BOTH, FACTS)
     assert [each.version for each in imported_functions(config)] == ["pkg 1.2", "sha256:ab"]
     content = View(config, ("algorithm", "algorithms"), "advantage").content()
-    assert content["advantage"]["version"] == "sha256:ab"
+    assert content["algorithm"]["version"] == "sha256:ab"
     assert content["algorithms"]["reverse_text"]["keep_mask_version"] == "pkg 1.2"
 
 

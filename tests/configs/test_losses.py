@@ -6,8 +6,7 @@ import pytest
 
 from configs.errors import ConfigError
 from configs.load import load
-from configs.losses import DppoLoss, GspoLoss, PpoLoss
-from configs.run import content
+from configs.losses import PpoLoss
 
 DEMO = ["seed=7", "model.path=/x"]
 
@@ -37,12 +36,6 @@ def test_clip_higher_and_options_are_settings() -> None:
 def test_an_unknown_loss_names_the_known_ones() -> None:
     with pytest.raises(ConfigError, match="'dppo', 'ipo', 'ppo', 'cispo', 'gspo', 'custom'"):
         loss("training.loss.type=grpo")
-
-
-def test_what_is_off_is_in_no_key() -> None:
-    assert content(DppoLoss()) == {"type": "dppo", "mask_low": 0.2, "mask_high": 0.2, "kl_tau": 1e-3}
-    assert content(GspoLoss()).keys() == {"type", "clip_low", "clip_high", "kl_tau"}
-    assert "tis" in content(loss("training.loss.tis.cap=3"))
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from configs.fields import in_key, is_elsewhere, is_operational, section_types
 from configs.filters import CustomFilter
 from configs.losses import CustomLoss
 from configs.optimizers import WsdSchedule
-from configs.run import KEY_NAMES, RunConfig, View, content
+from configs.run import RunConfig, View, content
 from configs.samplers import DifficultyPool
 
 Path = tuple[str, ...]
@@ -85,8 +85,8 @@ def test_the_walk_reaches_every_section() -> None:
 def test_a_view_of_one_section_holds_it_unless_it_is_operational(name: str) -> None:
     view = View(RunConfig(), (name,), "some stage")
     held = in_key(RunConfig.model_fields[name], getattr(RunConfig(), name))
-    assert held != is_operational(RunConfig.model_fields[name]) or name == "admission", "added later, and off"
-    assert list(view.content()) == ([KEY_NAMES.get(name, name)] if held else [])
+    assert held != is_operational(RunConfig.model_fields[name])
+    assert list(view.content()) == ([name] if held else [])
     assert getattr(view, name) == getattr(RunConfig(), name)
 
 

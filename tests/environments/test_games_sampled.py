@@ -15,7 +15,7 @@ from kuhn_poker.talk import move_of
 
 from configs.load import load
 from configs.run import RunConfig, View
-from storage.schemas.stage_tables import CREDITS
+from storage.schemas.stage_tables import SAMPLES
 from tasks.advantage import stage as advantage
 from tasks.filtering import stage as filtering
 from tasks.inference.engine.client import Engine
@@ -112,9 +112,9 @@ def check_whole(played: Played) -> None:
     traces = played.rows("traces")
     assert not [row["error_message"] for row in traces if row["error_class"]]
     assert {row["num_branches"] for row in traces} == {1} and all(row["trainable"] for row in traces)
-    assert played.tables["credits"].schema.equals(CREDITS.arrow)
+    assert played.tables["samples"].schema.equals(SAMPLES.arrow)
     packed = Counter(name for row in played.rows("batches") for name in row["sample_ids"])
-    assert packed == Counter(row["sample_id"] for row in played.rows("credits") if any(row["rl_weights"]))
+    assert packed == Counter(row["sample_id"] for row in played.rows("samples") if any(row["rl_weights"]))
     assert packed
 
 
@@ -143,7 +143,7 @@ def test_flagged_replies_of_poker_are_those_that_name_no_move_and_are_not_traine
             read[is_read] += 1
             moves[move] += 1
     assert read[True] > GROUPS * SIZE and len(moves) == 4, "the model plays"
-    for credit in poker_played.rows("credits"):
+    for credit in poker_played.rows("samples"):
         path = [messages[credit["trace_id"], number] for number in credit["path"]]
         (info,) = (json.loads(t["info"]) for t in poker_played.rows("traces") if t["trace_id"] == credit["trace_id"])
         flagged = info.get("parse_errors", [])
@@ -154,7 +154,7 @@ def test_flagged_replies_of_poker_are_those_that_name_no_move_and_are_not_traine
 def test_rae_has_a_baseline_for_each_seat_of_each_deal(poker_played: Played) -> None:
     decay = poker_played.config.algorithm.decay  # type: ignore[union-attr]
     kept = {row["trace_id"] for row in poker_played.rows("verdicts") if row["keep"]}
-    advantages = {row["trace_id"]: row["advantage"] for row in poker_played.rows("credits")}
+    advantages = {row["trace_id"]: row["advantage"] for row in poker_played.rows("samples")}
     baselines: dict[tuple[str, str], float] = {}
     for row in poker_played.rows("traces"):
         if row["trace_id"] in kept:
@@ -191,7 +191,7 @@ def test_a_proposal_is_tried_by_solvers_who_answer_apart(sums_played: Played) ->
 def test_advantages_add_up_to_zero_over_solvers_of_a_problem_and_proposals_of_a_group(sums_played: Played) -> None:
     traces = {row["trace_id"]: row for row in sums_played.rows("traces")}
     compared: dict[tuple[str, ...], list[tuple[float, float]]] = defaultdict(list)
-    for credit in sums_played.rows("credits"):
+    for credit in sums_played.rows("samples"):
         row = traces[credit["trace_id"]]
         name = ("solver", row["episode_id"]) if row["agent"] == "solver" else ("proposer", row["group_id"])
         compared[name].append((credit["reward"], credit["advantage"]))

@@ -21,7 +21,7 @@ def test_a_new_root_says_its_layout(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "deep/down/format.json").read_text()) == {"layout": LAYOUT}
 
 
-@pytest.mark.parametrize("text", ['{"layout": 2}', '{"layout": 0}', "{}", "[]", "not json", ""])
+@pytest.mark.parametrize("text", ['{"layout": 1}', '{"layout": 0}', "{}", "[]", "not json", ""])
 def test_another_layout_is_refused_and_left_alone(tmp_path: Path, text: str) -> None:
     (tmp_path / "format.json").write_text(text)
     with pytest.raises(LayoutError) as caught:

@@ -74,9 +74,9 @@ def test_every_trace_has_one_verdict_and_every_kept_one_is_in_one_row_of_the_bat
 
     states = table("estimator_states", [])
     tables |= advantage(tables | {"estimator_states": states}, view(ADVANTAGE, **section), step=1)
-    assert Counter(row["trace_id"] for row in tables["credits"].to_pylist()) == Counter(kept)
+    assert Counter(row["trace_id"] for row in tables["samples"].to_pylist()) == Counter(kept)
     batches = packing(tables, view(PACKING, packing={"tokens_per_row": 64}))["batches"].to_pylist()
-    weighted = {row["trace_id"] for row in tables["credits"].to_pylist() if row["reward"] is not None}
+    weighted = {row["trace_id"] for row in tables["samples"].to_pylist() if row["reward"] is not None}
     packed = Counter(sample.rpartition("/")[0] for row in batches for sample in row["sample_ids"] if sample)
     assert packed == Counter(weighted)
     for row in batches:
@@ -84,7 +84,7 @@ def test_every_trace_has_one_verdict_and_every_kept_one_is_in_one_row_of_the_bat
         assert trained_tokens == {number[sample.rpartition("/")[0]] for sample in row["sample_ids"] if sample}
 
     assigned = table("assignments", [assignment(each) for each in {row["assignment_id"]: row for row in rows}.values()])
-    shares = account(assigned, tables["traces"], tables["verdicts"], tables["credits"], table("batches", batches))
+    shares = account(assigned, tables["traces"], tables["verdicts"], tables["samples"], table("batches", batches))
     assert sum(each.num_traces for each in shares) == len(rows)
     assert sum(each.num_traces for each in shares if each.outcome == "trained") == len(weighted)
 
@@ -127,7 +127,7 @@ def test_advantages_of_a_real_episode_by_hand():
     tables = {"traces": table("traces", rows), "messages": table("messages", messages)}
     filters = {"filters": [{"type": "errored"}]}
     tables |= filtering(tables, view(FILTERING, filtering=filters, model={"vocab_size": 9}, **section), quarantined={})
-    credits = advantage(tables, view(ADVANTAGE, **section), step=0)["credits"].to_pylist()
+    credits = advantage(tables, view(ADVANTAGE, **section), step=0)["samples"].to_pylist()
     found = {row["trace_id"]: row["advantage"] for row in credits}
     assert found == {"p0": 0.5, "p1": -0.5, "s0": 0.5, "s1": -0.5, "s3": None, "s4": 0.0}
     assert not np.any([row["rl_weights"] for row in credits if row["trace_id"] == "s3"])

@@ -79,7 +79,7 @@ def test_advantage_says_which_group_does_not_add_up():
     stream, nan = np.zeros(0, np.float32), float("nan")
     wrong = Credit(np.zeros(5), np.array([0.5, -0.5, 0.5, 0.734, nan]), stream, stream, stream)
     said = (
-        "table credits, column advantage: group g1 adds up to 1.23, not to zero (1 groups). Nothing was trained. A "
+        "table samples, column advantage: group g1 adds up to 1.23, not to zero (1 groups). Nothing was trained. A "
         "trace outside the baseline was given an advantage."
     )
     with pytest.raises(AdvantageBreach, match=exactly(said)):
@@ -237,7 +237,7 @@ def test_a_message_whose_parent_is_no_earlier_one_is_named():
 def test_the_longest_sample_over_budget_is_named():
     said = (
         "sample t2/0 has 11 tokens, but packing.tokens_per_row is 8 (2 of 3 samples are too long). Nothing was "
-        "trained; traces and credits are safe. Set packing.tokens_per_row to 11 or more, or shorten the rollouts: "
+        "trained; traces and samples are safe. Set packing.tokens_per_row to 11 or more, or shorten the rollouts: "
         "engine.max_model_len bounds prompt and completion, max_turns the number of turns."
     )
     with pytest.raises(BudgetTooSmall, match=exactly(said)):
@@ -247,7 +247,7 @@ def test_the_longest_sample_over_budget_is_named():
 def test_a_lost_sample_is_named():
     said = (
         "table batches, column sample_ids: sample c is in 2 rows, not in one. Nothing was trained; the samples are "
-        "safe in table credits."
+        "safe in table samples."
     )
     with pytest.raises(PackingBreach, match=exactly(said)):
         check_once([[0, 2], [2]], np.array([0, 2]), ["a", "b", "c"])
@@ -266,7 +266,7 @@ def test_a_lost_sample_is_named():
 )
 def test_packing_says_which_column_does_not_fit(messages, what):
     tables = inputs([trace("a")], exchange("a"), "supervised")
-    said = f"table credits, {what}. {UNTRAINED}Run the advantage stage again from the same traces."
+    said = f"table samples, {what}. {UNTRAINED}Run the advantage stage again from the same traces."
     with pytest.raises(PackingBreach, match=exactly(said)):
         packed(tables | {"messages": table("messages", messages)})
 

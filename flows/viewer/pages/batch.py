@@ -85,7 +85,7 @@ def overview(library: StoreReader, of: data.PackedStep) -> dict[str, Any]:
         "state": _state(library, of),
         "policy": _policy(library, of),
         "key": of.batches.key,
-        "retired": expired_rows(library, (of.batches, *of.credits, *of.traces, of.updates)),
+        "retired": expired_rows(library, (of.batches, *of.samples, *of.traces, of.updates)),
         "computed_by": of.batches.computed_by,
         "capacity": of.capacity,
         "num_rows": len(rows),

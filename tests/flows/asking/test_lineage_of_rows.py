@@ -30,7 +30,7 @@ def found(frames: Frames, text: str, direction: str, kind: str = "") -> Names:
 
 def expected_up(rows: Rows, run: str, row: Row) -> Names:
     """Everything that a batch row came from, by the columns that name it."""
-    credits = [each for each in rows(run, "credits") if each["key"] == row["inputs"]["advantage"]]
+    credits = [each for each in rows(run, "samples") if each["key"] == row["inputs"]["advantage"]]
     samples = [each for each in credits if each["sample_id"] in row["sample_ids"]]
     names: Names = {("row", str(row["row"]), row["key"])}
     names |= {("sample", each["sample_id"], each["key"]) for each in samples}
@@ -58,7 +58,7 @@ def expected_down(rows: Rows, trace: Row) -> Names:
         sources |= {each["key"] for each in again}
         names |= {("trace", each["trace_id"], each["key"]) for each in again if each["trace_id"] == trace["trace_id"]}
     for run in RUNS:
-        credits = [each for each in rows(run, "credits") if each["trace_id"] == trace["trace_id"]]
+        credits = [each for each in rows(run, "samples") if each["trace_id"] == trace["trace_id"]]
         samples = {(each["sample_id"], each["key"]) for each in credits if source_of(each) in sources}
         packed = [
             each
@@ -107,8 +107,8 @@ def find_policies(frames: Frames, text: str) -> set[str]:
 
 
 def test_a_rollout_that_runs_share_goes_different_ways(frames: Frames, rows: Rows) -> None:
-    trained = [row for row in rows("base", "credits") if row["step"] == 0]
-    in_both = {row["trace_id"] for row in trained} & {row["trace_id"] for row in rows("branch", "credits")}
+    trained = [row for row in rows("base", "samples") if row["step"] == 0]
+    in_both = {row["trace_id"] for row in trained} & {row["trace_id"] for row in rows("branch", "samples")}
     trace = sorted(in_both)[0]
     tree = trace_lineage(frames, trace, ["down"]).trees["down"]
     runs = {frames.graph.works[node.key].runs for node in tree.facts if node.kind == "sample"}
@@ -164,7 +164,7 @@ def test_programs_get_sections_versions_and_edges(
     values = json.loads(capsys.readouterr().out)
     assert values == json.loads(json.dumps(as_values(trace_lineage(frames, "base:2", ["up"]))))
     sections = {work["stage"]: work["section"] for work in values["works"]}
-    assert sections["advantage"]["advantage"]["type"] == "grpo"
+    assert sections["advantage"]["algorithm"]["type"] == "grpo"
     assert {"assignment", "rollout", "filtering", "advantage", "packing", "training", "examples"} <= set(sections)
     assert [policy["version"] for policy in values["up"]["policies"]] == [0, 1]
     names = {row["name"] for row in values["up"]["rows"]}

@@ -20,11 +20,11 @@ def of_account(frames: Frames, run: str, step: int) -> Figures:
     """What the account of one step says, from verified rows: traces, tokens, sampled tokens by outcome and detail."""
     lineage = next(c for c in StepHistory(frames.graph, run).lineages if c.traces.step == step and c.for_training)
     assigned = frames.graph.of_run(run).sources(lineage.traces, "assignments")
-    works = (lineage.traces, lineage.verdicts, lineage.credits, lineage.batches)
+    works = (lineage.traces, lineage.verdicts, lineage.samples, lineage.batches)
     assigned = assigned or [
         w for w in frames.graph.of_run(run).ancestors(lineage.traces.key) if w.stage == "assignment"
     ]
-    tables = ("traces", "verdicts", "credits", "batches")
+    tables = ("traces", "verdicts", "samples", "batches")
     read = [frames.store.read(work.slices_of(name)) for work, name in zip(works, tables, strict=True) if work]
     shares = account(frames.store.read(assigned[0].slices_of("assignments")), *read)
     return {

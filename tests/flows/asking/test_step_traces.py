@@ -87,7 +87,7 @@ def test_only_the_step_is_read_and_only_once(library: StoreReader, monkeypatch: 
     fresh, read = StoreReader(library.store), what_is_read(monkeypatch)
     monkeypatch.setattr(Frames, "__getitem__", lambda *_: pytest.fail("a whole table was read"))
     one = step_traces.traces(fresh, "base", 1)
-    assert {step for _, step in read} == {1} and {table for table, _ in read} >= {"traces", "verdicts", "credits"}
+    assert {step for _, step in read} == {1} and {table for table, _ in read} >= {"traces", "verdicts", "samples"}
     read.clear()
     assert step_traces.traces(fresh, "base", 1) is one and read == []
     assert not [name for name in one.columns if one.schema[name] == pl.List(pl.Float32)]

@@ -35,7 +35,7 @@ def test_the_outcomes_table_says_the_same_of_every_rollout(frames: Frames) -> No
 
 def test_a_trained_rollout_has_batch_row_update_and_policy(frames: Frames, rows: Any) -> None:
     said = told(frames, UNFIT, "base")
-    credit = next(row for row in rows("base", "credits") if row["trace_id"] == UNFIT)
+    credit = next(row for row in rows("base", "samples") if row["trace_id"] == UNFIT)
     batch = next(row for row in rows("base", "batches") if f"{UNFIT}/0" in row["sample_ids"])
     assert f"Run base trained on it at step 0: sample {UNFIT}/0 (advantage {credit['advantage']:.4g}," in said
     assert f"in row {batch['row']} of batch {batch['key'][:8]}, update {batch['update']}" in said

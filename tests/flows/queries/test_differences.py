@@ -98,7 +98,7 @@ def test_other_rows_have_another_fill_and_the_same_samples(store: Store) -> None
     found = compare(StoreReader(store), "base", "packed")
     assert found["parting"] == {"step": 0, "stage": "packing", "state": "different key"}
     a, b = (found["together"][run] for run in "ab")
-    num_tokens = rows(store, "base", "advantage", "credits")["num_tokens"].sum()
+    num_tokens = rows(store, "base", "advantage", "samples")["num_tokens"].sum()
     num_rows = [rows(store, run, "packing", "batches").height for run in ("base", "packed")]
     assert a["num_tokens"] == b["num_tokens"] == num_tokens
     assert (a["num_rows"], b["num_rows"]) == tuple(num_rows) and num_rows[0] < num_rows[1]
@@ -148,7 +148,7 @@ def test_a_step_is_gone_into_by_sample_the_farthest_first(store: Store) -> None:
     sizes = [abs(row["difference"]) for row in found["samples"]]
     assert len(sizes) == 10 and sizes == sorted(sizes, reverse=True)
     first = found["samples"][0]
-    credits = rows(store, "spread", "advantage", "credits")
+    credits = rows(store, "spread", "advantage", "samples")
     assert first["b"] == credits.filter(pl.col("sample_id") == first["sample_id"])["advantage"].item()
     assert first["difference"] == first["b"] - first["a"]
     assert found["verdicts"] == [] and len(found["groups"]) == 3

@@ -60,7 +60,7 @@ def test_advantages_stand_beside_each_other_by_sample(credited: tuple[Path, list
     frames = Frames(open_store(root))
     laid = samples(frames, held)
     assert laid.columns == ["sample_id", "grpo", "rloo", "supervised"] and laid.height
-    groups = frames.run("by-grpo")["credits"].select("sample_id", "group_id").collect()
+    groups = frames.run("by-grpo")["samples"].select("sample_id", "group_id").collect()
     sizes = groups.group_by("group_id").len()
     for sample, grpo, rloo, none in laid.iter_rows():
         (group_id,) = groups.filter(sample_id=sample)["group_id"]
@@ -73,7 +73,7 @@ def test_figures_are_those_of_the_credits(credited: tuple[Path, list[Credited]])
     root, held = credited
     frames = Frames(open_store(root))
     found = {each.name: figures(frames, each) for each in held}
-    rows = frames.run("by-grpo")["credits"].collect()
+    rows = frames.run("by-grpo")["samples"].collect()
     assert found["grpo"]["num_samples"] == rows.height
     assert found["grpo"]["rl_tokens"] == sum(weight != 0 for row in rows["rl_weights"] for weight in row) > 0
     assert found["grpo"]["ce_tokens"] == found["supervised"]["rl_tokens"] == 0

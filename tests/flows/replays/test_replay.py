@@ -189,7 +189,7 @@ def test_quarantined_rollouts_are_left_out_and_untouched_steps_are_found(tmp_pat
     rows = store.read(verdicts.slices("verdicts")).to_pylist()
     assert {row["trace_id"] for row in rows if row["reason"] == "quarantined"} == set(names)
     (credits,) = (e for e in store.ledger.entries(run="clean", stage="advantage") if e.step == 1)
-    assert not set(names) & set(store.read(credits.slices("credits"), ["trace_id"])["trace_id"].to_pylist())
+    assert not set(names) & set(store.read(credits.slices("samples"), ["trace_id"])["trace_id"].to_pylist())
 
 
 def test_a_quarantine_of_later_does_not_change_a_replay_that_began(tmp_path: Path) -> None:

@@ -216,7 +216,7 @@ def test_turns_branches_and_agents_are_replayed_as_a_run_would_train_them(
     mine = {e.stage: e.key for e in store.ledger.entries(run="replay") if e.step == 0 and e.stage in theirs}
     assert mine == theirs and len(mine) == 3, "a replay with a setting is the same work as the run with that setting"
     (credits,) = (e for e in store.ledger.entries(run="replay", stage="advantage") if e.step == 0)
-    rows = store.read(credits.slices("credits")).to_pylist()
+    rows = store.read(credits.slices("samples")).to_pylist()
     assert {row["branch"] for row in rows} == {0, 1} and not [row for row in rows if row["trace_id"].endswith("-foe")]
     assert [step["num_traces"] for step in steps] == [24, 24]
     assert isinstance(rows[0]["path"], list) and {tuple(row["path"]) for row in rows} == {(0, 1, 2, 3), (0, 4)}

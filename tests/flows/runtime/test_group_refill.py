@@ -156,7 +156,7 @@ def test_a_run_that_dies_anywhere_goes_on_as_if_it_had_not(origin: Path, tmp_pat
     for stage, table in (
         ("assignment", "assignments"),
         ("rollout", "traces"),
-        ("advantage", "credits"),
+        ("advantage", "samples"),
         ("packing", "batches"),
     ):
         for step in range(2):
@@ -211,7 +211,7 @@ def test_a_replay_with_another_algorithm_credits_all_rollouts_of_a_step(origin: 
     session, steps = walk(ask(origin, overrides=[RLOO], name="branch"))
     assert [sum(share["num_traces"] for share in step["outcomes"]) for step in steps] == [6 * SIZE, 4 * SIZE]
     branch = [entry for entry in session.place.store.ledger.entries(run="branch", stage="advantage") if entry.step == 0]
-    assert len(branch) == 1 and branch[0].slices("credits")[0].rows == GROUPS * SIZE
+    assert len(branch) == 1 and branch[0].slices("samples")[0].rows == GROUPS * SIZE
 
 
 @pytest.mark.engine

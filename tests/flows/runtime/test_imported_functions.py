@@ -97,5 +97,5 @@ def test_a_whole_run_credits_by_it_as_its_source_does(here: Path) -> None:
     rehearse(here / "store", "again", algorithm=own(), steps=1)
     work = {name: store.ledger.entries(run=name, stage="advantage")[0] for name in ("own", "grpo", "again")}
     assert len({entry.key for entry in work.values()}) == 3
-    rows = [store.read(entry.slices("credits"), ["sample_id", "advantage"]) for entry in work.values()]
+    rows = [store.read(entry.slices("samples"), ["sample_id", "advantage"]) for entry in work.values()]
     assert rows[0].equals(rows[1]) and rows[0].equals(rows[2]) and rows[0].num_rows == 12

@@ -80,7 +80,7 @@ def test_a_run_scores_before_it_credits_and_finds_both_again(tmp_path: Path, ask
     kept = {row["trace_id"] for row in rows(store, "base", "filtering", "verdicts") if row["keep"]}
     found = {(row["trace_id"], row["message"]) for row in rows(store, "base", "reference", "references")}
     assert found == {each for each in sampled if each[0] in kept} and found
-    for row in rows(store, "base", "advantage", "credits"):
+    for row in rows(store, "base", "advantage", "samples"):
         assert sum(row["ref_kl_weights"]) > 0 and not any(row["rl_weights"]) and row["advantage"] is None
         assert np.array(row["advantages"])[np.array(row["ref_kl_weights"]) == 0] == pytest.approx(0)
     rehearse(tmp_path / "store", "base", **opd(tmp_path))
@@ -112,7 +112,7 @@ def test_a_recorded_run_is_credited_by_a_teacher_and_asks_for_nobody_else(tmp_pa
     scored = rows(store, config.name, "reference", "references")
     assert len(asked) == 2 and scored
     assert {value for row in scored for value in row["logprobs"]} == {np.float32(SCORE)}
-    assert len(rows(store, config.name, "advantage", "credits")) == len(rows(store, "base", "advantage", "credits"))
+    assert len(rows(store, config.name, "advantage", "samples")) == len(rows(store, "base", "advantage", "samples"))
 
 
 def test_a_replay_of_what_comes_after_takes_the_references_over(taught: Path, asked: list[int]) -> None:

@@ -69,7 +69,7 @@ def made(store: Store, table: str, stage: str = "advantage", run: str = "base") 
 
 def credits(store: Store, run: str = "base") -> list[Rows]:
     columns = ("sample_id", "baseline", "advantage", "advantages", "rl_weights")
-    return [[{name: row[name] for name in columns} for row in rows] for rows in made(store, "credits", run=run)]
+    return [[{name: row[name] for name in columns} for row in rows] for rows in made(store, "samples", run=run)]
 
 
 def states(store: Store, run: str = "base") -> list[Rows]:

@@ -90,13 +90,13 @@ class HandMade:
         entry = Entry(RUN, step, stage, 1, key, "", attempt, {"x": 1}, inputs, tuple(made), NOW, NOW)
         return self.store.ledger.commit(entry).key
 
-    def step(self, traces: Rows, messages: Rows, credits: Rows = (), step: int = 0, **more: Rows) -> dict[str, str]:
+    def step(self, traces: Rows, messages: Rows, samples: Rows = (), step: int = 0, **more: Rows) -> dict[str, str]:
         """Write a step as far as there are rows for it; `more` are batches, updates and the like. Return the keys."""
         sampled = {"traces": traces, "messages": messages} | {name: more[name] for name in ("images",) if name in more}
-        keys = self._stages(traces, sampled, credits, step, more)
-        rows = {"traces": traces, "messages": messages, "verdicts": _verdicts(traces), "credits": credits, **more}
-        known = {sample["sample_id"] for sample in credits}
-        read = {"messages", "verdicts", "credits", "batches", "updates"}  # statistics are of single samples here
+        keys = self._stages(traces, sampled, samples, step, more)
+        rows = {"traces": traces, "messages": messages, "verdicts": _verdicts(traces), "samples": samples, **more}
+        known = {sample["sample_id"] for sample in samples}
+        read = {"messages", "verdicts", "samples", "batches", "updates"}  # statistics are of single samples here
         if not known.issuperset(sample for row in more.get("batches", ()) for sample in row["sample_ids"]):
             read -= {"batches"}  # others' samples stand between those that are looked at
         made = {name: builders.table(name, own) for name, own in rows.items() if own and name in read}
@@ -111,15 +111,15 @@ class HandMade:
         return self.work("metrics", {"metrics": rows}, step, **inputs)
 
     def _stages(
-        self, traces: Rows, sampled: Mapping[str, Rows], credits: Rows, step: int, more: Mapping[str, Rows]
+        self, traces: Rows, sampled: Mapping[str, Rows], samples: Rows, step: int, more: Mapping[str, Rows]
     ) -> dict[str, str]:
         keys = {"rollout": self.work("rollout", sampled, step)}
         keys["filtering"] = self.work("filtering", {"verdicts": _verdicts(traces)}, step, rollout=keys["rollout"])
         if "references" in more:
             keys["reference"] = self.work("reference", {"references": more["references"]}, step, **keys)
-        if not credits:
+        if not samples:
             return keys
-        keys["advantage"] = self.work("advantage", {"credits": credits}, step, **keys)
+        keys["advantage"] = self.work("advantage", {"samples": samples}, step, **keys)
         if "batches" in more:
             above = {"advantage": keys["advantage"], "rollout": keys["rollout"]}
             keys["packing"] = self.work("packing", {"batches": more["batches"]}, step, **above)

@@ -64,7 +64,7 @@ def test_samples_stand_where_the_borders_say_and_know_their_traces(library: Stor
         for place, name in enumerate(row["sample_ids"])
     ]
     assert [(each["row"], each["place"], each["start"], each["sample_id"]) for each in found] == expected
-    credits = {row["sample_id"]: row for row in stored(library, "credits", 0)}
+    credits = {row["sample_id"]: row for row in stored(library, "samples", 0)}
     traces = {row["trace_id"]: row for row in stored(library, "traces", 0)}
     for each in found:
         trace = traces[each["trace_id"]]

@@ -105,7 +105,7 @@ def test_the_same_rollout_in_a_replay_is_told_token_by_token(library: StoreReade
     rows = compared_tokens(library, one, other)
     assert rows.height == trace["num_output_tokens"]
     credits = [
-        library.frames(run)["credits"].filter(pl.col("trace_id") == trace["trace_id"]).collect().row(0, named=True)
+        library.frames(run)["samples"].filter(pl.col("trace_id") == trace["trace_id"]).collect().row(0, named=True)
         for run in ("base", "credited")
     ]
     for name, column in (("a", 0), ("b", 1)):

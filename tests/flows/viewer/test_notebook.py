@@ -54,10 +54,10 @@ def test_frames_are_those_of_the_tables(root: Path, viewer: Viewer) -> None:
     assert viewer.groups("demo", 1)["num_traces"].to_list() == [4, 4, 4]
     assert len(viewer.steps("demo")) == 2 and set(viewer.series("demo")["step"]) == {0, 1}
     samples = viewer.batch("demo", 1).samples
-    credits = stored.credits.filter(at_step).select("sample_id", "advantage").collect()
+    credits = stored.samples.filter(at_step).select("sample_id", "advantage").collect()
     both = samples.join(credits, on="sample_id", suffix="_stored")
     assert len(both) == len(credits) > 0 and (both["advantage"] == both["advantage_stored"]).all()
-    assert set(viewer.slices("demo")["table"]) >= {"traces", "credits", "batches"}
+    assert set(viewer.slices("demo")["table"]) >= {"traces", "samples", "batches"}
     assert len(viewer.stage_times("demo")) > 10 and viewer.scores("demo").is_empty()
     assert viewer.tables("demo").traces.select(pl.len()).collect().item() == 24
 

@@ -23,7 +23,7 @@ from tests.fixtures.rehearsal import rehearse
 from tests.flows.viewer.hand_made import FORKED, PATHS, RUN, HandMade, batch, credit, forked, update
 from tests.flows.viewer.looking import everything
 
-TABLES = ("assignments", "traces", "messages", "verdicts", "credits", "batches", "updates")
+TABLES = ("assignments", "traces", "messages", "verdicts", "samples", "batches", "updates")
 Without = Callable[[str], StoreReader]
 
 
@@ -63,7 +63,7 @@ def test_every_page_opens_and_says_which_rows_went(without: Without, table: str)
     )
 
 
-@pytest.mark.parametrize("table", ["verdicts", "credits", "batches"])
+@pytest.mark.parametrize("table", ["verdicts", "samples", "batches"])
 def test_nobody_says_that_a_rollout_had_no_weight_whose_batch_cannot_be_read(without: Without, table: str) -> None:
     before, library = step_traces.traces(without(""), "run", 0), without(table)
     assert set(before["outcome"]) == {"trained"} and before["trained"].all()
@@ -94,7 +94,7 @@ def test_a_trace_whose_row_went_is_said_to_be_gone(without: Without) -> None:
         trace.find_trace(without("traces"), "run", "trace-0-0-0")
 
 
-@pytest.mark.parametrize("table", ["", "credits", "batches", "token_masks", "updates"])
+@pytest.mark.parametrize("table", ["", "samples", "batches", "token_masks", "updates"])
 def test_tokens_are_not_called_untrained_or_inside(tmp_path: Path, table: str) -> None:
     made = HandMade(tmp_path)
     credits = [
@@ -109,10 +109,10 @@ def test_tokens_are_not_called_untrained_or_inside(tmp_path: Path, table: str) -
         expire(made.store, Retention(table, 0))
     library = StoreReader.at(tmp_path)
     found = tokens.tokens(library, trace.find_trace(library, RUN, FORKED))
-    unknown = table in ("credits", "batches")
+    unknown = table in ("samples", "batches")
     assert found["trained"].to_list() == [None] * 11 if unknown else set(found["trained"]) == {True, False}
     outside = [each for each in found["outside"] if each is not None]
-    assert set(outside) == (set() if table in ("credits", "token_masks") else {True, False})
+    assert set(outside) == (set() if table in ("samples", "token_masks") else {True, False})
 
 
 @pytest.mark.parametrize(("table", "outside"), [("token_statistics", [False]), ("updates", [])])

@@ -34,10 +34,10 @@ REFERENCES = [
     {"trace_id": FORKED, "message": 1, "logprobs": [0, -3, -4]},
     {"trace_id": FORKED, "message": 3, "logprobs": [-1.25, -0.125]},
 ]
-CREDITS = [credit(FORKED, 0, PATHS[0], FIRST), credit(FORKED, 1, PATHS[1], SECOND)]
+SAMPLES = [credit(FORKED, 0, PATHS[0], FIRST), credit(FORKED, 1, PATHS[1], SECOND)]
 WHOLE: dict[str, Any] = {
-    "credits": CREDITS,
-    "batches": [batch(CREDITS[:1]), batch(["other/0", CREDITS[1]], row=1, scale=0.5)],
+    "samples": SAMPLES,
+    "batches": [batch(SAMPLES[:1]), batch(["other/0", SAMPLES[1]], row=1, scale=0.5)],
     "updates": [update()],
     "token_statistics": STATISTICS,
     "token_masks": MASKS,
@@ -141,14 +141,14 @@ def test_before_training_nothing_of_the_learner_is_known(tmp_path: Path) -> None
 
 
 def test_without_credits_weights_are_unknown_not_zero(tmp_path: Path) -> None:
-    found = tokens_of(tmp_path / "store", credits=(), batches=None, updates=None)
+    found = tokens_of(tmp_path / "store", samples=(), batches=None, updates=None)
     for name in ("rl_weight", "ce_weight", "ref_kl_weight", "advantage", "branch"):
         assert found[name].null_count() == len(found), name
     assert found["engine_logprob"].to_list()[4] == -1
 
 
 def test_a_sample_that_was_not_packed_was_not_trained(tmp_path: Path) -> None:
-    found = tokens_of(tmp_path / "store", batches=[batch(CREDITS[:1])], token_statistics=STATISTICS[:1])
+    found = tokens_of(tmp_path / "store", batches=[batch(SAMPLES[:1])], token_statistics=STATISTICS[:1])
     assert found["trained"].to_list() == [False] * 4 + [True, True, False, True, True, False, False]
     assert found["learner_logprob"].to_list()[9:] == [None, None]
     assert found["rl_weight"].to_list()[9:] == [0.25, 0.25], "the advantage stage gave it one"

@@ -15,7 +15,7 @@ from tests.storage.read.finished_work import add, share
 
 PER_TOKEN = {
     "messages": {"token_ids", "mask", "is_content", "logprobs"},
-    "credits": {"path", "advantages", "rl_weights", "ce_weights", "ref_kl_weights"},
+    "samples": {"path", "advantages", "rl_weights", "ce_weights", "ref_kl_weights"},
     "policies": {"probe_token_ids", "probe_logprobs"},
     "token_statistics": {"logprobs", "entropies"},
     "token_masks": {"masked"},

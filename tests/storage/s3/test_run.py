@@ -76,7 +76,7 @@ def test_a_run_survives_a_kill_and_another_run_beside_it(s3_root: str, tmp_path:
         (stage, step) for run, stage, step in finished(store) if run == "two"
     }
     assert len({(entry.run, entry.key, entry.part) for entry in entries}) == len(entries)
-    for table in ("traces", "verdicts", "credits", "batches", "updates"):
+    for table in ("traces", "verdicts", "samples", "batches", "updates"):
         slices = list(dict.fromkeys(piece for entry in entries for piece in entry.slices(table)))
         assert store.read(slices).num_rows == store.scan(table).collect().height > 0
     for key in store.policies.names():

@@ -14,7 +14,7 @@ FINGERPRINTS = {
     "messages": "3a26c927918e86eb",
     "images": "c1f772282822a36d",
     "verdicts": "e29a2ca7a4b8baa4",
-    "credits": "d205ab7633c081bb",
+    "samples": "d205ab7633c081bb",
     "batches": "abc94916d492f093",
     "updates": "fbe4b3bbbdd5b8d5",
     "token_statistics": "846573a040103e53",

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.schemas.stage_tables import CREDITS
+from storage.schemas.stage_tables import SAMPLES
 from storage.schemas.validation import RowPlace, check_rows
 from tasks.advantage.algorithms.credit import Credit, GroupedTraces
 from tasks.advantage.stage import STAGE, advantage, silenced
@@ -40,8 +40,8 @@ def turns(trace_id, flagged=None):
 def credited(traces, messages, **sections):
     tables = {"traces": table("traces", traces), "messages": table("messages", messages)}
     tables["verdicts"] = table("verdicts", [verdict(row["trace_id"], group_id=row["group_id"]) for row in traces])
-    rows = advantage(tables, view(STAGE, **sections))["credits"]
-    check_rows(rows, CREDITS, RowPlace("credits"))
+    rows = advantage(tables, view(STAGE, **sections))["samples"]
+    check_rows(rows, SAMPLES, RowPlace("samples"))
     return {row["sample_id"]: row for row in rows.to_pylist()}
 
 

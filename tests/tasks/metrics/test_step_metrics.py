@@ -195,7 +195,7 @@ def until(stage: str) -> dict[str, pa.Table]:
     made = {
         "rollout": ("traces", table("traces", [trace(name, **how) for name, how in ENDS.items()])),
         "filtering": ("verdicts", table("verdicts", judged)),
-        "advantage": ("credits", samples),
+        "advantage": ("samples", samples),
         "packing": ("batches", pa.table({"sample_ids": [["trained/0"]]})),
         "gate": ("decisions", pa.table({"approved": [False]})),
         "training": ("updates", pa.table({"loss": [0.5]})),

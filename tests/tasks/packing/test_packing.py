@@ -183,7 +183,7 @@ def test_streams_of_another_length_than_the_path_stop_the_stage():
 
 def test_a_credit_without_its_trace_stops_the_stage():
     tables = inputs([trace("a")], exchange("a"), "supervised")
-    with pytest.raises(BrokenGraph, match="table credits, column trace_id: a"):
+    with pytest.raises(BrokenGraph, match="table samples, column trace_id: a"):
         packed(tables | {"traces": table("traces", [trace("b")])})
 
 

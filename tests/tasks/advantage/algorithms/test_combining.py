@@ -29,7 +29,7 @@ def run(traces, messages, own, states=None, step=1):
     named = [{"name": name, "taskset": {"id": name}, "algorithm": section} for name, section in own.items()]
     made = advantage(tables, view(STAGE, environments=named), step=step)
     rows = made["estimator_states"].to_pylist() if "estimator_states" in made else []
-    return {row["sample_id"]: row for row in made["credits"].to_pylist()}, rows
+    return {row["sample_id"]: row for row in made["samples"].to_pylist()}, rows
 
 
 def answered(trace_id):

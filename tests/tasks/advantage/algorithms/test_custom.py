@@ -47,7 +47,7 @@ def test_what_cannot_be_trained_on_is_refused(kind):
 def test_what_it_does_to_its_arguments_is_its_own_affair():
     section = {"type": "custom", "function": f"{HERE}:careless", "arguments": {"factor": 3}}
     config, tables = view(STAGE, algorithm=section), tables_of(group(1.0, 0.0))
-    first, again = (advantage(tables, config, step=1)["credits"].to_pylist() for _ in range(2))
+    first, again = (advantage(tables, config, step=1)["samples"].to_pylist() for _ in range(2))
     assert first == again, "what one step does to the arguments is not known to the next"
     assert advantages(first) == [1.5, -1.5] and [row["rl_weights"] for row in first] == [[0, 0, 0, 1, 1]] * 2
 
@@ -100,7 +100,7 @@ def test_state_that_it_keeps_is_what_it_finds_at_the_next_step():
     found = []
     for step in range(2):
         made = advantage(tables | states, own, step=step)
-        found.append(made["credits"]["advantage"].to_pylist())
+        found.append(made["samples"]["advantage"].to_pylist())
         states = {"estimator_states": made["estimator_states"]}
     # b: 0 -> 0.5 -> 0.25 -> 0.625 -> 0.3125, taken first.
     assert found == [[0.5, -0.25], [0.375, -0.3125]]
@@ -114,7 +114,7 @@ def test_state_that_it_keeps_is_what_it_finds_at_the_next_step():
     [
         ("none", "it keeps state and returned NoneType for states, not a table with the schema ESTIMATOR_STATES.arrow"),
         (
-            "credits",
+            "samples",
             r"it keeps state and returned a table of \[.*'trace_id'.*\] for states, not a table with the schema .*",
         ),
         ("elsewhere", "states are of environment 'elsewhere', whose traces it was not given"),

@@ -171,7 +171,7 @@ def test_a_keep_mask_cannot_change_its_arguments():
     section = {"type": "echo", "keep_mask": f"{MASKS}:forgetful", "arguments": {"limits": [6]}}
     rest = [message("g0-1", 0), message("g0-1", 1, parent=0, sampled=True)]
     config, tables = view(STAGE, algorithm=section), tables_of(group(1.0, 0.0), [*TALK, *rest])
-    first, again = (advantage(tables, config, step=1)["credits"].to_pylist() for _ in range(2))
+    first, again = (advantage(tables, config, step=1)["samples"].to_pylist() for _ in range(2))
     assert first == again and first[0]["ce_weights"] == weights(*[0] * 4, 0.1, *[0] * 6)
 
 

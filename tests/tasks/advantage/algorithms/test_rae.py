@@ -24,7 +24,7 @@ def step(traces, states=None, number=0, environments=("x", "y"), **section):
     config = view(STAGE, algorithm={"type": "rae"} | section, environments=named)
     made = advantage(tables, config, step=number)
     check_rows(made["estimator_states"], ESTIMATOR_STATES, RowPlace("estimator_states"))
-    return made["credits"].to_pylist(), made["estimator_states"].to_pylist()
+    return made["samples"].to_pylist(), made["estimator_states"].to_pylist()
 
 
 def seat(*rewards, agent="first", **others):

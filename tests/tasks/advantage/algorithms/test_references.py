@@ -29,7 +29,7 @@ def credited(algorithm: dict[str, Any], messages: list[Any], references: list[An
     }
     if references is not None:
         tables["references"] = table("references", references)
-    return advantage(tables, view(STAGE, algorithm=algorithm))["credits"].to_pylist()
+    return advantage(tables, view(STAGE, algorithm=algorithm))["samples"].to_pylist()
 
 
 @pytest.mark.parametrize("kind", ["opd", "opsd"])
@@ -63,7 +63,7 @@ def test_each_environment_is_drawn_to_its_own_rows() -> None:
         "verdicts": table("verdicts", [verdict(one["trace_id"]) for one in traces]),
         "references": table("references", [scored(f"t{n}", 1, [-n, -2.0 * n]) for n in range(3)]),
     }
-    rows = advantage(tables, view(STAGE, algorithm=OPD))["credits"].to_pylist()
+    rows = advantage(tables, view(STAGE, algorithm=OPD))["samples"].to_pylist()
     assert [row["advantages"] for row in rows] == [[0, 1 - n, 1 - 2 * n] for n in range(3)]
 
 

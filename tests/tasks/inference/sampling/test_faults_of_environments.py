@@ -152,7 +152,7 @@ def credited(traces: pa.Table, messages: pa.Table) -> dict[str, float]:
     """The advantages that filtering and advantage give to what is kept, by trace, with default settings but no std."""
     tables = {"traces": traces, "messages": messages.cast(MESSAGES.arrow)}
     verdicts = filtering(tables, of_stage(FILTERING, filtering={"filters": []}), quarantined={})["verdicts"]
-    made = advantage(tables | {"verdicts": verdicts}, of_stage(ADVANTAGE, algorithm={"type": "dr_grpo"}))["credits"]
+    made = advantage(tables | {"verdicts": verdicts}, of_stage(ADVANTAGE, algorithm={"type": "dr_grpo"}))["samples"]
     return dict(zip(made["trace_id"].to_pylist(), made["advantage"].to_pylist(), strict=True))
 
 
