@@ -52,5 +52,5 @@ def replay(
     with session_of(partial(prepare_replay, asked), plan_replay) as session:
         outcome = loop_replay(session)
         if session.config.prefect.artifacts:
-            publish_diff(session.place.store, session.config.replay.run, session.config.name)
+            publish_diff(session.context.store, session.config.replay.run, session.config.name)
         return outcome

@@ -39,10 +39,10 @@ class Player(Executor):
     """Does stages as in a run, where it is called; what would need an engine, a learner or a server is made up."""
 
     def __init__(
-        self, session: Session, place: RunContext | None = None, shape: Shape | None = None, rest: float = 0.0
+        self, session: Session, context: RunContext | None = None, shape: Shape | None = None, rest: float = 0.0
     ):
         """`shape` is the course that every rollout takes; None lets them differ. `rest` is seconds between parts."""
-        super().__init__(session, place)
+        super().__init__(session, context)
         self._stand_ins: dict[str, Callable[..., Tables]] = {
             "policy_import": imported,
             "examples": _examples,
@@ -79,7 +79,7 @@ def replay(config: RunConfig) -> Iterator[int]:
     """Go through recorded steps again as the config's section `replay` says, and yield each when it is finished."""
     session = _session(config)
     with record_run(session):
-        found = step_history(session.place.store, config.replay.run)
+        found = step_history(session.context.store, config.replay.run)
         for done in replay_steps(Player(session), SOURCE, config, found):
             yield done.step
 
@@ -91,9 +91,9 @@ def _session(config: RunConfig) -> Session:
 
 
 def _evaluate(session: Session, policy: Policy) -> None:
-    for place in evaluation_contexts(session.place).values():
-        if place.config.evaluation.due(policy.version):
-            pipeline.evaluate(Player(session, place), policy)
+    for context in evaluation_contexts(session.context).values():
+        if context.config.evaluation.due(policy.version):
+            pipeline.evaluate(Player(session, context), policy)
 
 
 def _examples(tables: Tables, config: View) -> Tables:

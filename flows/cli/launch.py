@@ -119,7 +119,7 @@ def run(
     Work that is all in the ledger needs neither Prefect nor services; the watchers are told so.
     """
     with open_session(config, watchers, engine) as session:
-        planned = plan_run(session.place, session.source, session.policy)
+        planned = plan_run(session.context, session.source, session.policy)
         missing = [ref for ref in planned if ref.computed]
         session.notify("plan", missing=missing, num_pieces=len(planned))
         if not missing:

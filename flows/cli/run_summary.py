@@ -65,9 +65,9 @@ def describe(store: Store, run: str, config: RunConfig, overrides: Sequence[str]
 def changes(store: Store, run: str, config: RunConfig, overrides: Sequence[str]) -> dict[str, dict[str, int]]:
     """Return, by stage, how many pieces of work the run would find and how many it would compute with `overrides`."""
     changed = load((), overrides, base=config.model_dump(mode="json"))
-    place = RunContext(store, run, changed, versions(changed))
+    context = RunContext(store, run, changed, versions(changed))
     counts: dict[str, Counter[str]] = {}
-    for piece in plan_run(place, source_of(changed)):
+    for piece in plan_run(context, source_of(changed)):
         counts.setdefault(piece.stage, Counter())["computed" if piece.computed else "found"] += 1
     return {stage: dict(count) for stage, count in counts.items()}
 

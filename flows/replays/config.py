@@ -85,7 +85,7 @@ def _lost(config: RunConfig, credits: Work | None) -> Iterator[str]:
 def _credited_by(credits: Work, environment: str) -> object:
     """Return the section of the algorithm that credited an environment's rollouts in recorded work."""
     section = credits.entry.section
-    return section.get("algorithms", {}).get(environment, section.get("advantage"))
+    return section.get("algorithms", {}).get(environment, section.get("algorithm"))
 
 
 def prepare_replay(asked: ReplayRequest) -> RunConfig:

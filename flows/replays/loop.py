@@ -20,11 +20,11 @@ from tasks.runtime.stage import Policy, Ref
 
 def loop_replay(session: Session) -> dict[str, Any]:
     """Go through recorded steps again; return what came of it, beside what was recorded, as plain values."""
-    config, store = session.config, session.place.store
-    outcome, apart = Outcome(session.place.run, config.steps), PolicyDistance(store)
+    config, store = session.config, session.context.store
+    outcome, apart = Outcome(session.context.run, config.steps), PolicyDistance(store)
     recorded, quarantined = step_history(store, config.replay.run), quarantined_in(store, config.replay)
     steps = replay_steps(Executor(session), session.source, config, recorded, quarantined, check_of(session))
-    with going_through_source(store, config), session.place.buffered():
+    with going_through_source(store, config), session.context.buffered():
         for done in steps:
             outcome.add(finish_replayed(session, done, apart))
             outcome.policy = done.policy or outcome.policy

@@ -47,8 +47,8 @@ def finish_replayed(session: Session, done: Replayed, apart: PolicyDistance) -> 
     """Describe a replayed step with what was recorded and tell the watchers, with a warning where it is called for."""
     again = replayed_stages(session.config.replay)
     training = done.past.work.get("training") if "training" in again else None
-    recorded = _measured(session.place.store, training)
-    described = describe(session.place, done.step, tuple(done.work.values()))
+    recorded = _measured(session.context.store, training)
+    described = describe(session.context, done.step, tuple(done.work.values()))
     described["seconds"] = {
         stage: value for stage, value in described["seconds"].items() if stage in (*again, "metrics")
     }

@@ -28,10 +28,10 @@ member failed. The second and third say nothing of rewards."""
 Row = Mapping[str, Any]
 
 
-def missing_groups(place: RunContext, assigned: Sequence[Ref], credits: Ref) -> Mapping[str, int]:
+def missing_groups(context: RunContext, assigned: Sequence[Ref], credits: Ref) -> Mapping[str, int]:
     """Return how many groups of the first of some finished assignments have no replacement yet, by environment."""
-    first, every = (place.table("assignments", refs, GROUPS) for refs in (assigned[:1], assigned))
-    return groups_to_refill(first, every, place.table("samples", (credits,)), place.config.assignment.oversampling)
+    first, every = (context.table("assignments", refs, GROUPS) for refs in (assigned[:1], assigned))
+    return groups_to_refill(first, every, context.table("samples", (credits,)), context.config.assignment.oversampling)
 
 
 def short_of_groups(step: int, counts: Mapping[str, int]) -> str:
@@ -45,12 +45,12 @@ def short_of_groups(step: int, counts: Mapping[str, int]) -> str:
     )
 
 
-def explain_empty_batches(place: RunContext, batches: "Sequence[StepBatch]") -> str:
+def explain_empty_batches(context: RunContext, batches: "Sequence[StepBatch]") -> str:
     """Return what became of all rollouts of some batches that hold nothing, counted, and what to do, in lines."""
     refs, judged = [ref for each in batches for ref in each.traces], [each.filtering for each in batches]
-    verdicts = {row["trace_id"]: row for row in place.table("verdicts", judged, VERDICTS).to_pylist()}
-    rows = [row | verdicts[row["trace_id"]] for row in place.table("traces", refs, TRACES).to_pylist()]
-    return "\n  ".join(_lines(rows, place.config, batches[0].packing.step))
+    verdicts = {row["trace_id"]: row for row in context.table("verdicts", judged, VERDICTS).to_pylist()}
+    rows = [row | verdicts[row["trace_id"]] for row in context.table("traces", refs, TRACES).to_pylist()]
+    return "\n  ".join(_lines(rows, context.config, batches[0].packing.step))
 
 
 def _lines(rows: Sequence[Row], config: RunConfig, step: int) -> Iterator[str]:

@@ -45,7 +45,7 @@ def session_of(prepared: Callable[[], RunConfig], plan: Planner = plan_work) -> 
     config = prepared()
     link(config)
     with watching(config) as watchers, open_session(config, (*watchers, log_event)) as opened:
-        missing = [ref for ref in plan(opened.place, opened.source, opened.policy) if ref.computed]
+        missing = [ref for ref in plan(opened.context, opened.source, opened.policy) if ref.computed]
         preflight(opened, missing)
         opened.notify("prefect", url="")
         with record_run(opened):

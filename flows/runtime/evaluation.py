@@ -21,9 +21,9 @@ from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import Policy
 
 
-def evaluation_contexts(place: RunContext) -> dict[str, RunContext]:
+def evaluation_contexts(context: RunContext) -> dict[str, RunContext]:
     """Return the context in which each set of a run is evaluated, by its name; "" is the one without a name."""
-    return {name: _with(place, each) for name, each in evaluation_configs(place.config).items()}
+    return {name: _with(context, each) for name, each in evaluation_configs(context.config).items()}
 
 
 def evaluation_configs(config: RunConfig) -> dict[str, RunConfig]:
@@ -31,8 +31,8 @@ def evaluation_configs(config: RunConfig) -> dict[str, RunConfig]:
     return {name: _evaluating(config, each) for name, each in config.evaluation.of_sets().items()}
 
 
-def _with(place: RunContext, config: RunConfig) -> RunContext:
-    return RunContext(place.store, place.run, config, place.versions)
+def _with(context: RunContext, config: RunConfig) -> RunContext:
+    return RunContext(context.store, context.run, config, context.versions)
 
 
 def _evaluating(config: RunConfig, evaluation: EvaluationConfig) -> RunConfig:
@@ -59,16 +59,16 @@ def evaluate_all(session: Session, policy: Policy | None, version: int | None = 
 
     `version` is of a policy that training has made, and takes the sets only that are due after so many steps.
     """
-    places = evaluation_contexts(session.place)
-    due = {name: each for name, each in places.items() if version is None or each.config.evaluation.due(version)}
-    return [_evaluate(session, name, place, policy) for name, place in due.items()]
+    contexts = evaluation_contexts(session.context)
+    due = {name: each for name, each in contexts.items() if version is None or each.config.evaluation.due(version)}
+    return [_evaluate(session, name, context, policy) for name, context in due.items()]
 
 
-def _evaluate(session: Session, name: str, place: RunContext, policy: Policy | None) -> EvaluationScores:
-    rounds = pipeline.evaluate(Executor(session, place), policy, place.config.evaluation.retry_errors)
-    tables = [place.table("traces", (each,)) for each in rounds]
-    pass_at = place.config.evaluation.pass_at
-    found = score_rollouts(name, policy.version if policy else 0, tables, place.config.environments, pass_at)
+def _evaluate(session: Session, name: str, context: RunContext, policy: Policy | None) -> EvaluationScores:
+    rounds = pipeline.evaluate(Executor(session, context), policy, context.config.evaluation.retry_errors)
+    tables = [context.table("traces", (each,)) for each in rounds]
+    pass_at = context.config.evaluation.pass_at
+    found = score_rollouts(name, policy.version if policy else 0, tables, context.config.environments, pass_at)
     session.notify("evaluation", computed=any(each.computed for each in rounds), **found.described)
     return found
 
@@ -90,9 +90,9 @@ class Evaluations:
 
     def choose(self) -> None:
         """Say which examples will be tried, before the first step: a set that cannot be made stops the run at once."""
-        for place in evaluation_contexts(self._session.place).values():
-            if any(map(place.config.evaluation.due, range(place.config.steps + 1))):
-                pipeline.held_out(Executor(self._session, place))
+        for context in evaluation_contexts(self._session.context).values():
+            if any(map(context.config.evaluation.due, range(context.config.steps + 1))):
+                pipeline.held_out(Executor(self._session, context))
 
     def begin(self, policy: Policy) -> None:
         """Evaluate a policy on the sets that are due; raises what an earlier evaluation raised."""

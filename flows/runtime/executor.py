@@ -35,7 +35,7 @@ class Executor:
         self, session: "Session | None" = None, context: RunContext | None = None, config: RunConfig | None = None
     ) -> None:
         self._session = session
-        self._context = context or (session.place if session else None)
+        self._context = context or (session.context if session else None)
         config = config or (self._context.config if self._context else None)
         assert config is not None, "an executor has a session, a context or a config"
         self.config = config
@@ -97,7 +97,7 @@ class Executor:
 
     def explain_empty(self, batches: "Sequence[StepBatch]") -> str:
         """Return why some batches hold nothing to train on, and what to do, in lines; nothing in a dry run."""
-        return explain_empty_batches(self._session.place, batches) if self._session else ""
+        return explain_empty_batches(self._session.context, batches) if self._session else ""
 
     def is_own_result(self, task: StageTask, step: int, refs: Sequence[Ref], policy: Policy) -> bool:
         """Tell whether the run itself has finished a stage before, or has taken it over from another run."""
@@ -128,7 +128,7 @@ class Executor:
         assert context is not None
         if task is not metrics.task:  # takes no time, and a step that was trained is not left without its numbers
             session.stop_if_cancelled(step, task.stage.name)
-        session.notify("stage", stage=task.stage.name, step=step, evaluating=context is not session.place)
+        session.notify("stage", stage=task.stage.name, step=step, evaluating=context is not session.context)
         with context.unbuffered() if task.waits else nullcontext():  # what took long is committed at once
             ref: Ref = task(context, step, refs, policy, session.services, parameters, extra_inputs)
         session.count(computed=True)

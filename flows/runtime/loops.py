@@ -20,7 +20,7 @@ from flows.runtime.step_report import Outcome, check_account, finish_step
 def loop_train(session: Session) -> dict[str, Any]:
     """Train with reinforcement learning; return what came of it as plain values."""
     config = session.config
-    outcome = Outcome(session.place.run, config.steps)
+    outcome = Outcome(session.context.run, config.steps)
     execute = Executor(session)
     with _thread("ahead") as threads, _thread("evaluation") as beside, ExitStack() as unfinished:
         # When this fails, threads that still sample end with their services; only then are they waited for.
@@ -44,7 +44,7 @@ def loop_train(session: Session) -> dict[str, Any]:
 
 def loop_sft(session: Session) -> dict[str, Any]:
     """Train on demonstrations; return what came of it as plain values."""
-    outcome = Outcome(session.place.run, session.config.steps)
+    outcome = Outcome(session.context.run, session.config.steps)
     execute = Executor(session)
     for finished in pipeline.run_steps(execute, session.source, session.config, check=check_of(session)):
         outcome.add(finish_step(session, finished))

@@ -6,13 +6,27 @@ from dataclasses import asdict
 from typing import Any
 
 from flows.queries.step_history import StepHistory, step_history
-from flows.runtime.table_readers import readers
 from storage.errors import StoreError
 from storage.maintenance.compact import MaintenanceReport, maintain
 from storage.maintenance.plan import Needs, Plan, PolicyRetention, at_work, plan_removal, present_runs
 from storage.maintenance.sweep import ExpiryReport, RemovalReport, Retention, carry_out, expire
 from storage.read.lineage import Graph
 from storage.store import Store
+from tasks.stages import EVALUATION, STAGES
+
+OTHERS = {
+    "updates": ("diff",),
+    "metrics": ("show", "curves", "diff", "the viewer"),
+    "policies": ("whoever goes on from a policy",),
+    "decisions": ("the account of a gate",),
+    "regrades": ("why",),
+}
+"""What reads a table and is no stage."""
+NO_READERS = ("gate", "metrics", "import", EVALUATION)
+"""A gate looks at a batch before training, which would miss it too, and metrics are written with their step; an import
+reads only what came in with it."""
+WRITTEN = ("token_masks",)
+"""Tables that are optional for a stage because it may leave them out of what it writes; none reads them."""
 
 
 def maintain_tables(
@@ -125,3 +139,11 @@ def describe_removal(going: Plan, swept: RemovalReport) -> dict[str, Any]:
         "policy_bytes": going.policy_bytes,
         "done": vars(swept),
     }
+
+
+def readers(table: str) -> list[str]:
+    """Return the names of all that read `table`; none where nobody misses its rows."""
+    optional = () if table in WRITTEN else (table,)
+    declared = [task.stage for each in STAGES if each.name not in NO_READERS for task in each.tasks]
+    stages = [stage.name for stage in declared if table in stage.reads or {*optional} & {*stage.optional}]
+    return list(dict.fromkeys([*stages, *OTHERS.get(table, ())]))

@@ -52,7 +52,7 @@ def preflight(session: "Session", missing: Sequence[Ref]) -> None:
     with nothing_started():
         require_gate(session.config)
         makes_weights = bool(stages & {"training", "policy_import"})
-        require_space(session.place.store, Path(session.source.weights) if makes_weights else None)
+        require_space(session.context.store, Path(session.source.weights) if makes_weights else None)
         for service in session.needed(missing):
             service.reach()
         if "examples" in stages and session.config.kind != "sft":

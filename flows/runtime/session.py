@@ -48,23 +48,23 @@ class Session:
 
     def __init__(
         self,
-        place: RunContext,
+        context: RunContext,
         source: pipeline.Source,
         supervisor: Supervisor,
         watchers: tuple[Watcher, ...] = (),
         engine: InferenceService | None = None,
         policy: Policy | None = None,
     ) -> None:
-        self.place = place
+        self.context = context
         self.source = source
         self.policy = policy
         """The policy to evaluate, where one of the store was named."""
         self.watchers = watchers
-        self.engine = engine or InferenceService(supervisor, place, Path(source.weights))
-        self.teachers = TeacherEngines(supervisor, place.config)
-        self.environments = EnvironmentServers(supervisor, place.config, self.engine.key)
-        self.learner = LearnerProcess(supervisor, place)
-        self.graders = GraderProcesses(supervisor, place.config)
+        self.engine = engine or InferenceService(supervisor, context, Path(source.weights))
+        self.teachers = TeacherEngines(supervisor, context.config)
+        self.environments = EnvironmentServers(supervisor, context.config, self.engine.key)
+        self.learner = LearnerProcess(supervisor, context)
+        self.graders = GraderProcesses(supervisor, context.config)
         self.num_computed = 0
         """Pieces of work that were computed in this session."""
         self.num_found = 0
@@ -79,7 +79,7 @@ class Session:
     @property
     def config(self) -> RunConfig:
         """The run's resolved config."""
-        return self.place.config
+        return self.context.config
 
     @cached_property
     def services(self) -> Services:
@@ -91,7 +91,7 @@ class Session:
             learner=self.learner,
             graders=self.graders,
             example_source=self.environments,
-            approve=approval(self.place.run, self.config.store, self.notify),
+            approve=approval(self.context.run, self.config.store, self.notify),
             render=self._renderer() if self.config.kind == "sft" else None,
         )
 
@@ -143,8 +143,8 @@ class Session:
 
     def record(self, event: str, step: int = 0, message: str = "") -> None:
         """Write an event in the life of the run."""
-        self.place.store.runs.record(
-            run=self.place.run,
+        self.context.store.runs.record(
+            run=self.context.run,
             event=event,
             kind=self.config.kind,
             config=self.config.model_dump(mode="json"),
@@ -164,11 +164,11 @@ def open_session(
     """Open a session for a resolved config; its services are gone when the block ends, in whatever way."""
     store = open_store(config.store)
     mark_crashed(store)
-    place = RunContext(store, config.name, config, versions(config))
+    context = RunContext(store, config.name, config, versions(config))
     with nothing_started():
         chosen = find_policy(store, config.evaluation.policy) if config.kind == "evaluate" else None
     with ExitStack() as slot, Supervisor(config.name, log_directory(config)) as supervisor:
-        session = Session(place, source_of(config), supervisor, watchers, engine, chosen)
+        session = Session(context, source_of(config), supervisor, watchers, engine, chosen)
         session.slot = slot
         token = _current.set(session)
         try:
@@ -185,7 +185,7 @@ def current_session() -> Session | None:
 @contextmanager
 def record_run(session: Session) -> Iterator[None]:
     """Write how a run began and ended into its events; what went wrong is passed on."""
-    known = session.place.run in session.place.store.runs.names()
+    known = session.context.run in session.context.store.runs.names()
     session.record("resumed" if known else "started")
     try:
         with lost_terminations_repeated():

@@ -47,24 +47,24 @@ class Outcome:
 
 def check_account(session: Session, batch: StepBatch) -> list[Share]:
     """Return what became of every rollout of a step. Raises AccountBreach where one is lost or counted twice."""
-    place = session.place
+    context = session.context
     tables = (
-        place.table("assignments", batch.assignments, ["assignment_id"]),
-        place.table("traces", batch.traces, TRACE_COLUMNS),
-        place.table("verdicts", [batch.filtering], ["trace_id", "keep", "reason"]),
-        place.table("samples", [batch.advantage], ["sample_id", "trace_id"]),
-        place.table("batches", [batch.packing], ["sample_ids"]),
+        context.table("assignments", batch.assignments, ["assignment_id"]),
+        context.table("traces", batch.traces, TRACE_COLUMNS),
+        context.table("verdicts", [batch.filtering], ["trace_id", "keep", "reason"]),
+        context.table("samples", [batch.advantage], ["sample_id", "trace_id"]),
+        context.table("batches", [batch.packing], ["sample_ids"]),
     )
     try:
         return account(*tables)
     except AccountBreach as error:
-        error.add_note(f"Run {place.run}, step {batch.packing.step}, between the stages packing and training.")
+        error.add_note(f"Run {context.run}, step {batch.packing.step}, between the stages packing and training.")
         raise
 
 
 def finish_step(session: Session, finished: FinishedStep) -> dict[str, Any]:
     """Describe a finished step and tell the watchers."""
-    described = describe(session.place, finished.step, finished.refs)
+    described = describe(session.context, finished.step, finished.refs)
     session.notify("step", **described)
     if described["computed"] and (warning := low_signal(described)):
         session.notify("note", text=warning)
@@ -83,11 +83,11 @@ def quarantine_warning(session: Session, batch: StepBatch) -> str:
     """
     if all(ref.computed for ref in batch.traces):
         return ""  # what is new cannot have been found unfit
-    place = session.place
-    findings = place.store.quarantines.all()
+    context = session.context
+    findings = context.store.quarantines.all()
     if not findings:
         return ""
-    verdicts = place.table("verdicts", [batch.filtering], ["trace_id", "keep"]).to_pylist()
+    verdicts = context.table("verdicts", [batch.filtering], ["trace_id", "keep"]).to_pylist()
     kept = {row["trace_id"] for row in verdicts if row["keep"]}
     touching = {each.quarantine: kept.intersection(each.trace_ids) for each in findings}
     unfit = frozenset().union(*touching.values())
@@ -96,7 +96,7 @@ def quarantine_warning(session: Session, batch: StepBatch) -> str:
     return (
         f"step {batch.packing.step}: {len(unfit)} of {len(kept)} rollouts that are trained on are in quarantine "
         f"({', '.join(name for name, traces in touching.items() if traces)}). They were found in the store. Leave them "
-        f"out with: stagecoach replay {place.run} --from filtering --store {shlex.quote(place.config.store)}"
+        f"out with: stagecoach replay {context.run} --from filtering --store {shlex.quote(context.config.store)}"
     )
 
 
@@ -111,14 +111,14 @@ def low_signal(described: Mapping[str, Any]) -> str:
     )
 
 
-def describe(place: RunContext, step: int, refs: Sequence[Ref]) -> dict[str, Any]:
+def describe(context: RunContext, step: int, refs: Sequence[Ref]) -> dict[str, Any]:
     """Return what is done of a step as plain values: reward, tokens, seconds and rows by stage, outcomes, the update.
 
     The numbers are those of the step's table `metrics`, with `ledger_metrics` beside them; a number that was not
     measured is None, and the update is None where nothing was trained.
     """
-    values = metric_values(place.table("metrics", refs)) if _makes("metrics", refs) else {}
-    update = place.table("updates", refs).to_pylist()[-1] if _makes("updates", refs) else None
+    values = metric_values(context.table("metrics", refs)) if _makes("metrics", refs) else {}
+    update = context.table("updates", refs).to_pylist()[-1] if _makes("updates", refs) else None
     spans = [Span(ref.stage, ref.seconds, ref.tokens) for ref in refs]
     seconds = {stage: own.seconds for stage, own in by_stage(spans).items()}
     stage_tokens = {stage: own.tokens for stage, own in by_stage(spans).items()}

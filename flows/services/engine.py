@@ -32,26 +32,26 @@ class InferenceService(RunService):
 
     keyword = "engine"
 
-    def __init__(self, supervisor: Supervisor, place: RunContext, source: Path) -> None:
+    def __init__(self, supervisor: Supervisor, context: RunContext, source: Path) -> None:
         super().__init__(supervisor)
-        self._place = place
+        self._context = context
         self._source = source
         self._policy_lock = PolicyLock()
         self._bringing = threading.Lock()
         self._proven = ""
         """Key of the policy that the engine was last seen to hold; a restarted engine says that it holds none."""
-        config = place.config.engine
+        config = context.config.engine
         self.key = os.environ.get(config.api_key_variable, "") if config.url else secrets.token_hex(16)
         """What the engine, and whoever calls it, must know; made anew for an engine of our own."""
 
     def begin(self) -> None:
         """Start the engine, or adopt an external one; returns at once."""
-        if self._source.name or self._place.config.engine.url:  # else it waits for the first policy asked for
+        if self._source.name or self._context.config.engine.url:  # else it waits for the first policy asked for
             self._engine(self._source)
 
     def reach(self) -> None:
         """Wait for an engine that someone else runs; raises ServiceFailed when it does not answer."""
-        if self._place.config.engine.url:
+        if self._context.config.engine.url:
             self._engine(self._source).wait()
 
     def close(self) -> None:
@@ -74,7 +74,7 @@ class InferenceService(RunService):
         Raises ServiceFailed when no restart is left, EngineMismatch when the engine serves other weights than it says.
         """
         whole = self._base(policy) or policy.key
-        engine = self._engine(self._source if self._source.name else self._place.store.policies.directory(whole))
+        engine = self._engine(self._source if self._source.name else self._context.store.policies.directory(whole))
 
         def bring() -> ServedModel:
             url = engine.wait()["url"]  # returns after a restart, or raises when none is left
@@ -88,17 +88,17 @@ class InferenceService(RunService):
 
     def _base(self, policy: Policy) -> str:
         """Return the key of the policy below an adapter; empty for a policy of whole weights."""
-        return next(iter(self._place.store.policies.adapter_bases([policy.key])), "")
+        return next(iter(self._context.store.policies.adapter_bases([policy.key])), "")
 
     def _bring(self, policy: Policy, url: str) -> ServedModel:
-        base, directory = self._base(policy), self._place.store.policies.directory
+        base, directory = self._base(policy), self._context.store.policies.directory
         served = ServedModel(url, self.key, policy.key if base else MODEL, policy.key)
         with closing(Engine(url, self.key, model=served.model)) as engine:
             holds = engine.served_policy_key() == policy.key
             if not holds:
                 engine.serve(policy.key, directory(policy.key), (base, directory(base)) if base else None)
             if not holds or self._proven != policy.key:  # what an engine says it holds is no proof, whoever told it so
-                check_serving(engine, recorded_policy(self._place, policy.key), self._place.config.engine)
+                check_serving(engine, recorded_policy(self._context, policy.key), self._context.config.engine)
                 self._proven = policy.key
         return served
 
@@ -106,7 +106,7 @@ class InferenceService(RunService):
         return is_healthy(report["url"], self.key)
 
     def _spec(self, source: Path) -> ServiceSpec:
-        config, report = self._place.config, self._report("engine")
+        config, report = self._context.config, self._report("engine")
         argv, environment = engine_command(
             config.engine,
             config.model,

@@ -37,9 +37,9 @@ class LearnerProcess(RunService):
 
     keyword = "learner"
 
-    def __init__(self, supervisor: Supervisor, place: RunContext) -> None:
+    def __init__(self, supervisor: Supervisor, context: RunContext) -> None:
         super().__init__(supervisor)
-        self._place = place
+        self._context = context
         self._learner: tuple[int, Learner] | None = None
         self._answered: dict[str, Any] = {}
         """Report of the generation that was last seen to answer."""
@@ -63,7 +63,7 @@ class LearnerProcess(RunService):
         held = learner.state()["policy_key"]
         if held == policy.key:
             return learner
-        LearnerRecovery(learner, self._place, self._sections).recover(policy, held)
+        LearnerRecovery(learner, self._context, self._sections).recover(policy, held)
         return learner
 
     def load_fresh(self, policy: Policy, directory: Path) -> Learner:
@@ -95,11 +95,11 @@ class LearnerProcess(RunService):
 
     @property
     def _sections(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        config = self._place.config
+        config = self._context.config
         return config.training.model_dump(mode="json"), config.learner.model_dump(mode="json")
 
     def _spec(self) -> ServiceSpec:
-        config, report = self._place.config.learner, self._report("learner")
+        config, report = self._context.config.learner, self._report("learner")
         argv, environment = learner_service.command(config, str(report))
         return ServiceSpec(
             name="learner",
@@ -124,49 +124,49 @@ class LearnerProcess(RunService):
         return True
 
 
-def recorded_policy(place: RunContext, policy_key: str) -> dict[str, Any]:
+def recorded_policy(context: RunContext, policy_key: str) -> dict[str, Any]:
     """Return the policy's row of the policies table."""
-    entry = place.find(policy_key)
+    entry = context.find(policy_key)
     assert entry is not None, f"policy {policy_key} is referred to but not in the ledger"
-    return dict(place.store.read(entry.slices("policies")).to_pylist()[0])
+    return dict(context.store.read(entry.slices("policies")).to_pylist()[0])
 
 
-def ancestry(place: RunContext, policy: Policy) -> list[dict[str, Any]]:
+def ancestry(context: RunContext, policy: Policy) -> list[dict[str, Any]]:
     """Return the rows of the policies from the last one that can be loaded whole to `policy`, oldest first.
 
     A policy can be loaded whole when its optimizer state was saved and its weights were not removed since, or when it
     has no parent and so no state.
     """
-    way = [recorded_policy(place, policy.key)]
-    while way[0]["parent_key"] is not None and not _loads(place, way[0]):
-        way.insert(0, recorded_policy(place, way[0]["parent_key"]))
+    way = [recorded_policy(context, policy.key)]
+    while way[0]["parent_key"] is not None and not _loads(context, way[0]):
+        way.insert(0, recorded_policy(context, way[0]["parent_key"]))
     return way
 
 
-def _loads(place: RunContext, row: dict[str, Any]) -> bool:
-    return bool(row["has_optimizer"]) and place.store.policies.find(row["policy_key"]) is not None
+def _loads(context: RunContext, row: dict[str, Any]) -> bool:
+    return bool(row["has_optimizer"]) and context.store.policies.find(row["policy_key"]) is not None
 
 
-def recorded_training(place: RunContext, policy_key: str) -> Entry:
+def recorded_training(context: RunContext, policy_key: str) -> Entry:
     """Return the training that made a policy, which may be another run's."""
-    training = place.find(policy_key)
+    training = context.find(policy_key)
     assert training is not None, f"policy {policy_key} is referred to but not in the ledger"
     return training
 
 
-def recorded_batches(place: RunContext, training: Entry) -> pa.Table:
+def recorded_batches(context: RunContext, training: Entry) -> pa.Table:
     """Return the batches of a recorded training."""
-    packing = place.find(training.inputs["packing"])
+    packing = context.find(training.inputs["packing"])
     assert packing is not None, f"training {training.key} names batches that are not in the ledger"
-    return place.store.read(packing.slices("batches"))
+    return context.store.read(packing.slices("batches"))
 
 
 class LearnerRecovery:
     """Brings a learner to a recorded policy, optimizer state included, by training recorded batches again."""
 
-    def __init__(self, learner: Learner, place: RunContext, sections: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    def __init__(self, learner: Learner, context: RunContext, sections: tuple[dict[str, Any], dict[str, Any]]) -> None:
         self._learner = learner
-        self._place = place
+        self._context = context
         self._training, self._own = sections
         """The sections training and learner that the learner is configured with, and is again in the end."""
 
@@ -175,13 +175,13 @@ class LearnerRecovery:
 
         Raises WeightsDiffer when training again does not give the recorded weights.
         """
-        way = ancestry(self._place, policy)
+        way = ancestry(self._context, policy)
         if any(self._foreign(row) for row in way[1:]):
             self._through_other_settings(way)
             return
         start = next((i for i, row in enumerate(way) if row["policy_key"] == held), 0)
         if way[start]["policy_key"] != held:
-            self._load(way[0], self._place.store.policies.directory(way[0]["policy_key"]), self._training)
+            self._load(way[0], self._context.store.policies.directory(way[0]["policy_key"]), self._training)
         for row in way[start + 1 :]:
             with self._scratch(row) as scratch:
                 self._train(row, scratch, save_optimizer=False)
@@ -193,7 +193,7 @@ class LearnerRecovery:
 
     def _settings(self, row: dict[str, Any]) -> dict[str, Any]:
         """Return the settings of training that a policy was made with, those included that keys do not name."""
-        recorded = TrainingConfig(**recorded_training(self._place, row["policy_key"]).section["training"])
+        recorded = TrainingConfig(**recorded_training(self._context, row["policy_key"]).section["training"])
         fields = TrainingConfig.model_fields
         values = recorded.model_dump(mode="json")
         return {name: value for name, value in values.items() if not is_operational(fields[name])}
@@ -201,7 +201,7 @@ class LearnerRecovery:
     def _through_other_settings(self, way: Sequence[dict[str, Any]]) -> None:
         """Train each batch with its recorded settings; state goes from one to the next on disk, for a learner that is
         configured anew forgets."""
-        directory = self._place.store.policies.directory(way[0]["policy_key"])
+        directory = self._context.store.policies.directory(way[0]["policy_key"])
         before = way[0]
         with ExitStack() as scratches:
             for row in way[1:]:
@@ -217,14 +217,14 @@ class LearnerRecovery:
         trained = row["parent_key"] is not None  # weights that came in have no optimizer state, and need none
         trained = trained and _state_kind(self._settings(row)) == _state_kind(training)
         below = adapter_base(directory)
-        base = str(self._place.store.policies.directory(below)) if below else ""
+        base = str(self._context.store.policies.directory(below)) if below else ""
         self._learner.load(row["policy_key"], str(directory), fresh_optimizer=not trained, base=base)
 
     def _train(self, row: dict[str, Any], directory: Path, save_optimizer: bool) -> None:
         """Train the recorded batches that made the policy of `row`; the weights must come out as recorded."""
-        training = recorded_training(self._place, row["policy_key"])
+        training = recorded_training(self._context, row["policy_key"])
         self._learner.train(
-            recorded_batches(self._place, training),
+            recorded_batches(self._context, training),
             step=training.step,
             policy_key_in=row["parent_key"],
             policy_key_out=row["policy_key"],
@@ -235,11 +235,11 @@ class LearnerRecovery:
 
     @contextmanager
     def _scratch(self, row: dict[str, Any]) -> Iterator[Path]:
-        scratch = self._place.store.policies.scratch(f"again-{row['policy_key']}")
+        scratch = self._context.store.policies.scratch(f"again-{row['policy_key']}")
         try:
             yield scratch
         finally:
-            self._place.store.policies.discard(scratch)
+            self._context.store.policies.discard(scratch)
 
 
 def _state_kind(training: dict[str, Any]) -> tuple[str, bool]:

@@ -72,7 +72,7 @@ class Lived:
         with pytest.MonkeyPatch.context() as patch, open_session(config) as session:
             patch.setattr(Supervisor, "start", noting)
             patch.setattr(StageTask, "__call__", lambda self, *arguments: perform(self.stage, *arguments))
-            missing = [piece for piece in plan_run(session.place, session.source) if piece.computed]
+            missing = [piece for piece in plan_run(session.context, session.source) if piece.computed]
             preflight(session, missing)
             session.begin(missing)
             with record_run(session):

@@ -21,8 +21,18 @@ from storage.slices import content_digest
 from storage.store import Store
 from tasks.runtime import group_commits as parts
 
-STAGES = ["advantage", "assignment", "examples", "filtering", "packing", "policy_import", "rollout", "training"]
-OF_STEP = {"assignment": 1, "rollout": 1, "filtering": 1, "advantage": 1, "packing": 1, "training": 1}
+STAGES = [
+    "advantage",
+    "assignment",
+    "examples",
+    "filtering",
+    "metrics",
+    "packing",
+    "policy_import",
+    "rollout",
+    "training",
+]
+OF_STEP = {"assignment": 1, "rollout": 1, "filtering": 1, "advantage": 1, "packing": 1, "training": 1, "metrics": 1}
 
 
 pytestmark = pytest.mark.engine  # a store of three steps is made: seconds
@@ -64,6 +74,7 @@ def test_every_stage_of_every_step_is_in_the_ledger_once_with_its_inputs(store: 
         "advantage": ["filtering", "rollout"],
         "packing": ["advantage", "rollout"],
         "training": ["packing", "policy"],
+        "metrics": ["advantage", "assignment", "filtering", "packing", "rollout", "training"],
     }
 
 

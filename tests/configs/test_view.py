@@ -10,7 +10,7 @@ from pydantic.fields import FieldInfo
 from configs.algorithms import CustomConfig, Overlong
 from configs.environments import EnvironmentConfig
 from configs.evaluation import EvaluationSet, ExternalModelConfig
-from configs.fields import in_key, is_elsewhere, is_operational, section_types
+from configs.fields import Section, in_key, is_elsewhere, is_operational, later, section_types
 from configs.filters import CustomFilter
 from configs.losses import CustomLoss
 from configs.optimizers import WsdSchedule
@@ -102,3 +102,12 @@ def test_who_is_trained_is_in_keys_where_it_is_not_the_rule() -> None:
     other_rule = RunConfig(environments=(environment.model_copy(update={"learner_seat": True}),))
     gathered = View(other_rule, ("seat_rules",), "filtering").content()
     assert gathered == {"seat_rules": {"e": {"drop_judge": True, "learner_seat": True}}}
+
+
+def test_a_field_that_was_added_later_is_in_keys_only_where_it_differs_from_its_default() -> None:
+    class Grown(Section):
+        first: int = 1
+        added: int = later(0)
+
+    assert content(Grown()) == {"first": 1}
+    assert content(Grown(added=2)) == {"first": 1, "added": 2}

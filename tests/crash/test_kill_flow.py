@@ -25,6 +25,7 @@ BOUNDARIES = [
     "after commit advantage 0",
     "after commit packing 0",
     "after commit training 0",
+    "after commit metrics 0",
     "after commit rollout 1",
     "after commit training 1",
 ]

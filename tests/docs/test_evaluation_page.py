@@ -33,5 +33,5 @@ def test_a_model_of_others_needs_neither_weights_nor_an_engine(tmp_path: Path) -
     config = prepare("evaluate", [], settings, name="of-others", store=str(tmp_path / "store"), seed=1)
     assert config.model.path == "" and config.external is not None and config.external.model == "m"
     with open_session(config) as session:
-        stages = [piece.stage for piece in plan_work(session.place, session.source)]
+        stages = [piece.stage for piece in plan_work(session.context, session.source)]
     assert stages == ["examples", "evaluation_assignment", "rollout"], "no weights are brought in"

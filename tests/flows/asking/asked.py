@@ -148,7 +148,7 @@ def run(root: Path, name: str, **changes: Any) -> Session:
     """Walk a run, score its policies where it is to, and return its session."""
     session = session_for(root, name, **SETTINGS | changes)
     every = session.config.evaluation.every
-    do, score = Asked(session), Asked(session, evaluation_contexts(session.place)[""])
+    do, score = Asked(session), Asked(session, evaluation_contexts(session.context)[""])
     with record_run(session):
         for finished in pipeline.run_steps(do, SOURCE, session.config):
             if every:

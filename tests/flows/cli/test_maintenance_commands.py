@@ -8,7 +8,7 @@ import pytest
 
 from flows import cli
 from flows.cli.maintenance import collect_garbage
-from flows.runtime.table_readers import readers
+from flows.runtime.maintenance import readers
 from storage.errors import SliceExpired
 from storage.maintenance import plan
 from storage.schemas.stage_tables import STAGE_TABLES

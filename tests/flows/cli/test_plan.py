@@ -95,7 +95,7 @@ def test_missing_files_are_refused_and_nothing_is_created(tmp_path: Path, monkey
 def test_the_plan_of_an_evaluation_has_the_keys_that_it_will_have(tmp_path: Path) -> None:
     session = session_for(tmp_path / "store", "a", kind="evaluate", evaluation={"temperature": 0.25})
     planned = [ref.key for _, ref in plan.planned_stages(session.config, SOURCE)]
-    assert planned == [piece.key for piece in plan_work(session.place, SOURCE)] and len(planned) == 4
+    assert planned == [piece.key for piece in plan_work(session.context, SOURCE)] and len(planned) == 4
 
 
 def test_the_size_of_an_evaluation_is_that_of_all_its_environments() -> None:

@@ -34,9 +34,9 @@ def finished_run(root: Path) -> Store:
     return store
 
 
-def sample(stage: Stage, place: RunContext, step: int) -> None:
+def sample(stage: Stage, context: RunContext, step: int) -> None:
     """Do a step that ends with its rollouts, and write its metrics."""
-    perform(metrics.STAGE, place, step, (perform(stage, place, step),), parameters={"num_batches": 0})
+    perform(metrics.STAGE, context, step, (perform(stage, context, step),), parameters={"num_batches": 0})
 
 
 def test_a_run_is_described_for_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -30,7 +30,7 @@ def store(tmp_path: Path) -> Store:
     return store
 
 
-def place_of(store: Store, run: str) -> RunContext:
+def context_of(store: Store, run: str) -> RunContext:
     """Return where a run works that has the rollouts of `base`."""
     sections = {"name": run, "filtering": {"filters": [{"type": "errored"}]}}
     return RunContext(store, run, RunConfig.model_validate(store.runs.config("base") | sections), {})
@@ -46,18 +46,18 @@ def filtered(store: Store, run: str, quarantined: Mapping[str, str], *traces: Re
     refs = (*traces, rollouts(store))
     more = {"quarantine": "some"} if quarantined else {}
     bag = {"quarantined": quarantined}
-    perform(filtering.STAGE, place_of(store, run), 0, refs, parameters=bag, extra_inputs=more)
+    perform(filtering.STAGE, context_of(store, run), 0, refs, parameters=bag, extra_inputs=more)
 
 
 def shared(store: Store, run: str, reward: float | None = None, quarantined: Mapping[str, str] | None = None) -> None:
     """Make a run that shares the rollouts of `base`, scored again where a reward is given, and filters them."""
-    place, work = place_of(store, run), step_history(store, "base").steps[0].work
-    store.runs.record(run=run, event="started", kind="replay", config=place.config.model_dump(mode="json"))
+    context, work = context_of(store, run), step_history(store, "base").steps[0].work
+    store.runs.record(run=run, event="started", kind="replay", config=context.config.model_dump(mode="json"))
     for name in ("examples", "assignment", "rollout"):
-        place.adopt(work[name].entry, 0)
+        context.adopt(work[name].entry, 0)
     again = []
     if reward is not None:
-        again = [perform(scoring(reward), place, 0, (rollouts(store),))]
+        again = [perform(scoring(reward), context, 0, (rollouts(store),))]
     filtered(store, run, quarantined or {}, *again)
 
 

@@ -50,19 +50,19 @@ def text(root: Path, model: str, **options: Any) -> ImportOutcome:
     return bring(root, RELAYED, name="text", model=model, overrides=["model.renderer=qwen3"], **options)
 
 
-def place_of(store: Store, run: str, **sections: Any) -> RunContext:
+def context_of(store: Store, run: str, **sections: Any) -> RunContext:
     """Return where a run works, its config changed."""
     from configs.run import RunConfig
 
     return RunContext(store, run, RunConfig.model_validate(store.runs.config(run) | sections), {})
 
 
-def through(place: RunContext, run: str) -> Ref:
+def through(context: RunContext, run: str) -> Ref:
     """Do the stages from filtering to packing over the recorded rollouts, as a replay does."""
-    rollouts = ref_of(step_history(place.store, run).steps[0].work["rollout"].entry, computed=False)
-    verdicts = perform(filtering.STAGE, place, 0, (rollouts,))
-    credits = perform(advantage.STAGE, place, 0, (rollouts, verdicts))
-    return perform(packing.STAGE, place, 0, (credits, rollouts))
+    rollouts = ref_of(step_history(context.store, run).steps[0].work["rollout"].entry, computed=False)
+    verdicts = perform(filtering.STAGE, context, 0, (rollouts,))
+    credits = perform(advantage.STAGE, context, 0, (rollouts, verdicts))
+    return perform(packing.STAGE, context, 0, (credits, rollouts))
 
 
 FEW_FILTERS = {"filters": [{"type": "errored"}, {"type": "zero_advantage"}]}
@@ -88,7 +88,7 @@ def test_an_imported_step_stands_in_the_ledger_like_a_sampled_one(root: Path) ->
 
 def test_imported_traces_can_be_trained_on_by_reinforcement_learning(root: Path) -> None:
     bring(root, TOKENS)
-    packed = through(place_of(open_store(root), "theirs", filtering=FEW_FILTERS), "theirs")
+    packed = through(context_of(open_store(root), "theirs", filtering=FEW_FILTERS), "theirs")
     batches = open_store(root).read(open_store(root).ledger.find(packed.key).slices("batches"))  # type: ignore[union-attr]
     assert batches["rl_tokens"][0].as_py() > 0 and batches["ce_tokens"][0].as_py() == 0
 
@@ -184,9 +184,9 @@ def test_text_is_rendered_refused_for_rl_and_trained_on_as_demonstrations(root: 
     assert text(root, model).figures == {"traces": 4, "with rendered tokens": 4}
     store = open_store(root)
     with pytest.raises(ImportedWithoutTokens, match=r"algorithm\.type=supervised"):
-        through(place_of(store, "text", filtering={"filters": [{"type": "errored"}]}), "text")
+        through(context_of(store, "text", filtering={"filters": [{"type": "errored"}]}), "text")
     supervised = {"algorithm": {"type": "supervised"}, "filtering": {"filters": [{"type": "errored"}]}}
-    packed = through(place_of(store, "text", **supervised), "text")
+    packed = through(context_of(store, "text", **supervised), "text")
     batches = store.read(store.ledger.find(packed.key).slices("batches"))  # type: ignore[union-attr]
     assert batches["ce_tokens"][0].as_py() > 0 and batches["rl_tokens"][0].as_py() == 0
 

@@ -40,22 +40,22 @@ def failing(name: str, error: Exception, times: int) -> Stage:
     return replace(examples.task.stage, name=name, function=function)
 
 
-def unnamed_at_first(place: RunContext) -> None:
+def unnamed_at_first(context: RunContext) -> None:
     """Let the first row of the ledger fail after the stage's rows are in their table."""
-    commit, left = place.store.ledger.commit_all, [unanswered()]
+    commit, left = context.store.ledger.commit_all, [unanswered()]
 
     def once(entries: Sequence[Entry]) -> list[Entry]:
         if left:
             raise left.pop()
         return commit(entries)
 
-    place.store.ledger.commit_all = once  # type: ignore[method-assign]
+    context.store.ledger.commit_all = once  # type: ignore[method-assign]
 
 
-def raised(place: RunContext, failed: Stage) -> str:
+def raised(context: RunContext, failed: Stage) -> str:
     """Return the name of the error that a stage fails with in the end."""
     try:
-        StageTask(failed)(place, 1)
+        StageTask(failed)(context, 1)
     except (ValueError, StoreUnavailable) as error:
         return type(error).__name__
     return ""
@@ -65,15 +65,15 @@ def main(directory: Path) -> None:
     said: dict[str, Any] = {}
     stage.RETRY_SECONDS = (0.1, 0.1)  # type: ignore[attr-defined]
     config = RunConfig.model_validate(SMALL | {"name": "a", "store": str(directory / "store")})
-    place = RunContext(open_store(directory / "store"), "a", config, {})
+    context = RunContext(open_store(directory / "store"), "a", config, {})
     with prefect_api.prefect_api(directory / "prefect"):
         from prefect import flow
 
         def body() -> None:
-            unnamed_at_first(place)
-            StageTask(failing("passes", unanswered(), times=1))(place, 0)
-            mended = raised(place, failing("stays", ValueError("the user has to mend this"), times=9))
-            said["raised"] = {"stays": mended, "lasts": raised(place, failing("lasts", unanswered(), times=9))}
+            unnamed_at_first(context)
+            StageTask(failing("passes", unanswered(), times=1))(context, 0)
+            mended = raised(context, failing("stays", ValueError("the user has to mend this"), times=9))
+            said["raised"] = {"stays": mended, "lasts": raised(context, failing("lasts", unanswered(), times=9))}
 
         flow(name="retried")(body)()
     store = open_store(directory / "store")

@@ -31,7 +31,7 @@ class Run:
     """A run in a real store whose rollouts are given and whose policies have no weights."""
 
     def __init__(self, store: Store, name: str) -> None:
-        self.place = RunContext(store, name, CONFIG, {})
+        self.context = RunContext(store, name, CONFIG, {})
         store.runs.record(run=name, event="started", kind="train", config={})
 
     def sample(self, step: int, rewards: Mapping[str, float] = REWARDS, stage: str = "rollout", **columns: Any) -> Ref:
@@ -42,23 +42,23 @@ class Run:
     def planted(self, step: int, name: str, rows: list[dict[str, Any]]) -> Ref:
         messages = [row for one in rows for row in exchange(one["trace_id"])]
         made = {"traces": table("traces", rows), "messages": table("messages", messages)}
-        return perform(Stage(name, 1, (), tuple(made), (), lambda tables, config: made), self.place, step)
+        return perform(Stage(name, 1, (), tuple(made), (), lambda tables, config: made), self.context, step)
 
     def pack(self, step: int, *traces: Ref, quarantined: Mapping[str, str] | None = None) -> Ref:
         """Go from rollouts to packed batches."""
         extra = {"quarantine": ",".join(quarantined)} if quarantined else {}
         parameters = {"quarantined": quarantined or {}}
-        verdicts = perform(FILTERING, self.place, step, traces, parameters=parameters, extra_inputs=extra)
-        credits = perform(ADVANTAGE, self.place, step, (*traces, verdicts))
-        return perform(PACKING, self.place, step, (credits, *traces))
+        verdicts = perform(FILTERING, self.context, step, traces, parameters=parameters, extra_inputs=extra)
+        credits = perform(ADVANTAGE, self.context, step, (*traces, verdicts))
+        return perform(PACKING, self.context, step, (credits, *traces))
 
     def train(self, step: int, packed: Ref, policy: str) -> str:
         """Write down that a policy was trained on packed batches; return its key."""
         now = datetime.now(UTC)
         inputs = {"packing": packed.key, "policy": policy}
-        key = f"trained-{self.place.run}-{step}"
-        self.place.store.ledger.commit(
-            Entry(self.place.run, step, "training", 1, key, "", f"{key}-attempt", {}, inputs, (), now, now)
+        key = f"trained-{self.context.run}-{step}"
+        self.context.store.ledger.commit(
+            Entry(self.context.run, step, "training", 1, key, "", f"{key}-attempt", {}, inputs, (), now, now)
         )
         return key
 
@@ -93,7 +93,7 @@ def test_only_the_rollouts_that_a_run_uses(store: Store, run: Run) -> None:
     other = Run(store, "other")
     entry = store.ledger.find(shared.key)
     assert entry is not None
-    other.place.adopt(entry, 0)
+    other.context.adopt(entry, 0)
     assert search(store, "reward = 1", "other").trace_ids == ("0a",)
     assert search(store, "reward = 1").trace_ids == ("0a", "1a")
     with pytest.raises(RunUnknown, match="nobody"):
@@ -138,7 +138,7 @@ def test_every_batch_step_and_policy_that_used_them(store: Store, run: Run) -> N
     other = Run(store, "other")  # shares the batch of step 1, and trains nothing on it
     entry = store.ledger.find(keys[1])
     assert entry is not None
-    other.place.adopt(entry, 1)
+    other.context.adopt(entry, 1)
     found = uses(store, ["0a", "1a", "1b", "1x"])
     assert [(use.run, use.step, use.num_samples, use.num_tokens, use.version, use.num_later) for use in found] == [
         ("demo", 0, 1, 5, 1, 2),
@@ -153,7 +153,7 @@ def test_every_batch_step_and_policy_that_used_them(store: Store, run: Run) -> N
 def test_samples_and_tokens_add_up_to_the_batches(store: Store, run: Run) -> None:
     batches = [run.pack(step, run.sample(step)) for step in range(2)]
     every = uses(store, [f"{step}{name}" for step in range(2) for name in REWARDS])
-    tables = [run.place.table("batches", (each,)) for each in batches]
+    tables = [run.context.table("batches", (each,)) for each in batches]
     assert sum(use.num_samples for use in every) == sum(len(ids) for t in tables for ids in t["sample_ids"].to_pylist())
     assert sum(use.num_tokens for use in every) == sum(t["cu_seqlens"].to_pylist()[0][-1] for t in tables)
     assert every[0].num_rows == tables[0].num_rows
@@ -210,7 +210,7 @@ def test_the_command_proposes_to_replay_the_run_that_was_asked_about(
     run.pack(0, run.sample(0))
     other = Run(store, "regraded")  # comes later in the alphabet and uses the same batch
     for each in store.ledger.entries(run="demo"):
-        other.place.adopt(each, 0)
+        other.context.adopt(each, 0)
     assert command(store, "--where", "reward = 1", "--reason", "why", "--run", "regraded") == 0
     assert "stagecoach replay regraded --from filtering" in capsys.readouterr().out
     assert command(store, "--where", "reward = 1", "--reason", "why") == 0

@@ -52,7 +52,7 @@ def test_two_runs_are_compared_by_the_first_set_and_all_its_rollouts(tmp_path: P
     settings, failing = {"every": 2, "retry_errors": 1, "sets": sets}, frozenset({"eval-reverse_text-0/0"})
     train(tmp_path / "store", "one", Sampler(), evaluation=settings)
     session, _ = train(tmp_path / "store", "two", Sampler(failing), seed=8, evaluation=settings)
-    found = compare(StoreReader(session.place.store), "one", "two")["evaluations"]
+    found = compare(StoreReader(session.context.store), "one", "two")["evaluations"]
     assert [(each["version"], each["a"]) for each in found] == [(0, pytest.approx(0.135)), (2, pytest.approx(0.335))]
     assert found[0]["b"] in (pytest.approx(0.12), pytest.approx(0.15)), "the one that did not fail the first time"
 
@@ -77,7 +77,7 @@ def test_two_runs_are_compared_by_what_an_evaluation_counts_and_not_by_opponents
     for name, failing in (("one", frozenset[str]()), ("two", frozenset({"eval-reverse_text-0/0"}))):
         session, outcome = train(tmp_path / "store", name, Opposed(failing), seed=3 + len(failing), evaluation=settings)
         (average, *_) = [score["average"] for each in outcome["evaluations"] for score in each["scores"]]
-        found = compare(StoreReader(session.place.store), "one", name)["evaluations"]
+        found = compare(StoreReader(session.context.store), "one", name)["evaluations"]
         assert found[0]["b"] == pytest.approx(average), "the replacement counts, and no opponent"
     assert found[0]["a"] < 0.2
 

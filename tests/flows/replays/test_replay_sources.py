@@ -56,7 +56,7 @@ def dying(root: Path, monkeypatch: pytest.MonkeyPatch, last: str) -> WorkRemoved
     monkeypatch.setattr(walks, "Executor", Removing)
     config = ask(root, overrides=[RLOO], name="kept")
     session = session_for(root, "kept")
-    session.place.config, session.source = config, SOURCE
+    session.context.config, session.source = config, SOURCE
     with pytest.raises(WorkRemoved) as caught, record_run(session):
         walks.loop_replay(session)
     return caught.value
@@ -84,7 +84,7 @@ def test_another_trouble_of_the_store_is_passed_on_as_it_is(root: Path, monkeypa
 
     monkeypatch.setattr(walks, "Executor", Troubled)
     session = session_for(root, "kept")
-    session.place.config = ask(root, overrides=[RLOO], name="kept")
+    session.context.config = ask(root, overrides=[RLOO], name="kept")
     with pytest.raises(WorkRemoved) as caught:
         walks.loop_replay(session)
     assert caught.value is trouble

@@ -118,7 +118,7 @@ def test_a_policy_that_nobody_made(refused: Refused, model: str, place: Path, po
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
-        ("format.json", '{"layout": 2}', "the store has layout 2, this version of the program reads layout 1"),
+        ("format.json", '{"layout": 1}', "the store has layout 1, this version of the program reads layout 2"),
         ("thesis.tex", "...", "this is not a store: there is no format.json, but there are thesis.tex"),
     ],
 )

@@ -118,7 +118,7 @@ def test_a_run_that_dies_goes_on_with_the_state_that_it_had(
 
 
 def test_what_is_recorded_is_foretold(origin: Path, changes: dict[str, Any]) -> None:
-    place = session_for(origin, "base", **changes).place
+    place = session_for(origin, "base", **changes).context
     assert not any(ref.computed for ref in plan_work(place, SOURCE))
 
 
@@ -140,7 +140,7 @@ def test_a_replay_that_assigns_again_goes_on_from_the_recorded_state(origin: Pat
 def test_the_step_whose_state_a_replay_goes_on_from_is_none_of_its_own(origin: Path, weights: None) -> None:
     config = ask(origin, from_stage="assignment", steps="1:", name="late")
     session, _ = walk(config)
-    assert list(step_history(session.place.store, "late").steps) == [*range(1, STEPS)]
+    assert list(step_history(session.context.store, "late").steps) == [*range(1, STEPS)]
     again = ask(origin, run="late", from_stage="assignment")
     assert again.replay.first_step == 1 and not [ref for ref in pieces(again) if ref.computed]
 

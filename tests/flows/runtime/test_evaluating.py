@@ -47,7 +47,7 @@ def test_every_policy_is_evaluated_in_order_beside_the_next_step(tmp_path: Path,
     assert [each["version"] for each in outcome["evaluations"]] == [0, 1, 2, 3]
     (found,) = [each for each in outcome["comparisons"] if each["figure"] == "avg"]
     assert found["versions"] == [0, 3] and found["num_examples"] == 4 and found["difference"] == pytest.approx(0.3)
-    assert not any(piece.computed for piece in plan_work(session.place, SOURCE))
+    assert not any(piece.computed for piece in plan_work(session.context, SOURCE))
 
 
 def test_a_run_goes_on_while_a_policy_is_evaluated(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_sets_have_examples_intervals_and_starts_of_their_own(tmp_path: Path) ->
         {"name": "all", "every": 1, "at_start": False},
     )
     session, outcome = train(tmp_path / "store", "run", Sampler(), evaluation=TRIED | {"sets": sets})
-    shown = describe(session.place.store, "run", session.config)
+    shown = describe(session.context.store, "run", session.config)
     assert shown["evaluations"] == outcome["evaluations"], "by the settings that the ledger has of each"
     assert [each["set"] for each in shown["comparisons"] if each["figure"] == "avg"] == ["hard", "all"]
     assert averages(outcome)[0] == ("hard", 0, 0.135), "the two of tier 2 are held-2 and held-5"
@@ -130,13 +130,13 @@ def test_errors_are_made_again_once_and_the_replacement_counts(tmp_path: Path) -
     session, again = evaluate(root, "run", sampler, evaluation=settings | {"retry_errors": 1})
     (score,) = again["scores"]
     assert sampler.evaluated == [0] and score["errors"] == {} and score["num_attempts"] == 6
-    store, entries = session.place.store, session.place.store.ledger.entries(run="run", stage="rollout")
+    store, entries = session.context.store, session.context.store.ledger.entries(run="run", stage="rollout")
     rows = [store.read(each.slices("traces"), ["assignment_id", "trace_id"]) for each in entries if not each.part]
     assert sorted(each.num_rows for each in rows) == [1, 6], "the first ones are kept"
     assert len({row for each in rows for row in each["trace_id"].to_pylist()}) == 7, "with another seed"
     once_more, found = evaluate(root, "run", Sampler(), evaluation=settings | {"retry_errors": 1})
     assert once_more.num_computed == 0 and found["scores"] == again["scores"]
-    assert not any(piece.computed for piece in plan_work(once_more.place, SOURCE))
+    assert not any(piece.computed for piece in plan_work(once_more.context, SOURCE))
     (shown,) = describe(store, "run", once_more.config)["evaluations"]
     assert shown["scores"] == again["scores"]
 
@@ -147,13 +147,13 @@ def test_errors_that_stay_are_made_again_as_often_as_asked_and_no_more(tmp_path:
     sampler = Sampler(failing)
     session, outcome = evaluate(root, "run", sampler, evaluation=settings)
     assert len(sampler.evaluated) == 3 and outcome["scores"][0]["errors"] == {"infrastructure": 2}
-    (found,) = recorded_evaluations(session.place.store, "run", session.config)
+    (found,) = recorded_evaluations(session.context.store, "run", session.config)
     assert [each.outputs[0].rows for each in found.rounds] == [3, 2, 2]
 
 
 def test_a_run_shows_its_evaluations_and_how_the_last_policy_differs(tmp_path: Path) -> None:
     session, outcome = train(tmp_path / "store", "run", Sampler(), evaluation=TRIED | {"num_examples": HELD_OUT})
-    shown = describe(session.place.store, "run", session.config)
+    shown = describe(session.context.store, "run", session.config)
     assert shown["evaluations"] == outcome["evaluations"] and shown["comparisons"] == outcome["comparisons"]
     assert len(shown["comparisons"]) == 2 and shown["comparisons"][0]["num_examples"] == HELD_OUT
 
@@ -165,8 +165,8 @@ def test_a_set_that_cannot_be_made_stops_a_run_before_its_first_step(tmp_path: P
     store = open_store(tmp_path / "store")
     assert not store.ledger.entries(run="run", stage="rollout") and not store.ledger.entries(stage="training")
     session, _ = train(tmp_path / "store", "other", Sampler(), evaluation=late | {"every": 3})
-    assert not any(piece.computed for piece in plan_work(session.place, SOURCE)), "one that is never due is not made"
-    assert not session.place.store.ledger.entries(run="other", stage="evaluation_assignment")
+    assert not any(piece.computed for piece in plan_work(session.context, SOURCE)), "one that is never due is not made"
+    assert not session.context.store.ledger.entries(run="other", stage="evaluation_assignment")
 
 
 def test_the_first_evaluation_and_the_first_step_list_the_examples_once(

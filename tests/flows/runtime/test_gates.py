@@ -58,7 +58,7 @@ def decided(store: Store, run: str) -> list[tuple[int, bool]]:
 
 def foretold(root: Path, name: str, **changes: Any) -> list[tuple[str, int]]:
     """What the run would compute."""
-    place = session_for(root, name, **changes).place
+    place = session_for(root, name, **changes).context
     return [(each.stage, each.step) for each in plan_work(place, SOURCE) if each.computed]
 
 

@@ -169,13 +169,13 @@ def keys(store: Store) -> set[str]:
 
 def test_what_is_recorded_is_foretold_and_what_is_to_come_taken_to_be_enough(origin: Path, tmp_path: Path) -> None:
     session = session_for(origin, "base", **REFILL)
-    told = plan_work(session.place, SOURCE)
+    told = plan_work(session.context, SOURCE)
     assert {ref.key for ref in told} == keys(open_store(origin)) and not any(ref.computed for ref in told)
     fresh = session_for(tmp_path / "store", "base", **REFILL)
-    assert [ref.stage for ref in plan_work(fresh.place, SOURCE)].count("rollout") == 2
+    assert [ref.stage for ref in plan_work(fresh.context, SOURCE)].count("rollout") == 2
     with pytest.raises(KeyboardInterrupt), record_run(fresh):
         list(pipeline.run_steps(Dying(fresh, last=6), SOURCE, fresh.config))
-    begun = [ref for ref in plan_work(fresh.place, SOURCE) if ref.step == 0]
+    begun = [ref for ref in plan_work(fresh.context, SOURCE) if ref.step == 0]
     assert [(ref.computed, ref.stage) for ref in begun if ref.stage in ("rollout", "assignment")] == [
         *[(False, "assignment"), (False, "rollout")],
         *[(True, "assignment"), (True, "rollout")],
@@ -210,7 +210,9 @@ def test_a_replay_with_the_same_settings_finds_everything(origin: Path, weights:
 def test_a_replay_with_another_algorithm_credits_all_rollouts_of_a_step(origin: Path) -> None:
     session, steps = walk(ask(origin, overrides=[RLOO], name="branch"))
     assert [sum(share["num_traces"] for share in step["outcomes"]) for step in steps] == [6 * SIZE, 4 * SIZE]
-    branch = [entry for entry in session.place.store.ledger.entries(run="branch", stage="advantage") if entry.step == 0]
+    branch = [
+        entry for entry in session.context.store.ledger.entries(run="branch", stage="advantage") if entry.step == 0
+    ]
     assert len(branch) == 1 and branch[0].slices("samples")[0].rows == GROUPS * SIZE
 
 
@@ -223,7 +225,7 @@ def test_a_replay_that_assigns_anew_replaces_what_is_missing_now(
     again = {"overrides": ["assignment.group_size=2"], "from_stage": "assignment"}
     for name, until, drawn in (("anew", "advantage", [(0, 2), (0, 6), (1, 4), (1, 6)]), ("cut", "rollout", PLAIN)):
         session, _ = walk(ask(origin, name=name, until=until, **again))
-        assigned = session.place.store.ledger.entries(run=name, stage="assignment")
+        assigned = session.context.store.ledger.entries(run=name, stage="assignment")
         assert sorted((entry.step, entry.slices("assignments")[0].rows) for entry in assigned) == drawn
 
 
@@ -233,7 +235,7 @@ PLAIN = [(0, 2), (0, 4), (0, 6), (1, 2), (1, 6)]
 
 def test_a_replay_that_only_samples_anew_goes_through_all_that_was_assigned(origin: Path, weights: None) -> None:
     session, steps = walk(ask(origin, name="hot", from_stage="rollout", overrides=["rollout.temperature=0.5"]))
-    sampled = [entry for entry in session.place.store.ledger.entries(run="hot", stage="rollout") if entry.step == 0]
+    sampled = [entry for entry in session.context.store.ledger.entries(run="hot", stage="rollout") if entry.step == 0]
     assert len(sampled) == 3 and [step["num_traces"] for step in steps] == [6 * SIZE, 4 * SIZE]
 
 

@@ -57,9 +57,9 @@ def with_first(column: str, value: Any) -> Change:
     """Return a change that puts `value` into the first row of a column."""
 
     def change(rows: pa.Table) -> pa.Table:
-        place = rows.schema.get_field_index(column)
-        field = rows.schema.field(place)
-        return rows.set_column(place, field, pa.array([value, *rows[column].to_pylist()[1:]], field.type))
+        position = rows.schema.get_field_index(column)
+        field = rows.schema.field(position)
+        return rows.set_column(position, field, pa.array([value, *rows[column].to_pylist()[1:]], field.type))
 
     return change
 
@@ -68,14 +68,14 @@ class Step:
     """A step of a run in a real store; `changes` are made to the rows of a table before they are handed over."""
 
     def __init__(self, root: Path, changes: Mapping[str, Change]) -> None:
-        self.place = RunContext(open_store(root), "faulty", CONFIG, {})
+        self.context = RunContext(open_store(root), "faulty", CONFIG, {})
         self.changes = changes
 
     def planted(self, name: str, refs: Sequence[Ref] = (), **rows: pa.Table) -> Ref:
         """Write rows as if a stage of that name had made them, changed where the test says so."""
         made = {key: self.changes.get(key, lambda same: same)(value) for key, value in rows.items()}
         stage = Stage(name, 1, (), tuple(made), (), lambda tables, config: made)
-        return perform(stage, self.place, STEP, refs)
+        return perform(stage, self.context, STEP, refs)
 
     def or_changed(self, stage: Stage, refs: Sequence[Ref]) -> Ref:
         """Run a real stage, with a change to its output where the test says so."""
@@ -86,7 +86,7 @@ class Step:
             return {name: self.changes.get(name, lambda same: same)(rows) for name, rows in made.items()}
 
         changed = replace(stage, function=function)
-        return perform(changed, self.place, STEP, refs)
+        return perform(changed, self.context, STEP, refs)
 
     def draw(self) -> StepBatch:
         """Go from assignments to batches."""
@@ -100,17 +100,17 @@ class Step:
         return StepBatch((assigned,), (traces,), verdicts, credits, self.or_changed(PACKING, (credits, traces)))
 
     def account(self, drawn: StepBatch) -> None:
-        check_account(SimpleNamespace(place=self.place), drawn)  # type: ignore[arg-type]
+        check_account(SimpleNamespace(context=self.context), drawn)  # type: ignore[arg-type]
 
     def train(self, drawn: StepBatch) -> Ref:
         """Hand the batches to a learner that takes them apart like the real one, and has no weights."""
         learner = SimpleNamespace(train=lambda batches, **_: batches_from_table(batches, 1))
         services = Services(learner=SimpleNamespace(restore=lambda policy: learner))
-        return perform(TRAINING, self.place, STEP, (drawn.packing,), Policy("p", STEP), services)
+        return perform(TRAINING, self.context, STEP, (drawn.packing,), Policy("p", STEP), services)
 
     def finished(self) -> list[str]:
         """The stages that the ledger knows as finished, read by someone else."""
-        return [entry.stage for entry in open_store(self.place.store.root.address).ledger.entries()]
+        return [entry.stage for entry in open_store(self.context.store.root.address).ledger.entries()]
 
 
 def told(error: BaseException) -> str:
@@ -262,16 +262,16 @@ def sample_with(engine: type[LyingEngine], root: Path) -> Step:
         return {"policies": table("policies", [row | probe | {"policy_key": key}])}
 
     stage = Stage("policy_import", 1, (), ("policies",), (), imported)
-    policy = perform(stage, step.place, 0)
+    policy = perform(stage, step.context, 0)
     assigned = step.planted("assignment", assignments=table("assignments", [assignment(TRACES[0])]))
     found = step.planted("examples", examples=table("examples", [example()]))
     with Supervisor("faulty", root / "logs") as supervisor:
         services = Services(
-            engine=InferenceService(supervisor, step.place, root),
+            engine=InferenceService(supervisor, step.context, root),
             environments=SimpleNamespace(addresses=lambda: {}, sharing=lambda alone: nullcontext()),
             teachers=SimpleNamespace(serve=None),  # nobody asks for one
         )
-        perform(ROLLOUT, step.place, STEP, (assigned, found), Policy(policy.key, 0), services)
+        perform(ROLLOUT, step.context, STEP, (assigned, found), Policy(policy.key, 0), services)
     return step
 
 

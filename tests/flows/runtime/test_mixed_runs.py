@@ -122,7 +122,7 @@ def test_killed_anywhere_it_goes_on_as_if_it_had_not(origin: Path, tmp_path: Pat
 
 
 def test_all_of_it_is_foretold_and_found_by_replays(origin: Path) -> None:
-    place = session_for(origin, "base", **MIXED).place
+    place = session_for(origin, "base", **MIXED).context
     assert not any(ref.computed for ref in plan_work(place, SOURCE))
     for steps in ("", "1:"):
         found = pieces(ask(origin, from_stage="filtering", steps=steps))

@@ -145,8 +145,8 @@ def test_a_supervised_run_has_demonstrations_in_place_of_rollouts() -> None:
 
 
 def foretold(root: Path, **changes: Any) -> list[Ref]:
-    place = RunContext(open_store(root), "r", config(**changes), {})
-    return plan_work(place, SOURCE)
+    context = RunContext(open_store(root), "r", config(**changes), {})
+    return plan_work(context, SOURCE)
 
 
 def stages_that_differ(one: Sequence[Ref], other: Sequence[Ref], step: int) -> list[str]:

@@ -104,8 +104,8 @@ def test_a_renderer_that_is_not_known_is_refused(tmp_path: Path, model: Path, re
 def begun_with(config: RunConfig, digest: str) -> None:
     """Let the ledger say which weights the run began with."""
     stage = Stage("policy_import", 1, (), ("examples",), (), lambda tables, view: {"examples": table("examples", [])})
-    place = RunContext(open_store(config.store), config.name, config, {})
-    perform(stage, place, 0, extra_inputs={"weights": digest})
+    context = RunContext(open_store(config.store), config.name, config, {})
+    perform(stage, context, 0, extra_inputs={"weights": digest})
 
 
 def test_other_weights_under_the_same_name_are_refused(tmp_path: Path, model: Path) -> None:

@@ -118,7 +118,7 @@ def test_a_recorded_run_is_credited_by_a_teacher_and_asks_for_nobody_else(tmp_pa
 def test_a_replay_of_what_comes_after_takes_the_references_over(taught: Path, asked: list[int]) -> None:
     config = ask(taught / "store", overrides=["packing.tokens_per_row=96"])
     assert needs([piece for piece in pieces(config) if piece.computed], config) == []
-    store = walk(config)[0].place.store
+    store = walk(config)[0].context.store
     assert asked == [] and len(step_history(store, config.name).steps[1].work) > 6
     ours, theirs = (step_history(store, run).steps[1].work["reference"] for run in (config.name, "base"))
     assert ours.key == theirs.key and config.name in ours.runs
@@ -149,19 +149,19 @@ def test_only_who_is_needed_is_started(
     environments = tuple(each | {"algorithm": own} for each in SMALL["environments"])
     changes = {"algorithm": algorithm, "environments": environments, "evaluation": {"every": every}}
     session = session_for(tmp_path / "store", "run", **changes)
-    assert set(needs(plan_work(session.place, session.source), session.config)) == expected
+    assert set(needs(plan_work(session.context, session.source), session.config)) == expected
 
 
 def test_an_evaluation_is_of_the_policy_and_is_found_whoever_taught_it(tmp_path: Path) -> None:
-    made = [session_for(tmp_path / "store", "run", algorithm={"type": kind}).place for kind in ("grpo", "sft")]
+    made = [session_for(tmp_path / "store", "run", algorithm={"type": kind}).context for kind in ("grpo", "sft")]
     keys = [evaluation_contexts(place)[""].key(STAGE, 0, {}) for place in made]
     assert keys[0] == keys[1] and made[0].key(STAGE, 0, {}) != made[1].key(STAGE, 0, {})
 
 
 def test_rollouts_of_a_teacher_do_not_depend_on_the_policy(tmp_path: Path) -> None:
     session = session_for(tmp_path / "store", "run", algorithm={"type": "sft"})
-    inputs = [piece for piece in plan_work(session.place, session.source) if piece.stage == "rollout"]
+    inputs = [piece for piece in plan_work(session.context, session.source) if piece.stage == "rollout"]
     other = session_for(tmp_path / "store", "run", algorithm={"type": "sft"}, training={"learning_rate": 1.0})
     assert [each.key for each in inputs] == [
-        each.key for each in plan_work(other.place, other.source) if each.stage == "rollout"
+        each.key for each in plan_work(other.context, other.source) if each.stage == "rollout"
     ]

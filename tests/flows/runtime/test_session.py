@@ -25,12 +25,12 @@ from tests.fixtures.waiting import until
 @pytest.fixture
 def session(tmp_path: Path) -> Session:
     """A session that starts nothing."""
-    place = RunContext(open_store(tmp_path / "store"), "a", RunConfig(name="a"), {})
-    return Session(place, Source("", ""), Supervisor("a", tmp_path / "logs"))
+    context = RunContext(open_store(tmp_path / "store"), "a", RunConfig(name="a"), {})
+    return Session(context, Source("", ""), Supervisor("a", tmp_path / "logs"))
 
 
 def events(session: Session) -> list[tuple[str, str]]:
-    return [(event.event, event.message) for event in session.place.store.runs.events("a")]
+    return [(event.event, event.message) for event in session.context.store.runs.events("a")]
 
 
 def test_a_run_that_ends_well_is_started_and_finished(session: Session) -> None:

@@ -144,7 +144,7 @@ def test_a_replay_from_the_second_step_finds_the_same_work(origin: Path) -> None
 def test_a_replay_that_credits_the_second_step_anew_credits_the_same(origin: Path) -> None:
     filters = ['filtering.filters=[{type="errored"}]']
     session, _ = walk(ask(origin, steps="1:", overrides=filters, name="anew"))
-    store = session.place.store
+    store = session.context.store
     entry = max(store.ledger.entries(run="anew", stage="advantage"), key=lambda entry: entry.step)
     assert entry.step == 2 and entry.key not in {each.key for each in store.ledger.entries(run="base")}
     assert credits(store, "anew") == credits(store)[1:]
@@ -154,7 +154,7 @@ def test_a_replay_that_credits_the_second_step_anew_credits_the_same(origin: Pat
 def test_the_step_whose_state_a_replay_goes_on_from_is_none_of_its_own(origin: Path) -> None:
     filters = ['filtering.filters=[{type="errored"}, {type="truncated"}]']
     session, _ = walk(ask(origin, steps="1:", overrides=filters, name="late"))
-    assert list(step_history(session.place.store, "late").steps) == [1, 2]
+    assert list(step_history(session.context.store, "late").steps) == [1, 2]
     again = ask(origin, run="late", from_stage="packing", overrides=["packing.tokens_per_row=128"])
     assert (again.replay.first_step, again.replay.last_step) == (1, 3)
 
@@ -182,13 +182,13 @@ def test_a_replay_of_a_replay_goes_on_from_the_state_that_it_did(origin: Path, t
         gc.remove_planned(open_store(root), gc.choose_removal(open_store(root), (), 0, ["base"], (), "all"))
     assert not [piece for piece in pieces(ask(root, run="kept", from_stage="advantage")) if piece.computed]
     session, _ = walk(ask(root, run="kept", overrides=['filtering.filters=[{type="errored"}]'], name="later"))
-    assert credits(session.place.store, "later") == credits(open_store(origin))[1:]
-    assert states(session.place.store, "later") == states(open_store(origin))[1:]
+    assert credits(session.context.store, "later") == credits(open_store(origin))[1:]
+    assert states(session.context.store, "later") == states(open_store(origin))[1:]
 
 
 def test_another_decay_from_the_first_step_on_differs(origin: Path) -> None:
     session, _ = walk(ask(origin, overrides=["algorithm.order=pre"], name="pre"))
-    before, after = credits(session.place.store, "pre"), credits(session.place.store)
+    before, after = credits(session.context.store, "pre"), credits(session.context.store)
     for pre, post in zip(before, after, strict=True):
         # From one state and the same rewards, post is pre times the decay.
         assert [row["advantage"] * DECAY for row in pre] == pytest.approx([row["advantage"] for row in post])

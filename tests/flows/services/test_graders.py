@@ -60,7 +60,7 @@ def reversals() -> dict[str, pa.Table]:
     return {"examples": example_of("reverse", EXAMPLE), **rows_of(made, "reverse")}
 
 
-def planted(place: RunContext, rows: dict[str, pa.Table]) -> tuple[Ref, Ref]:
+def planted(context: RunContext, rows: dict[str, pa.Table]) -> tuple[Ref, Ref]:
     """Write the rows as if rollout and examples had made them."""
     examples = {"examples": rows["examples"]}
     sampled = {"traces": rows["traces"], "messages": rows["messages"]}
@@ -68,7 +68,7 @@ def planted(place: RunContext, rows: dict[str, pa.Table]) -> tuple[Ref, Ref]:
         Stage("rollout", 1, (), ("traces", "messages"), (), lambda tables, config: sampled),
         Stage("examples", 1, (), ("examples",), (), lambda tables, config: examples),
     )
-    return perform(stages[0], place, 2), perform(stages[1], place, 0)
+    return perform(stages[0], context, 2), perform(stages[1], context, 0)
 
 
 def test_a_changed_reward_function_is_another_piece_of_work(tmp_path: Path) -> None:
@@ -80,18 +80,18 @@ def test_a_changed_reward_function_is_another_piece_of_work(tmp_path: Path) -> N
     assert digests[0] != digests[1]
     done, rows = [], reversals()
     for each, digest in zip((as_it_was, changed), digests, strict=True):
-        place = RunContext(store, "replayed", each, {})
-        refs = planted(place, rows)
+        context = RunContext(store, "replayed", each, {})
+        refs = planted(context, rows)
         with Supervisor("again", tmp_path / digest[:4]) as own:
             services = Services(graders=GraderProcesses(own, each))
-            done.append(perform(STAGE, place, 2, refs, services=services, extra_inputs={"graders": digest}))
+            done.append(perform(STAGE, context, 2, refs, services=services, extra_inputs={"graders": digest}))
             assert [handle.spec.name for handle in own._handles] == ["grader reverse"], "nothing else was started"
-    recorded = place.table("traces", [refs[0]])
-    same, other = (place.table("traces", [each, *refs]) for each in done)
+    recorded = context.table("traces", [refs[0]])
+    same, other = (context.table("traces", [each, *refs]) for each in done)
     assert recorded["reward"].to_pylist() == [1.0, 0.8, 0.0] and other["reward"].to_pylist() == [3.0, 0.0, 0.0]
     assert same.drop_columns(["scoring_seconds"]).equals(recorded.drop_columns(["scoring_seconds"]))
-    assert place.table("regrades", [done[0]])["changed"].to_pylist() == [False] * 3
-    compared = place.table("regrades", [done[1]])
+    assert context.table("regrades", [done[0]])["changed"].to_pylist() == [False] * 3
+    compared = context.table("regrades", [done[1]])
     assert compared["reward_before"].to_pylist() == [1.0, 0.8, 0.0]
     assert compared["reward"].to_pylist() == [3.0, 0.0, 0.0]
     assert compared["changed"].to_pylist() == [True, True, False]

@@ -29,8 +29,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.fixture
 def learner(tmp_path: Path) -> LearnerProcess:
     """A service whose process nobody has started."""
-    place = RunContext(open_store(tmp_path / "store"), "a", RunConfig(name="a"), {})
-    return LearnerProcess(Supervisor("a", tmp_path / "logs"), place)
+    context = RunContext(open_store(tmp_path / "store"), "a", RunConfig(name="a"), {})
+    return LearnerProcess(Supervisor("a", tmp_path / "logs"), context)
 
 
 @pytest.fixture

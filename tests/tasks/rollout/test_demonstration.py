@@ -47,15 +47,15 @@ def shown(store: Store, run: str, seed: int) -> tuple[RunContext, Ref]:
             "filtering": {"filters": [{"type": "errored"}]},
         }
     )
-    place = RunContext(store, run, config, {})
-    listed = perform(LISTING, place, 0)
-    drawn = perform(assignment.task.stage, place, 0, (listed,), parameters={"batch": 0, "groups": None})
-    return place, perform(demonstration.STAGE, place, 0, (drawn, listed), services=Services(render=rendered))
+    context = RunContext(store, run, config, {})
+    listed = perform(LISTING, context, 0)
+    drawn = perform(assignment.task.stage, context, 0, (listed,), parameters={"batch": 0, "groups": None})
+    return context, perform(demonstration.STAGE, context, 0, (drawn, listed), services=Services(render=rendered))
 
 
-def traces_of(place: RunContext, ref: Ref) -> dict[str, str]:
+def traces_of(context: RunContext, ref: Ref) -> dict[str, str]:
     """Return the example of every trace."""
-    found = place.table("traces", (ref,))
+    found = context.table("traces", (ref,))
     return dict(zip(found["trace_id"].to_pylist(), found["example_id"].to_pylist(), strict=True))
 
 
@@ -73,8 +73,8 @@ def test_a_finding_about_one_run_takes_nothing_from_another(tmp_path: Path) -> N
     noted = store.quarantines.record(traces_of(one, shown_one), where="true", reason="wrong answers", run="run-1")
     bag = {"quarantined": store.quarantines.reasons([noted.quarantine])}
     kept = [
-        place.table("verdicts", (perform(filtering.STAGE, place, 0, (ref,), parameters=bag),))["keep"].to_pylist()
-        for place, ref in ((one, shown_one), (other, shown_other))
+        context.table("verdicts", (perform(filtering.STAGE, context, 0, (ref,), parameters=bag),))["keep"].to_pylist()
+        for context, ref in ((one, shown_one), (other, shown_other))
     ]
     assert kept == [[False] * 4, [True] * 4]
 

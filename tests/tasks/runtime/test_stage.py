@@ -40,18 +40,18 @@ def stage_of(function: Any, name: str = "made", **changes: Any) -> Stage:
     return Stage(name=name, function=function, **settings)
 
 
-def place_of(root: Path, run: str = "a", **changes: Any) -> RunContext:
+def context_of(root: Path, run: str = "a", **changes: Any) -> RunContext:
     return RunContext(open_store(root), run, RunConfig(name=run, **changes), VERSIONS)
 
 
 def test_the_second_time_nothing_is_computed(tmp_path: Path) -> None:
     function = Counting("x", "y")
-    first = perform(stage_of(function), place_of(tmp_path), 0)
-    again = perform(stage_of(function), place_of(tmp_path), 0)
+    first = perform(stage_of(function), context_of(tmp_path), 0)
+    again = perform(stage_of(function), context_of(tmp_path), 0)
     assert (first.computed, again.computed, function.calls) == (True, False, 1)
     assert first.key == again.key
     assert again.rows == (("examples", 3),)
-    assert place_of(tmp_path).table("examples", (again,))["example_id"].to_pylist() == ["x", "y", "group 16"]
+    assert context_of(tmp_path).table("examples", (again,))["example_id"].to_pylist() == ["x", "y", "group 16"]
 
 
 @pytest.mark.parametrize(
@@ -65,26 +65,26 @@ def test_the_second_time_nothing_is_computed(tmp_path: Path) -> None:
 )
 def test_the_key_follows_the_declared_sections_only(tmp_path: Path, change: dict[str, Any], same: bool) -> None:
     stage = stage_of(Counting())
-    assert (place_of(tmp_path).key(stage, 0, {}) == place_of(tmp_path, **change).key(stage, 0, {})) is same
+    assert (context_of(tmp_path).key(stage, 0, {}) == context_of(tmp_path, **change).key(stage, 0, {})) is same
 
 
 def test_step_version_name_and_inputs_are_in_the_key(tmp_path: Path) -> None:
-    place, function = place_of(tmp_path), Counting()
+    context, function = context_of(tmp_path), Counting()
     keys = {
-        place.key(stage_of(function), 0, {}),
-        place.key(stage_of(function), 1, {}),
-        place.key(stage_of(function, version=2), 0, {}),
-        place.key(stage_of(function, name="other"), 0, {}),
-        place.key(stage_of(function), 0, {"examples": "k"}),
-        place.key(stage_of(function), 0, {"policy": "k"}),
+        context.key(stage_of(function), 0, {}),
+        context.key(stage_of(function), 1, {}),
+        context.key(stage_of(function, version=2), 0, {}),
+        context.key(stage_of(function, name="other"), 0, {}),
+        context.key(stage_of(function), 0, {"examples": "k"}),
+        context.key(stage_of(function), 0, {"policy": "k"}),
     }
     assert len(keys) == 6
 
 
 def test_another_run_adopts_the_work_and_keeps_its_origin(tmp_path: Path) -> None:
     function = Counting("x")
-    made = perform(stage_of(function), place_of(tmp_path, "a"), 0)
-    taken = perform(stage_of(function), place_of(tmp_path, "b"), 0)
+    made = perform(stage_of(function), context_of(tmp_path, "a"), 0)
+    taken = perform(stage_of(function), context_of(tmp_path, "b"), 0)
     assert function.calls == 1 and taken.key == made.key and not taken.computed
     (entry,) = open_store(tmp_path).ledger.entries(run="b")
     assert [piece.run for piece in entry.outputs] == ["a"]
@@ -95,7 +95,7 @@ def test_a_section_that_is_not_declared_cannot_be_read(tmp_path: Path) -> None:
         return {"examples": examples_table(str(config.rollout.max_tokens))}
 
     with pytest.raises(AttributeError, match="'rollout', which it does not declare"):
-        perform(stage_of(peeks), place_of(tmp_path), 0)
+        perform(stage_of(peeks), context_of(tmp_path), 0)
 
 
 def test_an_error_says_where_and_leaves_nothing(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_an_error_says_where_and_leaves_nothing(tmp_path: Path) -> None:
         raise ValueError("the reason")
 
     with pytest.raises(ValueError, match="the reason") as caught:
-        perform(stage_of(fails, name="breaking"), place_of(tmp_path), 3)
+        perform(stage_of(fails, name="breaking"), context_of(tmp_path), 3)
     assert "Run a, step 3, stage breaking. Nothing of this attempt is visible" in caught.value.__notes__[0]
     assert open_store(tmp_path).ledger.entries() == []
 
@@ -113,7 +113,7 @@ def test_rows_of_another_schema_are_refused_and_not_ledgered(tmp_path: Path) -> 
         return {"examples": examples_table("x").append_column("more", pa.array([1]))}
 
     with pytest.raises(ValueError, match="more"):
-        perform(stage_of(wrong), place_of(tmp_path), 0)
+        perform(stage_of(wrong), context_of(tmp_path), 0)
     assert open_store(tmp_path).ledger.entries() == []
 
 
@@ -122,11 +122,11 @@ def test_inputs_are_read_from_the_work_that_made_them(tmp_path: Path) -> None:
         assert list(tables) == ["examples"]
         return {"examples": examples_table(*(name + "!" for name in tables["examples"]["example_id"].to_pylist()))}
 
-    place = place_of(tmp_path)
-    made = perform(stage_of(Counting("x")), place, 0)
-    after = perform(stage_of(renames, name="after", reads=("examples",)), place, 0, (made,))
-    assert place.table("examples", (after,))["example_id"].to_pylist() == ["x!", "group 16!"]
-    entry = place.find(after.key)
+    context = context_of(tmp_path)
+    made = perform(stage_of(Counting("x")), context, 0)
+    after = perform(stage_of(renames, name="after", reads=("examples",)), context, 0, (made,))
+    assert context.table("examples", (after,))["example_id"].to_pylist() == ["x!", "group 16!"]
+    entry = context.find(after.key)
     assert entry is not None and entry.inputs == {"made": made.key}
 
 
@@ -148,15 +148,15 @@ def parts_stage(fail_after: int | None = None) -> tuple[Stage, list[str]]:
 def test_finished_parts_survive_a_failure_and_are_not_made_again(tmp_path: Path) -> None:
     failing, before = parts_stage(fail_after=2)
     with pytest.raises(ValueError, match="interrupted"):
-        perform(failing, place_of(tmp_path), 0)
+        perform(failing, context_of(tmp_path), 0)
     assert before == ["p", "q"]
     store = open_store(tmp_path)
     assert [entry.part != "" for entry in store.ledger.entries()] == [True] * len(store.ledger.entries())
     whole, after = parts_stage()
-    place = place_of(tmp_path)
-    ref = perform(whole, place, 0)
+    context = context_of(tmp_path)
+    ref = perform(whole, context, 0)
     assert after == ["r", "s"]
-    assert sorted(place.table("examples", (ref,))["example_id"].to_pylist()) == ["p", "q", "r", "s"]
+    assert sorted(context.table("examples", (ref,))["example_id"].to_pylist()) == ["p", "q", "r", "s"]
 
 
 def test_parts_of_one_attempt_are_known_before_they_are_committed(tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_parts_of_one_attempt_are_known_before_they_are_committed(tmp_path: Path
         assert parts.finished_units() == {"p"}
         return {}
 
-    ref = perform(stage_of(works, unit=("examples", "example_id")), place_of(tmp_path), 0)
+    ref = perform(stage_of(works, unit=("examples", "example_id")), context_of(tmp_path), 0)
     assert ref.num_rows("examples") == 1
 
 
@@ -175,7 +175,7 @@ def test_a_part_that_cannot_be_written_fails_the_stage(tmp_path: Path) -> None:
         return {}
 
     with pytest.raises(ValueError, match="task"):
-        perform(stage_of(works, unit=("examples", "example_id")), place_of(tmp_path), 0)
+        perform(stage_of(works, unit=("examples", "example_id")), context_of(tmp_path), 0)
     assert open_store(tmp_path).ledger.entries() == []
 
 
@@ -197,27 +197,27 @@ def test_groups_that_two_attempts_committed_count_once(tmp_path: Path) -> None:
             raise ValueError("interrupted")
 
         stage = stage_of(works, name="long", unit=("examples", "example_id"))
-        place = place_of(tmp_path, run)
+        context = context_of(tmp_path, run)
         with pytest.raises(ValueError, match="interrupted"):
-            perform(stage, place, 0)
-    assert len(open_store(tmp_path).ledger.parts(place.key(stage, 0, {}))) == 4
+            perform(stage, context, 0)
+    assert len(open_store(tmp_path).ledger.parts(context.key(stage, 0, {}))) == 4
     whole, made = parts_stage()
-    ref = perform(whole, place_of(tmp_path), 0)
-    assert sorted(place_of(tmp_path).table("examples", (ref,))["example_id"].to_pylist()) == ["p", "q", "r", "s"]
+    ref = perform(whole, context_of(tmp_path), 0)
+    assert sorted(context_of(tmp_path).table("examples", (ref,))["example_id"].to_pylist()) == ["p", "q", "r", "s"]
     assert made == ["s"]
 
 
 def test_two_runs_that_finish_the_same_work_go_on_with_the_same_rows(tmp_path: Path) -> None:
-    places = [place_of(tmp_path, run) for run in ("a", "b")]
+    contexts = [context_of(tmp_path, run) for run in ("a", "b")]
 
     def works(tables: Tables, config: View) -> Tables:
         if len(rivals) < 1:  # while this one computes, the other starts and finishes
-            rivals.append(perform(stage_of(lambda *_: {"examples": examples_table("of b")}), places[1], 0))
+            rivals.append(perform(stage_of(lambda *_: {"examples": examples_table("of b")}), contexts[1], 0))
         return {"examples": examples_table("of a")}
 
     rivals: list[Ref] = []
-    mine = perform(stage_of(works), places[0], 0)
-    rows = [place.table("examples", (ref,)) for place, ref in zip(places, (mine, rivals[0]), strict=True)]
+    mine = perform(stage_of(works), contexts[0], 0)
+    rows = [context.table("examples", (ref,)) for context, ref in zip(contexts, (mine, rivals[0]), strict=True)]
     assert mine.key == rivals[0].key
     assert rows[0]["example_id"].to_pylist() == rows[1]["example_id"].to_pylist() == ["of b"]
 

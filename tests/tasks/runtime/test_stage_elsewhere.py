@@ -15,11 +15,11 @@ from tasks.training import stage as training
 
 
 def test_a_place_travels_as_what_it_is_opened_from(tmp_path: Path) -> None:
-    place = RunContext(open_store(tmp_path / "store"), "a", RunConfig(name="a", seed=7), {"python": "3"})
-    there = pickle.loads(pickle.dumps(place))
-    assert (there.run, there.config, there.versions) == (place.run, place.config, place.versions)
-    assert there.store.root.address == place.store.root.address
-    key = place.key(filtering.STAGE, 2, {"rollout": "k"})
+    context = RunContext(open_store(tmp_path / "store"), "a", RunConfig(name="a", seed=7), {"python": "3"})
+    there = pickle.loads(pickle.dumps(context))
+    assert (there.run, there.config, there.versions) == (context.run, context.config, context.versions)
+    assert there.store.root.address == context.store.root.address
+    key = context.key(filtering.STAGE, 2, {"rollout": "k"})
     assert there.key(filtering.STAGE, 2, {"rollout": "k"}) == key
 
 

@@ -61,11 +61,11 @@ def test_every_service_is_asked_by_a_stage() -> None:
 
 
 def test_a_service_that_is_missing_and_a_parameter_that_is_unknown_are_refused(tmp_path: Path) -> None:
-    place = RunContext(open_store(tmp_path), "a", RunConfig(name="a"), {})
+    context = RunContext(open_store(tmp_path), "a", RunConfig(name="a"), {})
     with pytest.raises(AssertionError, match="stage examples asks the service example_source, and there is none"):
-        perform(examples.STAGE, place, 0)
+        perform(examples.STAGE, context, 0)
     with pytest.raises(TypeError, match="sources"):
-        perform(examples.DEMONSTRATION_STAGE, place, 0, parameters={"sources": "a"})
+        perform(examples.DEMONSTRATION_STAGE, context, 0, parameters={"sources": "a"})
 
 
 @pytest.mark.parametrize("losses", [0, MOST_LOSSES])

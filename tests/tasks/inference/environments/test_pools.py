@@ -148,7 +148,7 @@ def test_the_end_of_a_worker_is_noticed_though_what_it_started_lives_on(monkeypa
     told: list[tuple[int, int]] = []
     monkeypatch.setattr(os, "kill", lambda *told_of: told.append(told_of))
     process = SimpleNamespace(pid=worker.pid, exitcode=7, sentinel=held[0])
-    watch = threading.Thread(target=pool._wait_for_its_end, args=(3, process), daemon=True)
+    watch = threading.Thread(target=pool._wait_for_end, args=(3, process), daemon=True)
     watch.start()
     watch.join(PATIENCE)
     assert told == [(os.getpid(), signal.SIGTERM)]

@@ -54,15 +54,15 @@ def test_a_chat_api_is_evaluated_like_a_policy_and_shows_no_tokens(
     monkeypatch.setattr(evaluating, "Executor", AtOnce)
     with Supervisor("external", tmp_path / "logs") as supervisor:
         session = session_of(tmp_path / "store", small_engine.url, "one", supervisor)
-        missing = [piece for piece in plan_work(session.place, session.source) if piece.computed]
+        missing = [piece for piece in plan_work(session.context, session.source) if piece.computed]
         assert needs(missing, session.config) == ["environments"], "no engine of ours is started"
         found = loop_evaluate(session)
         again = session_of(tmp_path / "store", small_engine.url, "two", supervisor, api_key_variable="ANOTHER")
         other = session_of(tmp_path / "store", small_engine.url, "three", supervisor, model="another")
-        assert not any(piece.computed for piece in plan_work(again.place, NOTHING)), "the same model is the same work"
-        assert [each.stage for each in plan_work(other.place, NOTHING) if each.computed] == ["rollout"]
+        assert not any(piece.computed for piece in plan_work(again.context, NOTHING)), "the same model is the same work"
+        assert [each.stage for each in plan_work(other.context, NOTHING) if each.computed] == ["rollout"]
     (score,) = found["scores"]
-    store = session.place.store
+    store = session.context.store
     (entry,) = [each for each in store.ledger.entries(run="one", stage="rollout") if not each.part]
     traces = store.read(entry.slices("traces")).to_pylist()
     assert score["errors"] == {} and score["num_attempts"] == 4 == len(traces), [t["error_message"] for t in traces]

@@ -17,7 +17,7 @@ from flows.services.base import Supervisor
 from flows.services.environments import EnvironmentServers
 from tasks.inference.engine.client import Engine
 from tasks.inference.environments import servers as environments
-from tasks.inference.sampling import rollouts
+from tasks.inference.sampling import background_loop, rollouts
 from tasks.inference.sampling.attempts import RETRY_SEED_STRIDE
 from tasks.inference.sampling.rollouts import SamplingPlan
 from tasks.metrics.retokenised import retokenised_turns
@@ -250,7 +250,10 @@ def test_an_environment_that_has_enough_begins_nothing(sampled: Sampled) -> None
     assert len(sampled.proxy.calls) == seen
 
 
-def test_the_lag_of_the_event_loop_is_logged(sampled: Sampled, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_lag_of_the_event_loop_is_logged(
+    sampled: Sampled, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(background_loop, "LAG_INTERVAL_SECONDS", 0.001)  # less than the one rollout takes
     with caplog.at_level(logging.INFO, "stagecoach"):
         sampled.sample(assigned("counted", ["fine 2"], 1))
     assert [record.getMessage() for record in caplog.records if "the event loop was" in record.getMessage()]
