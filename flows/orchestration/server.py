@@ -31,6 +31,7 @@ from flows.services.ownership import identity, is_alive
 from flows.services.process import Handle, ServiceSpec
 
 PROBE_SECONDS = 5.0
+RETRY_SECONDS = 1.0
 BIND_SECONDS = 30.0
 TERMINATED = 128 + signal.SIGTERM
 STALE_STATES = ("RUNNING", "PAUSED", "CANCELLING")
@@ -168,23 +169,26 @@ def process_of(tags: Iterable[str]) -> tuple[str, str, str] | None:
     return None
 
 
-def cancelled(flow_run_id: Any) -> bool:
+def cancelled(flow_run_id: Any, attempts: int = 1) -> bool:
     """Tell whether someone asked, in the UI or on the command line, that a flow run be cancelled.
 
-    Prefect does not end runs that no worker started: ask between stages. An API that does not answer says no, and so
-    does having no flow run.
+    Prefect does not end runs that no worker started: ask between stages. An API that does not answer in any of the
+    attempts says no, and so does having no flow run.
     """
     if flow_run_id is None:
         return False
     import httpx
     from prefect.client.orchestration import get_client
 
-    try:
-        with get_client(sync_client=True) as client:
-            state = client.read_flow_run(flow_run_id).state
-    except httpx.HTTPError:
-        return False  # the run's data do not depend on the API, so its life must not
-    return state is not None and (state.is_cancelling() or state.is_cancelled())
+    for attempt in range(attempts):
+        time.sleep(RETRY_SECONDS if attempt else 0.0)
+        try:
+            with get_client(sync_client=True) as client:
+                state = client.read_flow_run(flow_run_id).state
+        except httpx.HTTPError:
+            continue  # the run's data do not depend on the API, so its life must not
+        return state is not None and (state.is_cancelling() or state.is_cancelled())
+    return False
 
 
 def crash_stale_runs(embedded: bool) -> list[str]:

@@ -62,7 +62,8 @@ def event_of(error: BaseException) -> tuple[str, str]:
         return "refused", str(error)
     if isinstance(error, RunCancelled):
         return "cancelled", str(error)
-    if is_termination(error) and cancelled(current_flow_run()):
+    # A busy server may not answer once; without its answer a cancelled run would be called failed, for good.
+    if is_termination(error) and cancelled(current_flow_run(), attempts=5):
         return (
             "cancelled",
             "cancelled in Prefect. Everything done so far is safe; the same run again goes on",

@@ -1,12 +1,16 @@
 """How a run ends, in the store's events and in Prefect's words."""
 
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
+from prefect.states import Cancelling
 
 from configs.errors import ConfigError
+from flows.orchestration import server, states
 from flows.orchestration.states import EmptyBatch, GateRefused, RunCancelled, event_of, reports_its_end, tagged
 from storage.errors import StoreUnavailable
 from tasks.runtime.prefect_task import error_text, is_transient
@@ -60,6 +64,27 @@ def test_what_a_flow_returns_is_its_own() -> None:
 )
 def test_the_event_of_an_error(error: BaseException, event: tuple[str, str]) -> None:
     assert event_of(error) == event
+
+
+def test_a_run_that_was_cancelled_is_not_called_failed_because_the_api_was_busy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class TerminationSignal(BaseException):
+        """Called as Prefect calls it."""
+
+    answers: list[Any] = [httpx.ReadTimeout("busy"), httpx.ReadTimeout("busy"), SimpleNamespace(state=Cancelling())]
+
+    def read_flow_run(_: str) -> Any:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    client = nullcontext(SimpleNamespace(read_flow_run=read_flow_run))
+    monkeypatch.setattr("prefect.client.orchestration.get_client", lambda sync_client: client)
+    monkeypatch.setattr(server, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(states, "current_flow_run", lambda: "its id")
+    assert event_of(TerminationSignal())[0] == "cancelled"
 
 
 @pytest.mark.parametrize(
