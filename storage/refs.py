@@ -1,12 +1,23 @@
 """References: what travels between stages instead of rows, and what the ledger holds."""
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from storage.errors import StoreError
 from storage.keys import canonical_json
+
+RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+def check_run_name(run: str) -> None:
+    """Raise StoreError unless a run's name can be a directory's name everywhere."""
+    if not RUN_NAME.fullmatch(run):
+        safe = "nothing was written; everything in the ledger stands"
+        raise StoreError(f"{run!r} cannot name a run", "", safe, "use letters, digits, dot, dash and underscore")
 
 
 @dataclass(frozen=True)

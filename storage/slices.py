@@ -1,7 +1,6 @@
 """Slices: the rows of one attempt, appended once and read back only if their digest is the recorded one."""
 
 import hashlib
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from threading import Lock
@@ -13,13 +12,13 @@ import pyarrow.compute as pc
 
 from storage.delta.parquet import buffer_reader, decode
 from storage.delta.table import StoredTable
-from storage.errors import DamagedSlice, SchemaError, StoreError, StoreUnavailable
-from storage.expired_slices import ExpiredSlices
-from storage.refs import File, Slice
+from storage.errors import DamagedSlice, SchemaError, StoreUnavailable
+from storage.records import ExpiredSlices
+from storage.refs import File, Slice, check_run_name
 from storage.roots import Root
+from storage.schemas.contract import RowPlace, check_rows
 from storage.schemas.stage_tables import TABLES
 from storage.schemas.system_tables import SYSTEM_TABLES
-from storage.schemas.validation import RowPlace, check_rows
 
 
 def content_digest(rows: pa.Table) -> str:
@@ -80,7 +79,6 @@ def _characters(values: Any) -> memoryview:
     return memoryview(data)[borders[0] : borders[-1]] if data is not None else memoryview(b"")
 
 
-RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 SAFE = "nothing was written; everything in the ledger stands"
 
 
@@ -261,12 +259,6 @@ def common_table(slices: Sequence[Slice]) -> str:
     if len(names) != 1:
         raise SchemaError(f"slices of one table are needed, not of {names or 'none'}", "", SAFE, "read each by itself")
     return names[0]
-
-
-def check_run_name(run: str) -> None:
-    """Raise StoreError unless a run's name can be a directory's name everywhere."""
-    if not RUN_NAME.fullmatch(run):
-        raise StoreError(f"{run!r} cannot name a run", "", SAFE, "use letters, digits, dot, dash and underscore")
 
 
 def damage_error(piece: Slice, what: str, key: str = "") -> DamagedSlice:

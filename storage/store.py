@@ -8,15 +8,13 @@ from pathlib import Path
 import polars as pl
 import pyarrow as pa
 
-from storage.delta.cached_table import CachedTable
 from storage.delta.table import StoredTable
 from storage.errors import LayoutError, border
 from storage.ledger import Ledger
 from storage.policies.store import Policies
-from storage.quarantine import Quarantines
+from storage.records import CachedTable, Quarantines, Runs
 from storage.refs import Slice
 from storage.roots import Root, open_root
-from storage.runs import Runs
 from storage.schemas.system_tables import EXPIRED_SLICES, LEDGER, QUARANTINES, RUNS
 from storage.slices import Slices
 

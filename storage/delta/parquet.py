@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from storage.errors import StoreUnavailable
-from storage.schemas.validation import RowPlace, check_schema
+from storage.schemas.contract import RowPlace, check_schema
 
 STATISTICS = ("step", "attempt", "seq")
 

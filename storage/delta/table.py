@@ -36,7 +36,7 @@ from storage.delta.parquet import buffer_reader, decode, encode
 from storage.errors import StoreError, StoreUnavailable, border
 from storage.refs import File
 from storage.roots import Root
-from storage.schemas.validation import RowPlace, check_schema
+from storage.schemas.contract import RowPlace, check_schema
 
 PRUNE_INTERVAL = 50
 """Versions from one pruning of the log to the next."""

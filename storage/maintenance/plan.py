@@ -10,8 +10,8 @@ from types import MappingProxyType
 from typing import Any
 
 from storage.errors import RunUnknown, StoreError
+from storage.records import REMOVED
 from storage.refs import Entry, Slice
-from storage.runs import REMOVED
 from storage.store import Store
 
 CLOSING = ("finished", "failed", "evicted", "refused", "cancelled", "crashed", REMOVED)

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from storage.errors import CopyConflict
+from storage.records import REMOVED
 from storage.refs import Entry, Slice
-from storage.runs import REMOVED
 from storage.slices import WrittenSlice
 from storage.store import Store
 

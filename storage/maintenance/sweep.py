@@ -16,13 +16,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.fs as pafs
 
-from storage import runs
 from storage.delta.log import ActiveFile
 from storage.delta.table import CommitConflict, StoredTable
 from storage.errors import StoreError, StoreUnavailable, border
 from storage.maintenance.plan import Plan, at_work
 from storage.policies.manifest import MANIFEST
 from storage.policies.store import SCRATCH_DIRECTORY
+from storage.records import REMOVED
 from storage.refs import Slice
 from storage.roots import Root, make_directory, synchronise
 from storage.schemas.stage_tables import STAGE_TABLES
@@ -167,10 +167,10 @@ def _record_plan(store: Store, plan: Plan) -> None:
 def _remove_run(store: Store, run: str, plan: Plan, at: datetime) -> int:
     rows = {(entry.key, entry.part) for entry in plan.rows if entry.run == run}
     num_removed = store.ledger.remove(run, rows, at)
-    if (last := store.runs.last(run)) and last.event != runs.REMOVED:
+    if (last := store.runs.last(run)) and last.event != REMOVED:
         staying = sum(entry.run == run for entry in plan.staying)
         message = f"removed by gc: {len(rows)} rows of the ledger; {staying} stay, because kept runs name them"
-        store.runs.record(run=run, event=runs.REMOVED, message=message)
+        store.runs.record(run=run, event=REMOVED, message=message)
     return num_removed
 
 

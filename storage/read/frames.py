@@ -18,11 +18,11 @@ import pyarrow.dataset as ds
 from storage.delta.log import PARTITION, ActiveFile
 from storage.delta.table import StoredTable
 from storage.errors import LayoutError, SchemaError, border
-from storage.quarantine import ALL_RUNS
 from storage.read.lineage import Graph, Work
+from storage.records import ALL_RUNS
 from storage.refs import Slice
 from storage.roots import Root, open_root
-from storage.schemas.columns import Column, Table
+from storage.schemas.contract import Column, Table
 from storage.schemas.stage_tables import TABLES
 from storage.schemas.system_tables import QUARANTINES, SYSTEM_TABLES
 from storage.store import FORMAT, Store, open_store

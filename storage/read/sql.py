@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from storage.errors import StoreError
 from storage.read.frames import USES, Frames
-from storage.schemas.columns import FLAGS, FLOATS, INDICES, TOKENS
+from storage.schemas.contract import FLAGS, FLOATS, INDICES, TOKENS
 from storage.schemas.stage_tables import TABLES
 
 PER_TOKEN = (TOKENS, FLAGS, FLOATS, INDICES)

@@ -2,7 +2,7 @@
 
 import pyarrow as pa
 
-from storage.schemas.columns import MOMENT, NAMES, Column, Table
+from storage.schemas.contract import MOMENT, NAMES, Column, Table
 
 FILE = pa.struct(
     [

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from storage.errors import QuarantineUnknown, SchemaError
 from storage.maintenance.compact import maintain
-from storage.quarantine import ALL_RUNS, Quarantines
+from storage.records import ALL_RUNS, Quarantines
 from storage.store import Store, open_store
 
 

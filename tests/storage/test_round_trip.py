@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from storage.schemas.columns import Table
+from storage.schemas.contract import Table
 from storage.schemas.stage_tables import STAGE_TABLES
 from storage.store import Store, open_store
 from tests.fixtures.rows import entry, messages, random_rows

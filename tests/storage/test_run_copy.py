@@ -13,8 +13,8 @@ from storage.maintenance.compact import maintain
 from storage.maintenance.plan import needed_rows
 from storage.maintenance.run_copy import CopyReport, copy_work
 from storage.maintenance.sweep import Retention, expire
+from storage.records import REMOVED
 from storage.refs import Entry
-from storage.runs import REMOVED
 from storage.store import Store, open_store
 from tests.fixtures.histories import contents, evaluate, finish, lasting, train
 from tests.fixtures.rows import entry, messages

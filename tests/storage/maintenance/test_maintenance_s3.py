@@ -4,9 +4,8 @@ import pytest
 
 from storage.errors import PolicyAbsent, SliceExpired
 from storage.maintenance.compact import maintain
-from storage.maintenance.damage import inspect_policies, inspect_slices
 from storage.maintenance.plan import PolicyRetention, at_work, plan_removal
-from storage.maintenance.repair import inspect_logs, repair_logs
+from storage.maintenance.repair import inspect_logs, inspect_policies, inspect_slices, repair_logs
 from storage.maintenance.sweep import Retention, carry_out, expire
 from storage.store import open_store
 from tests.fixtures.histories import contents, lasting, train

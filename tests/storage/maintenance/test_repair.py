@@ -9,9 +9,16 @@ import pytest
 from storage.delta.log import prune_log
 from storage.errors import DamagedSlice, StoreError
 from storage.maintenance.compact import compact
-from storage.maintenance.damage import inspect_policies, inspect_slices
 from storage.maintenance.plan import plan_removal
-from storage.maintenance.repair import RepairedLog, forget, inspect_logs, plan_forget, repair_logs
+from storage.maintenance.repair import (
+    RepairedLog,
+    forget,
+    inspect_logs,
+    inspect_policies,
+    inspect_slices,
+    plan_forget,
+    repair_logs,
+)
 from storage.maintenance.sweep import carry_out
 from storage.refs import Slice
 from storage.roots import open_root

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from storage.schemas.contract import RowPlace, check_rows
 from storage.schemas.stage_tables import SAMPLES
-from storage.schemas.validation import RowPlace, check_rows
 from tasks.advantage.algorithms.credit import Credit, GroupedTraces
 from tasks.advantage.stage import STAGE, advantage, silenced
 from tasks.arrays.parse_errors import StrangeFlag

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from storage.schemas.contract import RowPlace, check_rows
 from storage.schemas.stage_tables import ESTIMATOR_STATES
-from storage.schemas.validation import RowPlace, check_rows
 from tasks.advantage.stage import STAGE, StateMissing, advantage
 from tests.fixtures.builders import exchange, failed, table, trace, view
 from tests.fixtures.crediting import advantages, tables_of

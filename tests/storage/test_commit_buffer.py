@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from storage.delta.commit_buffer import CommitBuffer
 from storage.errors import StoreUnavailable, WorkRemoved
-from storage.ledger import Ledger
+from storage.ledger import CommitBuffer, Ledger
 from storage.refs import Entry
 from storage.slices import Slices
 from storage.store import Store, open_store
@@ -26,7 +25,7 @@ def unanswered(*_: object, **__: object) -> None:
 
 @pytest.mark.parametrize("problem", [KeyboardInterrupt(), ValueError("a stage failed")], ids=type)
 def test_what_is_finished_is_kept_when_an_error_passes(root: Path, store: Store, problem: BaseException) -> None:
-    with pytest.raises(type(problem)), CommitBuffer(store) as gathering:
+    with pytest.raises(type(problem)), CommitBuffer(store.slices, store.ledger) as gathering:
         gather(store, gathering, "a")
         assert open_store(root).ledger.entries() == []
         raise problem
@@ -36,12 +35,12 @@ def test_what_is_finished_is_kept_when_an_error_passes(root: Path, store: Store,
 def test_the_error_that_passes_is_told_also_where_the_flush_fails(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(KeyboardInterrupt) as caught, CommitBuffer(store) as gathering:
+    with pytest.raises(KeyboardInterrupt) as caught, CommitBuffer(store.slices, store.ledger) as gathering:
         gather(store, gathering, "a")
         monkeypatch.setattr(Slices, "commit", unanswered)
         raise KeyboardInterrupt
     assert "the store does not answer" in caught.value.__notes__[0]
-    with pytest.raises(StoreUnavailable), CommitBuffer(store) as gathering:
+    with pytest.raises(StoreUnavailable), CommitBuffer(store.slices, store.ledger) as gathering:
         gather(store, gathering, "b")
 
 
@@ -57,7 +56,7 @@ def test_a_flush_that_fails_is_made_good_by_the_next(
             true(*given)
         unanswered()
 
-    gathering = CommitBuffer(store)
+    gathering = CommitBuffer(store.slices, store.ledger)
     for key in ("a", "b"):
         gather(store, gathering, key)
     with monkeypatch.context() as patch:
@@ -73,9 +72,9 @@ def test_a_flush_that_fails_is_made_good_by_the_next(
 
 def test_of_two_that_gather_the_same_work_both_rows_name_the_slices_of_the_first(root: Path, store: Store) -> None:
     other = open_store(root)
-    with CommitBuffer(other) as late:
+    with CommitBuffer(other.slices, other.ledger) as late:
         gather(other, late, "a", run="late")
-        with CommitBuffer(store) as first:
+        with CommitBuffer(store.slices, store.ledger) as first:
             gather(store, first, "a", run="first")
     rows = open_store(root).ledger.entries()
     assert [(each.run, each.outputs[0].run) for each in rows] == [("first", "first"), ("late", "first")]
@@ -83,10 +82,10 @@ def test_of_two_that_gather_the_same_work_both_rows_name_the_slices_of_the_first
 
 
 def test_work_that_was_removed_meanwhile_takes_all_that_was_gathered_with_it(root: Path, store: Store) -> None:
-    with CommitBuffer(store) as first:
+    with CommitBuffer(store.slices, store.ledger) as first:
         found = gather(store, first, "a", run="first")
     other = open_store(root)
-    late = CommitBuffer(other)
+    late = CommitBuffer(other.slices, other.ledger)
     gather(other, late, "b", run="late")
     late.commit(replace(found, run="late"))
     store.ledger.remove("first", [("a", "")], found.finished_at)
