@@ -11,8 +11,8 @@ from storage.delta.parquet import decode
 from storage.errors import DamagedSlice
 from storage.maintenance.compact import compact, maintain, remove_temporary, vacuum
 from storage.store import Store, open_store
+from tests.fixtures.histories import age, fill
 from tests.fixtures.rows import entry, messages
-from tests.storage.maintenance.finished_work import age, fill
 
 
 @pytest.mark.engine

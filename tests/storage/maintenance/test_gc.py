@@ -13,9 +13,8 @@ from storage.maintenance.plan import PolicyRetention, plan_removal
 from storage.maintenance.sweep import carry_out
 from storage.refs import Entry
 from storage.store import Store, open_store
-from tests.fixtures.histories import contents, evaluate, finish, lasting, publish, train, work
+from tests.fixtures.histories import age, contents, evaluate, finish, lasting, publish, train, work
 from tests.fixtures.rows import messages
-from tests.storage.maintenance.finished_work import age
 
 pytestmark = pytest.mark.engine
 

@@ -7,9 +7,8 @@ import pytest
 from storage.errors import StoreError
 from storage.maintenance.compact import maintain
 from storage.store import Store, open_store
-from tests.fixtures.histories import contents, finish, publish, train
+from tests.fixtures.histories import age, contents, finish, publish, train
 from tests.fixtures.rows import messages
-from tests.storage.maintenance.finished_work import age
 
 
 @pytest.fixture

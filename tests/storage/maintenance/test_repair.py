@@ -23,8 +23,7 @@ from storage.maintenance.sweep import carry_out
 from storage.refs import Slice
 from storage.roots import open_root
 from storage.store import Store, open_store
-from tests.fixtures.histories import contents, finish, lasting, train, work
-from tests.storage.maintenance.finished_work import age, fill
+from tests.fixtures.histories import age, contents, fill, finish, lasting, train, work
 
 pytestmark = pytest.mark.engine
 

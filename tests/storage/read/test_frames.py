@@ -11,8 +11,8 @@ from storage.maintenance.compact import MIN_FILES, compact
 from storage.read.frames import Frames
 from storage.schemas.stage_tables import TABLES
 from storage.store import Store, open_store
+from tests.fixtures.histories import add, counts, share
 from tests.fixtures.rows import entry
-from tests.storage.read.finished_work import add, counts, share
 
 
 def test_only_rows_that_the_ledger_names(store: Store, root: Path) -> None:

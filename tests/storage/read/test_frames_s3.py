@@ -6,8 +6,8 @@ import storage
 from storage.errors import LayoutError
 from storage.read.sql import ask
 from storage.store import open_store
+from tests.fixtures.histories import add, counts, share
 from tests.fixtures.s3_host import S3Host
-from tests.storage.read.finished_work import add, counts, share
 
 pytestmark = [pytest.mark.engine, pytest.mark.essential]
 

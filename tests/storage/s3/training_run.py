@@ -10,8 +10,7 @@ from pathlib import Path
 
 from flows.runtime.prepare import prepare
 from tests.fixtures.driving import SETTINGS
-from tests.fixtures.dying_run import replace_sampling, without_prefect
-from tests.fixtures.killing import Moments, kill_self
+from tests.fixtures.dying_run import Moments, kill_self, replace_sampling, without_prefect
 
 
 def main(directory: Path, url: str, model: str, name: str, kill: str) -> None:

@@ -15,8 +15,7 @@ from tasks.arrays.parse_errors import StrangeFlag
 from tasks.arrays.ragged import Ragged
 from tasks.filtering.stage import STAGE as FILTERING
 from tasks.filtering.stage import filtering
-from tests.fixtures.builders import exchange, message, table, trace, verdict, view
-from tests.fixtures.exactly import exactly
+from tests.fixtures.builders import exactly, exchange, message, table, trace, verdict, view
 
 WEIGHTS = ("rl_weights", "ce_weights", "ref_kl_weights")
 EXTRAS = {"extras": {"parse_error": True}}

@@ -14,7 +14,7 @@ from tasks.advantage.stage import advantage
 from tasks.arrays.samples import Samples
 from tasks.packing.stage import STAGE, by_constant_length, packing
 from tests.fixtures.builders import exchange, table, trace, view
-from tests.fixtures.crediting import forked, tables_of
+from tests.fixtures.stages import forked, tables_of
 
 DR_GRPO = {"type": "dr_grpo", "length_normaliser": 10}
 
