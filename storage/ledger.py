@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from datetime import datetime
+from operator import attrgetter
 from types import TracebackType
 from typing import Self
 
@@ -53,12 +54,12 @@ class Ledger:
         whole = {row_run: entry for (row_run, part), entry in self._rows(key, staleness).items() if part == ""}
         if run in whole:
             return whole[run]
-        return min(whole.values(), key=_age, default=None)
+        return min(whole.values(), key=attrgetter("age"), default=None)
 
     def parts(self, key: str) -> list[Entry]:
         """The committed parts of a key, in order of part; of a part in several runs, the earliest."""
         earliest: dict[str, Entry] = {}
-        for entry in sorted((e for e in self._rows(key).values() if e.part != ""), key=_age):
+        for entry in sorted((e for e in self._rows(key).values() if e.part != ""), key=attrgetter("age")):
             earliest.setdefault(entry.part, entry)
         return [earliest[part] for part in sorted(earliest)]
 
@@ -68,7 +69,7 @@ class Ledger:
             self._refresh()
             every = [entry for rows in self._by_key.values() for entry in rows.values()]
         wanted = (e for e in every if run in (None, e.run) and stage in (None, e.stage))
-        return sorted(wanted, key=lambda entry: (entry.run, entry.step, *_age(entry)))
+        return sorted(wanted, key=lambda entry: (entry.run, entry.step, *entry.age))
 
     def refresh(self) -> int:
         """Read what was committed since the last refresh; return a number that is another after every commit."""
@@ -182,7 +183,7 @@ class Ledger:
         whole = [row for (_, part), row in self._by_key.get(entry.key, {}).items() if part == ""]
         if entry.part != "" or not whole:
             return entry
-        return replace(min(whole, key=_age), run=entry.run, step=entry.step)
+        return replace(min(whole, key=attrgetter("age")), run=entry.run, step=entry.step)
 
     def _rows(self, key: str, staleness: float = 0.0) -> dict[tuple[str, str], Entry]:
         with self._lock:
@@ -213,10 +214,6 @@ class Ledger:
 def _too_busy(run: str, action: str) -> StoreUnavailable:
     what = f"the ledger is too busy: {MAX_RACES} races lost"
     return StoreUnavailable(what, f"run {run!r}, {action}", "everything in the ledger", "run the same again")
-
-
-def _age(entry: Entry) -> tuple[object, ...]:
-    return entry.finished_at, entry.run, entry.attempt
 
 
 MAX_ENTRIES = 128

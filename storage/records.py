@@ -294,9 +294,8 @@ class ExpiredSlices(CachedTable):
     def record(self, pieces: Sequence[Slice], hours: int) -> None:
         """Record that slices expire, those of one run in one commit; those recorded before are left out."""
         now = datetime.now(UTC)
-        new = self.exclude(pieces)
-        for run in sorted({piece.run for piece in new}):
-            self._append([vars(_record(piece, now, hours)) for piece in new if piece.run == run], run)
+        sizes = ((piece, sum(file.size for file in piece.files)) for piece in self.exclude(pieces))
+        self.add_records([ExpiredSlice(p.run, p.table, p.attempt, p.rows, size, now, hours) for p, size in sizes])
 
     def exclude(self, pieces: Iterable[Slice]) -> list[Slice]:
         """The slices given without those that expired, in order."""
@@ -312,9 +311,7 @@ class ExpiredSlices(CachedTable):
 
     def read_error(self, pieces: Sequence[Slice]) -> SliceExpired | None:
         """The error for reading slices of which one expired; None where none did."""
-        with self._lock:
-            self._refresh()
-            found = next((self._expired[_id(piece)] for piece in pieces if _id(piece) in self._expired), None)
+        found = next(iter(self.find(pieces)), None)
         if found is None:
             return None
         return SliceExpired(
@@ -332,8 +329,3 @@ class ExpiredSlices(CachedTable):
 
 def _id(piece: Slice | ExpiredSlice) -> tuple[str, str, str]:
     return piece.run, piece.table, piece.attempt
-
-
-def _record(piece: Slice, at: datetime, hours: int) -> ExpiredSlice:
-    size = sum(file.size for file in piece.files)
-    return ExpiredSlice(piece.run, piece.table, piece.attempt, piece.rows, size, at, hours)

@@ -28,15 +28,6 @@ class File:
     size: int
     sha256: str
 
-    def to_row(self) -> dict[str, Any]:
-        """The file as a value of the `FILE` struct."""
-        return {"path": self.path, "size": self.size, "sha256": self.sha256}
-
-    @classmethod
-    def from_row(cls, row: Mapping[str, Any]) -> "File":
-        """The file out of a value of the `FILE` struct."""
-        return cls(row["path"], row["size"], row["sha256"])
-
 
 @dataclass(frozen=True)
 class Slice:
@@ -55,17 +46,25 @@ class Slice:
 
     def to_row(self) -> dict[str, Any]:
         """The slice as a value of the `SLICE` struct."""
-        return {**vars(self), "files": [file.to_row() for file in self.files]}
+        return {**vars(self), "files": [vars(file) for file in self.files]}
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> "Slice":
         """The slice out of a value of the `SLICE` struct."""
-        return cls(**{**row, "files": tuple(File.from_row(file) for file in row["files"])})
+        return cls(**{**row, "files": tuple(File(**file) for file in row["files"])})
 
 
 def identity(key: str, slices: Iterable[Slice]) -> tuple[str, ...]:
     """Return a key with the attempts of the rows that were made under it, each once."""
     return (key, *dict.fromkeys(piece.attempt for piece in slices))
+
+
+def attempts_by_run(slices: Iterable[Slice]) -> dict[str, list[str]]:
+    """Return the attempts of some slices by run."""
+    attempts: dict[str, list[str]] = {}
+    for piece in slices:
+        attempts.setdefault(piece.run, []).append(piece.attempt)
+    return attempts
 
 
 @dataclass(frozen=True)
@@ -99,6 +98,11 @@ class Entry:
     def identity(self) -> tuple[str, ...]:
         """What names exactly the rows that were made: key and attempts; see `storage.read.lineage.Work.identity`."""
         return identity(self.key, self.outputs)
+
+    @property
+    def age(self) -> tuple[datetime, str, str]:
+        """What orders rows of one key by when they were finished: the least is the first, also between equal clocks."""
+        return self.finished_at, self.run, self.attempt
 
     def slices(self, table: str) -> tuple[Slice, ...]:
         """The outputs in one table, in order."""

@@ -14,7 +14,6 @@ from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.fs as pafs
 
 from storage.delta.log import ActiveFile
 from storage.delta.table import CommitConflict, StoredTable
@@ -281,6 +280,5 @@ def _remove_directory(root: Root, path: str) -> None:
             root.files.delete_dir(gone)
         return
     root.remove_unneeded(f"{path}/{MANIFEST}")
-    for info in root.files.get_file_info(pafs.FileSelector(path, allow_not_found=True, recursive=True)):
-        if info.type == pafs.FileType.File:
-            root.remove_unneeded(info.path)
+    for each in root.file_sizes(path):
+        root.remove_unneeded(each)

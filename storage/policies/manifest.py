@@ -42,13 +42,13 @@ def manifest_text(
     content: dict[str, Any] = {"weights_sha256": weights_sha256, "below": below}
     if added:
         content["added"] = dict(added)
-    return canonical_json({**content, "files": [file.to_row() for file in files]})
+    return canonical_json({**content, "files": [vars(file) for file in files]})
 
 
 def parse_manifest(text: bytes, policy_key: str) -> PolicyManifest:
     """The policy of a manifest's text."""
     content = json.loads(text)
-    files = tuple(File.from_row(file) for file in content["files"])
+    files = tuple(File(**file) for file in content["files"])
     top = f"policies/{policy_key}"
     added = {path: top + below for path, below in content.get("added", {}).items()}
     return PolicyManifest(policy_key, content["weights_sha256"], files, top + content["below"], added)
@@ -63,7 +63,7 @@ def digest_files(directory: Path) -> list[File]:
 def weights_digest(files: Sequence[File]) -> str:
     """The digest of the weights among files: the safetensors files but the optimizer's; all files if there are none."""
     weights = [f for f in files if f.path.endswith(".safetensors") and not Path(f.path).name.startswith("optimizer")]
-    return hashlib.sha256(canonical_json([file.to_row() for file in weights or files]).encode()).hexdigest()
+    return hashlib.sha256(canonical_json([vars(file) for file in weights or files]).encode()).hexdigest()
 
 
 def adapter_base(directory: Path) -> str | None:

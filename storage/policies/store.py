@@ -17,8 +17,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from uuid import uuid4
 
-import pyarrow.fs as pafs
-
 from storage.errors import DamagedSlice, PolicyAbsent, PolicyConflict, StoreError, StoreUnavailable, border
 from storage.policies.manifest import (
     BASE_FILE,
@@ -93,12 +91,11 @@ class RemotePolicies:
         """
         oldest = datetime.now(UTC) - timedelta(hours=hours)
         with border("looking for what killed uploads left", self._root.child("policies")):
-            found = [info for info in self._files("policies") if info.mtime is not None and info.mtime <= oldest]
             by_key: dict[str, list[str]] = {}
-            for info in found:
-                if info.path.split("/")[1].startswith("."):
-                    continue  # markers about policies, such as those of removed weights
-                by_key.setdefault(info.path.split("/")[1], []).append(info.path)
+            for path in self._root.paths_older("policies", hours):
+                key = path.split("/")[1]
+                if not key.startswith("."):  # markers about policies, such as those of removed weights
+                    by_key.setdefault(key, []).append(path)
             orphans = [path for key, paths in by_key.items() for path in sorted(set(paths) - self._named_files(key))]
             self._remove(orphans)
             return len(orphans) + self._abort_uploads(oldest)
@@ -145,10 +142,6 @@ class RemotePolicies:
         """The place of the local copy of exactly these files."""
         text = manifest_text(policy.weights_sha256, policy.files)
         return self._copies / f"{policy.policy_key}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
-
-    def _files(self, below: str) -> list[pafs.FileInfo]:
-        found = self._root.files.get_file_info(pafs.FileSelector(below, allow_not_found=True, recursive=True))
-        return [info for info in found if info.type == pafs.FileType.File]
 
     def _abort_uploads(self, oldest: datetime) -> int:
         bucket = self._root.bucket

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
+from operator import attrgetter
 from typing import Any
 
 from storage.refs import Entry, Slice, identity
@@ -160,11 +161,11 @@ def _children(works: Iterable[Work]) -> dict[str, list[Work]]:
 
 def _work(entries: list[Entry]) -> Work:
     """One key's rows as one piece of work; parts count only as long as nobody has finished the whole."""
-    whole = sorted((entry for entry in entries if not entry.part), key=_age)
+    whole = sorted((entry for entry in entries if not entry.part), key=attrgetter("age"))
     if whole:
         return Work(whole[0], whole[0].outputs, tuple(sorted({entry.run for entry in whole})), True)
     parts: dict[str, Entry] = {}
-    for entry in sorted(entries, key=_age):
+    for entry in sorted(entries, key=attrgetter("age")):
         parts.setdefault(entry.part, entry)
     runs = tuple(sorted({entry.run for entry in entries}))
     slices = tuple(piece for _, entry in sorted(parts.items()) for piece in entry.outputs)
@@ -180,10 +181,6 @@ def _reach(key: str, step: Callable[[str], list[Work]]) -> list[Work]:
         edge = [each for each in near if each not in found]
         found |= {each: near[each] for each in edge}
     return list(found.values())
-
-
-def _age(entry: Entry) -> tuple[object, ...]:
-    return entry.finished_at, entry.run, entry.attempt
 
 
 def _order(work: Work) -> tuple[object, ...]:

@@ -13,12 +13,23 @@ import pyarrow.compute as pc
 
 from storage.errors import InvariantBreach, SchemaError
 
-TOKENS = pa.list_(pa.field("element", pa.int32(), nullable=False))
-FLOATS = pa.list_(pa.field("element", pa.float32(), nullable=False))
-NUMBERS = pa.list_(pa.field("element", pa.float64(), nullable=False))
-FLAGS = pa.list_(pa.field("element", pa.bool_(), nullable=False))
-INDICES = pa.list_(pa.field("element", pa.int32(), nullable=False))
-NAMES = pa.list_(pa.field("element", pa.string(), nullable=False))
+
+def list_of(element: pa.DataType) -> "pa.ListType[Any]":
+    """Return the type of lists without nulls; `element` is what Parquet and Delta call the item."""
+    return pa.list_(pa.field("element", element, nullable=False))
+
+
+def struct_of(**types: pa.DataType) -> pa.StructType:
+    """Return the type of structs whose fields are never null."""
+    return pa.struct([pa.field(name, each, nullable=False) for name, each in types.items()])
+
+
+TOKENS = list_of(pa.int32())
+FLOATS = list_of(pa.float32())
+NUMBERS = list_of(pa.float64())
+FLAGS = list_of(pa.bool_())
+INDICES = list_of(pa.int32())
+NAMES = list_of(pa.string())
 MOMENT = pa.timestamp("us", tz="UTC")
 
 
