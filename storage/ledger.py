@@ -25,6 +25,7 @@ from storage.schemas.system_tables import LEDGER
 from storage.slices import Slices, WrittenSlice
 
 APPLICATION = "ledger"
+# A lost race means that another writer got on; to lose so many in a row is a fault and no bad luck.
 MAX_RACES = 200
 REMOVAL = "removal"
 """Application id of commits that remove rows; one after the name of a run holds when rows of it were last removed."""
@@ -110,6 +111,7 @@ class Ledger:
                 for entry in new:
                     self._check_not_removed(entry, copied or ())
                 rows = pa.Table.from_pylist([entry.to_row() for entry in new], LEDGER.arrow)
+                # One id for all rows: of two writers that saw the same version only one can commit, whatever the keys.
                 number = self.table.transaction_version(APPLICATION) + 1
                 try:
                     file = self.table.append(rows.drop_columns(["run"]), new[0].run, (APPLICATION, number))
@@ -145,6 +147,7 @@ class Ledger:
         for _ in range(MAX_RACES):
             with self._lock:
                 self._refresh()
+                # The table is partitioned by run: a run's rows lie in files of its own.
                 files = [each for each in self.table.active_files() if each.run == run]
                 read = [self.table.read(each.path) for each in files]
                 left = [row for table in read for row in table.to_pylist() if (row["key"], row["part"]) not in rows]
@@ -162,6 +165,7 @@ class Ledger:
 
     def _marks(self, run: str, at: datetime | None) -> dict[str, int]:
         marks = {name: self.table.transaction_version(name) + 1 for name in (APPLICATION, REMOVAL)}
+        # Delta keeps one integer for an id: milliseconds, with which the beginning of later work is compared.
         return marks if at is None else {**marks, f"{REMOVAL}:{run}": int(at.timestamp() * 1000)}
 
     def _check_not_removed(self, entry: Entry, copied: Collection[Slice]) -> None:
@@ -194,6 +198,7 @@ class Ledger:
     def _refresh(self) -> None:
         paths, version = self.table.new_files(self._version)
         if (removals := self.table.transaction_version(REMOVAL)) != self._removals:
+            # Rows may have gone from any file that was read: the index is built anew.
             self._removals = removals
             self._read_files, self._by_key = set(), {}
             paths = [each.path for each in self.table.active_files()]
@@ -207,6 +212,7 @@ class Ledger:
         run = path.split("/")[0].removeprefix("run=")
         for row in self.table.read(path).to_pylist():
             entry = Entry.from_row({**row, "run": run})
+            # A merged file repeats rows: the one that was read first stands.
             self._by_key.setdefault(entry.key, {}).setdefault((entry.run, entry.part), entry)
         self._read_files.add(path)
 
@@ -273,8 +279,10 @@ class CommitBuffer(AbstractContextManager["CommitBuffer"]):
 
         Raises what Ledger.commit raises; nothing of the buffer is then visible.
         """
+        # Tables before the ledger: a row must never name a slice that its table does not hold.
         for table, written in self._written.items():
             self._slices.commit(table, written)
         standing = self._ledger.commit_all(list(self._entries.values()))
+        # Emptied only now: after an error the same flush can be tried again.
         self._written, self._entries = {}, {}
         return {entry.key: entry for entry in standing}

@@ -55,6 +55,7 @@ class CachedTable:
 
     def _refresh(self) -> None:
         """Read the files added since the last refresh; rows that were merged into another file may come once more."""
+        # A cached property stands among the instance's variables as soon as it was asked for.
         if "table" not in vars(self) and not self._root.exists(f"tables/{self._contract.name}"):
             return  # no table is made only to be read
         paths, version = self.table.new_files(self._version)
@@ -196,6 +197,7 @@ class Runs(CachedTable):
 
 ALL_RUNS = "all-runs"
 """The run of a finding for which the rollouts of every run were searched."""
+# Enough for the findings of a store, and short enough to be typed.
 ID_LENGTH = 12
 
 
@@ -263,6 +265,7 @@ class Quarantines(CachedTable):
 
     def _add_row(self, row: dict[str, Any]) -> None:
         finding = Quarantine(**{**row, "trace_ids": tuple(row["trace_ids"])})
+        # Two writers may record one finding at the same time: for every reader the earlier row stands.
         self._findings[finding.quarantine] = min(self._findings.get(finding.quarantine, finding), finding, key=_age)
 
 
@@ -324,6 +327,7 @@ class ExpiredSlices(CachedTable):
 
     def _add_row(self, row: dict[str, Any]) -> None:
         expired = ExpiredSlice(**row)
+        # Two processes may record one slice at the same time: the row that is read first stands.
         self._expired.setdefault(_id(expired), expired)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from storage.errors import StoreError
 from storage.keys import canonical_json
 
+# A run's name is that of a directory and of a schema in SQL; a dot in front would hide the directory.
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 

@@ -45,6 +45,7 @@ def _feed(digest: Any, values: Any) -> None:
     """Feed one array in a form that depends on its values alone: its own buffers may hold offsets and leftovers."""
     if values.null_count:
         digest.update(b"nulls")
+        # What lies under a null is arbitrary: where the nulls are counts, and only the other values.
         digest.update(_bytes(values.is_valid()))
         values = values.drop_null()
     digest.update(f"{len(values)};".encode())
@@ -148,10 +149,12 @@ class Slices:
         """
         name = common_table(slices)
         schema = TABLES[name].arrow
+        # The files that the ledger lists come first: to read them the table's log is not needed.
         listed = {each: self._read_listed(each) for each in slices}
         try:
             compacted = self._read_compacted(name, [each for each, found in listed.items() if found is None])
         except DamagedSlice as error:
+            # Asked only after a failure: nearly all reads are of slices that never expire.
             if expired := self.expired_slices.read_error(slices):
                 raise expired from error
             raise
@@ -171,6 +174,7 @@ class Slices:
         Its file gets the name that it has there, so that doing it again after a crash leaves no rows twice.
         """
         rows = source.rows_to_copy(piece)
+        # `write` makes one file of a slice.
         table, path = self.table(piece.table), piece.files[0].path
         return WrittenSlice(replace(piece, files=(table.write_at(path, rows),)), rows.select(["step", "attempt"]))
 
@@ -197,6 +201,7 @@ class Slices:
 
     def _attempt_name(self, table: str, attempt: str) -> str:
         with self._lock:
+            # A stage may append to a table more than once in an attempt; each slice needs a name of its own.
             count = self._attempts.get((table, attempt), 0)
             self._attempts[table, attempt] = count + 1
         return f"{attempt}.{count}" if count else attempt
@@ -221,6 +226,7 @@ class Slices:
             data = self._root.read(path)
         except OSError as error:
             raise damage_error(piece, f"{path} cannot be read: {error}") from error
+        # The size first: a file that was cut is told apart from one of other content.
         if len(data) != file.size:
             raise damage_error(piece, f"{path} has {len(data)} bytes instead of {file.size}")
         if hashlib.sha256(data).hexdigest() != file.sha256:
@@ -245,6 +251,7 @@ class Slices:
         files = [
             each
             for each in table.active_files()
+            # The bounds are in the log, so that files without these attempts are not opened.
             if each.run == run and any(each.first_attempt <= attempt <= each.last_attempt for attempt in pieces)
         ]
         try:
@@ -282,6 +289,7 @@ def _add_slice_columns(rows: pa.Table, schema: pa.Schema, step: int, key: str, a
 
 def _stage_rows(stored: pa.Table, piece: Slice) -> pa.Table:
     """The slice's rows in order and without slice columns, or DamagedSlice if they are not the rows written."""
+    # Sorting copies every column, and the rows of a file that was never merged are in order.
     ordered = stored.sort_by("seq") if not _in_order(stored) else stored
     rows = ordered.select(TABLES[piece.table].arrow.names)
     place = _place(stored, piece)

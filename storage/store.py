@@ -18,6 +18,7 @@ from storage.roots import Root, open_root
 from storage.schemas.system_tables import EXPIRED_SLICES, LEDGER, QUARANTINES, RUNS
 from storage.slices import Slices
 
+# Raised by a change that a program before it would read wrongly: it then refuses the store.
 LAYOUT = 2
 FORMAT = "format.json"
 
@@ -83,6 +84,7 @@ def _check_layout(root: Root) -> None:
         what = f"the store has layout {layout}, this version of the program reads layout {LAYOUT}"
         raise LayoutError(what, root.address, "nothing was touched", _ADVICE)
     if root.bucket is not None and not root.read_only:
+        # At every opening: the server behind an address may have been replaced.
         root.bucket.require_conditional_puts(FORMAT, text)
 
 

@@ -40,6 +40,7 @@ from storage.refs import File
 from storage.roots import Root
 from storage.schemas.contract import RowPlace, check_schema
 
+# Often enough for a short log, seldom enough that listing it costs nothing beside the commits.
 PRUNE_INTERVAL = 50
 """Versions from one pruning of the log to the next."""
 ATTEMPTS_TO_COMMIT = 50
@@ -213,6 +214,7 @@ class StoredTable:
             places = [self._root.child(f"{self.place}/{each.path}") for each in files]
             options = dict(self._root.options) or None
             rows = pl.scan_parquet(places, glob=False, hive_partitioning=False, storage_options=options)
+            # A file of one attempt is wanted as a whole: `files_of` has looked at its bounds.
             if any(each.first_attempt != each.last_attempt for each in files):
                 rows = rows.filter(pl.col("attempt").is_in(sorted(set(attempts[run]))))
             parts.append(rows.with_columns(pl.lit(run).alias(PARTITION)).select(self.schema.names))
@@ -278,13 +280,16 @@ class StoredTable:
                 before = self.version
                 try:
                     self._write_commit(actions, properties)
+                # A lost answer, or an interrupt, may come after the commit was done: only the log can tell.
                 except BaseException as error:
                     if self._confirm(before, witness):
                         return
                     if not isinstance(error, CommitFailedError):
                         raise
                     if numbers:
+                        # The numbers were chosen for the version seen before: whoever chose them has to look again.
                         raise CommitConflict(self.name) from error
+                    # A random pause, so that writers who met once do not meet again at the next attempt.
                     time.sleep(random.uniform(0, 0.02 * (attempt + 1)))
                 else:
                     if self._root.directory is not None:
@@ -317,6 +322,7 @@ class StoredTable:
     def _make_durable(self, version: int) -> None:
         log = f"{self.place}/_delta_log"
         written = [f"{log}/{version:020d}.json"]
+        # The library writes a checkpoint with these versions, and does not force it to the disk.
         if (version + 1) % CHECKPOINT_INTERVAL == 0:
             written += [f"{log}/{version:020d}.checkpoint.parquet", f"{log}/_last_checkpoint"]
         self._root.make_durable(*written)

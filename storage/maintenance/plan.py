@@ -115,12 +115,15 @@ def plan_removal(
     replayed = _replayed_runs(needs, {run for run in open_runs if run in keep or run in spared})
     spared |= {run: why for run, why in replayed.items() if run in runs and run not in {*keep, *force, *spared}}
     removed = [run for run in runs if run not in keep and run not in spared]
+    # Work that a replay may be continued from stays, although no row of the replay names it.
     needed = {key for run, need in needs.items() if run in runs and run not in removed for key in need.keys}
     rows, staying, left = _rows(store, removed, needed)
+    # A slice goes when no row that stays names it, whichever run computed it.
     live = {piece for entry in left for piece in entry.outputs}
     slices = dict.fromkeys(piece for entry in rows for piece in entry.outputs if piece not in live)
     keys = {entry.key for entry in left}
     policies = [key for key in _policy_keys(rows) if key not in keys and store.policies.find(key)]
+    # Runs that may go on keep all weights; what is left of a removed run is there because others need it.
     spare = open_runs | {*replayed} - {*force} | {run for run in runs if run in removed or _was_removed(store, run)}
     pruned = policies_to_prune(store, left, retention, spare, needed)
     return Plan(
@@ -214,6 +217,7 @@ def policies_to_prune(
         used.setdefault(entry.run, set()).update(key for name, key in entry.inputs.items() if name == "policy")
         if entry.slices("policies"):
             by_run.setdefault(entry.run, {})[entry.key] = _row(store, entry)
+    # A policy that a run used and did not make was asked for by its name.
     kept = {key for run, keys in used.items() for key in keys - set(by_run.get(run, {}))} | {*needed}
     for run, made in by_run.items():
         kept |= set(made) if run in spare else _policies_to_keep(made, retention)
@@ -248,6 +252,7 @@ def _policies_to_keep(made: Mapping[str, Mapping[str, Any]], retention: PolicyRe
     order = sorted(made, key=lambda key: made[key]["version"])
     kept = {order[0], *(key for key in order if retention.keeps(made[key]["version"]))}
     last = made[order[-1]]
+    # Whoever continues the run trains the recorded batches again from the last saved state.
     while not last["has_optimizer"] and last["parent_key"] in made:
         kept.add(last["parent_key"])
         last = made[last["parent_key"]]
@@ -286,8 +291,10 @@ def _rows(
     every = store.ledger.entries()
     kept = [entry for entry in every if entry.run not in removed]
     named = {key for entry in kept for key in entry.inputs.values()} | {*needed}
+    # A run that trained on from a policy may need its optimizer state, which is recovered from work before it.
     begun = {key for entry in kept if entry.slices("policies") for key in entry.inputs.values()} | {*needed}
     named |= recovery_keys(store, begun)
+    # What a kept run has as a whole itself needs no row of another; a part of it is not enough.
     named = named - {entry.key for entry in kept if not entry.part} | {*needed}
     found = [entry for key in sorted(named) if (entry := store.ledger.find(key))]
     below = store.policies.adapter_bases(_policy_keys([*kept, *found])) - {entry.key for entry in (*kept, *found)}

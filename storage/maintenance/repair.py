@@ -200,11 +200,13 @@ def repair_logs(root: Root, damages: Sequence[LogDamage]) -> list[RepairedLog]:
 
     Stage tables come after the ledger, whose rows say which files are theirs.
     """
+    # All of them first: to open the store is to read the logs of several tables.
     places = {damage.table: set_aside(root, damage) for damage in damages}
     system = [table.name for table in SYSTEM_TABLES]
     order = sorted(damages, key=lambda damage: (damage.table not in system, damage.table))
     repaired = []
     for damage in order:
+        # Opened anew each time: what the last round put back decides what counts in this one.
         store = open_store(root.address, root.options)
         restored: tuple[str, ...] = ()
         if damage.lost_versions:
@@ -243,6 +245,7 @@ def forget(store: Store, forgetting: ForgetPlan) -> int:
     Weights that are still whole stay: they are found again, and the work must give the same ones.
     """
     now = datetime.now(UTC)
+    # Rows before files, as in gc: no row may ever name what is gone.
     num_rows = 0
     for run in sorted({entry.run for entry in forgetting.rows}):
         rows = {(entry.key, entry.part) for entry in forgetting.rows if entry.run == run}
@@ -303,6 +306,7 @@ def _restore_system_table(store: Store, name: str) -> list[str]:
         new = [row for row in rows.to_pylist() if _row_text(row) not in known]
         if new and (name != LEDGER.name or all(_is_readable(store, _outputs(row)) for row in new)):
             data = store.root.read(path)
+            # A table's log holds no digests: an empty one is as good.
             table.commit_files([(File(inside, len(data), ""), rows)], inside.split("/")[0].removeprefix("run="))
             restored.append(inside)
     return restored

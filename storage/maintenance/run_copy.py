@@ -14,6 +14,7 @@ from storage.refs import Entry, Slice
 from storage.slices import WrittenSlice
 from storage.store import Store
 
+# One commit for many files is quick; not for all, since their rows are in memory until then.
 FILES_AT_ONCE = 64
 """Files of one table and run in one commit."""
 LEFT_BEHIND = "a copy of the run without its weights"
@@ -145,6 +146,7 @@ def _copy_policies(source: Store, target: Store, entries: Iterable[Entry], with_
     """Publish the weights of the rows' policies, or note that they stayed behind; return how many were copied."""
     keys = dict.fromkeys(entry.key for entry in entries if entry.slices("policies"))
     num_copied = 0
+    # Bases come before the adapters that are laid over them.
     for key in [*sorted(source.policies.adapter_bases(keys) - {*keys}), *keys]:
         policy, there = source.policies.find(key), target.policies.find(key)
         removed = source.policies.removal_note(key)

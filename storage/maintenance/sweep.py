@@ -130,6 +130,7 @@ def drop_orphans(store: Store, table: StoredTable, hours: float, dry_run: bool =
     old = {path.removeprefix(f"{table.place}/") for path in store.root.paths_older(table.place, hours, ".parquet")}
     named = {(s.run, s.attempt) for entry in store.ledger.entries() for s in entry.slices(table.name)}
     found = [each for each in table.active_files() if each.path in old and each.run not in busy]
+    # Compaction merges finished work alone: a file of several attempts holds no orphan.
     alone = [each for each in found if each.first_attempt == each.last_attempt]
     orphans = [each for each in alone if (each.run, each.first_attempt) not in named]
     if not dry_run:
@@ -148,6 +149,7 @@ def remove_orphaned_policies(store: Store, hours: float, dry_run: bool = False) 
 
     Those younger than `hours` are left alone, and all while any run may be at work.
     """
+    # A run publishes weights before it commits the row that names them.
     if at_work(store):
         return []
     named = {entry.key for entry in store.ledger.entries()}
@@ -159,6 +161,7 @@ def remove_orphaned_policies(store: Store, hours: float, dry_run: bool = False) 
 
 
 def _record_plan(store: Store, plan: Plan) -> None:
+    # Weights that are only thinned are not written down: the next plan finds them again.
     record = {"slices": [piece.to_row() for piece in plan.slices], "policies": list(plan.policies)}
     store.root.write(f"{RECORDS}/{uuid4().hex}.json", json.dumps(record).encode())
 
@@ -183,6 +186,7 @@ def _finish_records(store: Store, report: RemovalReport) -> None:
     for name in store.root.names(RECORDS):
         path = f"{RECORDS}/{name}"
         record = json.loads(store.root.read(path))
+        # Asked again: a run may have come to name some of it since the record was written.
         entries = store.ledger.entries()
         live = {piece for entry in entries for piece in entry.outputs}
         dead = [piece for row in record["slices"] if (piece := Slice.from_row(row)) not in live]
@@ -279,6 +283,7 @@ def _remove_directory(root: Root, path: str) -> None:
             synchronise(root.directory / "policies")
             root.files.delete_dir(gone)
         return
+    # Without its manifest there is no policy, however much of it is left.
     root.remove_unneeded(f"{path}/{MANIFEST}")
     for each in root.file_sizes(path):
         root.remove_unneeded(each)

@@ -32,6 +32,7 @@ from storage.policies.scratch import ScratchDirectories
 from storage.refs import File
 from storage.roots import Root, make_directory, synchronise
 
+# 4 MiB at a time: weights never are in memory as a whole.
 CHUNK = 1 << 22
 MIN_COPIES = 4
 """Local copies of policies that stay whatever their age."""
@@ -53,6 +54,7 @@ class RemotePolicies:
         name = f"policies/{policy_key}/{MANIFEST}"
         if self._root.create(name, manifest_text(weights_sha256, files, below).encode()):
             return
+        # Where only the answer was lost, the manifest that stands is ours, and so are its files.
         if parse_manifest(self._root.read(name), policy_key).place != f"policies/{policy_key}{below}":
             self._remove([f"policies/{policy_key}{below}/{file.path}" for file in files])
 
@@ -174,6 +176,7 @@ class Policies:
 
     def __init__(self, root: Root, cache: Path | None = None) -> None:
         self._root = root
+        # By user: a directory of another user's could not be written to.
         copies = cache or Path(tempfile.gettempdir()) / f"stagecoach-policies-{os.getuid()}"
         self._scratches = ScratchDirectories(
             copies / ".scratch" if root.directory is None else root.directory / SCRATCH_DIRECTORY
@@ -259,6 +262,7 @@ class Policies:
     def note_removal(self, policy_key: str, weights_sha256: str, why: str, at: str = "") -> None:
         """Write the marker that the weights of a key were removed, why and when (now); see `removal_note`."""
         note = {"weights_sha256": weights_sha256, "at": at or datetime.now(UTC).isoformat(), "why": why}
+        # The first note stands: what is removed twice was removed then.
         self._root.create(f"policies/{REMOVED}/{policy_key}.json", json.dumps(note).encode())
 
     def adapter_bases(self, policy_keys: Iterable[str]) -> set[str]:
@@ -310,6 +314,7 @@ class Policies:
             draft = target / f".{uuid4().hex}"
             shutil.copyfile(source / file.path, draft)
             _rename_durably(draft, target / file.path)
+        # The manifest last: until it names the files nobody looks for them.
         draft = target / f".{uuid4().hex}"
         draft.write_text(manifest_text(standing.weights_sha256, (*standing.files, *added)))
         _rename_durably(draft, target / MANIFEST)
@@ -333,6 +338,7 @@ class Policies:
                 self.discard(ours)  # give the space back at once: the disk may be full
                 raise
         (ours / MANIFEST).write_text(manifest_text(weights_sha256, files))
+        # All of it is on the disk before the rename makes it a policy.
         for path in (*ours.rglob("*"), ours):
             synchronise(path)
         try:

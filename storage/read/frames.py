@@ -119,6 +119,7 @@ class Frames:
         return pl.scan_pyarrow_dataset(self.dataset(name))
 
     def __getattr__(self, name: str) -> pl.LazyFrame:
+        # `copy` and `pickle` ask for such names before the object has any attribute.
         if name.startswith("_"):
             raise AttributeError(name)
         try:

@@ -121,6 +121,7 @@ class Graph:
 
     def parents(self, key: str) -> list[Work]:
         """The work that went into a key, in order of name; digests of files and the like are no work."""
+        # One work may go in under several names.
         found = dict.fromkeys(key for _, key in sorted(self.works[key].inputs.items()))
         return [self.works[each] for each in found if each in self.works]
 

@@ -25,6 +25,7 @@ def struct_of(**types: pa.DataType) -> pa.StructType:
 
 
 TOKENS = list_of(pa.int32())
+# What is computed for a token is float32, as engine and learner have it; what is summed up is float64.
 FLOATS = list_of(pa.float32())
 NUMBERS = list_of(pa.float64())
 FLAGS = list_of(pa.bool_())
@@ -116,6 +117,7 @@ def check_rows(rows: pa.Table, table: Table, place: RowPlace) -> None:
     length, floats that are not finite, log-probs above zero, flags set where they cannot be.
     """
     check_schema(rows.schema, table.arrow, place)
+    # Nulls come first: the checks after this read values without asking for them.
     for field in rows.schema:
         for chunk in rows.column(field.name).chunks:
             _check_nulls(chunk, field, field.name, place)
