@@ -1,6 +1,7 @@
 """Bytes on disk that are not those written are found before a row of them is used."""
 
 import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -25,21 +26,25 @@ def file(root: Path, piece: Slice) -> Path:
     return root / "tables/messages" / piece.files[0].path
 
 
-@pytest.mark.engine
-def test_any_flipped_bit_is_found(root: Path, piece: Slice, file: Path) -> None:
-    good = file.read_bytes()
-    chance = random.Random(4)
-    silent = 0
-    for _ in range(150):
-        bit = chance.randrange(len(good) * 8)
+def flipped(file: Path, times: int) -> Iterator[int]:
+    """Flip one bit of a file after the other, each in the file as it was, which it is again in the end."""
+    good, chance = file.read_bytes(), random.Random(4)
+    for bit in (chance.randrange(len(good) * 8) for _ in range(times)):
         bad = bytearray(good)
         bad[bit // 8] ^= 1 << bit % 8
         file.write_bytes(bad)
+        yield bit
+    file.write_bytes(good)
+
+
+@pytest.mark.engine
+def test_any_flipped_bit_is_found(root: Path, piece: Slice, file: Path) -> None:
+    silent = 0
+    for _ in flipped(file, 150):
         with pytest.raises(DamagedSlice, match="SHA-256") as caught:
             open_store(root).read([piece])
         assert "table 'messages', run 'run', attempt 'a'" in caught.value.where
         silent += _reads_without_complaint(file)
-    file.write_bytes(good)
     assert open_store(root).read([piece]).equals(messages(20, 50))
     assert silent > 50  # not vacuous: most of these flips pass a plain reader unseen
 
@@ -76,14 +81,8 @@ def test_a_file_of_other_rows_under_the_same_name_is_found(root: Path, store: St
 @pytest.mark.engine
 def test_a_flipped_bit_in_the_ledger_is_found_or_harmless(root: Path, store: Store, piece: Slice) -> None:
     (file,) = (root / "tables/ledger/run=run").glob("*.parquet")
-    good = file.read_bytes()
-    chance = random.Random(5)
     found = 0
-    for _ in range(100):
-        bit = chance.randrange(len(good) * 8)
-        bad = bytearray(good)
-        bad[bit // 8] ^= 1 << bit % 8
-        file.write_bytes(bad)
+    for _ in flipped(file, 100):
         try:
             entries = open_store(root).ledger.entries()
         except StoreError:

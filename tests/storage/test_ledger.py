@@ -1,7 +1,5 @@
 """The ledger: one row for each piece of work, whoever commits it, however often and whatever is lost on the way."""
 
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
@@ -16,6 +14,7 @@ from storage.ledger import Ledger
 from storage.refs import Entry, File, Slice
 from storage.store import Store, open_store
 from tests.fixtures.rows import entry
+from tests.fixtures.writer import told_together
 
 LATER = timedelta(seconds=1)
 ANYWHERE = pytest.mark.parametrize("root", ["local", pytest.param("s3", marks=pytest.mark.engine)], indirect=True)
@@ -164,19 +163,7 @@ def test_a_commit_that_failed_is_an_error_and_leaves_nothing(
 @pytest.mark.engine
 def test_processes_that_race_on_the_same_keys_agree(root: Path, store: Store) -> None:
     keys, names = 8, ("a", "b", "c")
-    command = [sys.executable, "-m", "tests.fixtures.writer", str(root), "race"]
-    racers = [
-        subprocess.Popen([*command, name, str(keys)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        for name in names
-    ]
-    try:
-        for racer in racers:
-            assert racer.stdout is not None and racer.stdout.readline() == "ready\n"
-        told = [racer.communicate("go\n", timeout=120)[0].split() for racer in racers]
-    finally:
-        for racer in racers:
-            racer.kill()
-            racer.wait()
+    told = told_together(root, *(["race", name, str(keys)] for name in names))
     standing = {e.key: e.attempt for e in store.ledger.entries()}
     assert len(standing) == keys
     assert told == [[standing[f"key-{number}"] for number in range(keys)]] * len(names)

@@ -16,13 +16,7 @@ from storage.store import Store, open_store
 from tests.fixtures.histories import age, contents, evaluate, finish, lasting, publish, train, work
 from tests.fixtures.rows import messages
 
-pytestmark = pytest.mark.engine
-
-
-@pytest.fixture(autouse=True)
-def long_ago(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs that finish in a test finished long enough ago."""
-    monkeypatch.setattr("storage.maintenance.plan.RECENT_HOURS", 0.0)
+pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("long_ago")]
 
 
 def files(root: Path) -> set[str]:

@@ -13,8 +13,8 @@ from tests.fixtures.histories import contents, lasting, train
 pytestmark = pytest.mark.engine
 
 
-def test_a_run_goes_weights_are_thinned_and_what_is_kept_reads(s3_root: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("storage.maintenance.plan.RECENT_HOURS", 0.0)
+@pytest.mark.usefixtures("long_ago")
+def test_a_run_goes_weights_are_thinned_and_what_is_kept_reads(s3_root: str) -> None:
     store = open_store(s3_root)
     train(store, "a", "xy")
     train(store, "b", "xzzz")

@@ -164,8 +164,8 @@ def test_nothing_wrong_nothing_touched(root: Path, long: dict) -> None:
     assert store.root.file_sizes("") == before
 
 
-def test_rows_that_gc_removed_do_not_come_back(root: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("storage.maintenance.plan.RECENT_HOURS", 0.0)
+@pytest.mark.usefixtures("long_ago")
+def test_rows_that_gc_removed_do_not_come_back(root: Path, store: Store) -> None:
     train(store, "gone", "yy")
     train(store, "a", "xx")
     carry_out(store, plan_removal(store, ["a"]))
@@ -179,10 +179,8 @@ def test_rows_that_gc_removed_do_not_come_back(root: Path, store: Store, monkeyp
     assert [entry.run for entry in again.ledger.entries() if entry.run != "a"] == ["late"]
 
 
-def test_a_removal_whose_commit_is_lost_is_done_again(
-    root: Path, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("storage.maintenance.plan.RECENT_HOURS", 0.0)
+@pytest.mark.usefixtures("long_ago")
+def test_a_removal_whose_commit_is_lost_is_done_again(root: Path, store: Store) -> None:
     train(store, "gone", "yy")
     train(store, "a", "xx")
     work(store, "a", "one more", 2)  # the removal is not the version that a checkpoint repeats
