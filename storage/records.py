@@ -166,6 +166,11 @@ class Runs(CachedTable):
         """The newest event of a run; None where there are none."""
         return next(reversed(self._events_of(run)), None)
 
+    def last_event(self, run: str) -> str:
+        """What the newest event of a run is called; empty where there are none."""
+        last = self.last(run)
+        return last.event if last else ""
+
     def names(self) -> list[str]:
         """The names of all runs, in order of their last event."""
         with self._lock:
@@ -174,7 +179,7 @@ class Runs(CachedTable):
 
     def latest(self) -> str | None:
         """The run with the newest event, but those removed; None in an empty store."""
-        return next((run for run in reversed(self.names()) if self._events_of(run)[-1].event != REMOVED), None)
+        return next((run for run in reversed(self.names()) if self.last_event(run) != REMOVED), None)
 
     def config(self, run: str) -> dict[str, Any]:
         """The resolved config that the run used last."""
@@ -297,8 +302,8 @@ class ExpiredSlices(CachedTable):
     def record(self, pieces: Sequence[Slice], hours: int) -> None:
         """Record that slices expire, those of one run in one commit; those recorded before are left out."""
         now = datetime.now(UTC)
-        sizes = ((piece, sum(file.size for file in piece.files)) for piece in self.exclude(pieces))
-        self.add_records([ExpiredSlice(p.run, p.table, p.attempt, p.rows, size, now, hours) for p, size in sizes])
+        new = self.exclude(pieces)
+        self.add_records([ExpiredSlice(p.run, p.table, p.attempt, p.rows, p.bytes, now, hours) for p in new])
 
     def exclude(self, pieces: Iterable[Slice]) -> list[Slice]:
         """The slices given without those that expired, in order."""

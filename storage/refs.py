@@ -45,6 +45,11 @@ class Slice:
     digest: str
     files: tuple[File, ...]
 
+    @property
+    def bytes(self) -> int:
+        """The size of its files as first written."""
+        return sum(file.size for file in self.files)
+
     def to_row(self) -> dict[str, Any]:
         """The slice as a value of the `SLICE` struct."""
         return {**vars(self), "files": [vars(file) for file in self.files]}

@@ -85,7 +85,7 @@ class Plan:
     @property
     def slice_bytes(self) -> int:
         """Bytes of the files of `slices` as first written."""
-        return sum(file.size for piece in self.slices for file in piece.files)
+        return sum(piece.bytes for piece in self.slices)
 
     @property
     def empty(self) -> bool:
@@ -124,7 +124,11 @@ def plan_removal(
     keys = {entry.key for entry in left}
     policies = [key for key in _policy_keys(rows) if key not in keys and store.policies.find(key)]
     # Runs that may go on keep all weights; what is left of a removed run is there because others need it.
-    spare = open_runs | {*replayed} - {*force} | {run for run in runs if run in removed or _was_removed(store, run)}
+    spare = (
+        open_runs
+        | {*replayed} - {*force}
+        | {run for run in runs if run in removed or store.runs.last_event(run) == REMOVED}
+    )
     pruned = policies_to_prune(store, left, retention, spare, needed)
     return Plan(
         kept=tuple(run for run in runs if run in keep),
@@ -151,7 +155,7 @@ def at_work(store: Store) -> list[str]:
     return sorted(
         run
         for run in store.runs.names()
-        if store.runs.events(run)[-1].event not in CLOSING and last_active(store, run) > oldest
+        if store.runs.last_event(run) not in CLOSING and last_active(store, run) > oldest
     )
 
 
@@ -165,8 +169,7 @@ def last_active(store: Store, run: str) -> datetime:
 
 def is_unfinished(store: Store, run: str) -> bool:
     """Whether a run may go on: its last event says neither that it finished nor that it was removed."""
-    last = store.runs.last(run)
-    return last is not None and last.event not in ("finished", REMOVED)
+    return store.runs.last_event(run) not in ("", "finished", REMOVED)
 
 
 def why_protected(store: Store, run: str) -> str | None:
@@ -185,14 +188,14 @@ def present_runs(store: Store) -> list[str]:
     """All runs with an event or a row, newest last, but those removed before of which no row is left."""
     named = store.runs.names()
     with_rows = {entry.run for entry in store.ledger.entries()}
-    there = [run for run in named if run in with_rows or not _was_removed(store, run)]
+    there = [run for run in named if run in with_rows or store.runs.last_event(run) != REMOVED]
     return [*sorted(with_rows - {*named}), *there]
 
 
 def policy_bytes(store: Store, key: str) -> int:
     """The size of a policy's files; 0 for one that is absent."""
     policy = store.policies.find(key)
-    return sum(file.size for file in policy.files) if policy else 0
+    return policy.bytes if policy else 0
 
 
 def policies_to_prune(
@@ -266,11 +269,6 @@ def _check_names(runs: Sequence[str], keep: Collection[str], force: Collection[s
         raise RunUnknown(f"there is no run {', '.join(unknown)}", known, safe, "check the names")
     if both := sorted({*keep} & {*force}):
         raise StoreError(f"{', '.join(both)}: kept and forced to go at once", "", safe, "say one of the two")
-
-
-def _was_removed(store: Store, run: str) -> bool:
-    last = store.runs.last(run)
-    return last is not None and last.event == REMOVED
 
 
 def _replayed_runs(needs: Mapping[str, Needs], runs: Iterable[str]) -> dict[str, str]:

@@ -262,7 +262,7 @@ def _remove_again(store: Store) -> int:
     """Remove the rows of removed runs that came back with a lost commit, unless all that they name is there."""
     num_rows = 0
     for run in store.runs.names():
-        if (last := store.runs.last(run)) and last.event == REMOVED:
+        if store.runs.last_event(run) == REMOVED:
             entries = [entry for entry in store.ledger.entries(run=run) if not _is_readable(store, entry.outputs)]
             rows = {(entry.key, entry.part) for entry in entries}
             num_rows += store.ledger.remove(run, rows, datetime.now(UTC), whole=False)

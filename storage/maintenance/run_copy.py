@@ -133,8 +133,7 @@ def _copy_records(source: Store, target: Store, runs: Sequence[str]) -> int:
         new = [event for event in events if event not in there]
         target.runs.add_records(new)
         num_events += len(new)
-        last = target.runs.last(run)
-        if last is not None and last.event == REMOVED != events[-1].event:  # it was removed there, and is back
+        if target.runs.last_event(run) == REMOVED != events[-1].event:  # it was removed there, and is back
             target.runs.add_records([replace(events[-1], at=datetime.now(UTC))])
     known = set(target.quarantines.ids())
     findings = [each for each in source.quarantines.all() if each.quarantine not in known]

@@ -106,7 +106,7 @@ def expire(store: Store, retention: Retention, dry_run: bool = False) -> ExpiryR
     """
     pieces = _old_slices(store, retention)
     new = store.slices.expired_slices.exclude(pieces)
-    size = sum(file.size for piece in new for file in piece.files)
+    size = sum(piece.bytes for piece in new)
     if dry_run:
         return ExpiryReport(retention.table, retention.hours, len(new), sum(len(piece.files) for piece in new), size)
     store.slices.expired_slices.record(new, retention.hours)
@@ -169,7 +169,7 @@ def _record_plan(store: Store, plan: Plan) -> None:
 def _remove_run(store: Store, run: str, plan: Plan, at: datetime) -> int:
     rows = {(entry.key, entry.part) for entry in plan.rows if entry.run == run}
     num_removed = store.ledger.remove(run, rows, at)
-    if (last := store.runs.last(run)) and last.event != REMOVED:
+    if store.runs.last_event(run) not in ("", REMOVED):
         staying = sum(entry.run == run for entry in plan.staying)
         message = f"removed by gc: {len(rows)} rows of the ledger; {staying} stay, because kept runs name them"
         store.runs.record(run=run, event=REMOVED, message=message)
@@ -270,7 +270,7 @@ def remove_weights(store: Store, key: str, why: str = "") -> int:
         store.policies.note_removal(key, policy.weights_sha256, why)
     with border(f"removing policy {key!r}", store.root.child(f"policies/{key}"), "every other policy"):
         _remove_directory(store.root, f"policies/{key}")
-    return sum(file.size for file in policy.files) if policy else 0
+    return policy.bytes if policy else 0
 
 
 def _remove_directory(root: Root, path: str) -> None:

@@ -30,6 +30,11 @@ class PolicyManifest:
     place: str
     added: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def bytes(self) -> int:
+        """The size of its files, the manifest left out."""
+        return sum(file.size for file in self.files)
+
     def place_of(self, file: File) -> str:
         """Where one of its files lies below the store's root."""
         return f"{self.added.get(file.path, self.place)}/{file.path}"

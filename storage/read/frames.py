@@ -4,7 +4,7 @@ Stage tables have the rows that the ledger names, system tables all of theirs. D
 through `storage.slices`.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from storage.delta.table import StoredTable
 from storage.errors import LayoutError, SchemaError, border
 from storage.read.lineage import Graph, Work
 from storage.records import ALL_RUNS
-from storage.refs import Slice, attempts_by_run
+from storage.refs import attempts_by_run
 from storage.roots import Root, open_root
 from storage.schemas.contract import Column, Table
 from storage.schemas.stage_tables import TABLES
@@ -148,25 +148,25 @@ class Frames:
         if name not in TABLES:
             known = ", ".join(self.names)
             raise SchemaError(f"there is no table {name!r}", self.store.root.address, "", f"the tables are: {known}")
-        if TABLES[name] in SYSTEM_TABLES:
-            return self._system_dataset(name)
-        return self._stage_dataset(name, [each for work in self.graph.works.values() for each in work.slices_of(name)])
-
-    def _stage_dataset(self, name: str, slices: Sequence[Slice]) -> ds.Dataset:
-        schema = TABLES[name].stored
+        is_system = TABLES[name] in SYSTEM_TABLES
         stored = self._stored_table(name)
         if stored is None:
-            return ds.dataset(schema.empty_table())
-        return attempts_dataset(self.store.root, stored, schema, attempts_by_run(slices))
+            return ds.dataset((TABLES[name].arrow if is_system else TABLES[name].stored).empty_table())
+        return self._system_rows(stored) if is_system else self._stage_rows(stored)
 
-    def _system_dataset(self, name: str) -> ds.Dataset:
-        schema = TABLES[name].arrow
-        stored = self._stored_table(name)
-        if stored is None:
-            return ds.dataset(schema.empty_table())
+    def _stage_rows(self, stored: StoredTable) -> ds.Dataset:
+        wanted = attempts_by_run(each for work in self.graph.works.values() for each in work.slices_of(stored.name))
+        files = stored.files_of(wanted)
+        rows = files_dataset(self.store.root, stored, files)
+        if all(each.first_attempt == each.last_attempt for each in files):
+            return rows
+        return rows.filter(pc.field("attempt").isin(sorted({each for of_run in wanted.values() for each in of_run})))
+
+    def _system_rows(self, stored: StoredTable) -> ds.Dataset:
         stored.refresh()
-        rows = files_dataset(self.store.root, stored, schema, stored.active_files())
-        own = [self.only, ALL_RUNS] if name == QUARANTINES.name else [self.only]
+        rows = files_dataset(self.store.root, stored, stored.active_files())
+        # A finding for which the rollouts of all runs were searched concerns each of them.
+        own = [self.only, ALL_RUNS] if stored.name == QUARANTINES.name else [self.only]
         return rows.filter(pc.field(PARTITION).isin(own)) if self.only else rows
 
     def _stored_table(self, name: str) -> StoredTable | None:
@@ -176,18 +176,7 @@ class Frames:
         return self.store.table(name)
 
 
-def attempts_dataset(
-    root: Root, stored: StoredTable, schema: pa.Schema, wanted: Mapping[str, Collection[str]]
-) -> ds.Dataset:
-    """The rows of some attempts, given by run; files that hold none of them are not opened."""
-    files = stored.files_of(wanted)
-    rows = files_dataset(root, stored, schema, files)
-    if all(each.first_attempt == each.last_attempt for each in files):
-        return rows
-    return rows.filter(pc.field("attempt").isin(sorted({each for of_run in wanted.values() for each in of_run})))
-
-
-def files_dataset(root: Root, stored: StoredTable, schema: pa.Schema, files: Iterable[ActiveFile]) -> ds.Dataset:
+def files_dataset(root: Root, stored: StoredTable, files: Iterable[ActiveFile]) -> ds.Dataset:
     """All rows of some files, with the run of each file as a column."""
     form = ds.ParquetFileFormat()
     fragments = [
@@ -196,7 +185,7 @@ def files_dataset(root: Root, stored: StoredTable, schema: pa.Schema, files: Ite
         )
         for each in files
     ]
-    return ds.FileSystemDataset(fragments, schema, form, root.files)
+    return ds.FileSystemDataset(fragments, stored.schema, form, root.files)
 
 
 def _uses(graph: Graph, only: str | None) -> pa.Table:
