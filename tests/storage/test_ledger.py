@@ -14,7 +14,7 @@ from storage.ledger import Ledger
 from storage.refs import Entry, File, Slice
 from storage.store import Store, open_store
 from tests.fixtures.rows import entry
-from tests.fixtures.writer import told_together
+from tests.fixtures.writer import race_writers
 
 LATER = timedelta(seconds=1)
 ANYWHERE = pytest.mark.parametrize("root", ["local", pytest.param("s3", marks=pytest.mark.engine)], indirect=True)
@@ -163,7 +163,7 @@ def test_a_commit_that_failed_is_an_error_and_leaves_nothing(
 @pytest.mark.engine
 def test_processes_that_race_on_the_same_keys_agree(root: Path, store: Store) -> None:
     keys, names = 8, ("a", "b", "c")
-    told = told_together(root, *(["race", name, str(keys)] for name in names))
+    told = race_writers(root, *(["race", name, str(keys)] for name in names))
     standing = {e.key: e.attempt for e in store.ledger.entries()}
     assert len(standing) == keys
     assert told == [[standing[f"key-{number}"] for number in range(keys)]] * len(names)

@@ -149,7 +149,7 @@ def file(root: Path, piece: Slice) -> Path:
     return root / "tables/messages" / piece.files[0].path
 
 
-def flipped(file: Path, times: int) -> Iterator[int]:
+def flip_bits(file: Path, times: int) -> Iterator[int]:
     """Flip one bit of a file after the other, each in the file as it was, which it is again in the end."""
     good, chance = file.read_bytes(), random.Random(4)
     for bit in (chance.randrange(len(good) * 8) for _ in range(times)):
@@ -163,7 +163,7 @@ def flipped(file: Path, times: int) -> Iterator[int]:
 @pytest.mark.engine
 def test_any_flipped_bit_is_found(root: Path, piece: Slice, file: Path) -> None:
     silent = 0
-    for _ in flipped(file, 150):
+    for _ in flip_bits(file, 150):
         with pytest.raises(DamagedSlice, match="SHA-256") as caught:
             open_store(root).read([piece])
         assert "table 'messages', run 'run', attempt 'a'" in caught.value.where
@@ -205,7 +205,7 @@ def test_a_file_of_other_rows_under_the_same_name_is_found(root: Path, store: St
 def test_a_flipped_bit_in_the_ledger_is_found_or_harmless(root: Path, store: Store, piece: Slice) -> None:
     (file,) = (root / "tables/ledger/run=run").glob("*.parquet")
     found = 0
-    for _ in flipped(file, 100):
+    for _ in flip_bits(file, 100):
         try:
             entries = open_store(root).ledger.entries()
         except StoreError:

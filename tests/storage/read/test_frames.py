@@ -124,7 +124,7 @@ def test_a_frame_is_a_snapshot(store: Store, root: Path) -> None:
 
 @pytest.mark.engine
 @pytest.mark.essential
-def test_a_bucket_answers_like_a_directory(s3: S3Host, s3_root: str) -> None:
+def test_s3_answers_like_a_directory(s3: S3Host, s3_root: str) -> None:
     with pytest.raises(LayoutError, match="there is no store"):
         storage.open(s3_root)
     store = open_store(s3_root)

@@ -14,7 +14,7 @@ from storage.maintenance.compact import maintain
 from storage.store import LAYOUT, Store, open_store
 from tests.fixtures.rows import entry, messages
 from tests.fixtures.s3_host import S3Host
-from tests.fixtures.writer import told_together
+from tests.fixtures.writer import race_writers
 
 pytestmark = pytest.mark.engine
 
@@ -86,7 +86,7 @@ def test_the_first_to_make_a_store_decides(s3: S3Host, root: str, store: Store) 
 
 def test_two_writers_side_by_side_lose_nothing(root: str, store: Store) -> None:
     count, runs = 50, ("one", "two")
-    told = told_together(root, *(["rows", run, str(count)] for run in runs))
+    told = race_writers(root, *(["rows", run, str(count)] for run in runs))
     assert told == [[str(number) for number in range(count)]] * 2
     wanted = {(run, f"{run}-{number}") for run in runs for number in range(count)}
     assert {(found.run, found.key) for found in store.ledger.entries()} == wanted
