@@ -81,6 +81,7 @@ def maintain(store: Store, retention_hours: float = RETENTION_HOURS, dry_run: bo
     returns what there is to do now: files that it would merge are deleted by a later call.
     """
     busy = at_work(store)
+    # What a run at work has written and not yet committed looks like what a dead one left, but for its age.
     if busy and retention_hours < TEMPORARY_HOURS and not dry_run:
         what = f"files younger than {TEMPORARY_HOURS} h may be in use: {', '.join(busy)} may be at work"
         advice = "wait for the runs to end, or keep at least a day"

@@ -61,12 +61,14 @@ def parse_manifest(text: bytes, policy_key: str) -> PolicyManifest:
 
 def digest_files(directory: Path) -> list[File]:
     """The files of a directory with sizes and digests, in order of path."""
+    # The manifest is written last and cannot hold its own digest.
     paths = sorted(path for path in directory.rglob("*") if path.is_file() and path.name != MANIFEST)
     return [File(path.relative_to(directory).as_posix(), path.stat().st_size, _sha256(path)) for path in paths]
 
 
 def weights_digest(files: Sequence[File]) -> str:
     """The digest of the weights among files: the safetensors files but the optimizer's; all files if there are none."""
+    # Optimizer state may be added later: what names the weights must not change with it.
     weights = [f for f in files if f.path.endswith(".safetensors") and not Path(f.path).name.startswith("optimizer")]
     return hashlib.sha256(canonical_json([vars(file) for file in weights or files]).encode()).hexdigest()
 

@@ -179,6 +179,7 @@ class Frames:
 def files_dataset(root: Root, stored: StoredTable, files: Iterable[ActiveFile]) -> ds.Dataset:
     """All rows of some files, with the run of each file as a column."""
     form = ds.ParquetFileFormat()
+    # The files have no column for the run: the dataset is told which run each belongs to.
     fragments = [
         form.make_fragment(
             f"{stored.place}/{each.path}", root.files, partition_expression=pc.field(PARTITION) == each.run

@@ -112,6 +112,7 @@ class Graph:
 
     def of_run(self, run: str) -> "Graph":
         """The part of the graph that a run uses; the same object whenever it is asked for."""
+        # Asked for again by every table of a page, and always the same.
         if run not in self._of_runs:
             used = Graph(())
             used.works = {key: work for key, work in self.works.items() if run in work.runs}
@@ -162,6 +163,7 @@ def _children(works: Iterable[Work]) -> dict[str, list[Work]]:
 
 def _work(entries: list[Entry]) -> Work:
     """One key's rows as one piece of work; parts count only as long as nobody has finished the whole."""
+    # Parts stay in the ledger beside the whole: counted with it, their rows would be there twice.
     whole = sorted((entry for entry in entries if not entry.part), key=attrgetter("age"))
     if whole:
         return Work(whole[0], whole[0].outputs, tuple(sorted({entry.run for entry in whole})), True)

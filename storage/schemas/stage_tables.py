@@ -122,6 +122,7 @@ VERDICTS = Table(
         Column("evidence", pa.string(), "the numbers that decided, as JSON by filter"),
     ),
 )
+# Tokens are in messages alone: a sample says which of them, and its streams follow that path.
 SAMPLES = Table(
     "samples",
     "one training sample: a branch of a kept trace with its advantage and per-token loss weights",
@@ -143,6 +144,7 @@ SAMPLES = Table(
     ),
     aligned=("advantages", "rl_weights", "ce_weights", "ref_kl_weights"),
 )
+# Tokens are repeated here, so that the learner reads one table and looks nothing up.
 BATCHES = Table(
     "batches",
     "one packed row, in the layout that the learner maps to tensors",

@@ -65,6 +65,7 @@ QUARANTINES = Table(
         Column("host", pa.string(), "where it was said"),
     ),
 )
+# The name is the directory's in stores that exist.
 EXPIRED_SLICES = Table(
     "retirements",
     "one slice whose rows were dropped because of their age; the ledger still names it",
