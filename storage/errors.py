@@ -7,7 +7,9 @@ import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+# A limit on file sizes is met like a full disk: nothing more can be written until somebody makes room.
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# Delta and Arrow pass on the words of the system and lose its number.
 FULL_WORDS = ("No space left", "os error 28", "Disk quota exceeded", "os error 122", "File too large", "os error 27")
 
 
@@ -15,6 +17,7 @@ class StoreError(ValueError):
     """Something about the store that its user can act on."""
 
     def __init__(self, what: str, where: str = "", safe: str = "", do: str = "") -> None:
+        # All four go to the base class, so that an error survives pickling between processes.
         super().__init__(what, where, safe, do)
         self.what, self.where, self.safe, self.do = what, where, safe, do
 

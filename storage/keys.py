@@ -8,6 +8,7 @@ from typing import Any
 
 from storage.errors import KeyContentError
 
+# 128 bits: no two pieces of work of any store get one key by chance.
 KEY_LENGTH = 32
 
 

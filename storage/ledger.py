@@ -1,11 +1,19 @@
-"""The ledger: which work is finished and which slices are its output. Its row is the only commit point of a stage."""
+"""The ledger: which work is finished and which slices are its output. Its row is the only commit point of a stage.
+
+A commit buffer makes many quick stages visible together, in one commit of each table and one of the ledger. Files are
+durable as soon as they are written; only their commits wait. Until `flush` nobody but the owner of the buffer sees the
+work. Dying before a flush loses all of it and never a part: the ledger's rows are still written last, at once.
+"""
 
 import math
 import time
-from collections.abc import Collection, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from datetime import datetime
+from operator import attrgetter
+from types import TracebackType
+from typing import Self
 
 import pyarrow as pa
 
@@ -14,8 +22,10 @@ from storage.errors import StoreError, StoreUnavailable, WorkRemoved
 from storage.refs import Entry, Slice
 from storage.roots import Root
 from storage.schemas.system_tables import LEDGER
+from storage.slices import Slices, WrittenSlice
 
 APPLICATION = "ledger"
+# A lost race means that another writer got on; to lose so many in a row is a fault and no bad luck.
 MAX_RACES = 200
 REMOVAL = "removal"
 """Application id of commits that remove rows; one after the name of a run holds when rows of it were last removed."""
@@ -45,12 +55,12 @@ class Ledger:
         whole = {row_run: entry for (row_run, part), entry in self._rows(key, staleness).items() if part == ""}
         if run in whole:
             return whole[run]
-        return min(whole.values(), key=_age, default=None)
+        return min(whole.values(), key=attrgetter("age"), default=None)
 
     def parts(self, key: str) -> list[Entry]:
         """The committed parts of a key, in order of part; of a part in several runs, the earliest."""
         earliest: dict[str, Entry] = {}
-        for entry in sorted((e for e in self._rows(key).values() if e.part != ""), key=_age):
+        for entry in sorted((e for e in self._rows(key).values() if e.part != ""), key=attrgetter("age")):
             earliest.setdefault(entry.part, entry)
         return [earliest[part] for part in sorted(earliest)]
 
@@ -60,7 +70,7 @@ class Ledger:
             self._refresh()
             every = [entry for rows in self._by_key.values() for entry in rows.values()]
         wanted = (e for e in every if run in (None, e.run) and stage in (None, e.stage))
-        return sorted(wanted, key=lambda entry: (entry.run, entry.step, *_age(entry)))
+        return sorted(wanted, key=lambda entry: (entry.run, entry.step, *entry.age))
 
     def refresh(self) -> int:
         """Read what was committed since the last refresh; return a number that is another after every commit."""
@@ -101,6 +111,7 @@ class Ledger:
                 for entry in new:
                     self._check_not_removed(entry, copied or ())
                 rows = pa.Table.from_pylist([entry.to_row() for entry in new], LEDGER.arrow)
+                # One id for all rows: of two writers that saw the same version only one can commit, whatever the keys.
                 number = self.table.transaction_version(APPLICATION) + 1
                 try:
                     file = self.table.append(rows.drop_columns(["run"]), new[0].run, (APPLICATION, number))
@@ -136,6 +147,7 @@ class Ledger:
         for _ in range(MAX_RACES):
             with self._lock:
                 self._refresh()
+                # The table is partitioned by run: a run's rows lie in files of its own.
                 files = [each for each in self.table.active_files() if each.run == run]
                 read = [self.table.read(each.path) for each in files]
                 left = [row for table in read for row in table.to_pylist() if (row["key"], row["part"]) not in rows]
@@ -153,6 +165,7 @@ class Ledger:
 
     def _marks(self, run: str, at: datetime | None) -> dict[str, int]:
         marks = {name: self.table.transaction_version(name) + 1 for name in (APPLICATION, REMOVAL)}
+        # Delta keeps one integer for an id: milliseconds, with which the beginning of later work is compared.
         return marks if at is None else {**marks, f"{REMOVAL}:{run}": int(at.timestamp() * 1000)}
 
     def _check_not_removed(self, entry: Entry, copied: Collection[Slice]) -> None:
@@ -174,7 +187,7 @@ class Ledger:
         whole = [row for (_, part), row in self._by_key.get(entry.key, {}).items() if part == ""]
         if entry.part != "" or not whole:
             return entry
-        return replace(min(whole, key=_age), run=entry.run, step=entry.step)
+        return replace(min(whole, key=attrgetter("age")), run=entry.run, step=entry.step)
 
     def _rows(self, key: str, staleness: float = 0.0) -> dict[tuple[str, str], Entry]:
         with self._lock:
@@ -185,6 +198,7 @@ class Ledger:
     def _refresh(self) -> None:
         paths, version = self.table.new_files(self._version)
         if (removals := self.table.transaction_version(REMOVAL)) != self._removals:
+            # Rows may have gone from any file that was read: the index is built anew.
             self._removals = removals
             self._read_files, self._by_key = set(), {}
             paths = [each.path for each in self.table.active_files()]
@@ -198,6 +212,7 @@ class Ledger:
         run = path.split("/")[0].removeprefix("run=")
         for row in self.table.read(path).to_pylist():
             entry = Entry.from_row({**row, "run": run})
+            # A merged file repeats rows: the one that was read first stands.
             self._by_key.setdefault(entry.key, {}).setdefault((entry.run, entry.part), entry)
         self._read_files.add(path)
 
@@ -207,5 +222,67 @@ def _too_busy(run: str, action: str) -> StoreUnavailable:
     return StoreUnavailable(what, f"run {run!r}, {action}", "everything in the ledger", "run the same again")
 
 
-def _age(entry: Entry) -> tuple[object, ...]:
-    return entry.finished_at, entry.run, entry.attempt
+MAX_ENTRIES = 128
+MAX_SECONDS = 5.0
+"""A buffer is flushed with the commit that finds it this full or this old."""
+
+
+class CommitBuffer(AbstractContextManager["CommitBuffer"]):
+    """Delays what one run commits, for one thread; leaving the block flushes, also when an error passes through.
+
+    That error is still the one raised: where the flush fails as well, it gets a note.
+    """
+
+    def __init__(self, slices: Slices, ledger: Ledger) -> None:
+        self._slices, self._ledger = slices, ledger
+        self._written: dict[str, list[WrittenSlice]] = {}
+        self._entries: dict[str, Entry] = {}
+        self._first_at = 0.0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            self.flush()
+        except StoreError as lost:
+            if error is None:
+                raise
+            error.add_note(f"What was finished and not yet visible is lost as well, and computed again: {lost.what}.")
+
+    def append(self, table: str, rows: pa.Table, *, run: str, step: int, key: str, attempt: str) -> Slice:
+        """Write rows as one slice, durable, that its table does not hold yet; raises as Slices.append does."""
+        written = self._slices.write(table, rows, run=run, step=step, key=key, attempt=attempt)
+        self._written.setdefault(table, []).append(written)
+        return written.piece
+
+    def commit(self, entry: Entry) -> Entry:
+        """Buffer the ledger row of finished work and return it; flush where the buffer is full or old.
+
+        A row that another run has committed under the same key by then takes its place in the flush.
+        """
+        if not self._entries:
+            self._first_at = time.monotonic()
+        standing = self._entries.setdefault(entry.key, entry)
+        if len(self._entries) >= MAX_ENTRIES or time.monotonic() - self._first_at > MAX_SECONDS:
+            self.flush()
+        return standing
+
+    def find(self, key: str) -> Entry | None:
+        """The buffered row of a key, if there is one."""
+        return self._entries.get(key)
+
+    def flush(self) -> Mapping[str, Entry]:
+        """Commit what is buffered: the slices of each table, then all ledger rows at once; return the rows that stand.
+
+        Raises what Ledger.commit raises; nothing of the buffer is then visible.
+        """
+        # Tables before the ledger: a row must never name a slice that its table does not hold.
+        for table, written in self._written.items():
+            self._slices.commit(table, written)
+        standing = self._ledger.commit_all(list(self._entries.values()))
+        # Emptied only now: after an error the same flush can be tried again.
+        self._written, self._entries = {}, {}
+        return {entry.key: entry for entry in standing}

@@ -1,12 +1,24 @@
 """References: what travels between stages instead of rows, and what the ledger holds."""
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from storage.errors import StoreError
 from storage.keys import canonical_json
+
+# A run's name is that of a directory and of a schema in SQL; a dot in front would hide the directory.
+RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+def check_run_name(run: str) -> None:
+    """Raise StoreError unless a run's name can be a directory's name everywhere."""
+    if not RUN_NAME.fullmatch(run):
+        safe = "nothing was written; everything in the ledger stands"
+        raise StoreError(f"{run!r} cannot name a run", "", safe, "use letters, digits, dot, dash and underscore")
 
 
 @dataclass(frozen=True)
@@ -16,15 +28,6 @@ class File:
     path: str
     size: int
     sha256: str
-
-    def to_row(self) -> dict[str, Any]:
-        """The file as a value of the `FILE` struct."""
-        return {"path": self.path, "size": self.size, "sha256": self.sha256}
-
-    @classmethod
-    def from_row(cls, row: Mapping[str, Any]) -> "File":
-        """The file out of a value of the `FILE` struct."""
-        return cls(row["path"], row["size"], row["sha256"])
 
 
 @dataclass(frozen=True)
@@ -42,19 +45,32 @@ class Slice:
     digest: str
     files: tuple[File, ...]
 
+    @property
+    def bytes(self) -> int:
+        """The size of its files as first written."""
+        return sum(file.size for file in self.files)
+
     def to_row(self) -> dict[str, Any]:
         """The slice as a value of the `SLICE` struct."""
-        return {**vars(self), "files": [file.to_row() for file in self.files]}
+        return {**vars(self), "files": [vars(file) for file in self.files]}
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> "Slice":
         """The slice out of a value of the `SLICE` struct."""
-        return cls(**{**row, "files": tuple(File.from_row(file) for file in row["files"])})
+        return cls(**{**row, "files": tuple(File(**file) for file in row["files"])})
 
 
 def identity(key: str, slices: Iterable[Slice]) -> tuple[str, ...]:
     """Return a key with the attempts of the rows that were made under it, each once."""
     return (key, *dict.fromkeys(piece.attempt for piece in slices))
+
+
+def attempts_by_run(slices: Iterable[Slice]) -> dict[str, list[str]]:
+    """Return the attempts of some slices by run."""
+    attempts: dict[str, list[str]] = {}
+    for piece in slices:
+        attempts.setdefault(piece.run, []).append(piece.attempt)
+    return attempts
 
 
 @dataclass(frozen=True)
@@ -88,6 +104,11 @@ class Entry:
     def identity(self) -> tuple[str, ...]:
         """What names exactly the rows that were made: key and attempts; see `storage.read.lineage.Work.identity`."""
         return identity(self.key, self.outputs)
+
+    @property
+    def age(self) -> tuple[datetime, str, str]:
+        """What orders rows of one key by when they were finished: the least is the first, also between equal clocks."""
+        return self.finished_at, self.run, self.attempt
 
     def slices(self, table: str) -> tuple[Slice, ...]:
         """The outputs in one table, in order."""

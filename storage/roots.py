@@ -42,6 +42,7 @@ class Root:
 
     def exists(self, path: str) -> bool:
         """Say whether a file or directory is there."""
+        # Arrow takes several requests to tell an object from a directory; most questions are about objects.
         if self.bucket is not None and self.bucket.exists(path):
             return True
         return bool(self.files.get_file_info(path).type != pafs.FileType.NotFound)
@@ -55,6 +56,7 @@ class Root:
         """All bytes of a file; FileNotFoundError passes through."""
         if self.bucket is not None:
             return self.bucket.get(path)
+        # Unless told otherwise, Arrow unpacks a file whose name ends like one that is packed.
         with self.files.open_input_stream(path, compression=None) as stream:
             return bytes(stream.read())
 
@@ -168,6 +170,7 @@ def make_directory(directory: Path) -> None:
     """Make a directory and its missing parents, each entry forced to the disk."""
     missing = [each for each in (directory, *directory.parents) if not each.exists()]
     directory.mkdir(parents=True, exist_ok=True)
+    # A directory that is new is lost with the power until the directory above it is on the disk.
     for each in missing:
         synchronise(each.parent)
 
@@ -180,6 +183,7 @@ def _write_durably(path: Path, data: bytes) -> None:
             stream.flush()
             os.fsync(stream.fileno())
     except FileExistsError:
+        # Another's file, which is not ours to remove.
         raise
     except OSError:
         path.unlink(missing_ok=True)

@@ -33,6 +33,7 @@ SETTINGS = (
     "AWS_SESSION_TOKEN",
     "AWS_ALLOW_HTTP",
 )
+# Only characters that all libraries spell the same way in a URL.
 PLACE = re.compile(r"s3a?://(?P<bucket>[A-Za-z0-9][A-Za-z0-9._-]*)(?P<prefix>(/[A-Za-z0-9_=-][A-Za-z0-9._=-]*)*)/*")
 SECONDS_TO_CONNECT = 5
 SECONDS_TO_ANSWER = 60
@@ -56,6 +57,7 @@ class Bucket:
     access_key: str
     secret_key: str = field(repr=False)
     session_token: str = field(default="", repr=False)
+    # A connection of its own for each thread: those of http.client cannot be shared.
     _connections: local = field(default_factory=local, repr=False, compare=False)
 
     @property
@@ -126,6 +128,7 @@ class Bucket:
             try:
                 status, answer_headers, body = self._exchange(*request)
             except (OSError, http.client.HTTPException) as error:
+                # A server that was silent for a minute is not asked again: the user would wait for several.
                 if attempt == ATTEMPTS or isinstance(error, TimeoutError):
                     raise self._unreachable(error) from error
             else:
@@ -162,6 +165,7 @@ class Bucket:
         kind = http.client.HTTPSConnection if split.scheme == "https" else http.client.HTTPConnection
         connection = kind(split.netloc, timeout=SECONDS_TO_CONNECT)
         connection.connect()
+        # Where nobody listens shows at once; an answer may take its time.
         connection.sock.settimeout(SECONDS_TO_ANSWER)
         return connection
 

@@ -1,7 +1,6 @@
 """Slices: the rows of one attempt, appended once and read back only if their digest is the recorded one."""
 
 import hashlib
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from threading import Lock
@@ -13,13 +12,13 @@ import pyarrow.compute as pc
 
 from storage.delta.parquet import buffer_reader, decode
 from storage.delta.table import StoredTable
-from storage.errors import DamagedSlice, SchemaError, StoreError, StoreUnavailable
-from storage.expired_slices import ExpiredSlices
-from storage.refs import File, Slice
+from storage.errors import DamagedSlice, SchemaError, StoreUnavailable
+from storage.records import ExpiredSlices
+from storage.refs import File, Slice, check_run_name
 from storage.roots import Root
+from storage.schemas.contract import RowPlace, check_rows
 from storage.schemas.stage_tables import TABLES
 from storage.schemas.system_tables import SYSTEM_TABLES
-from storage.schemas.validation import RowPlace, check_rows
 
 
 def content_digest(rows: pa.Table) -> str:
@@ -46,6 +45,7 @@ def _feed(digest: Any, values: Any) -> None:
     """Feed one array in a form that depends on its values alone: its own buffers may hold offsets and leftovers."""
     if values.null_count:
         digest.update(b"nulls")
+        # What lies under a null is arbitrary: where the nulls are counts, and only the other values.
         digest.update(_bytes(values.is_valid()))
         values = values.drop_null()
     digest.update(f"{len(values)};".encode())
@@ -80,7 +80,6 @@ def _characters(values: Any) -> memoryview:
     return memoryview(data)[borders[0] : borders[-1]] if data is not None else memoryview(b"")
 
 
-RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 SAFE = "nothing was written; everything in the ledger stands"
 
 
@@ -150,10 +149,12 @@ class Slices:
         """
         name = common_table(slices)
         schema = TABLES[name].arrow
+        # The files that the ledger lists come first: to read them the table's log is not needed.
         listed = {each: self._read_listed(each) for each in slices}
         try:
             compacted = self._read_compacted(name, [each for each, found in listed.items() if found is None])
         except DamagedSlice as error:
+            # Asked only after a failure: nearly all reads are of slices that never expire.
             if expired := self.expired_slices.read_error(slices):
                 raise expired from error
             raise
@@ -173,6 +174,7 @@ class Slices:
         Its file gets the name that it has there, so that doing it again after a crash leaves no rows twice.
         """
         rows = source.rows_to_copy(piece)
+        # `write` makes one file of a slice.
         table, path = self.table(piece.table), piece.files[0].path
         return WrittenSlice(replace(piece, files=(table.write_at(path, rows),)), rows.select(["step", "attempt"]))
 
@@ -199,6 +201,7 @@ class Slices:
 
     def _attempt_name(self, table: str, attempt: str) -> str:
         with self._lock:
+            # A stage may append to a table more than once in an attempt; each slice needs a name of its own.
             count = self._attempts.get((table, attempt), 0)
             self._attempts[table, attempt] = count + 1
         return f"{attempt}.{count}" if count else attempt
@@ -223,6 +226,7 @@ class Slices:
             data = self._root.read(path)
         except OSError as error:
             raise damage_error(piece, f"{path} cannot be read: {error}") from error
+        # The size first: a file that was cut is told apart from one of other content.
         if len(data) != file.size:
             raise damage_error(piece, f"{path} has {len(data)} bytes instead of {file.size}")
         if hashlib.sha256(data).hexdigest() != file.sha256:
@@ -247,6 +251,7 @@ class Slices:
         files = [
             each
             for each in table.active_files()
+            # The bounds are in the log, so that files without these attempts are not opened.
             if each.run == run and any(each.first_attempt <= attempt <= each.last_attempt for attempt in pieces)
         ]
         try:
@@ -261,12 +266,6 @@ def common_table(slices: Sequence[Slice]) -> str:
     if len(names) != 1:
         raise SchemaError(f"slices of one table are needed, not of {names or 'none'}", "", SAFE, "read each by itself")
     return names[0]
-
-
-def check_run_name(run: str) -> None:
-    """Raise StoreError unless a run's name can be a directory's name everywhere."""
-    if not RUN_NAME.fullmatch(run):
-        raise StoreError(f"{run!r} cannot name a run", "", SAFE, "use letters, digits, dot, dash and underscore")
 
 
 def damage_error(piece: Slice, what: str, key: str = "") -> DamagedSlice:
@@ -290,6 +289,7 @@ def _add_slice_columns(rows: pa.Table, schema: pa.Schema, step: int, key: str, a
 
 def _stage_rows(stored: pa.Table, piece: Slice) -> pa.Table:
     """The slice's rows in order and without slice columns, or DamagedSlice if they are not the rows written."""
+    # Sorting copies every column, and the rows of a file that was never merged are in order.
     ordered = stored.sort_by("seq") if not _in_order(stored) else stored
     rows = ordered.select(TABLES[piece.table].arrow.names)
     place = _place(stored, piece)

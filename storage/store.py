@@ -8,18 +8,17 @@ from pathlib import Path
 import polars as pl
 import pyarrow as pa
 
-from storage.delta.cached_table import CachedTable
 from storage.delta.table import StoredTable
 from storage.errors import LayoutError, border
 from storage.ledger import Ledger
 from storage.policies.store import Policies
-from storage.quarantine import Quarantines
-from storage.refs import Slice
+from storage.records import CachedTable, Quarantines, Runs
+from storage.refs import Slice, attempts_by_run
 from storage.roots import Root, open_root
-from storage.runs import Runs
 from storage.schemas.system_tables import EXPIRED_SLICES, LEDGER, QUARANTINES, RUNS
 from storage.slices import Slices
 
+# Raised by a change that a program before it would read wrongly: it then refuses the store.
 LAYOUT = 2
 FORMAT = "format.json"
 
@@ -58,19 +57,8 @@ class Store:
 
         For exploration: filters and columns are pushed into the files. Digests are not checked; stages use `read`.
         """
-        named = {(s.run, s.attempt) for entry in self.ledger.entries() for s in entry.slices(table)}
-        stored = self.slices.table(table)
-        stored.refresh()
-        frame = pl.DataFrame(sorted(named), schema={"run": pl.String, "attempt": pl.String}, orient="row").lazy()
-        wanted = stored.schema.names
-        if not stored.active_files():
-            empty = stored.data_schema.empty_table()
-            return pl.LazyFrame(pl.from_arrow(empty)).join(frame, on="attempt").select(wanted)
-        places = [self.root.child(f"{stored.place}/{each.path}") for each in stored.active_files()]
-        rows = pl.scan_parquet(
-            places, glob=False, hive_partitioning=False, storage_options=dict(self.root.options) or None
-        )
-        return rows.join(frame, on="attempt").select(wanted)
+        named = (piece for entry in self.ledger.entries() for piece in entry.slices(table))
+        return self.slices.table(table).scan(attempts_by_run(named))
 
 
 def open_store(root: str | Path, options: Mapping[str, str] | None = None, read_only: bool = False) -> Store:
@@ -96,6 +84,7 @@ def _check_layout(root: Root) -> None:
         what = f"the store has layout {layout}, this version of the program reads layout {LAYOUT}"
         raise LayoutError(what, root.address, "nothing was touched", _ADVICE)
     if root.bucket is not None and not root.read_only:
+        # At every opening: the server behind an address may have been replaced.
         root.bucket.require_conditional_puts(FORMAT, text)
 
 

@@ -11,8 +11,8 @@ import pyarrow as pa
 
 from configs.run import View
 from storage.keys import content_key
-from storage.schemas.columns import FLAGS, FLOATS
-from storage.schemas.learner_tables import POLICIES, TOKEN_MASKS, TOKEN_STATISTICS, UPDATES
+from storage.schemas.contract import FLAGS, FLOATS
+from storage.schemas.stage_tables import POLICIES, TOKEN_MASKS, TOKEN_STATISTICS, UPDATES
 from tasks.arrays.ragged import Ragged, borders
 from tasks.runtime.stage import Policy, Tables
 from tasks.training.policy import probe_token_ids

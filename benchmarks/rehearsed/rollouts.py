@@ -15,7 +15,7 @@ from benchmarks.rehearsed.records import record
 from benchmarks.rehearsed.shapes import Shape
 from benchmarks.rehearsed.tokens import Streams, make_gibberish, make_loops, streams
 from benchmarks.rehearsed.wording import spoken
-from storage.schemas.columns import FLAGS, FLOATS, TOKENS
+from storage.schemas.contract import FLAGS, FLOATS, TOKENS
 from storage.schemas.stage_tables import MESSAGES, TRACES
 from tasks.runtime.stage import Policy, Tables
 

@@ -8,9 +8,19 @@ from configs.run import RunConfig
 from flows.reporting.formats import console
 from flows.reporting.panel import printable
 from storage.errors import StoreError
-from storage.maintenance.damage import Damage, LogDamage, inspect_policies, inspect_slices
 from storage.maintenance.plan import at_work
-from storage.maintenance.repair import ForgetPlan, RepairedLog, forget, inspect_logs, plan_forget, repair_logs
+from storage.maintenance.repair import (
+    Damage,
+    ForgetPlan,
+    LogDamage,
+    RepairedLog,
+    forget,
+    inspect_logs,
+    inspect_policies,
+    inspect_slices,
+    plan_forget,
+    repair_logs,
+)
 from storage.roots import open_root
 from storage.store import FORMAT, Store, open_store
 from tasks.stages import REPEATABLE

@@ -13,7 +13,7 @@ from rich.text import Text
 from configs.run import RunConfig
 from flows.quarantine.search import BatchUse, search, uses
 from flows.reporting.panel import printable
-from storage.quarantine import ALL_RUNS, Quarantine
+from storage.records import ALL_RUNS, Quarantine
 from storage.store import open_store
 
 PRINTED_WIDTH = 140

@@ -12,7 +12,7 @@ from configs.run import RunConfig
 from flows.queries.scores import READ, EvaluationScores, RecordedEvaluation, score_rollouts
 from flows.queries.step_metrics import read_metrics
 from flows.queries.store_reader import StoreReader, each_once
-from storage.read.frames import Frames, files_of_attempts
+from storage.read.frames import Frames
 from storage.read.lineage import Work, row_identities
 from storage.refs import Entry
 from storage.schemas.stage_tables import TABLES, TRACES
@@ -162,20 +162,9 @@ def _read(store: Store, table: str, works: Iterable[Work]) -> dict[str, pl.DataF
     for piece in (each for work in works for each in work.slices_of(table) if each.rows):
         wanted.setdefault(piece.run, set()).add(piece.attempt)
     # A table that nothing was written to is not made by looking for its rows.
-    rows = _scanned(store, table, wanted).select(columns).collect() if wanted else empty
+    rows = store.table(table).scan(wanted).select(columns).collect() if wanted else empty
     parts = rows.sort("seq").drop("seq").partition_by("attempt", as_dict=True, include_key=False)
     return {str(name): part for (name,), part in parts.items()} | {"": empty.drop("attempt", "seq")}
-
-
-def _scanned(store: Store, table: str, wanted: Mapping[str, set[str]]) -> pl.LazyFrame:
-    """Return the rows of attempts, given by run, out of the files that hold them: columns are pushed down."""
-    stored = store.table(table)
-    places = [store.root.child(f"{stored.place}/{each.path}") for each in files_of_attempts(stored, wanted)]
-    if not places:
-        return pl.DataFrame(stored.data_schema.empty_table()).lazy()
-    options = dict(store.root.options) or None
-    rows = pl.scan_parquet(places, glob=False, hive_partitioning=False, storage_options=options)
-    return rows.filter(pl.col("attempt").is_in(sorted(set[str]().union(*wanted.values()))))
 
 
 def _step_rows(

@@ -15,7 +15,7 @@ from tasks.metrics.accounting import EVALUATED, NO_WEIGHT, TRAINED, outcome_of
 
 PENDING, REFUSED, EXPIRED = "pending", "refused", "expired"
 """Not through all stages yet; held back by a gate; not known any more, as the rows that would say it were dropped for
-their age (storage.expired_slices)."""
+their age (storage.records)."""
 
 OUTCOMES = {
     "run": pl.String,

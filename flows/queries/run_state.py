@@ -13,7 +13,7 @@ from flows.queries.scores import READ, RecordedEvaluation, recorded_evaluations,
 from flows.queries.store_reader import StoreReader, each_once
 from flows.services.ownership import was_alive
 from storage.read.lineage import row_identities
-from storage.runs import Event
+from storage.records import Event
 from storage.schemas.stage_tables import TRACES
 
 GOING = ("started", "resumed")

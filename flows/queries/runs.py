@@ -14,7 +14,7 @@ from flows.queries.run_state import held_out, is_going, seconds_at_work, state_o
 from flows.queries.series import written_metrics
 from flows.queries.step_history import RecordedStep
 from flows.queries.store_reader import StoreReader
-from storage.runs import Event
+from storage.records import Event
 from tasks.metrics.figures import mean
 from tasks.metrics.names import ALL, Values
 

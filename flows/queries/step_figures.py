@@ -17,7 +17,7 @@ MEASURED = (
     *("update", "loss", "rl_loss", "ce_loss", "ref_kl_loss", "grad_norm", "entropy", "mismatch_kl", "mismatch_kl_max"),
     *("masked_fraction", "learning_rate", "num_rows", "num_tokens", "rl_tokens", "ce_tokens", "ref_kl_tokens"),
 )
-"""What is told of an optimizer step; as in `storage.schemas.learner_tables.UPDATES`."""
+"""What is told of an optimizer step; as in `storage.schemas.stage_tables.UPDATES`."""
 
 
 def figures(frame: pl.DataFrame) -> dict[str, Any]:

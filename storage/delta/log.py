@@ -28,6 +28,7 @@ PARTITION = "run"
 CHECKPOINT_INTERVAL = 10
 """Versions from one checkpoint to the next: what opening and committing cost grows with the commits since the last."""
 PROPERTIES = {
+    # No other program may rewrite rows that the ledger names by their digest.
     "delta.appendOnly": "true",
     "delta.checkpointInterval": str(CHECKPOINT_INTERVAL),
     "delta.dataSkippingStatsColumns": "step,attempt",
@@ -39,6 +40,7 @@ TORN = ".torn"
 CHECKPOINT = ".checkpoint.parquet"
 CACHED_VERSIONS = 64
 """Versions of the log whose texts stay in memory once read."""
+# A loss of power may tear the newest: the table then opens from the one before it.
 RETAINED_CHECKPOINTS = 2
 RETAINED_MINUTES = 1
 
@@ -57,6 +59,7 @@ class ActiveFile:
     def from_row(cls, row: Mapping[str, Any]) -> "ActiveFile":
         """The file out of a row of Delta's list of additions; where attempts are not known, it may hold any."""
         first, last = row.get("min.attempt"), row.get("max.attempt")
+        # The last character there is: greater than every attempt.
         return cls(row["path"], row["size_bytes"], row["partition.run"], first or "", last or "\U0010ffff")
 
 
@@ -90,6 +93,7 @@ def new_paths(log: str) -> list[str]:
 
 def last_number(logs: Sequence[str], application: str, before: int) -> int:
     """The number of an application id after these texts of log versions, oldest first; `before` where none names it."""
+    # Looked for as text first: to parse every line of the log is what would cost.
     found = [json.loads(line).get("txn") for log in logs for line in log.splitlines() if '"txn"' in line]
     return int(next((each["version"] for each in reversed(found) if each and each["appId"] == application), before))
 
@@ -133,6 +137,7 @@ def prune_log(root: Root, place: str, minutes: int | None = None, dry_run: bool 
         checkpoints = sorted(name for name in files if name.endswith(CHECKPOINT))
         if len(checkpoints) < RETAINED_CHECKPOINTS:
             return 0
+        # Versions are padded with zeros, so that names compare as numbers do.
         first = checkpoints[-RETAINED_CHECKPOINTS].removesuffix(CHECKPOINT)
         old = [name for name in files if name.endswith((".json", CHECKPOINT)) and name.partition(".")[0] < first]
         old = [name for name in old if (changed := files[name].mtime) is not None and changed <= oldest]
@@ -171,6 +176,7 @@ def is_whole(data: bytes) -> bool:
         info = [action["commitInfo"] for action in actions if "commitInfo" in action]
     except (ValueError, TypeError):
         return False
+    # The commit's word on itself is a line as well; that of a commit by the library has no count.
     num_actions = len(actions) - 1
     return len(info) == 1 and 0 < num_actions == int(info[0].get("actions", num_actions))
 

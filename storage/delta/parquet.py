@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from storage.errors import StoreUnavailable
-from storage.schemas.validation import RowPlace, check_schema
+from storage.schemas.contract import RowPlace, check_schema
 
 STATISTICS = ("step", "attempt", "seq")
 
@@ -41,6 +41,7 @@ def encode(groups: Sequence[pa.Table]) -> bytes:
         store_schema=False,
     ) as writer:
         for group in groups:
+            # Without a size Arrow would cut large groups where it likes.
             writer.write_table(group, row_group_size=group.num_rows)
     return sink.getvalue().to_pybytes()
 
@@ -68,6 +69,7 @@ def decode(source: pa.NativeFile, schema: pa.Schema, attempts: Collection[str] |
             if attempts is not None:
                 groups = [group for group in groups if _may_contain(file, group, attempts)]
             rows = file.read_row_groups(list(groups), schema.names)
+        # Damaged offsets would be followed out of their buffer by whoever uses the rows.
         rows.validate(full=True)
     except (pa.ArrowException, OSError, ValueError) as error:  # damaged names in a footer are a UnicodeDecodeError
         raise StoreUnavailable(f"a Parquet file cannot be read: {error}") from error

@@ -28,6 +28,7 @@ TEMPORARY_HOURS = 24
 """Temporary files younger than this may belong to a process that is at work."""
 MIN_FILES = 8
 """Fewer small files are not worth a commit."""
+# Large enough that a table has few files, small enough for the rows of one to be held in memory.
 TARGET_BYTES = 100_000_000
 
 SmallFile = tuple[ActiveFile, str, pa.Table]  # a file, the key of its rows, its rows
@@ -80,6 +81,7 @@ def maintain(store: Store, retention_hours: float = RETENTION_HOURS, dry_run: bo
     returns what there is to do now: files that it would merge are deleted by a later call.
     """
     busy = at_work(store)
+    # What a run at work has written and not yet committed looks like what a dead one left, but for its age.
     if busy and retention_hours < TEMPORARY_HOURS and not dry_run:
         what = f"files younger than {TEMPORARY_HOURS} h may be in use: {', '.join(busy)} may be at work"
         advice = "wait for the runs to end, or keep at least a day"
@@ -148,6 +150,7 @@ def vacuum(
         inside = path.removeprefix(f"{table.place}/")
         if inside.startswith("_delta_log/") or inside in active:
             continue
+        # To read the copies back is slow and is the point: nothing else proves that this file can go.
         if inside in named and not store.slices.has_compacted_copy(named[inside]):
             only_copies.append(store.root.child(path))
             continue
@@ -159,6 +162,7 @@ def vacuum(
 
 def remove_temporary(root: Root, dry_run: bool = False) -> int:
     """Delete what processes that died left unfinished, older than a day: log drafts and scratch directories."""
+    # The library's drafts of log files have a number sign in their names, ours a dot in front.
     drafts = [path for path in root.paths_older("tables", TEMPORARY_HOURS) if "#" in path.rpartition("/")[2]]
     drafts += [path for path in root.paths_older("", TEMPORARY_HOURS, deep=False) if path.startswith(f".{FORMAT}.")]
     for path in drafts if not dry_run else ():

@@ -10,8 +10,8 @@ from types import MappingProxyType
 from typing import Any
 
 from storage.errors import RunUnknown, StoreError
+from storage.records import REMOVED
 from storage.refs import Entry, Slice
-from storage.runs import REMOVED
 from storage.store import Store
 
 CLOSING = ("finished", "failed", "evicted", "refused", "cancelled", "crashed", REMOVED)
@@ -85,7 +85,7 @@ class Plan:
     @property
     def slice_bytes(self) -> int:
         """Bytes of the files of `slices` as first written."""
-        return sum(file.size for piece in self.slices for file in piece.files)
+        return sum(piece.bytes for piece in self.slices)
 
     @property
     def empty(self) -> bool:
@@ -115,13 +115,20 @@ def plan_removal(
     replayed = _replayed_runs(needs, {run for run in open_runs if run in keep or run in spared})
     spared |= {run: why for run, why in replayed.items() if run in runs and run not in {*keep, *force, *spared}}
     removed = [run for run in runs if run not in keep and run not in spared]
+    # Work that a replay may be continued from stays, although no row of the replay names it.
     needed = {key for run, need in needs.items() if run in runs and run not in removed for key in need.keys}
     rows, staying, left = _rows(store, removed, needed)
+    # A slice goes when no row that stays names it, whichever run computed it.
     live = {piece for entry in left for piece in entry.outputs}
     slices = dict.fromkeys(piece for entry in rows for piece in entry.outputs if piece not in live)
     keys = {entry.key for entry in left}
     policies = [key for key in _policy_keys(rows) if key not in keys and store.policies.find(key)]
-    spare = open_runs | {*replayed} - {*force} | {run for run in runs if run in removed or _was_removed(store, run)}
+    # Runs that may go on keep all weights; what is left of a removed run is there because others need it.
+    spare = (
+        open_runs
+        | {*replayed} - {*force}
+        | {run for run in runs if run in removed or store.runs.last_event(run) == REMOVED}
+    )
     pruned = policies_to_prune(store, left, retention, spare, needed)
     return Plan(
         kept=tuple(run for run in runs if run in keep),
@@ -148,7 +155,7 @@ def at_work(store: Store) -> list[str]:
     return sorted(
         run
         for run in store.runs.names()
-        if store.runs.events(run)[-1].event not in CLOSING and last_active(store, run) > oldest
+        if store.runs.last_event(run) not in CLOSING and last_active(store, run) > oldest
     )
 
 
@@ -162,8 +169,7 @@ def last_active(store: Store, run: str) -> datetime:
 
 def is_unfinished(store: Store, run: str) -> bool:
     """Whether a run may go on: its last event says neither that it finished nor that it was removed."""
-    last = store.runs.last(run)
-    return last is not None and last.event not in ("finished", REMOVED)
+    return store.runs.last_event(run) not in ("", "finished", REMOVED)
 
 
 def why_protected(store: Store, run: str) -> str | None:
@@ -182,14 +188,14 @@ def present_runs(store: Store) -> list[str]:
     """All runs with an event or a row, newest last, but those removed before of which no row is left."""
     named = store.runs.names()
     with_rows = {entry.run for entry in store.ledger.entries()}
-    there = [run for run in named if run in with_rows or not _was_removed(store, run)]
+    there = [run for run in named if run in with_rows or store.runs.last_event(run) != REMOVED]
     return [*sorted(with_rows - {*named}), *there]
 
 
 def policy_bytes(store: Store, key: str) -> int:
     """The size of a policy's files; 0 for one that is absent."""
     policy = store.policies.find(key)
-    return sum(file.size for file in policy.files) if policy else 0
+    return policy.bytes if policy else 0
 
 
 def policies_to_prune(
@@ -214,6 +220,7 @@ def policies_to_prune(
         used.setdefault(entry.run, set()).update(key for name, key in entry.inputs.items() if name == "policy")
         if entry.slices("policies"):
             by_run.setdefault(entry.run, {})[entry.key] = _row(store, entry)
+    # A policy that a run used and did not make was asked for by its name.
     kept = {key for run, keys in used.items() for key in keys - set(by_run.get(run, {}))} | {*needed}
     for run, made in by_run.items():
         kept |= set(made) if run in spare else _policies_to_keep(made, retention)
@@ -248,6 +255,7 @@ def _policies_to_keep(made: Mapping[str, Mapping[str, Any]], retention: PolicyRe
     order = sorted(made, key=lambda key: made[key]["version"])
     kept = {order[0], *(key for key in order if retention.keeps(made[key]["version"]))}
     last = made[order[-1]]
+    # Whoever continues the run trains the recorded batches again from the last saved state.
     while not last["has_optimizer"] and last["parent_key"] in made:
         kept.add(last["parent_key"])
         last = made[last["parent_key"]]
@@ -261,11 +269,6 @@ def _check_names(runs: Sequence[str], keep: Collection[str], force: Collection[s
         raise RunUnknown(f"there is no run {', '.join(unknown)}", known, safe, "check the names")
     if both := sorted({*keep} & {*force}):
         raise StoreError(f"{', '.join(both)}: kept and forced to go at once", "", safe, "say one of the two")
-
-
-def _was_removed(store: Store, run: str) -> bool:
-    last = store.runs.last(run)
-    return last is not None and last.event == REMOVED
 
 
 def _replayed_runs(needs: Mapping[str, Needs], runs: Iterable[str]) -> dict[str, str]:
@@ -286,8 +289,10 @@ def _rows(
     every = store.ledger.entries()
     kept = [entry for entry in every if entry.run not in removed]
     named = {key for entry in kept for key in entry.inputs.values()} | {*needed}
+    # A run that trained on from a policy may need its optimizer state, which is recovered from work before it.
     begun = {key for entry in kept if entry.slices("policies") for key in entry.inputs.values()} | {*needed}
     named |= recovery_keys(store, begun)
+    # What a kept run has as a whole itself needs no row of another; a part of it is not enough.
     named = named - {entry.key for entry in kept if not entry.part} | {*needed}
     found = [entry for key in sorted(named) if (entry := store.ledger.find(key))]
     below = store.policies.adapter_bases(_policy_keys([*kept, *found])) - {entry.key for entry in (*kept, *found)}

@@ -1,25 +1,179 @@
-"""Repairs a damaged store, so that everything in it can be trusted again, and says what was lost.
+"""Finds damage in a store and repairs it, so that everything in it can be trusted again, and says what was lost.
 
-Logs come first, table by table: damaged files are moved out, the table is what its last whole commit says, and rows
-that later commits added are put back where their files are whole. Then everything that the ledger names is checked.
-Work that cannot be read can be forgotten, and is then computed again.
+Damage is a file of a log, a slice or a policy that is missing, torn, or of other content. Logs come first, table by
+table: damaged files are moved out, the table is what its last whole commit says, and rows that later commits added are
+put back where their files are whole. Then everything that the ledger names is checked. Work that cannot be read can be
+forgotten, and is then computed again.
 """
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from storage.delta.log import CHECKPOINT, is_parquet, is_whole
 from storage.delta.table import StoredTable
-from storage.errors import StoreError
-from storage.maintenance.damage import Damage, LogDamage, consumers, inspect_log, set_aside
+from storage.errors import DamagedSlice, PolicyAbsent, StoreError, border
 from storage.maintenance.sweep import drop_slices, remove_weights
+from storage.records import REMOVED
 from storage.refs import Entry, File, Slice
 from storage.roots import Root
-from storage.runs import REMOVED
 from storage.schemas.stage_tables import TABLES
 from storage.schemas.system_tables import LEDGER, SYSTEM_TABLES
 from storage.store import Store, open_store
+
+POINTER = "_last_checkpoint"
+QUARANTINE = "quarantine"
+"""Directory below the root for damaged files that were moved out of a log."""
+
+
+@dataclass(frozen=True)
+class LogDamage:
+    """What is wrong with the log of one table, and the files in it that have to go for the table to open rightly."""
+
+    table: str
+    what: tuple[str, ...]
+    files: tuple[str, ...]
+    lost_versions: tuple[int, ...] = ()
+    """Commits that go with those files; their rows are looked for afterwards."""
+
+
+@dataclass(frozen=True)
+class Damage:
+    """One output of finished work that cannot be read, and every row of the ledger that names it."""
+
+    entries: tuple[Entry, ...]
+    table: str
+    what: str
+    piece: Slice | None = None
+    """The slice; None where it is the weights of a policy."""
+
+    @property
+    def key(self) -> str:
+        """The key of the work."""
+        return self.entries[0].key
+
+    @property
+    def stage(self) -> str:
+        """The stage of the work."""
+        return self.entries[0].stage
+
+
+def inspect_log(root: Root, table: str) -> LogDamage | None:
+    """Look at every file of a table's log that counts; None where nothing is wrong."""
+    log = f"tables/{table}/_delta_log"
+    with border(f"looking at the log of table {table!r}", root.child(log)):
+        names = root.names(log)
+        commits = {int(name[:20]): name for name in names if name.endswith(".json") and name[:20].isdecimal()}
+        checkpoints = [name for name in names if name.endswith(CHECKPOINT)]
+        torn = [name for name in checkpoints if not is_parquet(root.read(f"{log}/{name}"))]
+        good = [int(name[:20]) for name in checkpoints if name not in torn]
+        what = [f"checkpoint {name} is not whole" for name in torn]
+        pointer = _pointer_problem(root, log, names, good)
+        lost, why = _lost_versions(root, log, commits, max(good, default=-1))
+    if pointer:
+        what.append(pointer)
+    if lost:
+        what.append(f"{why}; versions {lost[0]} to {lost[-1]} cannot be read")
+    gone = [commits[version] for version in lost if version in commits]
+    files = [*torn, *([POINTER] if pointer and POINTER in names else []), *gone]
+    return LogDamage(table, tuple(what), tuple(files), tuple(lost)) if what else None
+
+
+def set_aside(root: Root, damage: LogDamage) -> str:
+    """Move damaged files into a new directory of `quarantine/`; return that directory."""
+    place = f"{QUARANTINE}/{datetime.now(UTC):%Y%m%dT%H%M%S.%f}/{damage.table}"
+    for name in damage.files:
+        _move(root, f"tables/{damage.table}/_delta_log/{name}", f"{place}/{name}")
+    return root.child(place)
+
+
+def inspect_slices(store: Store, deep: bool = False) -> list[Damage]:
+    """Look at every slice that the ledger names, by size, with `deep` by digest; expired ones are left out.
+
+    A slice whose files compaction has replaced is read from where its rows are now, in either case.
+    """
+    naming: dict[Slice, list[Entry]] = {}
+    for entry in store.ledger.entries():
+        for piece in entry.outputs:
+            naming.setdefault(piece, []).append(entry)
+    there = {name: store.root.file_sizes(f"tables/{name}") for name in {piece.table for piece in naming}}
+    damages = []
+    for piece in store.slices.expired_slices.exclude(naming):
+        if what := _slice_problem(store, piece, there[piece.table], deep):
+            damages.append(Damage(tuple(naming[piece]), piece.table, what, piece))
+    return damages
+
+
+def inspect_policies(store: Store, deep: bool = False) -> list[Damage]:
+    """Look at the weights of every policy that the ledger names, by size, with `deep` by digest.
+
+    Weights that were removed on purpose are not missing.
+    """
+    making: dict[str, list[Entry]] = {}
+    for entry in store.ledger.entries():
+        if entry.slices("policies"):
+            making.setdefault(entry.key, []).append(entry)
+    damages = []
+    for key, entries in making.items():
+        try:
+            store.policies.directory(key, verify=deep)
+        except (DamagedSlice, PolicyAbsent) as error:
+            if isinstance(error, PolicyAbsent) and store.policies.removal_note(key):
+                continue
+            damages.append(Damage(tuple(entries), "policies", error.what))
+    return damages
+
+
+def consumers(store: Store, keys: Iterable[str]) -> list[Entry]:
+    """The finished work that took any of some keys as an input, in the order of the ledger."""
+    wanted = {*keys}
+    return [entry for entry in store.ledger.entries() if wanted & {*entry.inputs.values()}]
+
+
+def _pointer_problem(root: Root, log: str, names: list[str], checkpoints: list[int]) -> str:
+    """What is wrong with the pointer to the last checkpoint; empty where nothing is."""
+    if POINTER not in names:
+        return ""  # the directory is listed then
+    try:
+        version = json.loads(root.read(f"{log}/{POINTER}"))["version"]
+    except (ValueError, KeyError, TypeError):
+        return f"{POINTER} is not whole"
+    return "" if version in checkpoints else f"{POINTER} names checkpoint {version}, which is missing or not whole"
+
+
+def _lost_versions(root: Root, log: str, commits: dict[int, str], base: int) -> tuple[list[int], str]:
+    """The versions from the first after `base` that is missing or not whole to the last, and what is wrong with it."""
+    last = max([*commits, base])
+    for version in range(base + 1, last + 1):
+        if version not in commits:
+            return list(range(version, last + 1)), f"commit {version} is missing"
+        if not is_whole(root.read(f"{log}/{commits[version]}")):
+            return list(range(version, last + 1)), f"commit {version} is cut off or no JSON"
+    return [], ""
+
+
+def _move(root: Root, path: str, target: str) -> None:
+    """Move a file to a new place, durably."""
+    with border("moving a damaged file aside", root.child(path)):
+        root.write(target, root.read(path))
+        root.delete(path)
+    root.make_durable(path.rpartition("/")[0])
+
+
+def _slice_problem(store: Store, piece: Slice, there: dict[str, int], deep: bool) -> str:
+    paths = [(f"tables/{piece.table}/{file.path}", file.size) for file in piece.files]
+    missing = [path for path, _ in paths if path not in there]
+    for path, size in paths:
+        if not missing and there[path] != size:
+            return f"{path} has {there[path]} bytes instead of {size}"
+    if not (missing or deep):
+        return ""
+    try:
+        store.read([piece])
+    except StoreError as error:
+        return f"{missing[0]} is missing, and no compacted file holds its rows" if missing else error.what
+    return ""
 
 
 @dataclass(frozen=True)
@@ -46,11 +200,13 @@ def repair_logs(root: Root, damages: Sequence[LogDamage]) -> list[RepairedLog]:
 
     Stage tables come after the ledger, whose rows say which files are theirs.
     """
+    # All of them first: to open the store is to read the logs of several tables.
     places = {damage.table: set_aside(root, damage) for damage in damages}
     system = [table.name for table in SYSTEM_TABLES]
     order = sorted(damages, key=lambda damage: (damage.table not in system, damage.table))
     repaired = []
     for damage in order:
+        # Opened anew each time: what the last round put back decides what counts in this one.
         store = open_store(root.address, root.options)
         restored: tuple[str, ...] = ()
         if damage.lost_versions:
@@ -89,6 +245,7 @@ def forget(store: Store, forgetting: ForgetPlan) -> int:
     Weights that are still whole stay: they are found again, and the work must give the same ones.
     """
     now = datetime.now(UTC)
+    # Rows before files, as in gc: no row may ever name what is gone.
     num_rows = 0
     for run in sorted({entry.run for entry in forgetting.rows}):
         rows = {(entry.key, entry.part) for entry in forgetting.rows if entry.run == run}
@@ -105,7 +262,7 @@ def _remove_again(store: Store) -> int:
     """Remove the rows of removed runs that came back with a lost commit, unless all that they name is there."""
     num_rows = 0
     for run in store.runs.names():
-        if (last := store.runs.last(run)) and last.event == REMOVED:
+        if store.runs.last_event(run) == REMOVED:
             entries = [entry for entry in store.ledger.entries(run=run) if not _is_readable(store, entry.outputs)]
             rows = {(entry.key, entry.part) for entry in entries}
             num_rows += store.ledger.remove(run, rows, datetime.now(UTC), whole=False)
@@ -149,6 +306,7 @@ def _restore_system_table(store: Store, name: str) -> list[str]:
         new = [row for row in rows.to_pylist() if _row_text(row) not in known]
         if new and (name != LEDGER.name or all(_is_readable(store, _outputs(row)) for row in new)):
             data = store.root.read(path)
+            # A table's log holds no digests: an empty one is as good.
             table.commit_files([(File(inside, len(data), ""), rows)], inside.split("/")[0].removeprefix("run="))
             restored.append(inside)
     return restored

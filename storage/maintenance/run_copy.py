@@ -9,11 +9,12 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from storage.errors import CopyConflict
+from storage.records import REMOVED
 from storage.refs import Entry, Slice
-from storage.runs import REMOVED
 from storage.slices import WrittenSlice
 from storage.store import Store
 
+# One commit for many files is quick; not for all, since their rows are in memory until then.
 FILES_AT_ONCE = 64
 """Files of one table and run in one commit."""
 LEFT_BEHIND = "a copy of the run without its weights"
@@ -132,8 +133,7 @@ def _copy_records(source: Store, target: Store, runs: Sequence[str]) -> int:
         new = [event for event in events if event not in there]
         target.runs.add_records(new)
         num_events += len(new)
-        last = target.runs.last(run)
-        if last is not None and last.event == REMOVED != events[-1].event:  # it was removed there, and is back
+        if target.runs.last_event(run) == REMOVED != events[-1].event:  # it was removed there, and is back
             target.runs.add_records([replace(events[-1], at=datetime.now(UTC))])
     known = set(target.quarantines.ids())
     findings = [each for each in source.quarantines.all() if each.quarantine not in known]
@@ -145,6 +145,7 @@ def _copy_policies(source: Store, target: Store, entries: Iterable[Entry], with_
     """Publish the weights of the rows' policies, or note that they stayed behind; return how many were copied."""
     keys = dict.fromkeys(entry.key for entry in entries if entry.slices("policies"))
     num_copied = 0
+    # Bases come before the adapters that are laid over them.
     for key in [*sorted(source.policies.adapter_bases(keys) - {*keys}), *keys]:
         policy, there = source.policies.find(key), target.policies.find(key)
         removed = source.policies.removal_note(key)

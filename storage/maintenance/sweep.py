@@ -14,15 +14,14 @@ from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.fs as pafs
 
-from storage import runs
 from storage.delta.log import ActiveFile
 from storage.delta.table import CommitConflict, StoredTable
 from storage.errors import StoreError, StoreUnavailable, border
 from storage.maintenance.plan import Plan, at_work
 from storage.policies.manifest import MANIFEST
 from storage.policies.store import SCRATCH_DIRECTORY
+from storage.records import REMOVED
 from storage.refs import Slice
 from storage.roots import Root, make_directory, synchronise
 from storage.schemas.stage_tables import STAGE_TABLES
@@ -107,7 +106,7 @@ def expire(store: Store, retention: Retention, dry_run: bool = False) -> ExpiryR
     """
     pieces = _old_slices(store, retention)
     new = store.slices.expired_slices.exclude(pieces)
-    size = sum(file.size for piece in new for file in piece.files)
+    size = sum(piece.bytes for piece in new)
     if dry_run:
         return ExpiryReport(retention.table, retention.hours, len(new), sum(len(piece.files) for piece in new), size)
     store.slices.expired_slices.record(new, retention.hours)
@@ -131,6 +130,7 @@ def drop_orphans(store: Store, table: StoredTable, hours: float, dry_run: bool =
     old = {path.removeprefix(f"{table.place}/") for path in store.root.paths_older(table.place, hours, ".parquet")}
     named = {(s.run, s.attempt) for entry in store.ledger.entries() for s in entry.slices(table.name)}
     found = [each for each in table.active_files() if each.path in old and each.run not in busy]
+    # Compaction merges finished work alone: a file of several attempts holds no orphan.
     alone = [each for each in found if each.first_attempt == each.last_attempt]
     orphans = [each for each in alone if (each.run, each.first_attempt) not in named]
     if not dry_run:
@@ -149,6 +149,7 @@ def remove_orphaned_policies(store: Store, hours: float, dry_run: bool = False) 
 
     Those younger than `hours` are left alone, and all while any run may be at work.
     """
+    # A run publishes weights before it commits the row that names them.
     if at_work(store):
         return []
     named = {entry.key for entry in store.ledger.entries()}
@@ -160,6 +161,7 @@ def remove_orphaned_policies(store: Store, hours: float, dry_run: bool = False) 
 
 
 def _record_plan(store: Store, plan: Plan) -> None:
+    # Weights that are only thinned are not written down: the next plan finds them again.
     record = {"slices": [piece.to_row() for piece in plan.slices], "policies": list(plan.policies)}
     store.root.write(f"{RECORDS}/{uuid4().hex}.json", json.dumps(record).encode())
 
@@ -167,10 +169,10 @@ def _record_plan(store: Store, plan: Plan) -> None:
 def _remove_run(store: Store, run: str, plan: Plan, at: datetime) -> int:
     rows = {(entry.key, entry.part) for entry in plan.rows if entry.run == run}
     num_removed = store.ledger.remove(run, rows, at)
-    if (last := store.runs.last(run)) and last.event != runs.REMOVED:
+    if store.runs.last_event(run) not in ("", REMOVED):
         staying = sum(entry.run == run for entry in plan.staying)
         message = f"removed by gc: {len(rows)} rows of the ledger; {staying} stay, because kept runs name them"
-        store.runs.record(run=run, event=runs.REMOVED, message=message)
+        store.runs.record(run=run, event=REMOVED, message=message)
     return num_removed
 
 
@@ -184,6 +186,7 @@ def _finish_records(store: Store, report: RemovalReport) -> None:
     for name in store.root.names(RECORDS):
         path = f"{RECORDS}/{name}"
         record = json.loads(store.root.read(path))
+        # Asked again: a run may have come to name some of it since the record was written.
         entries = store.ledger.entries()
         live = {piece for entry in entries for piece in entry.outputs}
         dead = [piece for row in record["slices"] if (piece := Slice.from_row(row)) not in live]
@@ -267,7 +270,7 @@ def remove_weights(store: Store, key: str, why: str = "") -> int:
         store.policies.note_removal(key, policy.weights_sha256, why)
     with border(f"removing policy {key!r}", store.root.child(f"policies/{key}"), "every other policy"):
         _remove_directory(store.root, f"policies/{key}")
-    return sum(file.size for file in policy.files) if policy else 0
+    return policy.bytes if policy else 0
 
 
 def _remove_directory(root: Root, path: str) -> None:
@@ -280,7 +283,7 @@ def _remove_directory(root: Root, path: str) -> None:
             synchronise(root.directory / "policies")
             root.files.delete_dir(gone)
         return
+    # Without its manifest there is no policy, however much of it is left.
     root.remove_unneeded(f"{path}/{MANIFEST}")
-    for info in root.files.get_file_info(pafs.FileSelector(path, allow_not_found=True, recursive=True)):
-        if info.type == pafs.FileType.File:
-            root.remove_unneeded(info.path)
+    for each in root.file_sizes(path):
+        root.remove_unneeded(each)

@@ -30,6 +30,11 @@ class PolicyManifest:
     place: str
     added: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def bytes(self) -> int:
+        """The size of its files, the manifest left out."""
+        return sum(file.size for file in self.files)
+
     def place_of(self, file: File) -> str:
         """Where one of its files lies below the store's root."""
         return f"{self.added.get(file.path, self.place)}/{file.path}"
@@ -42,13 +47,13 @@ def manifest_text(
     content: dict[str, Any] = {"weights_sha256": weights_sha256, "below": below}
     if added:
         content["added"] = dict(added)
-    return canonical_json({**content, "files": [file.to_row() for file in files]})
+    return canonical_json({**content, "files": [vars(file) for file in files]})
 
 
 def parse_manifest(text: bytes, policy_key: str) -> PolicyManifest:
     """The policy of a manifest's text."""
     content = json.loads(text)
-    files = tuple(File.from_row(file) for file in content["files"])
+    files = tuple(File(**file) for file in content["files"])
     top = f"policies/{policy_key}"
     added = {path: top + below for path, below in content.get("added", {}).items()}
     return PolicyManifest(policy_key, content["weights_sha256"], files, top + content["below"], added)
@@ -56,14 +61,16 @@ def parse_manifest(text: bytes, policy_key: str) -> PolicyManifest:
 
 def digest_files(directory: Path) -> list[File]:
     """The files of a directory with sizes and digests, in order of path."""
+    # The manifest is written last and cannot hold its own digest.
     paths = sorted(path for path in directory.rglob("*") if path.is_file() and path.name != MANIFEST)
     return [File(path.relative_to(directory).as_posix(), path.stat().st_size, _sha256(path)) for path in paths]
 
 
 def weights_digest(files: Sequence[File]) -> str:
     """The digest of the weights among files: the safetensors files but the optimizer's; all files if there are none."""
+    # Optimizer state may be added later: what names the weights must not change with it.
     weights = [f for f in files if f.path.endswith(".safetensors") and not Path(f.path).name.startswith("optimizer")]
-    return hashlib.sha256(canonical_json([file.to_row() for file in weights or files]).encode()).hexdigest()
+    return hashlib.sha256(canonical_json([vars(file) for file in weights or files]).encode()).hexdigest()
 
 
 def adapter_base(directory: Path) -> str | None:

@@ -30,6 +30,7 @@ class ScratchDirectories:
             self._remove_abandoned()
             path = self.directory / f"{name}-{uuid4().hex[:12]}"
             make_directory(path)
+            # The lock is held as long as its descriptor is open, and no process can keep one when it is dead.
             if (descriptor := _lock_directory(path)) is not None:
                 self._locks[path] = descriptor
             return path

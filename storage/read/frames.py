@@ -4,8 +4,7 @@ Stage tables have the rows that the ledger names, system tables all of theirs. D
 through `storage.slices`.
 """
 
-from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,11 +17,11 @@ import pyarrow.dataset as ds
 from storage.delta.log import PARTITION, ActiveFile
 from storage.delta.table import StoredTable
 from storage.errors import LayoutError, SchemaError, border
-from storage.quarantine import ALL_RUNS
 from storage.read.lineage import Graph, Work
-from storage.refs import Slice
+from storage.records import ALL_RUNS
+from storage.refs import attempts_by_run
 from storage.roots import Root, open_root
-from storage.schemas.columns import Column, Table
+from storage.schemas.contract import Column, Table
 from storage.schemas.stage_tables import TABLES
 from storage.schemas.system_tables import QUARANTINES, SYSTEM_TABLES
 from storage.store import FORMAT, Store, open_store
@@ -120,6 +119,7 @@ class Frames:
         return pl.scan_pyarrow_dataset(self.dataset(name))
 
     def __getattr__(self, name: str) -> pl.LazyFrame:
+        # `copy` and `pickle` ask for such names before the object has any attribute.
         if name.startswith("_"):
             raise AttributeError(name)
         try:
@@ -139,8 +139,7 @@ class Frames:
         stored = self._stored_table(table)
         if stored is None:
             return pl.DataFrame(TABLES[table].stored.empty_table()).lazy()
-        wanted = _attempts_by_run(each for w in works for each in w.slices_of(table))
-        return scan_attempts(self.store.root, stored, TABLES[table].stored, wanted)
+        return stored.scan(attempts_by_run(each for w in works for each in w.slices_of(table)))
 
     def dataset(self, name: str) -> ds.Dataset:
         """A table that is stored, or `uses`, as an Arrow dataset; SchemaError if there is none of that name."""
@@ -149,25 +148,25 @@ class Frames:
         if name not in TABLES:
             known = ", ".join(self.names)
             raise SchemaError(f"there is no table {name!r}", self.store.root.address, "", f"the tables are: {known}")
-        if TABLES[name] in SYSTEM_TABLES:
-            return self._system_dataset(name)
-        return self._stage_dataset(name, [each for work in self.graph.works.values() for each in work.slices_of(name)])
-
-    def _stage_dataset(self, name: str, slices: Sequence[Slice]) -> ds.Dataset:
-        schema = TABLES[name].stored
+        is_system = TABLES[name] in SYSTEM_TABLES
         stored = self._stored_table(name)
         if stored is None:
-            return ds.dataset(schema.empty_table())
-        return attempts_dataset(self.store.root, stored, schema, _attempts_by_run(slices))
+            return ds.dataset((TABLES[name].arrow if is_system else TABLES[name].stored).empty_table())
+        return self._system_rows(stored) if is_system else self._stage_rows(stored)
 
-    def _system_dataset(self, name: str) -> ds.Dataset:
-        schema = TABLES[name].arrow
-        stored = self._stored_table(name)
-        if stored is None:
-            return ds.dataset(schema.empty_table())
+    def _stage_rows(self, stored: StoredTable) -> ds.Dataset:
+        wanted = attempts_by_run(each for work in self.graph.works.values() for each in work.slices_of(stored.name))
+        files = stored.files_of(wanted)
+        rows = files_dataset(self.store.root, stored, files)
+        if all(each.first_attempt == each.last_attempt for each in files):
+            return rows
+        return rows.filter(pc.field("attempt").isin(sorted({each for of_run in wanted.values() for each in of_run})))
+
+    def _system_rows(self, stored: StoredTable) -> ds.Dataset:
         stored.refresh()
-        rows = files_dataset(self.store.root, stored, schema, stored.active_files())
-        own = [self.only, ALL_RUNS] if name == QUARANTINES.name else [self.only]
+        rows = files_dataset(self.store.root, stored, stored.active_files())
+        # A finding for which the rollouts of all runs were searched concerns each of them.
+        own = [self.only, ALL_RUNS] if stored.name == QUARANTINES.name else [self.only]
         return rows.filter(pc.field(PARTITION).isin(own)) if self.only else rows
 
     def _stored_table(self, name: str) -> StoredTable | None:
@@ -177,68 +176,17 @@ class Frames:
         return self.store.table(name)
 
 
-def attempts_dataset(
-    root: Root, stored: StoredTable, schema: pa.Schema, wanted: Mapping[str, Collection[str]]
-) -> ds.Dataset:
-    """The rows of some attempts, given by run; files that hold none of them are not opened."""
-    files = files_of_attempts(stored, wanted)
-    rows = files_dataset(root, stored, schema, files)
-    if all(each.first_attempt == each.last_attempt for each in files):
-        return rows
-    return rows.filter(pc.field("attempt").isin(sorted({each for of_run in wanted.values() for each in of_run})))
-
-
-def scan_attempts(
-    root: Root, stored: StoredTable, schema: pa.Schema, wanted: Mapping[str, Collection[str]]
-) -> pl.LazyFrame:
-    """The same rows for polars, which opens a file in a quarter of the time that Arrow takes for it.
-
-    That is what reading costs where a run has left a thousand files: see benchmarks/viewing.md.
-    """
-    options = dict(root.options) or None
-    parts = [pl.LazyFrame(pl.DataFrame(schema.empty_table()))]
-    by_run: dict[str, list[ActiveFile]] = {}
-    for file in files_of_attempts(stored, wanted):
-        by_run.setdefault(file.run, []).append(file)
-    for run, files in by_run.items():
-        places = [root.child(f"{stored.place}/{each.path}") for each in files]
-        rows = pl.scan_parquet(places, glob=False, hive_partitioning=False, storage_options=options)
-        if any(each.first_attempt != each.last_attempt for each in files):
-            rows = rows.filter(pl.col("attempt").is_in(sorted(set(wanted[run]))))
-        parts.append(rows.with_columns(pl.lit(run).alias(PARTITION)).select(schema.names))
-    return pl.concat(parts[1:] or parts)
-
-
-def files_of_attempts(stored: StoredTable, wanted: Mapping[str, Collection[str]]) -> list[ActiveFile]:
-    """The files of a table, at its newest version, that may hold rows of some attempts, given by run."""
-    stored.refresh()
-    attempts = {run: sorted(of_run) for run, of_run in wanted.items()}
-    return [each for each in stored.active_files() if _may_hold(each, attempts.get(each.run, ()))]
-
-
-def files_dataset(root: Root, stored: StoredTable, schema: pa.Schema, files: Iterable[ActiveFile]) -> ds.Dataset:
+def files_dataset(root: Root, stored: StoredTable, files: Iterable[ActiveFile]) -> ds.Dataset:
     """All rows of some files, with the run of each file as a column."""
     form = ds.ParquetFileFormat()
+    # The files have no column for the run: the dataset is told which run each belongs to.
     fragments = [
         form.make_fragment(
             f"{stored.place}/{each.path}", root.files, partition_expression=pc.field(PARTITION) == each.run
         )
         for each in files
     ]
-    return ds.FileSystemDataset(fragments, schema, form, root.files)
-
-
-def _may_hold(file: ActiveFile, attempts: Sequence[str]) -> bool:
-    place = bisect_left(attempts, file.first_attempt)
-    return place < len(attempts) and attempts[place] <= file.last_attempt
-
-
-def _attempts_by_run(slices: Iterable[Slice]) -> dict[str, list[str]]:
-    """Return the attempts of some slices by run."""
-    wanted: dict[str, list[str]] = {}
-    for piece in slices:
-        wanted.setdefault(piece.run, []).append(piece.attempt)
-    return wanted
+    return ds.FileSystemDataset(fragments, stored.schema, form, root.files)
 
 
 def _uses(graph: Graph, only: str | None) -> pa.Table:

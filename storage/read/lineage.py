@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
+from operator import attrgetter
 from typing import Any
 
 from storage.refs import Entry, Slice, identity
@@ -111,6 +112,7 @@ class Graph:
 
     def of_run(self, run: str) -> "Graph":
         """The part of the graph that a run uses; the same object whenever it is asked for."""
+        # Asked for again by every table of a page, and always the same.
         if run not in self._of_runs:
             used = Graph(())
             used.works = {key: work for key, work in self.works.items() if run in work.runs}
@@ -120,6 +122,7 @@ class Graph:
 
     def parents(self, key: str) -> list[Work]:
         """The work that went into a key, in order of name; digests of files and the like are no work."""
+        # One work may go in under several names.
         found = dict.fromkeys(key for _, key in sorted(self.works[key].inputs.items()))
         return [self.works[each] for each in found if each in self.works]
 
@@ -160,11 +163,12 @@ def _children(works: Iterable[Work]) -> dict[str, list[Work]]:
 
 def _work(entries: list[Entry]) -> Work:
     """One key's rows as one piece of work; parts count only as long as nobody has finished the whole."""
-    whole = sorted((entry for entry in entries if not entry.part), key=_age)
+    # Parts stay in the ledger beside the whole: counted with it, their rows would be there twice.
+    whole = sorted((entry for entry in entries if not entry.part), key=attrgetter("age"))
     if whole:
         return Work(whole[0], whole[0].outputs, tuple(sorted({entry.run for entry in whole})), True)
     parts: dict[str, Entry] = {}
-    for entry in sorted(entries, key=_age):
+    for entry in sorted(entries, key=attrgetter("age")):
         parts.setdefault(entry.part, entry)
     runs = tuple(sorted({entry.run for entry in entries}))
     slices = tuple(piece for _, entry in sorted(parts.items()) for piece in entry.outputs)
@@ -180,10 +184,6 @@ def _reach(key: str, step: Callable[[str], list[Work]]) -> list[Work]:
         edge = [each for each in near if each not in found]
         found |= {each: near[each] for each in edge}
     return list(found.values())
-
-
-def _age(entry: Entry) -> tuple[object, ...]:
-    return entry.finished_at, entry.run, entry.attempt
 
 
 def _order(work: Work) -> tuple[object, ...]:

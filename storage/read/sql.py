@@ -13,14 +13,16 @@ import pyarrow as pa
 
 from storage.errors import StoreError
 from storage.read.frames import USES, Frames
-from storage.schemas.columns import FLAGS, FLOATS, INDICES, TOKENS
+from storage.schemas.contract import FLAGS, FLOATS, INDICES, TOKENS
 from storage.schemas.stage_tables import TABLES
 
 PER_TOKEN = (TOKENS, FLAGS, FLOATS, INDICES)
+# A question may come from a page or a script: all that it can reach are the tables handed to it.
 SANDBOX = {
     "enable_external_access": "false",
     "autoinstall_known_extensions": "false",
     "autoload_known_extensions": "false",
+    # Else `from name` would read a variable of this program.
     "python_enable_replacements": "false",
 }
 OWN_SCHEMAS = ("main", "temp", "system", "information_schema", "pg_catalog")
@@ -44,6 +46,7 @@ def ask(frames: Frames, sql: str, tokens: bool = False) -> pa.Table:
         _require_read_only(connection.extract_statements(sql), sql)
         for schema, own in (("main", frames), *_schemas(frames, sql)):
             _register(connection, schema, own, sql, tokens)
+        # Locked before the question is run, which could otherwise change the settings.
         connection.execute("set TimeZone = 'UTC'; set lock_configuration = true")
         return _with_integers(connection.sql(sql).to_arrow_table())
     except duckdb.Error as error:
@@ -81,6 +84,7 @@ def _require_read_only(statements: Sequence[Any], sql: str) -> None:
 
 def _schemas(frames: Frames, sql: str) -> list[tuple[str, Frames]]:
     """The runs that the question names as schemas, with their rows."""
+    # Looked for in the text: the database names a schema that it lacks only by failing.
     named = [run for run in frames.run_names if _names_schema(sql, run) and run.lower() not in OWN_SCHEMAS]
     if len({run.lower() for run in named}) < len(named):
         what = f"runs whose names differ by case alone cannot stand in one question: {', '.join(named)}"

@@ -2,31 +2,13 @@
 
 import pyarrow as pa
 
-from storage.schemas.columns import MOMENT, NAMES, Column, Table
+from storage.schemas.contract import MOMENT, NAMES, Column, Table, list_of, struct_of
 
-FILE = pa.struct(
-    [
-        pa.field("path", pa.string(), nullable=False),
-        pa.field("size", pa.int64(), nullable=False),
-        pa.field("sha256", pa.string(), nullable=False),
-    ]
+FILE = struct_of(path=pa.string(), size=pa.int64(), sha256=pa.string())
+SLICE = struct_of(
+    table=pa.string(), run=pa.string(), attempt=pa.string(), rows=pa.int64(), digest=pa.string(), files=list_of(FILE)
 )
-SLICE = pa.struct(
-    [
-        pa.field("table", pa.string(), nullable=False),
-        pa.field("run", pa.string(), nullable=False),
-        pa.field("attempt", pa.string(), nullable=False),
-        pa.field("rows", pa.int64(), nullable=False),
-        pa.field("digest", pa.string(), nullable=False),
-        pa.field("files", pa.list_(pa.field("element", FILE, nullable=False)), nullable=False),
-    ]
-)
-INPUT = pa.struct(
-    [
-        pa.field("name", pa.string(), nullable=False),
-        pa.field("key", pa.string(), nullable=False),
-    ]
-)
+INPUT = struct_of(name=pa.string(), key=pa.string())
 
 LEDGER = Table(
     "ledger",
@@ -41,12 +23,8 @@ LEDGER = Table(
         Column("part", pa.string(), "empty for the whole; else the name of a committed part"),
         Column("attempt", pa.string(), "the attempt that finished"),
         Column("section", pa.string(), "the config section in the key, as canonical JSON"),
-        Column("inputs", pa.list_(pa.field("element", INPUT, nullable=False)), "the keys that went in, by name"),
-        Column(
-            "outputs",
-            pa.list_(pa.field("element", SLICE, nullable=False)),
-            "the slices made, files and digests included",
-        ),
+        Column("inputs", list_of(INPUT), "the keys that went in, by name"),
+        Column("outputs", list_of(SLICE), "the slices made, files and digests included"),
         Column("started_at", MOMENT, "when the attempt began"),
         Column("finished_at", MOMENT, "when the outputs were safe"),
         Column("tokens", pa.int64(), "tokens handled; 0 where that means nothing"),
@@ -87,6 +65,7 @@ QUARANTINES = Table(
         Column("host", pa.string(), "where it was said"),
     ),
 )
+# The name is the directory's in stores that exist.
 EXPIRED_SLICES = Table(
     "retirements",
     "one slice whose rows were dropped because of their age; the ledger still names it",

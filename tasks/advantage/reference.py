@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from configs.algorithms import AlgorithmConfig, OpdConfig, OpsdConfig
 from configs.run import View, for_environment
-from storage.schemas.columns import FLOATS
+from storage.schemas.contract import FLOATS
 from storage.schemas.stage_tables import REFERENCES
 from tasks.arrays.columns import texts
 from tasks.arrays.message_graph import find_branches, owners

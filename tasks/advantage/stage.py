@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 from configs.algorithms import AlgorithmConfig
 from configs.run import View
 from configs.sections import AdmissionConfig
-from storage.schemas.columns import FLOATS, INDICES
+from storage.schemas.contract import FLOATS, INDICES
 from storage.schemas.stage_tables import ESTIMATOR_STATES, SAMPLES
 from tasks.advantage.algorithms import ALGORITHMS
 from tasks.advantage.algorithms.credit import AdvantageBreach, Credit, GroupedTraces

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from storage.schemas.learner_tables import TOKEN_MASKS, TOKEN_STATISTICS
+from storage.schemas.stage_tables import TOKEN_MASKS, TOKEN_STATISTICS
 from tasks.learner.loop import RowStatistics, Totals
 from tasks.learner.loss_metrics import GROUPS
 from tasks.learner.rows import COMPONENTS, PackedBatch

@@ -14,8 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from configs.run import View
-from storage.schemas.learner_tables import TOKEN_MASKS
-from storage.schemas.stage_tables import METRICS, VERDICTS
+from storage.schemas.stage_tables import METRICS, TOKEN_MASKS, VERDICTS
 from tasks.arrays.columns import texts
 from tasks.metrics.accounts import account_metrics, group_metrics
 from tasks.metrics.figures import Figures, credit_figures, packing_figures, trace_figures, verdict_figures

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 
 from configs.run import View, for_environment
-from storage.schemas.columns import FLOATS, INDICES, NAMES, TOKENS
+from storage.schemas.contract import FLOATS, INDICES, NAMES, TOKENS
 from storage.schemas.stage_tables import BATCHES
 from tasks.arrays.columns import texts
 from tasks.arrays.permutation import digest

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from configs.run import RunConfig, View
-from storage.delta.commit_buffer import CommitBuffer
 from storage.keys import work_key
+from storage.ledger import CommitBuffer
 from storage.refs import Entry, Slice
 from storage.store import Store, open_store
 
@@ -92,7 +92,7 @@ class RunContext:
 
         For one thread, and not nested. What is finished is committed, also when an error passes.
         """
-        self._buffer = CommitBuffer(self.store)
+        self._buffer = CommitBuffer(self.store.slices, self.store.ledger)
         try:
             with self._buffer:
                 yield

@@ -6,7 +6,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from configs.run import View
-from storage.schemas.learner_tables import POLICIES
+from storage.schemas.stage_tables import POLICIES
 from tasks.learner.client import Learner
 from tasks.learner.errors import LearnerLost
 from tasks.runtime.prefect_task import as_task

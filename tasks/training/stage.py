@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from configs.run import View
-from storage.schemas.learner_tables import TOKEN_MASKS, UPDATES
+from storage.schemas.stage_tables import TOKEN_MASKS, UPDATES
 from tasks.learner.errors import LearnerLost
 from tasks.runtime.prefect_task import as_task
 from tasks.runtime.services import LearnerService, retry_lost

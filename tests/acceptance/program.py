@@ -1,6 +1,6 @@
 """A whole real run that kills its own services, or itself: `python -m tests.acceptance.program DIRECTORY REQUEST`.
 
-REQUEST is JSON with `overrides` and `kills`, from a moment in the life of the run (see `tests.fixtures.killing`) to
+REQUEST is JSON with `overrides` and `kills`, from a moment in the life of the run (see `tests.fixtures.dying_run`) to
 what is killed then: the name of a service, whose process tree but for its guardian dies by SIGKILL, or `flow`.
 """
 
@@ -18,7 +18,7 @@ from flows.services.base import Supervisor
 from flows.services.guardian import descendants, send
 from flows.services.ownership import identity
 from flows.services.process import Handle, ServiceSpec
-from tests.fixtures.killing import Moments, durable_line, kill_self
+from tests.fixtures.dying_run import Moments, durable_line, kill_self
 
 NAME = "run"
 SMALL = Path(__file__).with_name("small.toml")

@@ -23,8 +23,7 @@ import pytest
 from flows.services.ownership import owned
 from storage.store import open_store
 from tasks.learner.tiny import tiny_qwen3
-from tests.fixtures.contents import check_once, committed_groups, finished, rows, weights
-from tests.fixtures.driving import ROOT
+from tests.fixtures.driving import ROOT, check_once, committed_groups, finished, rows, weights
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1800)]
 

@@ -17,8 +17,7 @@ from storage.policies.manifest import adapter_base
 from storage.store import Store, open_store
 from tasks.learner.digest import weights_sha256
 from tasks.learner.tiny import tiny_qwen3
-from tests.fixtures.contents import finished, rows
-from tests.fixtures.driving import ROOT
+from tests.fixtures.driving import ROOT, finished, rows
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1800)]
 

@@ -1,8 +1,17 @@
 """What must hold of a run that was killed, and of the same run called again."""
 
 from storage.store import open_store
-from tests.fixtures.contents import check_once, committed_groups, finished, rows, weights, without_ambient, work
-from tests.fixtures.driving import Driven, Life
+from tests.fixtures.driving import (
+    Driven,
+    Life,
+    check_once,
+    committed_groups,
+    finished,
+    rows,
+    weights,
+    without_ambient,
+    work,
+)
 
 
 def killed(run: Driven, moment: str, *, prefect: bool = False) -> Life:

@@ -6,8 +6,7 @@ import pytest
 
 from storage.store import open_store
 from tests.crash.checks import check_clean, check_same
-from tests.fixtures.contents import check_once, work
-from tests.fixtures.driving import NAME, Driven, side_by_side
+from tests.fixtures.driving import NAME, Driven, check_once, side_by_side, work
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
 

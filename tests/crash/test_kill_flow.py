@@ -11,8 +11,7 @@ import pytest
 
 from storage.store import open_store
 from tests.crash.checks import check_clean, check_same, go_on, killed
-from tests.fixtures.contents import finished, rows
-from tests.fixtures.driving import Driven
+from tests.fixtures.driving import Driven, finished, rows
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
 

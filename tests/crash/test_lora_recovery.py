@@ -8,8 +8,7 @@ import pytest
 from storage.policies.manifest import adapter_base
 from storage.store import Store, open_store
 from tests.crash.checks import RARELY, check_clean, go_on, killed, requests
-from tests.fixtures.contents import rows, work
-from tests.fixtures.driving import NAME, Driven, side_by_side
+from tests.fixtures.driving import NAME, Driven, rows, side_by_side, work
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
 

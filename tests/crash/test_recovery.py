@@ -12,8 +12,7 @@ from storage.refs import Entry
 from storage.schemas.stage_tables import TABLES
 from storage.store import open_store
 from tests.crash.checks import RARELY, check_clean, go_on, killed, requests
-from tests.fixtures.contents import check_once, finished, weights, work
-from tests.fixtures.driving import NAME, Driven, side_by_side
+from tests.fixtures.driving import NAME, Driven, check_once, finished, side_by_side, weights, work
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
 

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from storage.store import Store, open_store
-from tests.fixtures.contents import check_once, weights
-from tests.fixtures.driving import NAME, ROOT, Driven, side_by_side
+from tests.fixtures.driving import NAME, ROOT, Driven, check_once, side_by_side, weights
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
 

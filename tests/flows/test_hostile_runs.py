@@ -13,8 +13,18 @@ from flows.orchestration.gate_answers import summary
 from flows.queries.compare import compare
 from flows.queries.store_reader import StoreReader
 from flows.replays.diff import markdown, table_rows
-from tests.fixtures.hostile import ALL, ENVIRONMENT, HELD_OUT, TEXTS, Hostile, acting, hostile_store
-from tests.fixtures.reading import READERS, kinds, tokens
+from tests.fixtures.hostile import (
+    ALL,
+    ENVIRONMENT,
+    HELD_OUT,
+    READERS,
+    TEXTS,
+    Hostile,
+    acting,
+    hostile_store,
+    kinds,
+    tokens,
+)
 
 pytestmark = pytest.mark.engine
 

@@ -20,6 +20,12 @@ def store(root: Path | str) -> Store:
     return open_store(root)
 
 
+@pytest.fixture
+def long_ago(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs that finish in a test finished long enough ago to be removed."""
+    monkeypatch.setattr("storage.maintenance.plan.RECENT_HOURS", 0.0)
+
+
 @pytest.fixture(scope="session")
 def s3_host() -> Iterator[S3Host]:
     """An S3 server on loopback, one for all tests."""

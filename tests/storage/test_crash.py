@@ -72,17 +72,9 @@ def test_policies_of_a_killed_publisher_are_complete_or_absent(root: Path) -> No
 
 
 def test_a_reader_s_process_ends_well_every_time(root: Path) -> None:
-    _read_in_processes(root, 20)
-
-
-def test_a_reader_s_process_ends_well(root: Path) -> None:
-    _read_in_processes(root, 3)
-
-
-def _read_in_processes(root: Path, times: int) -> None:
     killed(root, 2, 0.1, "steps", "attempt")
     command = [sys.executable, "-m", "tests.fixtures.writer", str(root), "read"]
-    for _ in range(times):
+    for _ in range(20):
         done = subprocess.run(command, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stderr
         counts = [int(line) for line in done.stdout.split()]

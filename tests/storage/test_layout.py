@@ -21,20 +21,23 @@ def test_a_new_root_says_its_layout(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "deep/down/format.json").read_text()) == {"layout": LAYOUT}
 
 
-@pytest.mark.parametrize("text", ['{"layout": 1}', '{"layout": 0}', "{}", "[]", "not json", ""])
-def test_another_layout_is_refused_and_left_alone(tmp_path: Path, text: str) -> None:
-    (tmp_path / "format.json").write_text(text)
-    with pytest.raises(LayoutError) as caught:
+@pytest.mark.parametrize(
+    ("file", "text", "words"),
+    [
+        *(("format.json", text, "format.json cannot be read") for text in ("{}", "[]", "not json", "")),
+        ("format.json", '{"layout": 1}', "layout 1"),
+        ("format.json", '{"layout": 0}', "layout 0"),
+        ("thesis.tex", "...", r"thesis\.tex"),
+    ],
+)
+def test_what_is_no_store_of_this_layout_is_refused_and_left_alone(
+    tmp_path: Path, file: str, text: str, words: str
+) -> None:
+    (tmp_path / file).write_text(text)
+    with pytest.raises(LayoutError, match=words) as caught:
         open_store(tmp_path)
     assert str(tmp_path) in caught.value.where
-    assert contents(tmp_path) == ["format.json"]
-
-
-def test_a_directory_of_something_else_is_refused_and_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "thesis.tex").write_text("...")
-    with pytest.raises(LayoutError, match=r"thesis\.tex"):
-        open_store(tmp_path)
-    assert contents(tmp_path) == ["thesis.tex"]
+    assert contents(tmp_path) == [file] and (tmp_path / file).read_text() == text
 
 
 def test_a_path_that_would_be_decoded_is_refused(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,12 +14,12 @@ from storage.maintenance.compact import maintain
 from storage.maintenance.plan import needed_rows
 from storage.maintenance.run_copy import CopyReport, copy_work
 from storage.maintenance.sweep import Retention, expire
+from storage.records import REMOVED
 from storage.refs import Entry
-from storage.runs import REMOVED
 from storage.store import Store, open_store
 from tests.fixtures.histories import contents, evaluate, finish, lasting, train
 from tests.fixtures.rows import entry, messages
-from tests.storage.maintenance.gc_dying import Died, moments
+from tests.storage.maintenance.gc_dying import count_moments, die_at
 
 NO_NEWS = CopyReport(0, 0, 0)
 
@@ -182,24 +183,11 @@ def check_visible(source: Store, target: Path) -> None:
 
 @pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.engine), 7])
 def test_dying_at_any_moment(source: Store, tmp_path: Path, every: int) -> None:
-    num_moments = 0
-
-    def count(number: int) -> None:
-        nonlocal num_moments
-        num_moments = number + 1
-
-    with moments(count):
-        copy(source, tmp_path / "whole")
+    num_moments = count_moments(lambda: copy(source, tmp_path / "whole"))
     assert num_moments > 30
     for moment in range(0, num_moments, every):
         target = tmp_path / str(moment)
-
-        def die(number: int, at: int = moment) -> None:
-            if number == at:
-                raise Died
-
-        with pytest.raises(Died), moments(die):
-            copy(source, target)
+        die_at(moment, partial(copy, source, target))
         if (target / "format.json").exists():
             check_visible(source, target)
         copy(source, target)

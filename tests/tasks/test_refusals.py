@@ -11,10 +11,8 @@ from tasks.arrays.samples import PackingBreach
 from tasks.filtering.filters.gibberish import UnknownVocabulary
 from tasks.packing.bin_packing import balanced, best_fit
 from tasks.packing.stage import BudgetTooSmall, check_once
-from tests.fixtures.builders import exchange, failed, message, table, trace, verdict, view
-from tests.fixtures.crediting import credited, group, tables_of
-from tests.fixtures.exactly import exactly
-from tests.fixtures.stages import inputs, judged, of_lengths, packed
+from tests.fixtures.builders import exactly, exchange, failed, message, table, trace, verdict, view
+from tests.fixtures.stages import credited, group, inputs, judged, of_lengths, packed, tables_of
 
 UNTRAINED = "Nothing was trained; all that was sampled is safe. "
 AGAIN = "Nothing was trained on these rows; all that was sampled is safe. Run the stage that wrote the table again."

@@ -16,8 +16,7 @@ import pytest
 from flows.cli.gate import decisions, embedded_urls
 from storage.store import Store, open_store
 from tasks.learner.tiny import tiny_qwen3
-from tests.fixtures.contents import weights
-from tests.fixtures.driving import NAME, ROOT, SETTINGS, Driven, Life
+from tests.fixtures.driving import NAME, ROOT, SETTINGS, Driven, Life, weights
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 SECONDS = 240

@@ -12,8 +12,7 @@ from flows.orchestration.gate_answers import LONGEST_TEXT, summary
 from flows.reporting import artifacts
 from flows.reporting.artifacts import escaped
 from tasks.gate.stage import Question, Shown
-from tests.fixtures.hostile import ALL, SHORT, TEXTS, acting
-from tests.fixtures.reading import READERS, kinds, tokens
+from tests.fixtures.hostile import ALL, READERS, SHORT, TEXTS, acting, kinds, tokens
 
 PLAIN = {"inline", "text", "text_special", "softbreak", "paragraph_open", "paragraph_close"}
 

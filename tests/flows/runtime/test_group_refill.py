@@ -26,8 +26,7 @@ from storage.refs import Entry
 from storage.store import Store, open_store
 from tasks.runtime.prefect_task import StageTask
 from tasks.runtime.stage import Ref
-from tests.fixtures.refills import EQUAL, REFILL, play
-from tests.fixtures.rehearsal import SOURCE, Rehearsal, rehearse, session_for
+from tests.fixtures.rehearsal import EQUAL, REFILL, SOURCE, Rehearsal, play, rehearse, session_for
 from tests.fixtures.replays import RLOO, ask, pieces, walk
 
 GROUPS, SIZE = 3, 4

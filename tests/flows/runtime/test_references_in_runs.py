@@ -21,7 +21,7 @@ from tasks.advantage import reference
 from tasks.inference.engine.model_files import tokenizer_digest
 from tasks.inference.engine.scoring import ServedModel
 from tasks.rollout.stage import STAGE
-from tests.fixtures.model_files import model
+from tests.fixtures.builders import model
 from tests.fixtures.rehearsal import SMALL, rehearse, session_for
 from tests.fixtures.replays import ask, pieces, walk
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from configs.run import RunConfig, View
 from storage.refs import Entry
-from storage.schemas.learner_tables import UPDATES
+from storage.schemas.stage_tables import UPDATES
 from storage.store import Store, open_store
 from tasks.metrics import stage as metrics
 from tasks.runtime.stage import Tables

@@ -23,8 +23,7 @@ from tasks.metrics.names import full_name, metric_values
 from tasks.metrics.rollouts import rollout_metrics
 from tasks.metrics.stage import metrics_table
 from tests.fixtures.builders import table, trace, verdict
-from tests.fixtures.refills import EQUAL, REFILL, play
-from tests.fixtures.rehearsal import SOURCE, Rehearsal, rehearse, session_for
+from tests.fixtures.rehearsal import EQUAL, REFILL, SOURCE, Rehearsal, play, rehearse, session_for
 from tests.flows.viewer.hand_made import NOW, RUN, HandMade
 from tests.flows.viewer.stepped import begun
 

@@ -17,7 +17,7 @@ from flows.viewer import addresses
 from flows.viewer.app import respond
 from flows.viewer.pages.runs import runs_page, tree
 from storage.read.frames import Frames
-from storage.runs import Event
+from storage.records import Event
 from storage.store import open_store
 from tests.fixtures.rehearsal import rehearse
 from tests.fixtures.replays import RLOO, ask, walk

@@ -61,6 +61,29 @@ def moments(happen: Callable[[int], None]) -> Iterator[None]:
             setattr(owner, name, change)
 
 
+def count_moments(act: Callable[[], object]) -> int:
+    """Return how many moments there are in doing something."""
+    seen: list[int] = []
+    with moments(seen.append):
+        act()
+    return len(seen)
+
+
+def die_at(wanted: int, act: Callable[[], object]) -> None:
+    """Do something up to one of its moments."""
+
+    def die(number: int) -> None:
+        if number == wanted:
+            raise Died
+
+    try:
+        with moments(die):
+            act()
+    except Died:
+        return
+    raise AssertionError(f"moment {wanted} never came")
+
+
 def collect(store: Store) -> None:
     """Remove every run but `kept`, and thin that one's policies."""
     plan.RECENT_HOURS = 0.0

@@ -8,12 +8,12 @@ import pytest
 
 from storage.errors import SliceExpired, StoreError
 from storage.maintenance.compact import compact, maintain
-from storage.maintenance.damage import inspect_slices
+from storage.maintenance.repair import inspect_slices
 from storage.maintenance.sweep import Retention, drop_slices, expire
 from storage.refs import Slice
 from storage.store import Store, open_store
+from tests.fixtures.histories import age
 from tests.fixtures.rows import entry, messages
-from tests.storage.maintenance.finished_work import age
 
 DAY = Retention("messages", 24)
 

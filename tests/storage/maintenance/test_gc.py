@@ -13,17 +13,10 @@ from storage.maintenance.plan import PolicyRetention, plan_removal
 from storage.maintenance.sweep import carry_out
 from storage.refs import Entry
 from storage.store import Store, open_store
-from tests.fixtures.histories import contents, evaluate, finish, lasting, publish, train, work
+from tests.fixtures.histories import age, contents, evaluate, finish, lasting, publish, train, work
 from tests.fixtures.rows import messages
-from tests.storage.maintenance.finished_work import age
 
-pytestmark = pytest.mark.engine
-
-
-@pytest.fixture(autouse=True)
-def long_ago(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs that finish in a test finished long enough ago."""
-    monkeypatch.setattr("storage.maintenance.plan.RECENT_HOURS", 0.0)
+pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("long_ago")]
 
 
 def files(root: Path) -> set[str]:

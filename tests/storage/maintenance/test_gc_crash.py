@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from storage.maintenance import plan
 from storage.store import Store, open_store
 from tests.fixtures.histories import contents, train
-from tests.storage.maintenance.gc_dying import Died, collect, moments
+from tests.storage.maintenance.gc_dying import collect, count_moments, die_at
 
 
 @pytest.fixture
@@ -39,39 +40,22 @@ def check(root: Path, before: dict[tuple[str, str, str], list]) -> None:
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize("every", [1, 9])
-def test_dying_at_any_moment(full: Path, tmp_path: Path, every: int) -> None:
+def test_dying_at_any_moment(full: Path, tmp_path: Path) -> None:
     before = contents(open_store(full), ["kept"])
     whole = tmp_path / "whole"
     shutil.copytree(full, whole)
-    num_moments = 0
-
-    def count(number: int) -> None:
-        nonlocal num_moments
-        num_moments = number + 1
-
-    with moments(count):
-        collect(open_store(whole))
+    num_moments = count_moments(lambda: collect(open_store(whole)))
     expected = left(whole)
     assert expected[0] < left(full)[0] and len(expected[1]) == 3 and expected[2] == 8
     assert num_moments > 30
-    for moment in range(0, num_moments, every):
-        _die_and_call_again(full, tmp_path / str(moment), moment, before, expected)
-
-
-def _die_and_call_again(full: Path, root: Path, moment: int, before: dict, expected: tuple) -> None:
-    shutil.copytree(full, root)
-
-    def die(number: int) -> None:
-        if number == moment:
-            raise Died
-
-    with pytest.raises(Died), moments(die):
+    for moment in range(num_moments):
+        root = tmp_path / str(moment)
+        shutil.copytree(full, root)
+        die_at(moment, partial(collect, open_store(root)))
+        check(root, before)
         collect(open_store(root))
-    check(root, before)
-    collect(open_store(root))
-    check(root, before)
-    assert left(root) == expected, f"after dying at moment {moment}"
+        check(root, before)
+        assert left(root) == expected, f"after dying at moment {moment}"
 
 
 @pytest.mark.engine

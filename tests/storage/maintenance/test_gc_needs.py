@@ -9,12 +9,7 @@ from storage.store import Store
 from tests.fixtures.histories import contents, finish, lasting, train, work
 
 LAST = PolicyRetention("last")
-
-
-@pytest.fixture(autouse=True)
-def long_ago(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs that finish in a test finished long enough ago."""
-    monkeypatch.setattr("storage.maintenance.plan.RECENT_HOURS", 0.0)
+pytestmark = pytest.mark.usefixtures("long_ago")
 
 
 def train_again(store: Store, run: str, policy: str, finished: bool = True) -> None:

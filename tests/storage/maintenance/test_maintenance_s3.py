@@ -4,9 +4,8 @@ import pytest
 
 from storage.errors import PolicyAbsent, SliceExpired
 from storage.maintenance.compact import maintain
-from storage.maintenance.damage import inspect_policies, inspect_slices
 from storage.maintenance.plan import PolicyRetention, at_work, plan_removal
-from storage.maintenance.repair import inspect_logs, repair_logs
+from storage.maintenance.repair import inspect_logs, inspect_policies, inspect_slices, repair_logs
 from storage.maintenance.sweep import Retention, carry_out, expire
 from storage.store import open_store
 from tests.fixtures.histories import contents, lasting, train
@@ -14,8 +13,8 @@ from tests.fixtures.histories import contents, lasting, train
 pytestmark = pytest.mark.engine
 
 
-def test_a_run_goes_weights_are_thinned_and_what_is_kept_reads(s3_root: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("storage.maintenance.plan.RECENT_HOURS", 0.0)
+@pytest.mark.usefixtures("long_ago")
+def test_a_run_goes_weights_are_thinned_and_what_is_kept_reads(s3_root: str) -> None:
     store = open_store(s3_root)
     train(store, "a", "xy")
     train(store, "b", "xzzz")

@@ -9,15 +9,21 @@ import pytest
 from storage.delta.log import prune_log
 from storage.errors import DamagedSlice, StoreError
 from storage.maintenance.compact import compact
-from storage.maintenance.damage import inspect_policies, inspect_slices
 from storage.maintenance.plan import plan_removal
-from storage.maintenance.repair import RepairedLog, forget, inspect_logs, plan_forget, repair_logs
+from storage.maintenance.repair import (
+    RepairedLog,
+    forget,
+    inspect_logs,
+    inspect_policies,
+    inspect_slices,
+    plan_forget,
+    repair_logs,
+)
 from storage.maintenance.sweep import carry_out
 from storage.refs import Slice
 from storage.roots import open_root
 from storage.store import Store, open_store
-from tests.fixtures.histories import contents, finish, lasting, train, work
-from tests.storage.maintenance.finished_work import age, fill
+from tests.fixtures.histories import age, contents, fill, finish, lasting, train, work
 
 pytestmark = pytest.mark.engine
 
@@ -158,8 +164,8 @@ def test_nothing_wrong_nothing_touched(root: Path, long: dict) -> None:
     assert store.root.file_sizes("") == before
 
 
-def test_rows_that_gc_removed_do_not_come_back(root: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("storage.maintenance.plan.RECENT_HOURS", 0.0)
+@pytest.mark.usefixtures("long_ago")
+def test_rows_that_gc_removed_do_not_come_back(root: Path, store: Store) -> None:
     train(store, "gone", "yy")
     train(store, "a", "xx")
     carry_out(store, plan_removal(store, ["a"]))
@@ -173,10 +179,8 @@ def test_rows_that_gc_removed_do_not_come_back(root: Path, store: Store, monkeyp
     assert [entry.run for entry in again.ledger.entries() if entry.run != "a"] == ["late"]
 
 
-def test_a_removal_whose_commit_is_lost_is_done_again(
-    root: Path, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("storage.maintenance.plan.RECENT_HOURS", 0.0)
+@pytest.mark.usefixtures("long_ago")
+def test_a_removal_whose_commit_is_lost_is_done_again(root: Path, store: Store) -> None:
     train(store, "gone", "yy")
     train(store, "a", "xx")
     work(store, "a", "one more", 2)  # the removal is not the version that a checkpoint repeats

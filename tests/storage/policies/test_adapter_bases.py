@@ -15,12 +15,7 @@ from storage.store import Store
 from tests.fixtures.histories import evaluate, finish, policy_row
 
 BASE = "import-base"
-
-
-@pytest.fixture(autouse=True)
-def long_ago(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs that finish in a test finished long enough ago."""
-    monkeypatch.setattr("storage.maintenance.plan.RECENT_HOURS", 0.0)
+pytestmark = pytest.mark.usefixtures("long_ago")
 
 
 def made(store: Store, run: str, key: str, version: int, parent: str | None, base: str = "") -> None:

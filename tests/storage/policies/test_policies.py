@@ -172,8 +172,7 @@ def test_a_full_disk_leaves_it_absent(policies: Policies, monkeypatch: pytest.Mo
 
     scratch = write(policies.scratch("k"))
     with monkeypatch.context() as patch:
-        for module in ("policies.store", "policies.remote"):
-            patch.setattr(f"storage.{module}.manifest_text", full)
+        patch.setattr("storage.policies.store.manifest_text", full)
         with pytest.raises(NoSpace):
             policies.publish(scratch, "k")
     assert policies.find("k") is None

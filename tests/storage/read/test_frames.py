@@ -9,10 +9,12 @@ import storage
 from storage.errors import LayoutError, RunUnknown, SchemaError
 from storage.maintenance.compact import MIN_FILES, compact
 from storage.read.frames import Frames
+from storage.read.sql import ask
 from storage.schemas.stage_tables import TABLES
 from storage.store import Store, open_store
+from tests.fixtures.histories import add, counts, share
 from tests.fixtures.rows import entry
-from tests.storage.read.finished_work import add, counts, share
+from tests.fixtures.s3_host import S3Host
 
 
 def test_only_rows_that_the_ledger_names(store: Store, root: Path) -> None:
@@ -118,3 +120,19 @@ def test_a_frame_is_a_snapshot(store: Store, root: Path) -> None:
     add(open_store(root), "2")
     assert counts(tables.messages) == {"1": 4}
     assert counts(storage.open(root).messages) == {"1": 4, "2": 4}
+
+
+@pytest.mark.engine
+@pytest.mark.essential
+def test_s3_answers_like_a_directory(s3: S3Host, s3_root: str) -> None:
+    with pytest.raises(LayoutError, match="there is no store"):
+        storage.open(s3_root)
+    store = open_store(s3_root)
+    for key in ("1", "2", "3"):
+        add(store, key, "a", count=int(key))
+    share(store, "1", "b")
+    tables = storage.open(s3_root)
+    assert counts(tables.messages) == {"1": 1, "2": 2, "3": 3}
+    assert counts(tables.run("b").messages) == {"1": 1}
+    question = "select key, count(*) as num from a.messages where step > 1 group by key order by key"
+    assert ask(tables, question).to_pylist() == [{"key": "2", "num": 2}, {"key": "3", "num": 3}]

@@ -11,7 +11,7 @@ from storage.read.frames import Frames
 from storage.read.sql import QuestionError, ask, columns_of
 from storage.schemas.stage_tables import TABLES
 from storage.store import Store, open_store
-from tests.storage.read.finished_work import add, share
+from tests.fixtures.histories import add, share
 
 PER_TOKEN = {
     "messages": {"token_ids", "mask", "is_content", "logprobs"},

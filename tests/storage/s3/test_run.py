@@ -13,7 +13,7 @@ import pytest
 from flows.cli import run_summary as show
 from storage.store import Store, open_store
 from tasks.learner.tiny import tiny_qwen3
-from tests.fixtures.driving import ROOT, SECONDS
+from tests.fixtures.driving import ROOT, SECONDS, SETTINGS
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
@@ -33,8 +33,9 @@ class Runs:
         """Start a run, or go on with it."""
         mine = self.directory / name
         mine.mkdir(exist_ok=True)
-        given = [str(mine), self.url, str(self.model), name, kill]
-        command = [sys.executable, "-P", "-m", "tests.storage.s3.training_run", *given]
+        request = {"overrides": [*SETTINGS, f"model.path={self.model}"], "kill": kill, "stop": "", "name": name}
+        request |= {"prefect": False, "backwards": False, "replays": [], "store": self.url}
+        command = [sys.executable, "-P", "-m", "tests.fixtures.dying_run", str(mine), json.dumps(request)]
         environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_WAIT_POLICY": "PASSIVE"}
         environment |= {"TMPDIR": str(mine)}  # its own local copies of policies, as on another machine
         return subprocess.Popen(

@@ -11,9 +11,10 @@ from flows.cli import doctor
 from storage.errors import LayoutError, StoreError, StoreUnavailable
 from storage.ledger import Ledger
 from storage.maintenance.compact import maintain
-from storage.store import Store, open_store
+from storage.store import LAYOUT, Store, open_store
 from tests.fixtures.rows import entry, messages
 from tests.fixtures.s3_host import S3Host
+from tests.fixtures.writer import race_writers
 
 pytestmark = pytest.mark.engine
 
@@ -74,7 +75,7 @@ def test_a_place_that_is_no_store_is_left_alone(s3: S3Host, root: str) -> None:
 
 def test_the_first_to_make_a_store_decides(s3: S3Host, root: str, store: Store) -> None:
     assert store.root.create("format.json", b"another") is False
-    assert json.loads(s3.get(f"{root}/format.json")) == {"layout": 1}
+    assert json.loads(s3.get(f"{root}/format.json")) == {"layout": LAYOUT}
     assert store.root.create("once", b"one") is True
     assert store.root.create("once", b"two") is False
     assert store.root.read("once") == b"one"
@@ -85,23 +86,7 @@ def test_the_first_to_make_a_store_decides(s3: S3Host, root: str, store: Store) 
 
 def test_two_writers_side_by_side_lose_nothing(root: str, store: Store) -> None:
     count, runs = 50, ("one", "two")
-    command = [sys.executable, "-m", "tests.fixtures.writer", root, "rows"]
-    writers = [
-        subprocess.Popen([*command, run, str(count)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        for run in runs
-    ]
-    try:
-        for writer in writers:
-            assert writer.stdout is not None and writer.stdout.readline() == "ready\n"
-        for writer in writers:
-            assert writer.stdin is not None
-            writer.stdin.write("go\n")
-            writer.stdin.flush()
-        told = [writer.communicate(timeout=240)[0].split() for writer in writers]
-    finally:
-        for writer in writers:
-            writer.kill()
-            writer.wait()
+    told = race_writers(root, *(["rows", run, str(count)] for run in runs))
     assert told == [[str(number) for number in range(count)]] * 2
     wanted = {(run, f"{run}-{number}") for run in runs for number in range(count)}
     assert {(found.run, found.key) for found in store.ledger.entries()} == wanted

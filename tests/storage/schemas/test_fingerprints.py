@@ -4,7 +4,7 @@ import hashlib
 
 import pytest
 
-from storage.schemas.columns import Table
+from storage.schemas.contract import Table
 from storage.schemas.stage_tables import TABLES
 
 FINGERPRINTS = {

@@ -7,16 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from storage.schemas.contract import RowPlace, check_rows
 from storage.schemas.stage_tables import SAMPLES
-from storage.schemas.validation import RowPlace, check_rows
 from tasks.advantage.algorithms.credit import Credit, GroupedTraces
 from tasks.advantage.stage import STAGE, advantage, silenced
 from tasks.arrays.parse_errors import StrangeFlag
 from tasks.arrays.ragged import Ragged
 from tasks.filtering.stage import STAGE as FILTERING
 from tasks.filtering.stage import filtering
-from tests.fixtures.builders import exchange, message, table, trace, verdict, view
-from tests.fixtures.exactly import exactly
+from tests.fixtures.builders import exactly, exchange, message, table, trace, verdict, view
 
 WEIGHTS = ("rl_weights", "ce_weights", "ref_kl_weights")
 EXTRAS = {"extras": {"parse_error": True}}

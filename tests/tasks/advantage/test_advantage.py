@@ -13,7 +13,7 @@ from tasks.advantage.algorithms import ALGORITHMS
 from tasks.advantage.algorithms.credit import AdvantageBreach, Credit
 from tasks.advantage.stage import check_zero_sum
 from tests.fixtures.builders import exchange, failed, message, table, trace, verdict
-from tests.fixtures.crediting import advantages, credited, forked, group
+from tests.fixtures.stages import advantages, credited, forked, group
 
 REWARDS = st.lists(st.floats(-100, 100).map(lambda r: round(r, 3)), min_size=1, max_size=12)
 

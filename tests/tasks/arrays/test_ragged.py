@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.schemas.columns import INDICES
+from storage.schemas.contract import INDICES
 from tasks.arrays.ragged import Ragged, lists
 
 ROWS = st.lists(st.lists(st.integers(0, 99), max_size=5), max_size=8)

@@ -6,7 +6,7 @@ import pytest
 
 from tasks.arrays.message_graph import drop_rejected
 from tests.fixtures.builders import message, table, trace
-from tests.fixtures.crediting import credited
+from tests.fixtures.stages import credited
 
 
 def record(links, num_nodes):

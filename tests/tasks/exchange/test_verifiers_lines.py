@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from storage.schemas.contract import RowPlace, check_rows
 from storage.schemas.stage_tables import MESSAGES, TRACES
-from storage.schemas.validation import RowPlace, check_rows
 from tasks.exchange.episodes import ImportContext
 from tasks.exchange.placement import ImportedRollouts, arrange
 from tasks.exchange.traces import source_of, trace_rows

@@ -7,7 +7,7 @@ import torch
 
 from configs.losses import CustomLoss, DppoLoss
 from tasks.learner.loss import Objective, WeightedTokens, token_loss
-from tests.fixtures.exactly import exactly
+from tests.fixtures.builders import exactly
 from tests.tasks.learner.slow_losses import Token, packed
 
 pytestmark = pytest.mark.engine

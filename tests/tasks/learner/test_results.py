@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from flows.reporting.tracking import finite
-from storage.schemas.learner_tables import TOKEN_MASKS, TOKEN_STATISTICS
+from storage.schemas.stage_tables import TOKEN_MASKS, TOKEN_STATISTICS
 from tasks.learner import results
 from tasks.learner.loop import RowStatistics, Totals
 from tasks.learner.loss_metrics import GROUPS

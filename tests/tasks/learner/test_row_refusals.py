@@ -4,7 +4,7 @@ import pytest
 
 from tasks.learner.errors import LearnerError
 from tasks.learner.rows import batches_from_table
-from tests.fixtures.exactly import exactly
+from tests.fixtures.builders import exactly
 from tests.fixtures.packed import batches, changed, padding, sample
 
 LENGTHS = {"logprobs": 5, "temperatures": 5, "advantages": 5, "rl_weights": 5, "ce_weights": 5, "ref_kl_weights": 5}

@@ -9,7 +9,7 @@ import pytest
 
 from configs.services import LearnerConfig
 from configs.training import TrainingConfig
-from storage.schemas.learner_tables import TOKEN_STATISTICS, UPDATES
+from storage.schemas.stage_tables import TOKEN_STATISTICS, UPDATES
 from tasks.learner.digest import weights_sha256
 from tasks.learner.errors import LearnerError, NoOptimizerState
 from tasks.training.stage import token_tables

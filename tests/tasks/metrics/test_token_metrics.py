@@ -6,8 +6,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from storage.schemas.learner_tables import TOKEN_MASKS, TOKEN_STATISTICS
-from storage.schemas.stage_tables import BATCHES
+from storage.schemas.stage_tables import BATCHES, TOKEN_MASKS, TOKEN_STATISTICS
 from tasks.metrics.names import full_name
 from tasks.metrics.tokens import token_metrics
 from tests.fixtures.builders import table

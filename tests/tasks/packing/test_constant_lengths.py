@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from storage.schemas.contract import RowPlace, check_rows
 from storage.schemas.stage_tables import BATCHES
-from storage.schemas.validation import RowPlace, check_rows
 from tasks.advantage.stage import STAGE as ADVANTAGE
 from tasks.advantage.stage import advantage
 from tasks.arrays.samples import Samples
 from tasks.packing.stage import STAGE, by_constant_length, packing
 from tests.fixtures.builders import exchange, table, trace, view
-from tests.fixtures.crediting import forked, tables_of
+from tests.fixtures.stages import forked, tables_of
 
 DR_GRPO = {"type": "dr_grpo", "length_normaliser": 10}
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from storage.schemas.contract import RowPlace, check_rows
 from storage.schemas.stage_tables import REGRADES, TABLES, TRACES
-from storage.schemas.validation import RowPlace, check_rows
 from tasks.inference.grading.client import SCORES
 from tasks.inference.trace_rows.images import extract_images, restore_images
 from tasks.rollout.regrade import STAGE, GradingBreach, regrade

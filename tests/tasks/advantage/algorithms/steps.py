@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from tests.fixtures.builders import exchange, failed, message, trace, verdict
-from tests.fixtures.crediting import forked
+from tests.fixtures.stages import forked
 
 Row = dict[str, Any]
 

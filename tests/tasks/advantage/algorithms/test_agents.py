@@ -4,7 +4,7 @@ import pytest
 
 from tasks.advantage.algorithms.credit import AdvantageBreach
 from tests.fixtures.builders import failed, trace, verdict
-from tests.fixtures.crediting import credited, group
+from tests.fixtures.stages import credited, group
 
 TWO = [trace("a", agent="first"), trace("b", agent="second", reward=0.0)]
 CUSTOM = {"type": "custom", "function": "nowhere:credit"}

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tasks.advantage.algorithms.credit import GroupedTraces
 from tasks.advantage.stage import STAGE, advantage
 from tests.fixtures.builders import message, table, trace, verdict, view
-from tests.fixtures.crediting import credited, group, tables_of
+from tests.fixtures.stages import credited, group, tables_of
 
 ALGORITHMS = [
     {"type": "grpo"},

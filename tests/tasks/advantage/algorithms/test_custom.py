@@ -10,7 +10,7 @@ from tasks.advantage.stage import STAGE, StateMissing, advantage
 from tasks.arrays.ragged import Ragged
 from tasks.runtime.import_paths import NotImportable, code_version
 from tests.fixtures.builders import exchange, trace, view
-from tests.fixtures.crediting import advantages, credited, group, tables_of
+from tests.fixtures.stages import advantages, credited, group, tables_of
 
 HERE = "tests.fixtures.masks"
 REFUSED = {

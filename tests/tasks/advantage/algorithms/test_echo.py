@@ -10,7 +10,7 @@ from tasks.advantage.algorithms.credit import AdvantageBreach
 from tasks.advantage.stage import STAGE, advantage
 from tasks.runtime.import_paths import NotImportable
 from tests.fixtures.builders import message, trace, view
-from tests.fixtures.crediting import credited, group, tables_of
+from tests.fixtures.stages import credited, group, tables_of
 
 MASKS = "tests.fixtures.masks"
 NO_ROLES = {"system": None, "user": None, "tool": None}

@@ -9,7 +9,7 @@ from tasks.advantage.algorithms import ALGORITHMS
 from tasks.advantage.algorithms.custom import require_credit
 from tasks.advantage.stage import STAGE, advantage
 from tests.fixtures.builders import exchange, table, trace, view
-from tests.fixtures.crediting import tables_of
+from tests.fixtures.stages import tables_of
 
 TEACHER = {"teacher": {"path": "/teacher"}}
 SECTIONS = {"opd": TEACHER, "sft": TEACHER, "echo": {"user": {"alpha": 0.5}}}

@@ -5,7 +5,7 @@ import pytest
 
 from tasks.advantage.algorithms import ALGORITHMS
 from tests.fixtures.builders import exchange, trace, verdict
-from tests.fixtures.crediting import advantages, credited, forked, group
+from tests.fixtures.stages import advantages, credited, forked, group
 
 SINGLE = ("grpo", "dr_grpo", "rloo", "max_rl", "reinforce_pp")
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.fixtures.crediting import credited
+from tests.fixtures.stages import credited
 from tests.tasks.advantage.algorithms.steps import steps
 
 SINGLE = ("grpo", "dr_grpo", "rloo", "max_rl", "reinforce_pp")

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.fixtures.crediting import credited, group
+from tests.fixtures.stages import credited, group
 from tests.tasks.advantage.algorithms.slow_groups import slow_credit, slow_streams
 from tests.tasks.advantage.algorithms.steps import Step, steps
 

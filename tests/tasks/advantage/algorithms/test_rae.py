@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from storage.schemas.contract import RowPlace, check_rows
 from storage.schemas.stage_tables import ESTIMATOR_STATES
-from storage.schemas.validation import RowPlace, check_rows
 from tasks.advantage.stage import STAGE, StateMissing, advantage
 from tests.fixtures.builders import exchange, failed, table, trace, view
-from tests.fixtures.crediting import advantages, tables_of
+from tests.fixtures.stages import advantages, tables_of
 
 DYADIC = st.integers(-8, 8).map(lambda eighths: eighths / 8)
 SEATS = st.tuples(st.sampled_from(["x", "y"]), st.sampled_from(["e0", "e1"]), st.sampled_from(["first", "second"]))

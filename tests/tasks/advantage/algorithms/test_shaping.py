@@ -4,7 +4,7 @@ import pytest
 
 from tasks.advantage.stage import STAGE
 from tests.fixtures.builders import verdict, view
-from tests.fixtures.crediting import advantages, credited, group
+from tests.fixtures.stages import advantages, credited, group
 
 
 def of_lengths(rewards, outputs, inputs=0, turns=0, group_id="g0"):

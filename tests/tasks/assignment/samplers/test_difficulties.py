@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.environments import SeatRule
+from storage.schemas.contract import RowPlace, check_rows
 from storage.schemas.stage_tables import DIFFICULTIES
-from storage.schemas.validation import RowPlace, check_rows
 from tasks.assignment.samplers import difficulties
 from tasks.assignment.samplers.difficulties import DifficultiesMissing
 from tests.fixtures.builders import failed, table, trace

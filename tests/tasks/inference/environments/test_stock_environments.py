@@ -1,7 +1,10 @@
 """Environments and tasksets that ship with verifiers run unchanged: real servers, a real engine, exact rows."""
 
 import json
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +14,66 @@ from configs.environments import EnvironmentConfig
 from configs.run import View
 from tasks.inference.engine.client import Engine
 from tasks.inference.environments.examples import verifiers_config
-from tests.fixtures.resource_server import REWARD, dataset, resource_server
 from tests.fixtures.sampled import Rows, failures, own, sampled
 
 pytestmark = pytest.mark.engine
 
 REVERSE = {"id": "reverse_text", "num_examples": 4}
 ViewOf = Callable[..., View]
+REWARD = 0.625
+
+
+class Handler(BaseHTTPRequestHandler):
+    """A NeMo Gym resource server as small as one can be: it seeds sessions and verifies, and keeps what it verified."""
+
+    verified: list[dict[str, Any]]
+
+    def do_GET(self) -> None:
+        """Say that the server is there."""
+        self._answer({})
+
+    def do_POST(self) -> None:
+        """Seed a session, or verify a response."""
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.path.endswith("/verify"):
+            self.verified.append(asked)
+            self._answer({**asked, "reward": REWARD, "length": len(asked["response"]["output"])})
+        else:
+            self._answer({})
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Say nothing."""
+
+    def _answer(self, value: dict[str, Any]) -> None:
+        body = json.dumps(value).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+@contextmanager
+def resource_server() -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """Serve until the block ends; yield the address and what was verified so far."""
+    verified: list[dict[str, Any]] = []
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Own", (Handler,), {"verified": verified}))
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}", verified
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def dataset(path: Path) -> Path:
+    """Write the rows of a dataset in the form of NeMo Gym; return the path."""
+    asked = [{"role": "user", "content": "1 + 2"}]
+    rows = [{"responses_create_params": {"input": asked, "tools": []}, "answer": 3, "extra": {"kept": [1.5, None]}}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
 
 
 def check_tokens(traces: Rows, messages: Rows) -> None:

@@ -21,9 +21,8 @@ from tasks.inference.sampling import background_loop, rollouts
 from tasks.inference.sampling.attempts import RETRY_SEED_STRIDE
 from tasks.inference.sampling.rollouts import SamplingPlan
 from tasks.metrics.retokenised import retokenised_turns
-from tests.fixtures.exactness import check_packed, check_wire, packed
 from tests.fixtures.hosts import ENGINE, KEY, PLUGINS, assigned
-from tests.fixtures.proxy import EMPTY, HELD, MALFORMED, Proxy, recording
+from tests.fixtures.proxy import EMPTY, HELD, MALFORMED, Proxy, check_packed, check_wire, packed, recording
 from tests.fixtures.waiting import until
 
 pytestmark = pytest.mark.engine

@@ -21,9 +21,8 @@ from tasks.inference.sampling import rollouts
 from tasks.inference.sampling.adaptive_limit import INITIAL_LIMIT, AdaptiveLimit, Limiter
 from tasks.learner.tiny import tiny_qwen3
 from tasks.metrics.retokenised import retokenised_turns
-from tests.fixtures.exactness import check_packed, check_wire, packed
 from tests.fixtures.hosts import ENGINE, KEY, assigned, engine_of, served
-from tests.fixtures.proxy import Proxy, recording
+from tests.fixtures.proxy import Proxy, check_packed, check_wire, packed, recording
 from tests.fixtures.waiting import PATIENCE
 from tests.fixtures.warming import taught
 

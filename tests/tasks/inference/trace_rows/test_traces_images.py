@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 from storage.refs import Entry
+from storage.schemas.contract import RowPlace, check_rows
 from storage.schemas.stage_tables import IMAGES
-from storage.schemas.validation import RowPlace, check_rows
 from storage.store import Store, open_store
 from tasks.inference.trace_rows.images import LITERAL, MissingImage, extract_images, parse_image, restore_images
 from tasks.runtime.group_commits import Parts

@@ -23,8 +23,8 @@ from tasks.inference.trace_rows.rows import (
     trace_tables,
     wire_record,
 )
-from tests.fixtures.crediting import credited
 from tests.fixtures.shapes import NOTES, NUMBERS, SCRIPT, URLS, Player, blank, sent
+from tests.fixtures.stages import credited
 
 pytestmark = pytest.mark.engine
 

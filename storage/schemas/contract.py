@@ -1,7 +1,7 @@
-"""Checks rows against the schema of their table: exact columns first, then what must hold of every row.
+"""Contracts of tables: column types, columns, tables, and checks of rows against them.
 
-Run on what is about to be written and on what was read, because Delta Lake casts in silence and a wrong row is cheap
-to refuse here and expensive anywhere later.
+Checks run on what is about to be written and on what was read, because Delta Lake casts in silence and a wrong row is
+cheap to refuse here and expensive anywhere later.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,74 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from storage.errors import InvariantBreach, SchemaError
-from storage.schemas.columns import Table
+
+
+def list_of(element: pa.DataType) -> "pa.ListType[Any]":
+    """Return the type of lists without nulls; `element` is what Parquet and Delta call the item."""
+    return pa.list_(pa.field("element", element, nullable=False))
+
+
+def struct_of(**types: pa.DataType) -> pa.StructType:
+    """Return the type of structs whose fields are never null."""
+    return pa.struct([pa.field(name, each, nullable=False) for name, each in types.items()])
+
+
+TOKENS = list_of(pa.int32())
+# What is computed for a token is float32, as engine and learner have it; what is summed up is float64.
+FLOATS = list_of(pa.float32())
+NUMBERS = list_of(pa.float64())
+FLAGS = list_of(pa.bool_())
+INDICES = list_of(pa.int32())
+NAMES = list_of(pa.string())
+MOMENT = pa.timestamp("us", tz="UTC")
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column: its name, Arrow type, what it means, and whether it may be null."""
+
+    name: str
+    type: pa.DataType
+    meaning: str
+    nullable: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table: its name, what a row is, the columns that name a row within a slice, and its columns.
+
+    What else must hold of every row is data as well: `aligned` names list columns of equal length, `aligned_or_empty`
+    those that have that length or none, `logprobs` list columns whose values are at most 0, and `only_where` pairs a
+    list of flags with the boolean column without which none of them may be set. Per-token floats are always finite.
+    """
+
+    name: str
+    row: str
+    row_id: tuple[str, ...]
+    columns: tuple[Column, ...]
+    aligned: tuple[str, ...] = ()
+    aligned_or_empty: tuple[str, ...] = ()
+    logprobs: tuple[str, ...] = ()
+    only_where: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def arrow(self) -> pa.Schema:
+        """The schema that stages read and write, without the slice columns."""
+        return pa.schema([pa.field(c.name, c.type, c.nullable) for c in self.columns])
+
+    @property
+    def stored(self) -> pa.Schema:
+        """The schema on disk: the slice columns, then the table's own."""
+        return pa.schema([pa.field(c.name, c.type, c.nullable) for c in (*SLICE_COLUMNS, *self.columns)])
+
+
+SLICE_COLUMNS = (
+    Column("run", pa.string(), "the run that computed the row; the only partition"),
+    Column("step", pa.int64(), "the step of that run; 0-based"),
+    Column("key", pa.string(), "the key of the work that made the row"),
+    Column("attempt", pa.string(), "the attempt at that key; only attempts that the ledger names exist"),
+    Column("seq", pa.int32(), "the row's place in its slice; Delta Lake keeps no order"),
+)
 
 
 @dataclass(frozen=True)
@@ -50,6 +117,7 @@ def check_rows(rows: pa.Table, table: Table, place: RowPlace) -> None:
     length, floats that are not finite, log-probs above zero, flags set where they cannot be.
     """
     check_schema(rows.schema, table.arrow, place)
+    # Nulls come first: the checks after this read values without asking for them.
     for field in rows.schema:
         for chunk in rows.column(field.name).chunks:
             _check_nulls(chunk, field, field.name, place)

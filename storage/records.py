@@ -1,0 +1,340 @@
+"""The records of a store, each a system table held in memory: events of runs, quarantines, expired slices."""
+
+import json
+import os
+import socket
+from bisect import insort
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from difflib import get_close_matches
+from functools import cached_property
+from threading import RLock
+from typing import Any
+
+import pyarrow as pa
+
+from storage.delta.table import StoredTable
+from storage.errors import QuarantineUnknown, RunUnknown, SliceExpired
+from storage.keys import canonical_json, content_key
+from storage.refs import Slice, check_run_name
+from storage.roots import Root
+from storage.schemas.contract import Table
+from storage.schemas.system_tables import EXPIRED_SLICES, QUARANTINES, RUNS
+
+
+class CachedTable:
+    """One system table; a subclass says in `_add_row` what a row is, and takes `_lock` while it reads its rows."""
+
+    def __init__(self, root: Root, contract: Table) -> None:
+        self._root = root
+        self._contract = contract
+        self._lock = RLock()
+        self._version: int | None = None
+        self._read_files: set[str] = set()
+
+    @cached_property
+    def table(self) -> StoredTable:
+        """The stored table, made when it is first asked for: most stores never need every system table."""
+        return StoredTable(self._root, self._contract.name, self._contract.arrow)
+
+    def refresh(self) -> int:
+        """Read what was committed since the last refresh; return a number that is another after every commit."""
+        with self._lock:
+            self._refresh()
+            return self._version or 0
+
+    def add_records(self, records: Sequence[Any]) -> None:
+        """Add records of this or another store as they are, those of one run in one commit."""
+        for run in dict.fromkeys(record.run for record in records):
+            self._append([self._row(record) for record in records if record.run == run], run)
+
+    def _append(self, rows: Sequence[Mapping[str, Any]], run: str) -> None:
+        """Add rows of one run in one commit."""
+        self.table.append(pa.Table.from_pylist(list(rows), self._contract.arrow).drop_columns(["run"]), run)
+
+    def _refresh(self) -> None:
+        """Read the files added since the last refresh; rows that were merged into another file may come once more."""
+        # A cached property stands among the instance's variables as soon as it was asked for.
+        if "table" not in vars(self) and not self._root.exists(f"tables/{self._contract.name}"):
+            return  # no table is made only to be read
+        paths, version = self.table.new_files(self._version)
+        for path in paths:
+            if path not in self._read_files:
+                run = path.split("/")[0].removeprefix("run=")
+                for row in self.table.read(path).to_pylist():
+                    self._add_row({**row, "run": run, "at": row["at"].astimezone(UTC)})
+                self._read_files.add(path)
+        self._version = version
+
+    def _row(self, record: Any) -> Mapping[str, Any]:
+        """Return a record as a row of the table."""
+        return dict(vars(record))
+
+    def _add_row(self, row: dict[str, Any]) -> None:
+        """Take one row into memory; a row may come more than once."""
+        raise AssertionError("each system table has rows of its own kind")
+
+
+REMOVED = "removed"
+"""The event of a run whose work was removed from the store; its name may be used again."""
+MAX_SUGGESTIONS = 5
+"""Runs that the error about an unknown run names."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """One event in the life of a run; the columns of the runs table, config parsed."""
+
+    run: str
+    event: str
+    at: datetime
+    kind: str
+    config: Mapping[str, Any]
+    parent_run: str | None
+    step: int
+    message: str
+    flow_run: str | None
+    host: str
+    pid: int
+
+
+class Runs(CachedTable):
+    """The events of all runs, in memory and kept up to date."""
+
+    def __init__(self, root: Root) -> None:
+        super().__init__(root, RUNS)
+        self.table = StoredTable(root, RUNS.name, RUNS.arrow)  # every store has it from the first
+        self._events: dict[str, list[Event]] = {}
+
+    def record(
+        self,
+        *,
+        run: str,
+        event: str,
+        kind: str | None = None,
+        config: Mapping[str, Any] | None = None,
+        step: int = 0,
+        message: str = "",
+        parent_run: str | None = None,
+        flow_run: str | None = None,
+        host: str | None = None,
+        pid: int | None = None,
+    ) -> Event:
+        """Record an event now. Kind, config and parent default to the run's last event's, host and pid to ours.
+
+        Raises RunUnknown where a first event brings no kind or config.
+        """
+        check_run_name(run)
+        before = self._events_of(run)
+        if (kind is None or config is None) and not before:
+            raise RunUnknown(f"run {run!r} has no earlier event to take kind and config from", do="give both")
+        recorded = Event(
+            run=run,
+            event=event,
+            at=datetime.now(UTC),
+            kind=before[-1].kind if kind is None else kind,
+            config=before[-1].config if config is None else config,
+            parent_run=before[-1].parent_run if parent_run is None and before else parent_run,
+            step=step,
+            message=message,
+            flow_run=flow_run,
+            host=socket.gethostname() if host is None else host,
+            pid=os.getpid() if pid is None else pid,
+        )
+        self.add_records([recorded])
+        return recorded
+
+    def events(self, run: str) -> list[Event]:
+        """The events of a run in order of time; RunUnknown if there are none."""
+        found = self._events_of(run)
+        if not found:
+            raise RunUnknown(f"there is no run {run!r}", self.similar_names(run), do="give one of these names")
+        return found
+
+    def similar_names(self, run: str) -> str:
+        """Say, for an error, which runs have a name like this one; where none has, which runs are the newest."""
+        names = self.names()
+        alike = get_close_matches(run, names, MAX_SUGGESTIONS)
+        return (
+            f"the nearest runs are: {', '.join(alike)}"
+            if alike
+            else f"the last runs are: {', '.join(names[-MAX_SUGGESTIONS:]) or 'none'}"
+        )
+
+    def last(self, run: str) -> Event | None:
+        """The newest event of a run; None where there are none."""
+        return next(reversed(self._events_of(run)), None)
+
+    def last_event(self, run: str) -> str:
+        """What the newest event of a run is called; empty where there are none."""
+        last = self.last(run)
+        return last.event if last else ""
+
+    def names(self) -> list[str]:
+        """The names of all runs, in order of their last event."""
+        with self._lock:
+            self._refresh()
+            return sorted(self._events, key=lambda run: (self._events[run][-1].at, run))
+
+    def latest(self) -> str | None:
+        """The run with the newest event, but those removed; None in an empty store."""
+        return next((run for run in reversed(self.names()) if self.last_event(run) != REMOVED), None)
+
+    def config(self, run: str) -> dict[str, Any]:
+        """The resolved config that the run used last."""
+        return dict(self.events(run)[-1].config)
+
+    def _events_of(self, run: str) -> list[Event]:
+        with self._lock:
+            self._refresh()
+            return list(self._events.get(run, []))
+
+    def _row(self, record: Event) -> Mapping[str, Any]:
+        return {**vars(record), "config": canonical_json(record.config)}
+
+    def _add_row(self, row: dict[str, Any]) -> None:
+        event = Event(**{**row, "config": json.loads(row["config"])})
+        before = self._events.setdefault(event.run, [])
+        if event not in before:  # a compacted file repeats what was read before
+            insort(before, event, key=lambda each: each.at)
+
+
+ALL_RUNS = "all-runs"
+"""The run of a finding for which the rollouts of every run were searched."""
+# Enough for the findings of a store, and short enough to be typed.
+ID_LENGTH = 12
+
+
+@dataclass(frozen=True)
+class Quarantine:
+    """One finding; the columns of the quarantines table."""
+
+    quarantine: str
+    """The finding's id: a digest of its rollouts and its reason."""
+    run: str
+    where: str
+    reason: str
+    trace_ids: tuple[str, ...]
+    at: datetime
+    host: str
+
+
+class Quarantines(CachedTable):
+    """The findings of a store, in memory and kept up to date."""
+
+    def __init__(self, root: Root) -> None:
+        super().__init__(root, QUARANTINES)
+        self._findings: dict[str, Quarantine] = {}
+
+    def record(self, trace_ids: Iterable[str], *, where: str, reason: str, run: str = ALL_RUNS) -> Quarantine:
+        """Record that rollouts are unfit, in one row; the same rollouts for the same reason are one finding.
+
+        Returns the finding that stands: the one written, or the earlier one of the same rollouts and reason.
+        """
+        check_run_name(run)
+        traces = tuple(sorted(set(trace_ids)))
+        assert traces, "a quarantine of nothing"
+        name = content_key({"trace_ids": list(traces), "reason": reason})[:ID_LENGTH]
+        existing = {each.quarantine: each for each in self.all()}.get(name)
+        if existing is not None:
+            return existing
+        finding = Quarantine(name, run, where, reason, traces, datetime.now(UTC), socket.gethostname())
+        self.add_records([finding])
+        return finding
+
+    def all(self) -> list[Quarantine]:
+        """The findings, in order of time; of one that two writers recorded at once, the earlier row."""
+        with self._lock:
+            self._refresh()
+            return sorted(self._findings.values(), key=_age)
+
+    def ids(self) -> list[str]:
+        """The ids of all findings, in order of time."""
+        return [each.quarantine for each in self.all()]
+
+    def reasons(self, quarantines: Sequence[str]) -> dict[str, str]:
+        """The reason for each rollout of the findings named; of a rollout in several, the earliest finding's.
+
+        Raises QuarantineUnknown for an id that the store does not have.
+        """
+        known = self.all()
+        if missing := sorted(set(quarantines) - {each.quarantine for each in known}):
+            raise QuarantineUnknown(
+                f"there is no quarantine {missing[0]!r}",
+                f"the store has: {', '.join(each.quarantine for each in known) or 'none'}",
+                do="list them with `stagecoach quarantine --list` and give one of these ids",
+            )
+        chosen = [each for each in known if each.quarantine in set(quarantines)]
+        return {trace: each.reason for each in reversed(chosen) for trace in each.trace_ids}
+
+    def _add_row(self, row: dict[str, Any]) -> None:
+        finding = Quarantine(**{**row, "trace_ids": tuple(row["trace_ids"])})
+        # Two writers may record one finding at the same time: for every reader the earlier row stands.
+        self._findings[finding.quarantine] = min(self._findings.get(finding.quarantine, finding), finding, key=_age)
+
+
+def _age(finding: Quarantine) -> tuple[object, ...]:
+    return finding.at, finding.run, finding.quarantine
+
+
+@dataclass(frozen=True)
+class ExpiredSlice:
+    """One slice whose rows were dropped; the columns of the table `retirements`."""
+
+    run: str
+    table: str
+    attempt: str
+    rows: int
+    bytes: int
+    at: datetime
+    hours: int
+    """The age in hours from which on the table's rows were dropped."""
+
+
+class ExpiredSlices(CachedTable):
+    """The expired slices of a store, in memory and kept up to date."""
+
+    def __init__(self, root: Root) -> None:
+        super().__init__(root, EXPIRED_SLICES)
+        self._expired: dict[tuple[str, str, str], ExpiredSlice] = {}
+
+    def record(self, pieces: Sequence[Slice], hours: int) -> None:
+        """Record that slices expire, those of one run in one commit; those recorded before are left out."""
+        now = datetime.now(UTC)
+        new = self.exclude(pieces)
+        self.add_records([ExpiredSlice(p.run, p.table, p.attempt, p.rows, p.bytes, now, hours) for p in new])
+
+    def exclude(self, pieces: Iterable[Slice]) -> list[Slice]:
+        """The slices given without those that expired, in order."""
+        with self._lock:
+            self._refresh()
+            return [piece for piece in pieces if _id(piece) not in self._expired]
+
+    def find(self, pieces: Iterable[Slice]) -> list[ExpiredSlice]:
+        """The records of those of the slices given that expired, in order."""
+        with self._lock:
+            self._refresh()
+            return [self._expired[_id(piece)] for piece in pieces if _id(piece) in self._expired]
+
+    def read_error(self, pieces: Sequence[Slice]) -> SliceExpired | None:
+        """The error for reading slices of which one expired; None where none did."""
+        found = next(iter(self.find(pieces)), None)
+        if found is None:
+            return None
+        return SliceExpired(
+            f"these {found.rows} rows were dropped on {found.at:%Y-%m-%d}: table {found.table!r} keeps rows for "
+            f"{found.hours} hours",
+            f"table {found.table!r}, run {found.run!r}, attempt {found.attempt!r}",
+            "every other table of the run; the ledger still says that and how they were made",
+            "go without them; to have them again, do the stage's work again in a run with another seed or section",
+        )
+
+    def _add_row(self, row: dict[str, Any]) -> None:
+        expired = ExpiredSlice(**row)
+        # Two processes may record one slice at the same time: the row that is read first stands.
+        self._expired.setdefault(_id(expired), expired)
+
+
+def _id(piece: Slice | ExpiredSlice) -> tuple[str, str, str]:
+    return piece.run, piece.table, piece.attempt

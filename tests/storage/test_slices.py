@@ -1,0 +1,237 @@
+"""Slices: every table comes back as it was written, whatever its rows, or it is said that its bytes are others.
+
+The digest follows values, and only values.
+"""
+
+import random
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from storage.delta.parquet import decode, encode
+from storage.errors import DamagedSlice, StoreError
+from storage.refs import Slice
+from storage.schemas.contract import Table
+from storage.schemas.stage_tables import MESSAGES, STAGE_TABLES
+from storage.schemas.system_tables import FILE
+from storage.slices import content_digest
+from storage.store import Store, open_store
+from tests.fixtures.rows import entry, messages, random_rows
+
+
+def test_golden() -> None:
+    rows = pa.table(
+        {
+            "text": ["a", None, ""],
+            "lists": pa.array([[1, 2], [], [3]], pa.list_(pa.int32())),
+            "flags": [True, False, None],
+            "files": pa.array([[{"path": "x", "size": 1, "sha256": "y"}], [], []], pa.list_(FILE)),
+        }
+    )
+    assert content_digest(rows) == "843bbc892dcc4cb2c68c3cbda4e3f6785164a3176c26d8c1316fcedbd3e2ca3c"
+
+
+@given(random_rows(MESSAGES, 5), st.integers(0, 5), st.integers(1, 3))
+def test_chunks_slices_and_encoding_do_not_change_it(rows: pa.Table, start: int, size: int) -> None:
+    part = rows.slice(min(start, max(0, rows.num_rows - 1)))
+    chunked = pa.Table.from_batches(part.to_batches(max_chunksize=size), rows.schema)
+    rebuilt = pa.Table.from_pylist(part.to_pylist(), rows.schema)
+    decoded = decode(pa.BufferReader(encode([part])), rows.schema) if part.num_rows else part
+    assert content_digest(part) == content_digest(chunked) == content_digest(rebuilt) == content_digest(decoded)
+
+
+def test_what_lies_under_a_null_does_not_count() -> None:
+    plain = pa.table({"a": pa.array([1, None], pa.int64())})
+    hidden = pa.Array.from_buffers(
+        pa.int64(), 2, [pa.py_buffer(b"\x01"), pa.py_buffer(b"\x01" + b"\0" * 7 + b"\x07" * 8)]
+    )
+    assert content_digest(pa.table({"a": hidden})) == content_digest(plain)
+
+
+def test_every_difference_counts() -> None:
+    def of(values: list[object], kind: pa.DataType, name: str = "a") -> str:
+        return content_digest(pa.table({name: pa.array(values, kind)}))
+
+    digests = [
+        of([], pa.string()),
+        of([None], pa.string()),
+        of([""], pa.string()),
+        of(["", ""], pa.string()),
+        of(["ab", "c"], pa.string()),
+        of(["a", "bc"], pa.string()),
+        of([None, "abc"], pa.string()),
+        of(["abc", None], pa.string()),
+        of(["abc", None], pa.string(), "b"),
+        of([[1], [2]], pa.list_(pa.int32())),
+        of([[1, 2], []], pa.list_(pa.int32())),
+        of([[], [1, 2]], pa.list_(pa.int32())),
+        of([[1, 2]], pa.list_(pa.int32())),
+        of([[1, 2]], pa.list_(pa.int64())),
+        of([0.0], pa.float64()),
+        of([-0.0], pa.float64()),
+        of([0.0], pa.float32()),
+        of([0], pa.int64()),
+        of([False], pa.bool_()),
+        of([True], pa.bool_()),
+        content_digest(messages(3)),
+        content_digest(messages(3).take([1, 0, 2])),
+    ]
+    assert len(set(digests)) == len(digests)
+
+
+@pytest.mark.parametrize("table", STAGE_TABLES, ids=lambda table: table.name)
+@given(data=st.data())
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+def test_any_rows_of_any_table_come_back_equal(table: Table, data: st.DataObject) -> None:
+    rows = data.draw(random_rows(table))
+    with tempfile.TemporaryDirectory() as directory:
+        store = open_store(Path(directory, "a store"))
+        piece = store.append(table.name, rows, run="run", step=3, key="key", attempt="one")
+        again = open_store(Path(directory, "a store")).read([piece])
+    assert again.schema.equals(table.arrow)
+    assert again.equals(rows)
+    assert piece.rows == rows.num_rows
+    assert len(piece.files) == min(1, rows.num_rows)
+
+
+def test_slices_come_in_the_order_given_and_columns_are_chosen(store: Store) -> None:
+    first = store.append("messages", messages(2), run="run", step=0, key="a", attempt="a")
+    second = store.append("messages", messages(3), run="run", step=0, key="b", attempt="b")
+    rows = store.read([second, first, second], ["message"])
+    assert rows.column_names == ["message"]
+    assert rows["message"].to_pylist() == [0, 1, 2, 0, 1, 0, 1, 2]
+
+
+def test_one_attempt_may_append_more_than_once(store: Store) -> None:
+    pieces = [store.append("messages", messages(n), run="run", step=0, key="k", attempt="same") for n in (1, 2, 3)]
+    assert [piece.attempt for piece in pieces] == ["same", "same.1", "same.2"]
+    assert [store.read([piece]).num_rows for piece in pieces] == [1, 2, 3]
+
+
+def test_chunks_and_offsets_of_what_is_written_do_not_matter(store: Store) -> None:
+    rows = pa.concat_tables([messages(6).slice(0, 2), messages(6).slice(2, 3), messages(6).slice(5)])
+    chunked = store.append("messages", rows, run="run", step=0, key="k", attempt="a")
+    whole = store.append("messages", messages(6), run="run", step=0, key="k", attempt="b")
+    assert chunked.digest == whole.digest
+    assert store.read([chunked]).equals(messages(6))
+
+
+def test_scan_sees_what_the_ledger_names_and_nothing_else(store: Store) -> None:
+    assert store.scan("messages").collect().height == 0
+    named = store.append("messages", messages(3), run="run", step=7, key="k", attempt="named")
+    store.append("messages", messages(4), run="run", step=7, key="k", attempt="orphan")
+    assert store.scan("messages").collect().height == 0
+    store.ledger.commit(entry("k", outputs=(named,)))
+    store.ledger.commit(entry("k", run="branch", outputs=(named,)))
+    found = store.scan("messages").sort("seq").collect()
+    assert found.columns == ["run", "step", "key", "attempt", "seq", *messages().column_names]
+    assert found.select("run", "step", "key", "attempt", "seq").rows() == [
+        ("run", 7, "k", "named", n) for n in range(3)
+    ]
+    assert found["token_ids"].to_list() == messages(3)["token_ids"].to_pylist()
+
+
+@pytest.fixture
+def piece(store: Store) -> Slice:
+    piece = store.append("messages", messages(20, 50), run="run", step=2, key="k", attempt="a")
+    store.ledger.commit(entry("k", outputs=(piece,)))
+    return piece
+
+
+@pytest.fixture
+def file(root: Path, piece: Slice) -> Path:
+    return root / "tables/messages" / piece.files[0].path
+
+
+def flip_bits(file: Path, times: int) -> Iterator[int]:
+    """Flip one bit of a file after the other, each in the file as it was, which it is again in the end."""
+    good, chance = file.read_bytes(), random.Random(4)
+    for bit in (chance.randrange(len(good) * 8) for _ in range(times)):
+        bad = bytearray(good)
+        bad[bit // 8] ^= 1 << bit % 8
+        file.write_bytes(bad)
+        yield bit
+    file.write_bytes(good)
+
+
+@pytest.mark.engine
+def test_any_flipped_bit_is_found(root: Path, piece: Slice, file: Path) -> None:
+    silent = 0
+    for _ in flip_bits(file, 150):
+        with pytest.raises(DamagedSlice, match="SHA-256") as caught:
+            open_store(root).read([piece])
+        assert "table 'messages', run 'run', attempt 'a'" in caught.value.where
+        silent += _reads_without_complaint(file)
+    assert open_store(root).read([piece]).equals(messages(20, 50))
+    assert silent > 50  # not vacuous: most of these flips pass a plain reader unseen
+
+
+def _reads_without_complaint(file: Path) -> bool:
+    try:
+        pq.ParquetFile(file).read()
+    except (OSError, pa.ArrowException):
+        return False
+    return True
+
+
+@pytest.mark.parametrize("keep", [0, 1, 100, -1])
+def test_a_truncated_file_is_found(root: Path, piece: Slice, file: Path, keep: int) -> None:
+    file.write_bytes(file.read_bytes()[:keep])
+    with pytest.raises(DamagedSlice, match="bytes instead of"):
+        open_store(root).read([piece])
+
+
+def test_a_missing_file_is_found(root: Path, piece: Slice, file: Path) -> None:
+    file.unlink()
+    with pytest.raises(DamagedSlice) as caught:
+        open_store(root).read([piece])
+    assert "run 'run'" in caught.value.where
+
+
+def test_a_file_of_other_rows_under_the_same_name_is_found(root: Path, store: Store, piece: Slice, file: Path) -> None:
+    other = store.append("messages", messages(20, 49), run="run", step=2, key="k", attempt="b")
+    file.write_bytes((root / "tables/messages" / other.files[0].path).read_bytes())
+    with pytest.raises(DamagedSlice):
+        store.read([piece])
+
+
+@pytest.mark.engine
+def test_a_flipped_bit_in_the_ledger_is_found_or_harmless(root: Path, store: Store, piece: Slice) -> None:
+    (file,) = (root / "tables/ledger/run=run").glob("*.parquet")
+    found = 0
+    for _ in flip_bits(file, 100):
+        try:
+            entries = open_store(root).ledger.entries()
+        except StoreError:
+            found += 1
+        else:
+            assert entries == [entry("k", outputs=(piece,))]
+    assert found > 30
+
+
+def test_a_torn_last_log_file_is_set_aside(root: Path, store: Store, piece: Slice) -> None:
+    log = root / "tables/messages/_delta_log"
+    store.append("messages", messages(3), run="run", step=3, key="l", attempt="never named")
+    last = max(log.glob("*.json"))
+    last.write_bytes(b"\0" * last.stat().st_size)
+    again = open_store(root)
+    assert again.read([piece]).num_rows == 20
+    later = again.append("messages", messages(2), run="run", step=3, key="l", attempt="b")
+    assert again.read([later]).num_rows == 2
+    assert last.with_name(last.name + ".torn").exists()
+
+
+def test_a_torn_checkpoint_is_set_aside(root: Path, store: Store, piece: Slice) -> None:
+    for number in range(12):
+        store.append("messages", messages(1), run="run", step=3, key="l", attempt=f"a{number}")
+    (checkpoint,) = (root / "tables/messages/_delta_log").glob("*.checkpoint.parquet")
+    checkpoint.write_bytes(checkpoint.read_bytes()[:100])
+    again = open_store(root)
+    assert again.append("messages", messages(2), run="run", step=3, key="l", attempt="b").rows == 2
+    assert len(again.slices.table("messages").active_files()) == 14
