@@ -7,11 +7,10 @@ from typing import Any
 import polars as pl
 
 from flows.queries import batch
-from flows.queries.identify import policy_version
 from flows.queries.outcomes import EXPIRED
+from flows.queries.row_lineage import policy_version
 from flows.queries.sentences import flat, sentence
-from flows.queries.shared_slices import lost
-from flows.queries.store_reader import StoreReader
+from flows.queries.store_reader import StoreReader, lost
 from flows.queries.trace import WEIGHTS, FoundTrace, outcome_of, packed_weights, samples
 from flows.viewer import addresses
 from tasks.arrays.finding import QUARANTINED

@@ -5,18 +5,28 @@ from typing import Any
 
 import polars as pl
 
-from flows.queries.identify import nearest
-from flows.queries.message_parts import images, linked, long_text, read_message
-from flows.queries.messages import MOST_HITS, WINDOW, MessageView, hits, message_works, messages, reading, rejected
+from flows.queries.messages import (
+    MOST_HITS,
+    WINDOW,
+    MessageView,
+    hits,
+    images,
+    linked,
+    long_text,
+    message_works,
+    messages,
+    read_message,
+    reading,
+    rejected,
+)
 from flows.queries.request import BadQuestion, NotThere, PageRequest
+from flows.queries.rollout_list import TraceNeighbours, neighbours_of_trace
 from flows.queries.rollouts import episode, history, mates
-from flows.queries.shared_slices import expired_rows
-from flows.queries.shown_tokens import colourings, describe, scaled, shown_tokens
-from flows.queries.store_reader import StoreReader
-from flows.queries.token_colours import NAMES, default_colouring
+from flows.queries.row_lineage import nearest
+from flows.queries.shown_tokens import NAMES, colourings, default_colouring, describe, scaled, shown_tokens
+from flows.queries.store_reader import StoreReader, expired_rows
 from flows.queries.tokens import tokenizer, tokens
 from flows.queries.trace import FoundTrace, find_trace, index, other_runs, outcome_of, uses
-from flows.queries.trace_neighbours import TraceNeighbours, neighbours_of_trace
 from flows.viewer import addresses
 from flows.viewer import trace_facts as facts
 from flows.viewer.addresses import Crumb, Page
