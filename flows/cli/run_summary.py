@@ -10,7 +10,7 @@ from rich.table import Table
 from configs.load import load
 from configs.run import RunConfig
 from flows.queries.metrics import read_metrics
-from flows.queries.runs import process_gone
+from flows.queries.run_state import process_gone
 from flows.queries.scores import comparisons, recorded_evaluations
 from flows.queries.step_history import RecordedStep, step_history
 from flows.queries.store_reader import recorded_run

@@ -15,10 +15,10 @@ from flows.queries.batch import PackedStep, decisions, packed, row_samples, step
 from flows.queries.compare_rows import MEASURES
 from flows.queries.request import BadQuestion, NotThere, PageRequest
 from flows.queries.row_lineage import policy_names, policy_version
+from flows.queries.run_state import any_going
 from flows.queries.store_reader import StoreReader, expired_rows, lost
 from flows.viewer import addresses
 from flows.viewer.addresses import Crumb, Page
-from flows.viewer.pages.run import any_going
 from flows.viewer.pages.step import neighbours
 from flows.viewer.svg.colours import diverging, sequential
 

@@ -18,11 +18,11 @@ from flows.queries.compare_traces import (
 )
 from flows.queries.request import BadQuestion, NotThere, PageRequest
 from flows.queries.rollouts import PASS_REWARD, attempts, by_step, example
+from flows.queries.run_state import any_going
 from flows.queries.store_reader import StoreReader, expired_rows_of_runs
 from flows.queries.trace import find_trace
 from flows.viewer import addresses
 from flows.viewer.addresses import Crumb, Page
-from flows.viewer.pages.run import any_going
 from flows.viewer.svg.colours import diverging
 
 PER_PAGE = 200

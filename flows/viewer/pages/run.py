@@ -8,7 +8,8 @@ from flows.queries.ledger import events, lanes, ledger, stage_times
 from flows.queries.metrics import Metric, StepNumbers, ends, matching, metrics, numbers
 from flows.queries.request import NotThere, PageRequest
 from flows.queries.row_lineage import nearest
-from flows.queries.runs import is_going, look_of, overview, tokens_of
+from flows.queries.run_state import any_going, look_of
+from flows.queries.runs import overview, tokens_of
 from flows.queries.scores import held_out
 from flows.queries.store_reader import StoreReader, expired_rows_of_runs
 from flows.reporting.svg import colour
@@ -50,11 +51,6 @@ def run_page(library: StoreReader, asked: PageRequest) -> Page:
         "numbers_from": 0 if asked.one_of("numbers", ("all",)) else max(0, len(measured) - MOST_NUMBERS),
     }
     return Page("run.html", run, values, (Crumb("Runs", addresses.runs()),), live=told["going"])
-
-
-def any_going(library: StoreReader, *runs: str) -> bool:
-    """Say whether any of some runs may still get further, as far as can be seen from here."""
-    return any(is_going(library.store.runs.events(run)[-1]) for run in runs)
 
 
 def _step(run: str, each: StepNumbers) -> dict[str, Any]:

@@ -16,13 +16,13 @@ from flows.queries.rollouts import (
     traces_of,
     with_mismatch,
 )
+from flows.queries.run_state import any_going
 from flows.queries.scores import recorded_evaluations
 from flows.queries.step import figures, group_page, histogram, policies, updates
 from flows.queries.step_history import StepLineage
 from flows.queries.store_reader import StoreReader, expired_rows
 from flows.viewer import addresses
 from flows.viewer.addresses import Crumb, Page
-from flows.viewer.pages.run import any_going
 from storage.read.lineage import row_identities
 
 CARRIED = ("sort", "order", "columns", "size", "group_sort", "group_order")

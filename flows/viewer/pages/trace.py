@@ -23,6 +23,7 @@ from flows.queries.request import BadQuestion, NotThere, PageRequest
 from flows.queries.rollout_list import TraceNeighbours, neighbours_of_trace
 from flows.queries.rollouts import episode, history, mates
 from flows.queries.row_lineage import nearest
+from flows.queries.run_state import any_going
 from flows.queries.shown_tokens import NAMES, colourings, default_colouring, describe, scaled, shown_tokens
 from flows.queries.store_reader import StoreReader, expired_rows
 from flows.queries.tokens import tokenizer, tokens
@@ -30,7 +31,6 @@ from flows.queries.trace import FoundTrace, find_trace, index, other_runs, outco
 from flows.viewer import addresses
 from flows.viewer import trace_facts as facts
 from flows.viewer.addresses import Crumb, Page
-from flows.viewer.pages.run import any_going
 from flows.viewer.svg.rollouts import classes, drawable
 from tasks.metrics.accounting import PENDING
 

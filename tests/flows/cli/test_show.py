@@ -12,7 +12,7 @@ import pytest
 from configs.errors import ConfigError
 from configs.run import RunConfig
 from flows.cli import run_summary as show
-from flows.queries.runs import process_gone
+from flows.queries.run_state import process_gone
 from storage.errors import LayoutError
 from storage.store import Store, open_store
 from tasks.metrics import stage as metrics

@@ -10,7 +10,8 @@ import pytest
 
 from flows.cli import run_summary as show
 from flows.queries.request import BadQuestion, PageRequest
-from flows.queries.runs import GONE, RUNS, is_going, parent_of, runs, seconds_at_work, state_of
+from flows.queries.run_state import GONE, is_going, seconds_at_work, state_of
+from flows.queries.runs import RUNS, parent_of, runs
 from flows.queries.store_reader import StoreReader
 from flows.viewer import addresses
 from flows.viewer.app import respond

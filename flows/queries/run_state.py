@@ -1,0 +1,69 @@
+"""The state of a run in a word, from its events and its process."""
+
+import socket
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from flows.queries.store_reader import StoreReader
+from flows.services.ownership import was_alive
+from storage.runs import Event
+
+GOING = ("started", "resumed")
+
+
+def process_gone(event: Event) -> bool:
+    """Say whether a run that is said to be going has no process any more; False where that cannot be seen from here.
+
+    A process that began after the event is another one with the same number.
+    """
+    if event.event not in GOING or event.host != socket.gethostname():
+        return False
+    return not was_alive(event.pid, event.at)
+
+
+GONE = "its process is gone"
+GOOD = ("finished",)
+CALM = ("evicted", "cancelled", "removed")
+"""Ends that somebody or something chose; what was done by then is kept."""
+
+
+def state_of(event: Event) -> dict[str, Any]:
+    """Return the last event of a run as plain values: `state` in a word, `look` (good, bad, warn, going), `message`."""
+    if event.event in GOING:
+        gone = process_gone(event)
+        return {"state": GONE if gone else "going", "look": "warn" if gone else "going", "message": event.message}
+    return {"state": event.event, "look": look_of(event.event), "message": event.message}
+
+
+def look_of(event: str) -> str:
+    """Return how an event is to be taken: good, bad, warn, or going where the run goes on."""
+    if event in GOING:
+        return "going"
+    return "good" if event in GOOD else "warn" if event in CALM else "bad"
+
+
+def is_going(event: Event) -> bool:
+    """Say whether a run may still get further."""
+    return event.event in GOING and not process_gone(event)
+
+
+def any_going(library: StoreReader, *runs: str) -> bool:
+    """Say whether any of some runs may still get further, as far as can be seen from here."""
+    return any(is_going(library.store.runs.events(run)[-1]) for run in runs)
+
+
+def seconds_at_work(events: Sequence[Event], last_work: datetime | None) -> float:
+    """Return the wall-clock of a run without the time between an end and a resumption.
+
+    A run that is going, or whose process is gone, counts up to the last work that it finished.
+    """
+    total = 0.0
+    for event, later in zip(events, (*events[1:], None), strict=True):
+        if event.event not in GOING:
+            continue
+        until = last_work if later is None or later.event in GOING else later.at
+        if later is not None and until is not None:
+            until = min(until, later.at)
+        total += max(0.0, (until - event.at).total_seconds()) if until else 0.0
+    return total
