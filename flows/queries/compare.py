@@ -13,10 +13,9 @@ import pyarrow.compute as pc
 
 from configs.errors import ConfigError
 from configs.run import RunConfig, content
-from flows.queries.compare_rows import MEASURES, ComparedRows, StepRows, differences_between, join_steps, step_detail
+from flows.queries.compare_rows import MEASURES, StepRows, differences_between, join_steps, rows_of_steps, step_detail
 from flows.queries.request import NotThere
-from flows.queries.scores import compare_scores as compared_figures
-from flows.queries.scores import recorded_evaluations
+from flows.queries.scores import compare_scores, recorded_evaluations, scored_evaluations
 from flows.queries.store_reader import StoreReader, flat, recorded_run
 from storage.keys import canonical_json
 from storage.read.lineage import Work
@@ -49,7 +48,7 @@ def compare(library: StoreReader, a: str, b: str, step: int | None = None) -> di
         "steps": steps,
         "together": _together(works, pairs),
         "weights_part_at": next((each["step"] for each in steps if each["between"]["weights_equal"] is False), None),
-        "evaluations": _paired_averages(*(_averages(library, *each) for each in zip(runs, configs, strict=True))),
+        "evaluations": _paired_averages(*(_averages(library, run) for run in runs)),
     }
     return found if step is None else found | {"detail": step_detail(*_pair_of(step, pairs))}
 
@@ -57,7 +56,7 @@ def compare(library: StoreReader, a: str, b: str, step: int | None = None) -> di
 def _pairs(library: StoreReader, works: Sequence[Works]) -> Iterator[tuple[int, tuple[StepRows, StepRows]]]:
     """Yield each step that either run has, with the rows that both made of it."""
     steps = _steps_of(works)
-    rows = ComparedRows(library).steps([work.get(each, {}) for work in works for each in steps])
+    rows = rows_of_steps(library, [work.get(each, {}) for work in works for each in steps])
     yield from zip(steps, zip(rows[: len(steps)], rows[len(steps) :], strict=True), strict=True)
 
 
@@ -71,7 +70,7 @@ def step_pair(library: StoreReader, a: str, b: str, step: int) -> tuple[StepRows
         near = ", ".join(str(each) for each in sorted(known, key=lambda each: (abs(each - step), each))[:5])
         nearest = f"the nearest are {near}" if near else "neither has made one yet"
         raise NotThere(f"neither {a!r} nor {b!r} has step {step}; {nearest}")
-    one, other = ComparedRows(library).steps([works_of(library, run).get(step, {}) for run in (a, b)])
+    one, other = rows_of_steps(library, [works_of(library, run).get(step, {}) for run in (a, b)])
     return one, other
 
 
@@ -211,12 +210,12 @@ def _together(works: Sequence[Works], pairs: Mapping[int, tuple[StepRows, StepRo
     return {"steps": both, **_both((a, b))}
 
 
-def _averages(library: StoreReader, run: str, config: RunConfig) -> dict[int, float | None]:
+def _averages(library: StoreReader, run: str) -> dict[int, float | None]:
     """Return by policy version the mean reward of what an evaluation counts: no opponents, and no errors made again."""
     found: dict[int, float | None] = {}
-    for each in reversed(recorded_evaluations(library.store, run, config)):  # the first set stands for all
-        traces = ComparedRows(library).scored(each, config).traces
-        found[each.version] = pc.mean(traces.filter(pc.is_null(traces["error_class"]))["reward"]).as_py()
+    for recorded, scores in reversed(scored_evaluations(library, run)):  # the first set stands for all
+        traces = scores.traces
+        found[recorded.version] = pc.mean(traces.filter(pc.is_null(traces["error_class"]))["reward"]).as_py()
     return found
 
 
@@ -289,18 +288,15 @@ def compared_evaluations(library: StoreReader, a: str, b: str) -> pl.DataFrame:
     Policies of the same version are paired, and those that were evaluated last where their versions differ.
     Raises NotThere.
     """
-    reading = ComparedRows(library)
-    configs = {run: library.config(run) for run in (a, b)}
     one, other = (
-        {(each.set_name, each.version): each for each in recorded_evaluations(library.store, run, configs[run])}
+        {(each.set_name, each.version): (each, scores) for each, scores in scored_evaluations(library, run)}
         for run in (a, b)
     )
     rows: list[dict[str, Any]] = []
     for here, there in _paired_evaluations(list(one), list(other)):
-        before, after = one[here], other[there]
-        pair = compared_figures(reading.scored(before, configs[a]), reading.scored(after, configs[b]))
+        (before, scores_a), (after, scores_b) = one[here], other[there]
         same = [each.key for each in before.rounds] == [each.key for each in after.rounds]
-        rows += [_evaluation_row(here, there, figure, same) for figure in pair]
+        rows += [_evaluation_row(here, there, figure, same) for figure in compare_scores(scores_a, scores_b)]
     return pl.DataFrame(rows, schema=EVALUATIONS, orient="row")
 
 

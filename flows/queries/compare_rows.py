@@ -8,14 +8,11 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 
-from configs.run import RunConfig
 from flows.queries.metrics import read_metrics
-from flows.queries.scores import READ, EvaluationScores, RecordedEvaluation, score_rollouts
-from flows.queries.store_reader import StoreReader, each_once
+from flows.queries.store_reader import StoreReader
 from storage.read.frames import Frames, files_of_attempts
-from storage.read.lineage import Work, row_identities
-from storage.refs import Entry
-from storage.schemas.stage_tables import TABLES, TRACES
+from storage.read.lineage import Work
+from storage.schemas.stage_tables import TABLES
 from storage.store import Store
 from tasks.metrics.figures import (
     BATCH_COLUMNS,
@@ -205,51 +202,22 @@ def _reasons(verdicts: pl.DataFrame) -> dict[str, int]:
     return {str(reason): count for reason, count in left_out.iter_rows()}
 
 
-Name = tuple[tuple[str, ...], ...]
-"""The work of a step: its stages, each with what names its rows."""
+def rows_of_steps(library: StoreReader, works: Sequence[Mapping[str, Work]]) -> list[StepRows]:
+    """Return the rows that the work of steps, by stage, has made, read together; steps that share all work share them.
+
+    What was read is held by what names the rows.
+    """
+    named = {_name(work): work for work in works}
+
+    def read(names: list[tuple[tuple[str, ...], ...]]) -> dict[tuple[tuple[str, ...], ...], StepRows]:
+        return dict(zip(names, read_steps(library.store, [named[name] for name in names]), strict=True))
+
+    found = library.cache.each_once("compared rows", list(named), read)
+    return [found[_name(work)] for work in works]
 
 
-class ComparedRows:
-    """Reads what runs recorded, to compare them, and keeps what it read by what names the rows."""
-
-    def __init__(self, library: StoreReader) -> None:
-        self._library = library
-
-    def steps(self, works: Sequence[Mapping[str, Work]]) -> list[StepRows]:
-        """Return the rows that the work of steps, by stage, has made; steps that share all their work share them."""
-        named = {_name(work): work for work in works}
-
-        def read(names: list[Name]) -> dict[Name, StepRows]:
-            return dict(zip(names, read_steps(self._library.store, [named[name] for name in names]), strict=True))
-
-        found = each_once(self._library, ("compared rows",), list(named), read)
-        return [found[_name(work)] for work in works]
-
-    def scored(self, recorded: RecordedEvaluation, config: RunConfig) -> EvaluationScores:
-        """Return what the rollouts of an evaluation say; of its traces only the columns that scores need are read."""
-        rounds = row_identities(recorded.rounds)
-        environments = tuple(each.model_dump_json() for each in config.environments)
-        name = ("scored", recorded.set_name, recorded.version, recorded.pass_at, rounds, environments)
-        return self._library.cached(name, lambda: self._scored(recorded, config))
-
-    def _scored(self, recorded: RecordedEvaluation, config: RunConfig) -> EvaluationScores:
-        rounds = [self._traces(entry) for entry in recorded.rounds]
-        return score_rollouts(recorded.set_name, recorded.version, rounds, config.environments, recorded.pass_at)
-
-    def _traces(self, entry: Entry) -> pa.Table:
-        """Return the rollouts of one round, slice after slice in the order in which they were handed over.
-
-        The slices stay chunks of their own, as stages read them: sums are then the same to the last bit.
-        """
-        schema = pa.schema([TRACES.arrow.field(name) for name in READ])
-        rows = self._library.frames().rows([self._library.graph.works[entry.key]], TRACES.name)
-        read = rows.select("attempt", "seq", *READ).collect().sort("seq")
-        parts = read.drop("seq").partition_by("attempt", as_dict=True, include_key=False)
-        own = [parts[piece.attempt,] for piece in entry.slices(TRACES.name) if (piece.attempt,) in parts]
-        return pa.concat_tables([schema.empty_table(), *(as_arrow(part).cast(schema) for part in own)])
-
-
-def _name(work: Mapping[str, Work]) -> Name:
+def _name(work: Mapping[str, Work]) -> tuple[tuple[str, ...], ...]:
+    """Return what names all rows of a step: its stages, each with what names its rows."""
     stages = sorted(stage for stage in work if stage not in ("gate", EVALUATION))
     return tuple((stage, *work[stage].identity) for stage in stages)
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import polars as pl
 
 from flows.queries.step_history import RecordedStep
-from flows.queries.store_reader import StoreReader, each_once
+from flows.queries.store_reader import StoreReader
 from storage.read.frames import Frames
 from storage.read.lineage import Work
 from storage.refs import Entry
@@ -102,7 +102,7 @@ def written_metrics(library: StoreReader, steps: Sequence[RecordedStep]) -> list
         values = read_metrics(library.frames(), [works[name] for name in names])
         return {name: values.get(works[name].key, {}) for name in names}
 
-    known = each_once(library, "metrics", list(works), read)
+    known = library.cache.each_once("metrics", list(works), read)
     return [known[each.metrics.identity] if each.metrics is not None else {} for each in steps]
 
 

@@ -10,34 +10,25 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from configs.run import content
 from flows.queries.outcomes import EXPIRED, outcomes_of
 from flows.queries.request import NotThere, parsed
 from flows.queries.row_lineage import nearest
+from flows.queries.scores import first_round, set_name
 from flows.queries.step_history import StepLineage
 from flows.queries.store_reader import StoreReader
 from flows.queries.trace import FoundTrace, by_sample, index
-from storage.keys import canonical_json
-from storage.read.lineage import Graph, Work, row_identities
+from storage.read.lineage import Work, row_identities
 from tasks.metrics.accounting import TRAINED
 from tasks.stages import EVALUATION_ASSIGNMENT
 
 
 def rounds_of(library: StoreReader, run: str, works: Sequence[Work]) -> pl.DataFrame:
     """Return for each work of rollouts its `key`, the `set` (empty for the one without a name) and the `round`."""
-    sets = library.config(run).evaluation.of_sets()
-    names = {canonical_json(content(each)): name for name, each in reversed(sets.items())}
-    rows = [(work.key, *_place(library.graph, work, names)) for work in works]
+    config = library.config(run)
+    assigned = {key: work.entry for key, work in library.graph.works.items() if work.stage == EVALUATION_ASSIGNMENT}
+    firsts = [(work.key, *first_round(assigned, work.inputs[EVALUATION_ASSIGNMENT])) for work in works]
+    rows = [(key, set_name(config, assigned.get(first)), number) for key, first, number in firsts]
     return pl.DataFrame(rows, schema={"key": pl.String, "set": pl.String, "round": pl.Int64}, orient="row")
-
-
-def _place(graph: Graph, work: Work, names: dict[str, str]) -> tuple[str, int]:
-    """Go back to the first assignment of an evaluation: later ones try again what failed before."""
-    assigned, number = graph.works.get(work.inputs[EVALUATION_ASSIGNMENT]), 0
-    while assigned and assigned.inputs.get(EVALUATION_ASSIGNMENT) in graph.works:
-        assigned, number = graph.works[assigned.inputs[EVALUATION_ASSIGNMENT]], number + 1
-    said = assigned.entry.section.get("evaluation") if assigned else None
-    return (names.get(canonical_json(said), "") if said is not None else ""), number
 
 
 NAMES = (

@@ -101,7 +101,8 @@ class Cache:
     ) -> dict[Name, Value]:
         """Return what belongs to each name; `read` is asked once, for all names at once of which nothing is held.
 
-        A name that `read` leaves out has no entry.
+        Names hold what names the rows that the values are derived from (`storage.read.lineage.row_identities`). A name
+        that `read` leaves out has no entry.
         """
         held = {name: self.held((purpose, name)) for name in names}
         new = [name for name, value in held.items() if value is None]
@@ -261,10 +262,6 @@ class StoreReader:
         """
         return self.cache.once(name, make)
 
-    def held(self, name: Hashable) -> Any | None:
-        """What `kept` has under a name; None where it would have to be made."""
-        return self.cache.held(name)
-
     def cached_while(self, name: Hashable, state: Hashable, make: Callable[[], Value]) -> Value:
         """What `make` returns, made anew when `state` is another: for what of a run changes while it goes on."""
         return self.cache.while_same(name, state, make)
@@ -274,17 +271,6 @@ class StoreReader:
             return moment.frames.run(run)
         except RunUnknown as error:
             raise NotThere(str(error)) from error
-
-
-def each_once(
-    library: StoreReader, purpose: Hashable, names: Sequence[Name], read: Callable[[list[Name]], Mapping[Name, Value]]
-) -> dict[Name, Value]:
-    """Return what belongs to each name; `read` is asked once, for all names at once of which nothing is kept.
-
-    Names hold what names the rows that the values are derived from (`storage.read.lineage.row_identities`). A name
-    that `read` leaves out has no entry.
-    """
-    return library.cache.each_once(purpose, names, read)
 
 
 def expired_rows(library: StoreReader, works: Iterable[Work | None]) -> list[dict[str, Any]]:

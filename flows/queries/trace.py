@@ -10,7 +10,7 @@ from flows.queries.outcomes import quarantines_of, use_of
 from flows.queries.request import NotThere
 from flows.queries.row_lineage import NEAREST, SHORTEST_PREFIX, nearest
 from flows.queries.step_history import StepLineage
-from flows.queries.store_reader import StoreReader, each_once, lost
+from flows.queries.store_reader import StoreReader, lost
 from storage.read.lineage import Work
 
 INDEX = (
@@ -38,7 +38,7 @@ def index(library: StoreReader, works: Iterable[Work]) -> pl.DataFrame:
         parts = rows.partition_by("key", as_dict=True)
         return {name: parts.get((named[name].key,), unread) for name in names}
 
-    return pl.concat([unread, *each_once(library, "trace index", list(named), read).values()])
+    return pl.concat([unread, *library.cache.each_once("trace index", list(named), read).values()])
 
 
 OWN = ("run", "key", "attempt", "seq")
