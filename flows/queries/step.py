@@ -2,11 +2,12 @@
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import polars as pl
 
+from flows.queries.metrics import written_metrics
 from flows.queries.request import BadQuestion, PageRequest
 from flows.queries.rollout_list import (
     ASCENDING,
@@ -18,6 +19,7 @@ from flows.queries.step_history import StepLineage
 from flows.queries.store_reader import StoreReader
 from storage.read.lineage import Work, row_identities
 from tasks.metrics.accounting import ERRORED, FILTERED, STOPPED
+from tasks.metrics.names import ALL, Values
 
 BINS = 20
 MEASURED = (
@@ -27,14 +29,37 @@ MEASURED = (
 """What is told of an optimizer step; as in `storage.schemas.learner_tables.UPDATES`."""
 
 
-def figures(frame: pl.DataFrame) -> dict[str, Any]:
+WRITTEN_REWARDS = {"mean": "reward/mean", "spread": "reward/std", "min": "reward/min", "max": "reward/max"}
+WRITTEN_MEANS = {
+    "num_input_tokens": "num_input_tokens",
+    "num_output_tokens": "num_output_tokens",
+    "num_turns": "num_turns",
+    "truncated": "is_truncated",
+    "staleness_mean": "staleness",
+}
+"""Figures of a step that stand in table `metrics`, by the names that they have there."""
+
+
+def written_of(library: StoreReader, run: str, found: Sequence[StepLineage]) -> Values:
+    """Return the metrics that a step has written of the rollouts of these lineages, and of no others; else nothing.
+
+    Nothing is written of a step that goes on, of an evaluation, or of groups that were replaced.
+    """
+    keys = {lineage.traces.key for lineage in found}
+    steps = [each for each in library.history(run).sampled_steps if {work.key for work in each.traces} == keys]
+    return written_metrics(library, steps)[0] if steps else {}
+
+
+def figures(frame: pl.DataFrame, written: Values | None = None) -> dict[str, Any]:
     """Return what the traces of a step, or of an evaluation, say together, as plain values.
 
     Rewards are over those that were scored and not stopped; lengths over all that were not stopped, as in
-    `tasks.metrics.rollouts`. What nothing was measured of is None.
+    `tasks.metrics.rollouts`. What nothing was measured of is None. What the step has `written` of it is told as it
+    stands there: rows may have been dropped for their age since.
     """
+    written = written or {}
     ended = frame.filter(pl.col("outcome") != STOPPED)
-    told = ended.select(
+    means = ended.select(
         num_input_tokens=pl.col("num_input_tokens").mean(),
         num_output_tokens=pl.col("num_output_tokens").mean(),
         num_turns=pl.col("num_turns").mean(),
@@ -43,30 +68,37 @@ def figures(frame: pl.DataFrame) -> dict[str, Any]:
         staleness_max=pl.col("staleness").max(),
         seconds=pl.col("seconds").mean(),
     ).to_dicts()[0]
+    means |= _in_place(written, ALL, WRITTEN_MEANS)
     return {
         "num_traces": frame.height,
         "num_groups": frame["group_id"].n_unique(),
         "num_examples": frame.select("environment", "example_id").n_unique(),
-        "reward": rewards(ended),
-        "environments": _environments(ended),
+        "reward": rewards(ended) | _in_place(written, ALL, WRITTEN_REWARDS),
+        "environments": _environments(ended, written),
         "num_judged": frame["keep"].count(),
         "num_kept": frame["keep"].sum() if frame["keep"].count() else None,
         "num_trained": None if frame["trained"].has_nulls() else frame["trained"].sum(),
         "tokens": int(frame["num_tokens"].sum()),
-        "means": told,
+        "means": means,
         "outcomes": _counts(frame, "outcome", "detail"),
         "errors": _counts(frame.filter(pl.col("outcome") != STOPPED), "error_class"),
         "filters": _found(frame),
     }
 
 
-def _environments(ended: pl.DataFrame) -> list[dict[str, Any]]:
+def _in_place(written: Values, scope: str, names: Mapping[str, str]) -> dict[str, float]:
+    """Return the figures of a scope that were written, by the names that they are shown by."""
+    return {name: written[scope, measure] for name, measure in names.items() if (scope, measure) in written}
+
+
+def _environments(ended: pl.DataFrame, written: Values) -> list[dict[str, Any]]:
     """Return the rewards by environment and, where several agents play, by agent: one wins what another loses."""
     found = []
     for (name,), rows in sorted(ended.group_by("environment")):
         by_agent = [{"agent": agent, **rewards(own)} for (agent,), own in sorted(rows.group_by("agent"))]
         agents = by_agent if len(by_agent) > 1 else []
-        found.append({"environment": name, "num_traces": rows.height, **rewards(rows), "agents": agents})
+        earned = rewards(rows) | _in_place(written, str(name), WRITTEN_REWARDS)
+        found.append({"environment": name, "num_traces": rows.height, **earned, "agents": agents})
     return found
 
 

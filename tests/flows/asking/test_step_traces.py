@@ -9,10 +9,11 @@ import pytest
 from flows.queries.outcomes import explain
 from flows.queries.request import NotThere
 from flows.queries.rollouts import evaluation_traces, lineages_of, steps_of, traces, traces_of
-from flows.queries.step import figures, groups, histogram, natural, of_traces, policies, scale, updates
+from flows.queries.step import figures, groups, histogram, natural, of_traces, policies, scale, updates, written_of
 from flows.queries.store_reader import StoreReader
 from storage.read.frames import Frames
 from tasks.metrics.accounting import EVALUATED
+from tests.fixtures import fixed
 from tests.flows.asking import asked
 from tests.flows.viewer.looking import what_is_read
 
@@ -137,6 +138,29 @@ def test_stopped_rollouts_are_in_no_mean(library: StoreReader) -> None:
     group = of_traces(loud).filter(pl.col("num_stopped") > 0).to_dicts()[0]
     assert group["num_stopped"] == 5 and group["reward_max"] < 100
     assert "straggler" not in {each["error_class"] for each in figures(frame)["errors"]}
+
+
+@pytest.mark.parametrize("run", ["base", "branch", "gated", "hurried"])
+def test_figures_of_a_finished_step_are_those_that_it_has_written(library: StoreReader, run: str) -> None:
+    lineages = lineages_of(library, run, 0)
+    frame, written = traces_of(library, run, lineages), written_of(library, run, lineages)
+    counted, shown = figures(frame), figures(frame, written)
+    assert shown["reward"]["mean"] == written["all", "reward/mean"]
+    for name in ("reward", "means"):
+        assert shown[name] == pytest.approx(counted[name], nan_ok=True)
+    assert [each["environment"] for each in shown["environments"]] == [
+        each["environment"] for each in counted["environments"]
+    ]
+    other = figures(
+        frame, {("all", "reward/std"): 7.0, ("all", "num_turns"): 8.0, (fixed.ENVIRONMENT, "reward/min"): -9.0}
+    )
+    assert (other["reward"]["spread"], other["means"]["num_turns"], other["environments"][0]["min"]) == (7.0, 8.0, -9.0)
+    assert other["reward"]["mean"] == counted["reward"]["mean"], "what is not written is counted"
+
+
+@pytest.mark.parametrize("run", ["begun", "regraded"])
+def test_nothing_is_written_of_a_step_that_is_not_finished(library: StoreReader, run: str) -> None:
+    assert written_of(library, run, lineages_of(library, run, 0)) == {}
 
 
 def test_the_updates_and_policies_of_a_step(library: StoreReader) -> None:
