@@ -11,7 +11,7 @@ import polars as pl
 from flows.queries.messages import message_works
 from flows.queries.store_reader import StoreReader
 from flows.queries.trace import FoundTrace
-from flows.reporting.texts import cut
+from flows.reporting.formats import cut
 from tasks.inference.trace_rows.images import REFERENCE
 
 MAGIC = {

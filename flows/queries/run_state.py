@@ -55,6 +55,11 @@ def is_going(event: Event) -> bool:
     return event.event in GOING and not process_gone(event)
 
 
+def any_going(library: StoreReader, *runs: str) -> bool:
+    """Say whether any of some runs may still get further, as far as can be seen from here."""
+    return any(is_going(library.store.runs.events(run)[-1]) for run in runs)
+
+
 def seconds_at_work(events: Sequence[Event], last_work: datetime | None) -> float:
     """Return the wall-clock of a run without the time between an end and a resumption.
 

@@ -17,13 +17,13 @@ from flows.queries.batch import texts
 from flows.queries.compare_rows import MEASURES
 from flows.queries.identify import policy_names, policy_version
 from flows.queries.request import BadQuestion, NotThere, PageRequest
+from flows.queries.run_state import any_going
 from flows.queries.shared_slices import expired_rows, lost
 from flows.queries.store_reader import StoreReader
+from flows.reporting.svg import diverging, sequential
 from flows.viewer import addresses
 from flows.viewer.addresses import Crumb, Page
-from flows.viewer.pages.run import any_going
 from flows.viewer.pages.step import neighbours
-from flows.viewer.svg.colours import diverging, sequential
 
 COLOURS = ("advantage", "reward", "sample", "environment")
 """By what samples are coloured."""

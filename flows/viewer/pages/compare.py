@@ -19,12 +19,12 @@ from flows.queries.compare_rows import differences_between
 from flows.queries.compare_summary import ledger_cells, replayed_settings, step_of, summary_sentences
 from flows.queries.compare_traces import BOTH, compared_groups, compared_samples, compared_traces
 from flows.queries.request import BadQuestion, PageRequest
+from flows.queries.run_state import any_going
 from flows.queries.shared_slices import expired_rows_of_runs
 from flows.queries.store_reader import StoreReader
+from flows.reporting.svg import sequential
 from flows.viewer import addresses
 from flows.viewer.addresses import Crumb, Page
-from flows.viewer.pages.run import any_going
-from flows.viewer.svg.colours import sequential
 from tasks.metrics.figures import MEANINGS
 
 LINES = {

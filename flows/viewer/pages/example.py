@@ -18,13 +18,13 @@ from flows.queries.compare_traces import (
 )
 from flows.queries.example import PASS_REWARD, attempts, by_step, example
 from flows.queries.request import BadQuestion, NotThere, PageRequest
+from flows.queries.run_state import any_going
 from flows.queries.shared_slices import expired_rows_of_runs
 from flows.queries.store_reader import StoreReader
 from flows.queries.trace import find_trace
+from flows.reporting.svg import diverging
 from flows.viewer import addresses
 from flows.viewer.addresses import Crumb, Page
-from flows.viewer.pages.run import any_going
-from flows.viewer.svg.colours import diverging
 
 PER_PAGE = 200
 MOST_RUNS = 12

@@ -12,6 +12,7 @@ from flows.queries import step as step_search
 from flows.queries import step_figures
 from flows.queries.request import BadQuestion, NotThere, PageRequest
 from flows.queries.rollout_columns import read_names
+from flows.queries.run_state import any_going
 from flows.queries.scores import recorded_evaluations
 from flows.queries.shared_slices import expired_rows
 from flows.queries.step import with_mismatch
@@ -20,7 +21,6 @@ from flows.queries.store_reader import StoreReader
 from flows.queries.trace_neighbours import written
 from flows.viewer import addresses
 from flows.viewer.addresses import Crumb, Page
-from flows.viewer.pages.run import any_going
 from storage.read.lineage import row_identities
 
 CARRIED = ("sort", "order", "columns", "size", "group_sort", "group_order")

@@ -25,7 +25,7 @@ from flows.queries.rollout_columns import LEFT
 from flows.queries.step import with_mismatch
 from flows.queries.store_reader import StoreReader
 from flows.reporting import formats
-from flows.reporting.texts import one_line
+from flows.reporting.formats import one_line
 from storage.errors import border
 
 WIDEST, WIDEST_PIPED = 28, 400

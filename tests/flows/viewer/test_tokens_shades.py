@@ -8,7 +8,7 @@ import pytest
 from flows.queries.shown_tokens import drawn_text, plain_number
 from flows.queries.token_colours import COLOURINGS, NONE, default_colouring, largest
 from flows.queries.tokens import TOKENS
-from flows.viewer.terminal.style import MEASURES
+from flows.viewer.terminal.trace_body import MEASURES
 
 BY_NAME = {each.name: each for each in COLOURINGS}
 
