@@ -1,7 +1,21 @@
-"""Numbers, times, lengths and sizes as a person reads them, and tables for a terminal.
+"""Numbers, times, lengths, sizes and texts as a person reads them, and tables for a terminal.
 
-None is a dash everywhere, never a zero. Texts of models, environments and people that go through here are made
-visible: what would act on the terminal is shown, not done.
+None is a dash everywhere, never a zero. Texts that a model, an environment or a person wrote are made harmless and
+visible (`visible`), for pages and for terminals: what would act there is shown, not done.
+
+Nothing is taken away in silence. What would act on a terminal, or hide from the eye, is shown by a sign of its own:
+
+- controls, a carriage return too, by their Unicode pictures (U+2400 and on); newline and tab stay as they are;
+- what has no picture as its number, such as U+202E in mathematical brackets: the controls from 0x80, all that turns the
+  reading direction, zero-width and other format characters, fillers, tags, line and paragraph separators, lone
+  surrogates (so the result can always be written as UTF-8) and noncharacters.
+
+Letters and marks of all scripts stay. An emoji keeps its joiners (U+200D, between two emoji) and its variation selector
+(U+FE0E or U+FE0F, one, right after a symbol); anywhere else these are shown by number, as a message can be hidden in
+them. So are the joiners that some scripts write between letters, the selectors of rare ideographs, and the tags in the
+flags of regions: those texts stay readable. More marks than MOST_MARKS on one letter are counted instead of drawn.
+
+To make HTML of the result is the page's own work: a `<` is a visible character and stays.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""SVG text from plain values: elements, made visible and escaped here and nowhere else, and scales for axes."""
+"""SVG text from plain values: elements, made visible and escaped here and nowhere else; scales; steps of colour."""
 
 import math
 from collections.abc import Iterable, Sequence

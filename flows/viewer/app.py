@@ -1,4 +1,7 @@
-"""The application: every address of the viewer, answered as a page, as JSON, or as one file to keep."""
+"""The application: every address of the viewer, answered as a page, as JSON, or as one file to keep; and its guard.
+
+The guard says who is let in, and what a page may do: the token, the names that are answered to, and the headers.
+"""
 
 import hashlib
 import logging

@@ -1,4 +1,4 @@
-"""All runs of a store: where each stands, forks under what they branched off."""
+"""All runs of a store; one run: its curves, its time, its ledger, live while it goes on; one of its metrics by step."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Charts by step as SVG: lines with bands, points with intervals, stacked bars; and sparklines.
+"""A run as SVG: charts by step, sparklines, its ledger (steps across, stages down) and its timeline.
 
 A chart is plain values: `title`, `series` (each `name`, `values` by step with None for a gap, perhaps `low` and `high`
 for a band or an interval, perhaps `kind`: line, points or bars), `zero` to begin at zero, `wide` for one that has the

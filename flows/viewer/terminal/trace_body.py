@@ -1,4 +1,7 @@
-"""The body of a trace on a terminal: its messages with sampled tokens in colour, or its tokens as a list."""
+"""The body of a trace on a terminal: its messages with sampled tokens in colour, or its tokens as a list.
+
+The colours come first: what tokens can be coloured by, and the style of each step of colour.
+"""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
