@@ -98,13 +98,7 @@ def grid(x: Scale, y: Scale, across: str = "step") -> str:
 
 
 def series_svg(
-    number: int,
-    each: Mapping[str, Any],
-    steps: Steps,
-    places: Sequence[int],
-    x: Scale,
-    y: Scale,
-    beside: float = 0.0,
+    number: int, each: Mapping[str, Any], steps: Steps, places: Sequence[int], x: Scale, y: Scale, beside: float = 0.0
 ) -> str:
     """Return one series, its `values` at the places of the steps that are drawn, with a band or intervals.
 
