@@ -80,8 +80,7 @@ def traces(
 ) -> int | None:
     """The rollouts of a step on the terminal: filter, sort and search."""
     from flows.queries.request import BadQuestion
-    from flows.queries.rollout_choice import TraceChoice
-    from flows.queries.rollout_columns import read_names
+    from flows.queries.rollout_list import TraceChoice, read_names
     from flows.viewer.terminal.traces import main
 
     if of_set is not None and evaluation is None:

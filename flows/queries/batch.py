@@ -163,7 +163,7 @@ def tokens(library: StoreReader, of: PackedStep, row: int) -> pl.DataFrame:
 
 
 def row_samples(library: StoreReader, of: PackedStep, row: int) -> pl.DataFrame:
-    """Return the samples of a row in order: columns of `data.batch.samples`, and the sums of their weights.
+    """Return the samples of a row in order: columns of `samples`, and the sums of their weights.
 
     `num_weighted` are the tokens that any component weighs, `rl_weights` and the like the sums over the sample's.
     """

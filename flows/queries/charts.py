@@ -1,10 +1,10 @@
-"""Which charts a run has, and what is in each: chosen by what was measured, as plain values for `drawing.charts`."""
+"""Which charts a run has, and what is in each: chosen by what was measured, as plain values."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from flows.queries.metrics import StepNumbers
 from flows.queries.outcomes import EXPIRED
-from flows.queries.series import StepNumbers
 from tasks.arrays.finding import QUARANTINED
 from tasks.metrics.accounting import ERRORED, FILTERED, NO_WEIGHT, PENDING, REFUSED, STOPPED, TRAINED
 from tasks.metrics.names import ALL

@@ -13,19 +13,11 @@ import pyarrow.compute as pc
 
 from configs.errors import ConfigError
 from configs.run import RunConfig, content
-from flows.queries.compare_rows import (
-    MEASURES,
-    ComparedRows,
-    StepRows,
-    differences_between,
-    join_steps,
-    step_detail,
-)
-from flows.queries.recorded_run import flat, recorded_run
+from flows.queries.compare_rows import MEASURES, ComparedRows, StepRows, differences_between, join_steps, step_detail
 from flows.queries.request import NotThere
 from flows.queries.scores import compare_scores as compared_figures
 from flows.queries.scores import recorded_evaluations
-from flows.queries.store_reader import StoreReader
+from flows.queries.store_reader import StoreReader, flat, recorded_run
 from storage.keys import canonical_json
 from storage.read.lineage import Work
 from storage.store import Store

@@ -9,8 +9,8 @@ import polars as pl
 import pyarrow as pa
 
 from configs.run import RunConfig
+from flows.queries.metrics import read_metrics
 from flows.queries.scores import READ, EvaluationScores, RecordedEvaluation, score_rollouts
-from flows.queries.step_metrics import read_metrics
 from flows.queries.store_reader import StoreReader, each_once
 from storage.read.frames import Frames, files_of_attempts
 from storage.read.lineage import Work, row_identities

@@ -11,11 +11,10 @@ import polars as pl
 
 from flows.queries.compare import step_pair
 from flows.queries.compare_rows import KEPT, StepRows, shared_advantages, table_columns, trace_verdicts
-from flows.queries.identify import nearest
-from flows.queries.message_parts import Images, read_message
-from flows.queries.messages import branches, messages
+from flows.queries.messages import Images, branches, messages, read_message
 from flows.queries.request import NotThere
-from flows.queries.rollouts import natural
+from flows.queries.row_lineage import nearest
+from flows.queries.step import natural
 from flows.queries.store_reader import StoreReader
 from flows.queries.tokens import PLACE, tokens
 from flows.queries.trace import FoundTrace, index

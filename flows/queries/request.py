@@ -1,5 +1,6 @@
 """What a page or a program asks of a store, and the mistakes in it that a person is told of."""
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -78,3 +79,12 @@ def plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     return value.isoformat() if isinstance(value, datetime) else value
+
+
+def parsed(text: str | None) -> dict[str, Any]:
+    """Return what is said by name in JSON, nothing where it is no such thing: others wrote it."""
+    try:
+        found = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,4 +1,4 @@
-"""All runs of a store, or one: state, config, origin, what each came to."""
+"""All runs of a store, or one: its state, its config, its origin, and what it came to."""
 
 from collections import Counter
 from collections.abc import Container, Mapping, Sequence
@@ -9,9 +9,10 @@ import polars as pl
 from configs.errors import ConfigError
 from configs.run import RunConfig
 from flows.queries.compare import compared_configs
-from flows.queries.identify import policy_version
-from flows.queries.run_state import held_out, is_going, seconds_at_work, state_of
-from flows.queries.series import written_metrics
+from flows.queries.metrics import written_metrics
+from flows.queries.row_lineage import policy_version
+from flows.queries.run_state import is_going, seconds_at_work, state_of
+from flows.queries.scores import held_out
 from flows.queries.step_history import RecordedStep
 from flows.queries.store_reader import StoreReader
 from storage.runs import Event

@@ -3,9 +3,8 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from flows.queries.identify import WORK, policy_names
 from flows.queries.outcomes import EXPIRED
-from flows.queries.row_lineage import RowNode
+from flows.queries.row_lineage import WORK, RowNode, policy_names
 from flows.reporting.formats import compact_number, one_line
 from storage.read.lineage import Graph, Work
 from tasks.arrays.finding import QUARANTINED
@@ -123,8 +122,6 @@ _ROW_LINES: dict[str, Callable[[RowNode, Facts, Graph], str]] = {
     "update": _update,
     "policy": _policy,
 }
-
-
 Found = Mapping[str, Any]
 LONGEST_VALUE = 1000
 """Characters of a value that a sentence has room for, of its name a tenth: of an error, a reason, of evidence."""

@@ -7,8 +7,7 @@ import polars as pl
 
 from flows.queries.messages import message_works
 from flows.queries.outcomes import expired
-from flows.queries.shared_slices import lost
-from flows.queries.store_reader import StoreReader
+from flows.queries.store_reader import StoreReader, lost
 from flows.queries.trace import FoundTrace, packed_weights, samples, works
 from tasks.inference.trace_rows.token_texts import TokenizerUnreadable, TokenTexts, tokenizer_of
 

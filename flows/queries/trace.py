@@ -6,12 +6,11 @@ from typing import Any
 
 import polars as pl
 
-from flows.queries.identify import NEAREST, SHORTEST_PREFIX, nearest
+from flows.queries.outcomes import quarantines_of, use_of
 from flows.queries.request import NotThere
-from flows.queries.shared_slices import lost
+from flows.queries.row_lineage import NEAREST, SHORTEST_PREFIX, nearest
 from flows.queries.step_history import StepLineage
-from flows.queries.store_reader import StoreReader, each_once
-from flows.queries.why import quarantines_of, use_of
+from flows.queries.store_reader import StoreReader, each_once, lost
 from storage.read.lineage import Work
 
 INDEX = (

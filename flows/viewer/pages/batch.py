@@ -11,15 +11,12 @@ from typing import Any
 import polars as pl
 
 from flows.queries import batch
-from flows.queries import batch as batch_row
-from flows.queries import batch as data
-from flows.queries.batch import texts
+from flows.queries.batch import PackedStep, decisions, packed, row_samples, steps, texts, updates
 from flows.queries.compare_rows import MEASURES
-from flows.queries.identify import policy_names, policy_version
 from flows.queries.request import BadQuestion, NotThere, PageRequest
+from flows.queries.row_lineage import policy_names, policy_version
 from flows.queries.run_state import any_going
-from flows.queries.shared_slices import expired_rows, lost
-from flows.queries.store_reader import StoreReader
+from flows.queries.store_reader import StoreReader, expired_rows, lost
 from flows.reporting.svg import diverging, sequential
 from flows.viewer import addresses
 from flows.viewer.addresses import Crumb, Page
@@ -37,8 +34,8 @@ DENOMINATORS = {"rl_tokens": "RL tokens", "ce_tokens": "CE tokens", "ref_kl_toke
 def batch_page(library: StoreReader, asked: PageRequest) -> Page:
     """Return the batch of a step. Raises NotThere where it has none."""
     run, step = asked.path["run"], asked.required_number("step")
-    of = data.packed(library, run, step)
-    rows = data.rows(library, of)
+    of = packed(library, run, step)
+    rows = batch.rows(library, of)
     size = rows_per_page(rows)
     start = asked.number("page", 0, most=max(len(rows) - 1, 0) // size) * size
     shown = drawn_rows(library, of, rows.slice(start, size))
@@ -52,11 +49,11 @@ def batch_page(library: StoreReader, asked: PageRequest) -> Page:
         "rows": shown,
         "denominators": DENOMINATORS,
         "measures": MEASURED,
-        "decisions": [_decision(each) for each in data.decisions(library, of)],
+        "decisions": [_decision(each) for each in decisions(library, of)],
         "first_row": start,
         "page_number": start // size,
         "num_pages": -(-len(rows) // size),
-        **neighbours(data.steps(library, run), step),
+        **neighbours(steps(library, run), step),
     }
     return Page("batch.html", "Batch", values, crumbs(run, step), live=may_change(library, of))
 
@@ -67,7 +64,7 @@ def rows_per_page(rows: pl.DataFrame) -> int:
     return max(1, min(MOST_ROWS, MOST_SAMPLES * len(rows) // max(samples, 1)))
 
 
-def may_change(library: StoreReader, of: data.PackedStep) -> bool:
+def may_change(library: StoreReader, of: PackedStep) -> bool:
     """Say whether the batch may still be trained: its run goes on."""
     return of.updates is None and any_going(library, of.run)
 
@@ -77,9 +74,9 @@ def crumbs(run: str, step: int) -> tuple[Crumb, ...]:
     return Crumb(run, addresses.run(run)), Crumb(f"step {step}", addresses.step(run, step))
 
 
-def overview(library: StoreReader, of: data.PackedStep) -> dict[str, Any]:
+def overview(library: StoreReader, of: PackedStep) -> dict[str, Any]:
     """Return what is told of a batch as a whole."""
-    rows, samples = data.rows(library, of), data.samples(library, of)
+    rows, samples = batch.rows(library, of), batch.samples(library, of)
     tokens = int(rows["num_tokens"].sum())
     return {
         "state": _state(library, of),
@@ -110,15 +107,15 @@ def _environments(samples: pl.DataFrame) -> list[str]:
     return sorted(samples["environment"].drop_nulls().unique().to_list())
 
 
-def _state(library: StoreReader, of: data.PackedStep) -> str:
+def _state(library: StoreReader, of: PackedStep) -> str:
     """Say how far the batch has come."""
     if of.updates:
         return "trained" if of.updates.finished else "being trained"
-    decided = data.decisions(library, of)
+    decided = decisions(library, of)
     return "refused" if decided and not decided[-1]["approved"] else "packed, not trained"
 
 
-def _policy(library: StoreReader, of: data.PackedStep) -> dict[str, Any] | None:
+def _policy(library: StoreReader, of: PackedStep) -> dict[str, Any] | None:
     """Return which policy training made of which; None before training."""
     if of.updates is None:
         return None
@@ -134,11 +131,11 @@ def _policy(library: StoreReader, of: data.PackedStep) -> dict[str, Any] | None:
     }
 
 
-def drawn_rows(library: StoreReader, of: data.PackedStep, rows: pl.DataFrame) -> list[dict[str, Any]]:
+def drawn_rows(library: StoreReader, of: PackedStep, rows: pl.DataFrame) -> list[dict[str, Any]]:
     """Return rows of a batch with their samples, ready to be drawn."""
     wanted = rows["row"].to_list()
-    own = data.samples(library, of).filter(pl.col("row").is_in(wanted))
-    environments = _environments(data.samples(library, of))
+    own = batch.samples(library, of).filter(pl.col("row").is_in(wanted))
+    environments = _environments(batch.samples(library, of))
     by_row: dict[int, list[dict[str, Any]]] = {}
     for each in own.to_dicts():
         by_row.setdefault(each["row"], []).append(shown_sample(of.run, environments, each))
@@ -164,9 +161,9 @@ def trace_of(run: str, sample: dict[str, Any]) -> str | None:
     return addresses.trace(run, sample["trace_id"], sample["key"] or "", branch=branch)
 
 
-def _updates(library: StoreReader, of: data.PackedStep, rows: pl.DataFrame) -> list[dict[str, Any]]:
+def _updates(library: StoreReader, of: PackedStep, rows: pl.DataFrame) -> list[dict[str, Any]]:
     """Return the updates of a batch with their denominators, what is in their rows, and what was measured."""
-    measured = {each["update"]: each for each in data.updates(library, of).to_dicts()}
+    measured = {each["update"]: each for each in updates(library, of).to_dicts()}
     own = rows.group_by("update", maintain_order=True).agg(
         pl.col(*DENOMINATORS).first(),
         num_rows=pl.len().cast(pl.Int64),
@@ -202,7 +199,7 @@ COMPONENTS = {"rl_weights": "rl", "ce_weights": "ce", "ref_kl_weights": "ref_kl"
 def row_page(library: StoreReader, asked: PageRequest) -> Page:
     """Return a row. Raises NotThere where the step has no batch or the batch no such row."""
     run, step, number = asked.path["run"], asked.required_number("step"), asked.required_number("row")
-    of = batch.packed(library, run, step)
+    of = packed(library, run, step)
     rows = batch.rows(library, of)
     own = rows.filter(pl.col("row") == number)
     if own.is_empty():
@@ -226,16 +223,16 @@ def row_page(library: StoreReader, asked: PageRequest) -> Page:
     return Page("row.html", f"Row {number}", values, way, may_change(library, of))
 
 
-def _samples(library: StoreReader, of: batch.PackedStep, number: int) -> list[dict[str, Any]]:
-    found = batch_row.row_samples(library, of, number).to_dicts()
+def _samples(library: StoreReader, of: PackedStep, number: int) -> list[dict[str, Any]]:
+    found = row_samples(library, of, number).to_dicts()
     return [each | {"address": trace_of(of.run, each)} for each in found]
 
 
 def _shown_samples(
-    library: StoreReader, of: batch.PackedStep, number: int, asked: PageRequest, largest: float | None
+    library: StoreReader, of: PackedStep, number: int, asked: PageRequest, largest: float | None
 ) -> dict[str, Any]:
     """Return the tokens of the samples from `first` on, as many samples as MOST_TOKENS hold."""
-    samples = batch_row.row_samples(library, of, number)
+    samples = row_samples(library, of, number)
     if samples.is_empty():
         return {"first": 0, "last": None, "before": None, "after": None, "samples": []}
     first = asked.number("first", 0)
@@ -244,7 +241,7 @@ def _shown_samples(
     lengths = samples["num_tokens"].to_list()
     shown = _fitting(lengths[first:])
     chosen = samples.slice(first, shown)
-    tokens = batch_row.tokens(library, of, number)
+    tokens = batch.tokens(library, of, number)
     pieces = []
     for place in chosen["place"]:
         own = tokens.filter(pl.col("place") == place)
@@ -264,9 +261,7 @@ def _fitting(lengths: list[int]) -> int:
     return max(1, sum(total <= MOST_TOKENS for total in accumulate(lengths)))
 
 
-def _tokens(
-    library: StoreReader, of: batch.PackedStep, tokens: pl.DataFrame, largest: float | None
-) -> list[dict[str, Any]]:
+def _tokens(library: StoreReader, of: PackedStep, tokens: pl.DataFrame, largest: float | None) -> list[dict[str, Any]]:
     """Return the tokens of one sample with their texts and the steps of colour of each."""
     told = texts(library, of.run, tokens["token_id"].to_list())
     return [_token(row, text, largest) for row, text in zip(tokens.drop("place").to_dicts(), told, strict=True)]

@@ -20,8 +20,7 @@ from flows.queries.compare_summary import ledger_cells, replayed_settings, step_
 from flows.queries.compare_traces import BOTH, compared_groups, compared_samples, compared_traces
 from flows.queries.request import BadQuestion, PageRequest
 from flows.queries.run_state import any_going
-from flows.queries.shared_slices import expired_rows_of_runs
-from flows.queries.store_reader import StoreReader
+from flows.queries.store_reader import StoreReader, expired_rows_of_runs
 from flows.reporting.svg import sequential
 from flows.viewer import addresses
 from flows.viewer.addresses import Crumb, Page

@@ -16,11 +16,10 @@ from flows.queries.compare_traces import (
     turns,
     typical,
 )
-from flows.queries.example import PASS_REWARD, attempts, by_step, example
 from flows.queries.request import BadQuestion, NotThere, PageRequest
+from flows.queries.rollouts import PASS_REWARD, attempts, by_step, example
 from flows.queries.run_state import any_going
-from flows.queries.shared_slices import expired_rows_of_runs
-from flows.queries.store_reader import StoreReader
+from flows.queries.store_reader import StoreReader, expired_rows_of_runs
 from flows.queries.trace import find_trace
 from flows.reporting.svg import diverging
 from flows.viewer import addresses

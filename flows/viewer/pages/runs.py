@@ -4,15 +4,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from flows.queries.charts import charts
-from flows.queries.identify import nearest
-from flows.queries.metrics import Metric, ends, matching, metrics
+from flows.queries.ledger import events, lanes, ledger, stage_times
+from flows.queries.metrics import Metric, StepNumbers, ends, matching, metrics, numbers
 from flows.queries.request import NotThere, PageRequest
-from flows.queries.run_state import any_going, held_out, look_of
+from flows.queries.row_lineage import nearest
+from flows.queries.run_state import any_going, look_of
 from flows.queries.runs import overview, runs, tokens_of
-from flows.queries.series import StepNumbers, numbers
-from flows.queries.shared_slices import expired_rows_of_runs, ledger
-from flows.queries.store_reader import StoreReader
-from flows.queries.timeline import events, lanes, stage_times
+from flows.queries.scores import held_out
+from flows.queries.store_reader import StoreReader, expired_rows_of_runs
 from flows.reporting.svg import colour
 from flows.viewer import addresses
 from flows.viewer.addresses import Crumb, Page

@@ -7,18 +7,29 @@ from typing import Any
 import polars as pl
 
 from flows.queries import batch
-from flows.queries.identify import nearest, policy_version
-from flows.queries.message_parts import images, linked, long_text, read_message
-from flows.queries.messages import MOST_HITS, WINDOW, MessageView, hits, message_works, messages, reading, rejected
+from flows.queries.messages import (
+    MOST_HITS,
+    WINDOW,
+    MessageView,
+    hits,
+    images,
+    linked,
+    long_text,
+    message_works,
+    messages,
+    read_message,
+    reading,
+    rejected,
+)
 from flows.queries.outcomes import EXPIRED
 from flows.queries.request import BadQuestion, NotThere, PageRequest
+from flows.queries.rollout_list import TraceNeighbours, neighbours_of_trace
 from flows.queries.rollouts import episode, history, mates
+from flows.queries.row_lineage import nearest, policy_version
 from flows.queries.run_state import any_going
 from flows.queries.sentences import flat, sentence
-from flows.queries.shared_slices import expired_rows, lost
-from flows.queries.shown_tokens import colourings, describe, scaled, shown_tokens
-from flows.queries.store_reader import StoreReader
-from flows.queries.token_colours import NAMES, default_colouring
+from flows.queries.shown_tokens import NAMES, colourings, default_colouring, describe, scaled, shown_tokens
+from flows.queries.store_reader import StoreReader, expired_rows, lost
 from flows.queries.tokens import tokenizer, tokens
 from flows.queries.trace import (
     WEIGHTS,
@@ -31,7 +42,6 @@ from flows.queries.trace import (
     samples,
     uses,
 )
-from flows.queries.trace_neighbours import TraceNeighbours, neighbours_of_trace
 from flows.viewer import addresses
 from flows.viewer.addresses import Crumb, Page
 from tasks.arrays.finding import QUARANTINED

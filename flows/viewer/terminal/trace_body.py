@@ -15,12 +15,10 @@ from rich.segment import Segment
 from rich.style import Style
 from rich.text import Text
 
-from flows.queries.message_parts import Images, linked, read_message
-from flows.queries.messages import Line, reading, rejected
+from flows.queries.messages import Images, Line, linked, read_message, reading, rejected
 from flows.queries.rollouts import largest_advantage
-from flows.queries.shown_tokens import scaled
+from flows.queries.shown_tokens import default_colouring, scaled
 from flows.queries.store_reader import StoreReader
-from flows.queries.token_colours import default_colouring
 from flows.queries.tokens import tokenizer, tokens, with_texts
 from flows.queries.trace import FoundTrace
 from flows.reporting.formats import DASH, cut, number, one_line, visible

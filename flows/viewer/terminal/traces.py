@@ -14,15 +14,10 @@ from rich.table import Table
 from rich.text import Text
 
 from configs.run import RunConfig
-from flows.queries import rollout_choice as step_choice
-from flows.queries import rollouts as step_traces
-from flows.queries import step as data
-from flows.queries import step as step_search
-from flows.queries import step_figures
 from flows.queries.request import NotThere, plain
-from flows.queries.rollout_choice import TraceChoice
-from flows.queries.rollout_columns import LEFT
-from flows.queries.step import with_mismatch
+from flows.queries.rollout_list import LEFT, TraceChoice, choose, listed
+from flows.queries.rollouts import evaluation_traces, lineages_of, search_mask, steps_of, traces_of, with_mismatch
+from flows.queries.step import figures as figures_of_step
 from flows.queries.store_reader import StoreReader
 from flows.reporting import formats
 from flows.reporting.formats import one_line
@@ -54,9 +49,9 @@ def main(
     with border("reading the tables", library.store.root.address):
         name = library.latest() if run == "latest" else run
         title, frame = _frame(library, name, step, evaluation, set_name, (*choice.columns, choice.sort))
-        chosen = step_choice.choose(frame, choice, step_search.search_mask(library, name, frame, choice.search))
-        found = data.listed(frame, chosen, choice)
-        figures = step_figures.figures(frame)
+        chosen = choose(frame, choice, search_mask(library, name, frame, choice.search))
+        found = listed(frame, chosen, choice)
+        figures = figures_of_step(frame)
     if as_json:
         print(json.dumps(plain({"run": name, "of": title, "figures": figures, "traces": found})))
         return 0
@@ -72,13 +67,13 @@ def _frame(
     library: StoreReader, run: str, step: int | None, evaluation: int | None, set_name: str | None, names: Sequence[str]
 ) -> tuple[str, pl.DataFrame]:
     if evaluation is not None:
-        return f"evaluation of policy {evaluation}", step_traces.evaluation_traces(library, run, evaluation, set_name)
-    steps = step_traces.steps_of(library, run)
+        return f"evaluation of policy {evaluation}", evaluation_traces(library, run, evaluation, set_name)
+    steps = steps_of(library, run)
     if not steps:
         raise NotThere(f"run {run!r} has no rollouts yet")
     place = steps[-1] if step is None else step
-    lineages = step_traces.lineages_of(library, run, place)
-    return f"step {place}", with_mismatch(library, run, lineages, step_traces.traces_of(library, run, lineages), names)
+    lineages = lineages_of(library, run, place)
+    return f"step {place}", with_mismatch(library, run, lineages, traces_of(library, run, lineages), names)
 
 
 def _headline(run: str, title: str, figures: Mapping[str, Any]) -> str:

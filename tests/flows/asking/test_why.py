@@ -8,9 +8,8 @@ import polars as pl
 import pytest
 
 from flows import cli
-from flows.queries.outcomes import outcomes
+from flows.queries.outcomes import explain, outcomes
 from flows.queries.sentences import SENTENCES, head, sentence
-from flows.queries.why import explain
 from storage.read.frames import Frames
 from tests.flows.asking.asked import REASON, UNFIT
 

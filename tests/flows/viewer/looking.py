@@ -10,8 +10,7 @@ import polars as pl
 import pytest
 from starlette.testclient import TestClient
 
-from flows.queries.metrics import metrics
-from flows.queries.series import numbers
+from flows.queries.metrics import metrics, numbers
 from flows.queries.store_reader import StoreReader
 from flows.viewer import addresses
 from flows.viewer.app import application

@@ -8,7 +8,7 @@ import pytest
 
 from flows.orchestration.states import GateRefused
 from flows.queries import batch
-from flows.queries import batch as batch_row
+from flows.queries.batch import decisions, packed, row_samples, rows, samples, updates
 from flows.queries.request import NotThere
 from flows.queries.store_reader import StoreReader
 from storage.read.frames import Frames
@@ -42,8 +42,8 @@ def stored(library: StoreReader, table: str, step: int, run: str = "run") -> lis
 def test_rows_are_those_of_the_table_and_padding_holds_nothing(
     library: StoreReader, run: str, step: int, padding: bool
 ) -> None:
-    of = batch.packed(library, run, step)
-    found = {row["row"]: row for row in batch.rows(library, of).to_dicts()}
+    of = packed(library, run, step)
+    found = {row["row"]: row for row in rows(library, of).to_dicts()}
     expected = stored(library, "batches", step, run)
     assert list(found) == [row["row"] for row in expected]
     assert any(not row["sample_ids"] for row in expected) == padding
@@ -56,8 +56,8 @@ def test_rows_are_those_of_the_table_and_padding_holds_nothing(
 
 
 def test_samples_stand_where_the_borders_say_and_know_their_traces(library: StoreReader) -> None:
-    of = batch.packed(library, "run", 0)
-    found = batch.samples(library, of).to_dicts()
+    of = packed(library, "run", 0)
+    found = samples(library, of).to_dicts()
     expected = [
         (row["row"], place, row["cu_seqlens"][place], name)
         for row in stored(library, "batches", 0)
@@ -74,14 +74,14 @@ def test_samples_stand_where_the_borders_say_and_know_their_traces(library: Stor
 
 
 def test_a_rows_tokens_and_weights_are_those_it_was_packed_with(library: StoreReader) -> None:
-    of = batch.packed(library, "run", 0)
+    of = packed(library, "run", 0)
     row = next(each for each in stored(library, "batches", 0) if len(each["sample_ids"]) > 1)
-    found = batch_row.tokens(library, of, row["row"])
+    found = batch.tokens(library, of, row["row"])
     assert found["token_id"].to_list() == row["token_ids"]
     assert found["advantage"].to_list() == row["advantages"]
     lengths = [b - a for a, b in zip(row["cu_seqlens"], row["cu_seqlens"][1:], strict=False)]
     assert found["place"].to_list() == [place for place, length in enumerate(lengths) for _ in range(length)]
-    sums = batch_row.row_samples(library, of, row["row"])
+    sums = row_samples(library, of, row["row"])
     for place, (start, length) in enumerate(zip(row["cu_seqlens"], lengths, strict=False)):
         weights = row["rl_weights"][start : start + length]
         assert sums["rl_weights"][place] == pytest.approx(sum(weights)) and sum(weights) > 0
@@ -90,27 +90,27 @@ def test_a_rows_tokens_and_weights_are_those_it_was_packed_with(library: StoreRe
 
 
 def test_a_padding_row_has_tokens_of_no_sample(library: StoreReader) -> None:
-    of = batch.packed(library, "wide", 0)
+    of = packed(library, "wide", 0)
     number = next(row["row"] for row in stored(library, "batches", 0, "wide") if not row["sample_ids"])
-    assert batch_row.tokens(library, of, number)["place"].to_list() == [None, None]
-    assert batch_row.row_samples(library, of, number).is_empty()
+    assert batch.tokens(library, of, number)["place"].to_list() == [None, None]
+    assert row_samples(library, of, number).is_empty()
 
 
 def test_a_batch_that_was_not_trained_has_nothing_measured_and_says_who_held_it_back(library: StoreReader) -> None:
-    trained, held = (batch.packed(library, "run", step) for step in (0, 1))
-    assert batch.updates(library, trained)["update"].to_list() == [0], "the learner that is played makes one row"
-    assert held.updates is None and batch.updates(library, held).is_empty()
-    assert [each["approved"] for each in batch.decisions(library, held)] == [False]
-    assert [each["approved"] for each in batch.decisions(library, trained)] == [True]
+    trained, held = (packed(library, "run", step) for step in (0, 1))
+    assert updates(library, trained)["update"].to_list() == [0], "the learner that is played makes one row"
+    assert held.updates is None and updates(library, held).is_empty()
+    assert [each["approved"] for each in decisions(library, held)] == [False]
+    assert [each["approved"] for each in decisions(library, trained)] == [True]
 
 
 def test_what_is_not_there_is_named_with_what_is(library: StoreReader) -> None:
     with pytest.raises(NotThere, match="no packed batch of step 7; it has batches of the steps 0-1"):
-        batch.packed(library, "run", 7)
+        packed(library, "run", 7)
     with pytest.raises(NotThere, match="no row 99"):
-        batch_row.tokens(library, batch.packed(library, "run", 0), 99)
+        batch.tokens(library, packed(library, "run", 0), 99)
     with pytest.raises(NotThere):
-        batch.packed(library, "nobody", 0)
+        packed(library, "nobody", 0)
 
 
 def test_of_several_packings_the_one_trained_last_counts(tmp_path: Path) -> None:
@@ -122,11 +122,9 @@ def test_of_several_packings_the_one_trained_last_counts(tmp_path: Path) -> None
         name: hand.work(f"packing {name}", {"batches": [packed_row([sample["sample_id"]])]}, 0, **above)
         for name in "abc"
     }
-    assert batch.packed(StoreReader.at(tmp_path / "store"), RUN, 0).batches.key == packings["c"], (
-        "none is trained: the last"
-    )
+    assert packed(StoreReader.at(tmp_path / "store"), RUN, 0).batches.key == packings["c"], "none is trained: the last"
     for name in "ab":
         hand.work(f"training {name}", {"updates": [update()]}, packing=packings[name])
-    found = batch.packed(StoreReader.at(tmp_path / "store"), RUN, 0)
+    found = packed(StoreReader.at(tmp_path / "store"), RUN, 0)
     assert found.batches.key == packings["b"] and found.updates is not None
-    assert found.capacity is None and batch.rows(StoreReader.at(tmp_path / "store"), found)["fill"].to_list() == [None]
+    assert found.capacity is None and rows(StoreReader.at(tmp_path / "store"), found)["fill"].to_list() == [None]

@@ -13,7 +13,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from flows.queries.cache import MOST_ITEMS, SMALL, Cache, size_in_bytes
+from flows.queries.store_reader import MOST_ITEMS, SMALL, Cache, size_in_bytes
 
 
 def frame(rows: int) -> pl.DataFrame:

@@ -6,8 +6,8 @@ from typing import Any
 import polars as pl
 import pytest
 
-from flows.queries.example import attempts, by_step, example
 from flows.queries.request import NotThere, PageRequest
+from flows.queries.rollouts import attempts, by_step, example
 from flows.queries.store_reader import StoreReader
 from flows.viewer import addresses
 from flows.viewer.app import respond

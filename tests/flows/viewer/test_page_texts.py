@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from flows.queries.charts import charts
-from flows.queries.series import StepNumbers
+from flows.queries.metrics import StepNumbers
 from flows.queries.store_reader import StoreReader
 from flows.viewer import addresses
 from flows.viewer.addresses import PATTERNS

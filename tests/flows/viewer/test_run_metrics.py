@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from flows.queries.metrics import ABOUT, About, about, ends, matching, metrics, said
+from flows.queries.metrics import ABOUT, About, about, ends, matching, metrics, numbers, said, steps
 from flows.queries.request import NotThere, PageRequest
-from flows.queries.series import numbers, steps
 from flows.queries.store_reader import StoreReader
 from flows.viewer import addresses
 from flows.viewer.pages import runs as metric_page

@@ -8,12 +8,11 @@ import polars as pl
 import pytest
 
 from flows.cli import run_summary as show
+from flows.queries.ledger import STAGE_TIMES, lanes, ledger, slices, stage_times
 from flows.queries.request import BadQuestion, NotThere, PageRequest
-from flows.queries.run_state import scores
 from flows.queries.runs import runs
-from flows.queries.shared_slices import ledger, slices
+from flows.queries.scores import scores
 from flows.queries.store_reader import StoreReader
-from flows.queries.timeline import STAGE_TIMES, lanes, stage_times
 from flows.reporting.formats import DASH
 from flows.viewer import addresses
 from flows.viewer.addresses import Page

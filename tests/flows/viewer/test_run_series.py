@@ -11,7 +11,7 @@ import polars as pl
 import pytest
 
 from flows.cli import run_summary as show
-from flows.queries.series import numbers, series, steps
+from flows.queries.metrics import numbers, series, steps
 from flows.queries.store_reader import StoreReader
 from flows.reporting.tracking import MonitorWatcher
 from flows.runtime import pipeline

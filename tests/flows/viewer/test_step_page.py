@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from flows.queries import rollouts as step_traces
 from flows.queries.request import NotThere, PageRequest
+from flows.queries.rollouts import steps_of, traces
 from flows.queries.store_reader import StoreReader
 from flows.viewer import addresses
 from flows.viewer.app import respond
@@ -65,7 +65,7 @@ def links(page: Elements, start: str = "") -> list[str]:
 
 def test_the_values_are_those_of_the_frames(library: StoreReader) -> None:
     found = values(library, "base", 0)
-    frame = step_traces.traces(library, "base", 0)
+    frame = traces(library, "base", 0)
     assert found["figures"]["num_traces"] == frame.height == found["traces"]["num_chosen"] == 12
     assert [row["trace_id"] for row in found["traces"]["rows"]] == frame["trace_id"].to_list()
     assert [row["advantage"] for row in found["traces"]["rows"]] == frame["advantage"].to_list()
@@ -80,7 +80,7 @@ def test_the_values_are_those_of_the_frames(library: StoreReader) -> None:
 
 def test_every_trace_group_and_neighbour_is_led_to(library: StoreReader) -> None:
     page = html(library, "base", 0)
-    frame = step_traces.traces(library, "base", 0)
+    frame = traces(library, "base", 0)
     for row in frame.to_dicts():
         there = addresses.trace("base", row["trace_id"], row["key"])
         assert links(page, there) == [there, there]  # as a cell and as a row
@@ -96,7 +96,7 @@ def test_every_trace_group_and_neighbour_is_led_to(library: StoreReader) -> None
 def test_the_address_filters_sorts_and_pages(library: StoreReader) -> None:
     query = {"sort": "reward", "order": "desc", "size": "5", "group": "0-1"}
     found = values(library, "base", 0, **query)["traces"]
-    frame = step_traces.traces(library, "base", 0).filter(group_id="0-1")
+    frame = traces(library, "base", 0).filter(group_id="0-1")
     best = frame.sort("reward", descending=True)["trace_id"].to_list()
     assert [row["trace_id"] for row in found["rows"]] == best and found["num_chosen"] == 4
     pages = [values(library, "base", 0, size="5", page=str(page))["traces"] for page in (1, 2, 3)]
@@ -149,7 +149,7 @@ def test_a_forks_rows_are_told_as_computed_by_the_other(library: StoreReader) ->
     found = values(library, "fork", 1)
     assert found["compared"] == "base" and found["computed_by"] == ["base"]
     assert found["policies"]["after"] is None and {row["outcome"] for row in found["traces"]["rows"]} == {"pending"}
-    same = step_traces.traces(library, "base", 1)["trace_id"].to_list()
+    same = traces(library, "base", 1)["trace_id"].to_list()
     assert [row["trace_id"] for row in found["traces"]["rows"]] == same
 
 
@@ -228,7 +228,7 @@ def test_an_evaluation_and_its_sets(scored: StoreReader) -> None:
 
 
 def test_evaluations_lead_to_each_other(scored: StoreReader) -> None:
-    versions = step_traces.steps_of(scored, "base", for_training=False)
+    versions = steps_of(scored, "base", for_training=False)
     assert len(versions) > 1
     for at, version in enumerate(versions):
         found = evaluated(scored, version)

@@ -5,8 +5,7 @@ import math
 import polars as pl
 import pytest
 
-from flows.queries.shown_tokens import drawn_text, plain_number
-from flows.queries.token_colours import COLOURINGS, NONE, default_colouring, largest
+from flows.queries.shown_tokens import COLOURINGS, NONE, default_colouring, drawn_text, largest, plain_number
 from flows.queries.tokens import TOKENS
 from flows.viewer.terminal.trace_body import MEASURES
 

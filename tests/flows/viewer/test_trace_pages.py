@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from flows.queries.message_parts import LONGEST
+from flows.queries.messages import LONGEST
 from flows.queries.request import PageRequest
 from flows.queries.store_reader import StoreReader
 from flows.viewer import addresses

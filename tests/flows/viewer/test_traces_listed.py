@@ -10,7 +10,7 @@ import pytest
 
 from flows import cli
 from flows.queries.request import PageRequest
-from flows.queries.rollout_choice import OUTCOMES
+from flows.queries.rollout_list import OUTCOMES
 from flows.queries.store_reader import StoreReader
 from flows.reporting.formats import DASH
 from flows.viewer.app import respond

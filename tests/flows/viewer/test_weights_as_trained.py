@@ -12,7 +12,7 @@ import pytest
 from flows import cli
 from flows.orchestration.states import GateRefused
 from flows.queries import batch
-from flows.queries import batch as batch_row
+from flows.queries.batch import row_samples
 from flows.queries.compare_traces import changed_measures, compared_tokens
 from flows.queries.request import PageRequest
 from flows.queries.store_reader import StoreReader
@@ -129,7 +129,7 @@ def test_the_sums_on_the_page_are_those_of_the_batch_row(library: StoreReader) -
         if sample["row"] is None:
             assert total == 0 and sample["address"] is sample["weights"] is None
             continue
-        in_row = batch_row.row_samples(library, of, sample["row"]).filter(pl.col("trace_id") == found.trace_id)
+        in_row = row_samples(library, of, sample["row"]).filter(pl.col("trace_id") == found.trace_id)
         assert total == in_row["rl_weights"][0] == sample["weights"]["rl_weights"] > 0
 
 
