@@ -192,11 +192,6 @@ def plot(values: Sequence[float | None], width: int, rows: int) -> list[str]:
     return ["".join(cell(height, row) for height in heights) for row in reversed(range(rows))]
 
 
-def summary(rewards: Mapping[str, float | None]) -> str:
-    """Return named rewards on one line, for a note."""
-    return ", ".join(f"{printable(name)} {fixed(value)}" for name, value in rewards.items())
-
-
 class PanelWatcher:
     """Shows events in a panel."""
 

@@ -1,6 +1,7 @@
 """All runs of a store; one run: its curves, its time, its ledger, live while it goes on; one of its metrics by step."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 from flows.queries.charts import charts
@@ -19,16 +20,8 @@ from flows.viewer.svg.charts import cell_class
 from tasks.stages import BY_NAME, OTHER_COLOUR
 
 Row = dict[str, Any]
-SORTS: Mapping[str, Callable[[Row], Any]] = {
-    "run": lambda row: row["run"],
-    "state": lambda row: row["state"],
-    "steps": lambda row: row["steps_done"],
-    "reward": lambda row: row["last_reward"],
-    "held_out": lambda row: row["held_out"],
-    "tokens": lambda row: row["tokens_sampled"],
-    "seconds": lambda row: row["seconds"],
-    "changed": lambda row: row["changed_at"],
-}
+SORTS = {name: name for name in ("run", "state", "held_out", "seconds")}
+SORTS |= {"steps": "steps_done", "reward": "last_reward", "tokens": "tokens_sampled", "changed": "changed_at"}
 """By what the list can be sorted; without, the newest come first and forks stand under their parents."""
 SEARCHED = ("run", "parent", "kind", "state", "message", "model")
 
@@ -63,7 +56,7 @@ def tree(rows: Sequence[Row]) -> list[Row]:
     # All once more at the end: two runs that each took rollouts of the other hang below nothing.
     roots = (*below.get(None, ()), *rows)
     families = [_family(row, below, placed) for row in roots if row["run"] not in placed]
-    families.sort(key=lambda own: max(_changed(row) for row in own), reverse=True)
+    families.sort(key=lambda own: max(row["changed_at"] for row in own), reverse=True)
     return [row for own in families for row in own]
 
 
@@ -75,12 +68,8 @@ def _family(root: Row, below: Mapping[str | None, Sequence[Row]], placed: set[st
         if row["run"] not in placed:
             placed.add(row["run"])
             found.append({**row, "depth": depth})
-            waiting += [(fork, depth + 1) for fork in sorted(below.get(row["run"], ()), key=_changed)]
+            waiting += [(fork, depth + 1) for fork in sorted(below.get(row["run"], ()), key=itemgetter("changed_at"))]
     return found
-
-
-def _changed(row: Row) -> Any:
-    return row["changed_at"]
 
 
 def _matches(row: Row, words: Sequence[str]) -> bool:
@@ -91,9 +80,9 @@ def _matches(row: Row, words: Sequence[str]) -> bool:
 
 def _sorted(rows: Sequence[Row], sort: str, down: bool) -> list[Row]:
     """Return rows by a column; those without a value stand last, whichever way."""
-    value = SORTS[sort]
-    known = sorted((row for row in rows if value(row) is not None), key=value, reverse=down)
-    return [{**row, "depth": 0} for row in (*known, *(row for row in rows if value(row) is None))]
+    name = SORTS[sort]
+    known = sorted((row for row in rows if row[name] is not None), key=itemgetter(name), reverse=down)
+    return [{**row, "depth": 0} for row in (*known, *(row for row in rows if row[name] is None))]
 
 
 SPANS = ("all", "20", "5")
@@ -113,16 +102,20 @@ def run_page(library: StoreReader, asked: PageRequest) -> Page:
     measured = numbers(library, run)
     told = overview(library, run, [each.work for each in measured])
     evaluations = held_out(library, run)
+    happened = [{**event, "look": look_of(event["event"])} for event in events(library, run)]
     span = asked.one_of("timeline", SPANS) or ("20" if len(measured) > MANY else "all")
     values = {
         **told,
         "retired": expired_rows_of_runs(library, run),
         "steps": [_step(run, each) for each in measured],
-        "sections": [_section(run, each) for each in charts(measured, evaluations)],
+        "sections": [
+            {"title": section["title"], "charts": [_chart(run, each) for each in section["charts"]]}
+            for section in charts(measured, evaluations)
+        ],
         "metrics": _metrics(run, measured, asked.text("metric")),
-        "evaluations": _evaluations(run, evaluations),
-        "events": [{**event, "look": look_of(event["event"])} for event in events(library, run)],
-        "timeline": {"span": span, "spans": SPANS, **_timeline(library, run, span)},
+        "evaluations": [{**each, "address": addresses.evaluation(run, each["version"])} for each in evaluations],
+        "events": happened,
+        "timeline": {"span": span, "spans": SPANS, **_timeline(library, run, span, happened)},
         "ledger": _ledger(library, run, told),
         "addresses": _addresses(run, measured, evaluations),
         "totals": _totals(measured),
@@ -133,11 +126,6 @@ def run_page(library: StoreReader, asked: PageRequest) -> Page:
 
 def _step(run: str, each: StepNumbers) -> dict[str, Any]:
     return {"step": each.step, "address": addresses.step(run, each.step), "finished": each.work.finished}
-
-
-def _section(run: str, section: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a section whose charts know their colours, and over which steps they are drawn where not all."""
-    return {"title": section["title"], "charts": [_chart(run, each) for each in section["charts"]]}
 
 
 def _metrics(run: str, measured: Sequence[StepNumbers], words: str) -> dict[str, Any]:
@@ -154,6 +142,7 @@ def _metrics(run: str, measured: Sequence[StepNumbers], words: str) -> dict[str,
 
 
 def _chart(run: str, chart: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a chart whose series know their colours, and over which steps it is drawn where not all."""
     series = [{**each, "colour": _colour(number, each)} for number, each in enumerate(chart["series"])]
     versions = chart.get("versions")
     if versions is None:
@@ -174,13 +163,8 @@ def _stage_number(stage: str) -> int:
     return BY_NAME[stage].colour if stage in BY_NAME else OTHER_COLOUR
 
 
-def _evaluations(run: str, found: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    return [{**each, "address": addresses.evaluation(run, each["version"])} for each in found]
-
-
-def _timeline(library: StoreReader, run: str, span: str) -> dict[str, Any]:
-    told = [{**event, "look": look_of(event["event"])} for event in events(library, run)]
-    found = lanes(stage_times(library, run), told, recent=0 if span == "all" else int(span))
+def _timeline(library: StoreReader, run: str, span: str, happened: list[dict[str, Any]]) -> dict[str, Any]:
+    found = lanes(stage_times(library, run), happened, recent=0 if span == "all" else int(span))
     return {**found, "lanes": [{**lane, "colour": _stage_number(lane["stage"])} for lane in found["lanes"]]}
 
 
@@ -252,8 +236,8 @@ def metric_page(library: StoreReader, asked: PageRequest) -> Page:
         "next": _neighbour(known, run, place + 1),
         "numbers_from": 0 if asked.one_of("numbers", ("all",)) else max(0, len(steps) - MOST_METRIC_NUMBERS),
     }
-    live = any_going(library, run)
-    return Page("metric.html", found["name"], values, (Crumb(run, addresses.run(run)),), live)
+    way = (Crumb(run, addresses.run(run)),)
+    return Page("metric.html", found["name"], values, way, any_going(library, run))
 
 
 def _metric_place(known: Sequence[Metric], run: str, name: str, gone: bool) -> int:

@@ -301,9 +301,7 @@ def _graph(rows: pl.DataFrame, whole: MessageView, asked: PageRequest) -> Values
 
 
 def _branch(asked: PageRequest, whole: MessageView) -> int | None:
-    if not asked.text("branch"):
-        return None
-    return asked.number("branch", 0, most=max(len(whole.paths) - 1, 0))
+    return asked.number("branch", 0, most=max(len(whole.paths) - 1, 0)) if asked.text("branch") else None
 
 
 def _window(
