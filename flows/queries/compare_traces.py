@@ -18,7 +18,7 @@ from flows.queries.step import natural
 from flows.queries.store_reader import StoreReader
 from flows.queries.tokens import PLACE, tokens
 from flows.queries.trace import FoundTrace, index
-from flows.reporting.texts import cut
+from flows.reporting.formats import cut
 
 OF_TRACE = ("trace_id", "key", "group_id", "environment", "example_id", "agent")
 OF_SIDE = ("reward", "outcome", "advantage", "num_output_tokens", "error_class")

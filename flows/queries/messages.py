@@ -17,7 +17,7 @@ import pyarrow as pa
 from flows.queries.request import parsed
 from flows.queries.store_reader import StoreReader
 from flows.queries.trace import FoundTrace
-from flows.reporting.texts import cut
+from flows.reporting.formats import cut
 from storage.read.lineage import Work
 from tasks.arrays.message_graph import BrokenGraph, drop_rejected, find_branches
 from tasks.inference.trace_rows.images import REFERENCE

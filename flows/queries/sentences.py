@@ -5,8 +5,7 @@ from typing import Any
 
 from flows.queries.outcomes import EXPIRED
 from flows.queries.row_lineage import WORK, RowNode, policy_names
-from flows.reporting.formats import compact_number
-from flows.reporting.texts import one_line
+from flows.reporting.formats import compact_number, one_line
 from storage.read.lineage import Graph, Work
 from tasks.arrays.finding import QUARANTINED
 from tasks.inference.sampling.failures import STRAGGLER

@@ -14,8 +14,7 @@ from functools import partial
 from typing import Any
 
 from flows.reporting.curve import Point, curve_svg
-from flows.reporting.formats import EVALUATION_HEADINGS, compact_number, evaluation_cells
-from flows.reporting.texts import visible
+from flows.reporting.formats import EVALUATION_HEADINGS, compact_number, evaluation_cells, visible
 
 Steps = Sequence[Mapping[str, Any]]
 SHOWN_STEPS = 10
@@ -173,3 +172,30 @@ def _total(values: Any) -> Any:
 
 def _of(step: Mapping[str, Any], name: str, stage: str) -> Any:
     return _total((step.get(name) or {}).get(stage))
+
+
+PUBLISHED_TIMES = 20
+"""Artifacts are renewed about this often in a run: each renewal is kept in Prefect's database for ever."""
+
+
+class ArtifactWatcher:
+    """Keeps the artifacts in Prefect up to date."""
+
+    def __init__(self, artifacts: RunArtifacts, num_steps: int) -> None:
+        self._artifacts = artifacts
+        self._every = max(1, num_steps // PUBLISHED_TIMES)
+        self._num_steps = num_steps
+        self._steps: list[Mapping[str, Any]] = []
+        self._prefect = False
+
+    def __call__(self, event: str, facts: Mapping[str, Any]) -> None:
+        """Collect finished steps; publish them once in a while and at the end, while there is a Prefect API."""
+        if event == "prefect":
+            self._prefect = True
+        if event == "comparison" and self._prefect and facts["rows"]:
+            self._artifacts.publish_comparison(facts["rows"])
+        if event == "step":
+            self._steps.append(facts)
+            last = len(self._steps) == self._num_steps
+            if self._prefect and facts["computed"] and (last or len(self._steps) % self._every == 0):
+                self._artifacts.publish(self._steps)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import TextIO
+from typing import Any, TextIO
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -21,8 +21,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from flows.reporting.formats import fixed
-from flows.reporting.texts import visible
+from flows.reporting.formats import describe_scores, environment_title, fixed, visible
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 PLOT_ROWS = 5
@@ -193,6 +192,42 @@ def plot(values: Sequence[float | None], width: int, rows: int) -> list[str]:
     return ["".join(cell(height, row) for height in heights) for row in reversed(range(rows))]
 
 
-def summary(rewards: Mapping[str, float | None]) -> str:
-    """Return named rewards on one line, for a note."""
-    return ", ".join(f"{printable(name)} {fixed(value)}" for name, value in rewards.items())
+class PanelWatcher:
+    """Shows events in a panel."""
+
+    def __init__(self, panel: Panel) -> None:
+        self._panel = panel
+
+    def __call__(self, event: str, facts: Mapping[str, Any]) -> None:
+        """Show one event; those that a panel has no place for are left out."""
+        show = getattr(self, f"_{event}", None)
+        if show is not None:
+            show(**facts)
+
+    def _plan(self, missing: list[Any], num_pieces: int) -> None:
+        found = num_pieces - len(missing)
+        if missing:
+            self._panel.note(f"{len(missing)} pieces of work to do, {found} are in the ledger")
+        else:
+            self._panel.note(f"nothing to compute: all {found} pieces of work are in the ledger")
+
+    def _prefect(self, url: str) -> None:
+        self._panel.ui_url = url
+        self._panel.note(f"Prefect: {url}")
+
+    def _note(self, text: str) -> None:
+        self._panel.note(text)
+
+    def _stage(self, stage: str, step: int, evaluating: bool) -> None:
+        # An evaluation goes on beside the steps, and has the version of its policy for a step.
+        self._panel.stage(None if evaluating else step, f"evaluation: {stage}" if evaluating else stage)
+
+    def _step(self, step: int, tokens: int, seconds: Mapping[str, float], **measured: Any) -> None:
+        values = measured if self._panel.measure == "reward" else measured["update"] or {}
+        value = values.get(self._panel.measure)
+        self._panel.step(step, value, tokens, sum(seconds.values()))
+
+    def _evaluation(self, version: int, scores: list[dict[str, Any]], **facts: Any) -> None:
+        for each in scores:
+            where = environment_title(facts.get("set", ""), each["environment"])
+            self._panel.note(f"evaluation of policy {version} on {where}: {describe_scores(each)}")

@@ -139,3 +139,26 @@ def _has_key() -> bool:
         return netrc.netrc(os.environ.get("NETRC") or None).authenticators(host) is not None
     except (FileNotFoundError, netrc.NetrcParseError):
         return False
+
+
+class MonitorWatcher:
+    """Sends the metrics of computed steps and evaluations to Weights & Biases, where it was asked for."""
+
+    def __init__(self, monitor: Monitor) -> None:
+        self._monitor = monitor
+        self._last = 0
+        """The last step that was logged."""
+
+    def __call__(self, event: str, facts: Mapping[str, Any]) -> None:
+        """Log what was computed now; what was found was logged by the run that computed it."""
+        if event == "step" and facts["computed"]:
+            self._last = max(self._last, facts["step"])
+            self._monitor.log(facts["step"], facts["metrics"])
+        if event == "evaluation" and facts["computed"]:
+            # It may come after the steps that it went on beside, and what is older than the last is not taken there.
+            at = max(self._last, facts["version"])
+            for each in facts["scores"]:
+                if each["average"] is not None:
+                    where = "/".join(filter(None, (facts.get("set"), each["environment"])))
+                    figures = {f"evaluation/{where}/average": each["average"], "evaluation/version": facts["version"]}
+                    self._monitor.log(at, figures)

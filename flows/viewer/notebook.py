@@ -7,7 +7,7 @@
     viewer.traces("demo", 3).group_by("outcome").len()
 
 What is committed meanwhile is seen by the next call. Texts in the frames are as they were written: what a model or an
-environment wrote may act where it is printed raw; `flows.reporting.texts.visible` makes it harmless.
+environment wrote may act where it is printed raw; `flows.reporting.formats.visible` makes it harmless.
 """
 
 from functools import cached_property
@@ -109,8 +109,7 @@ class Viewer:
 
     def page(self, address: str) -> dict[str, Any]:
         """All that the page of an address says, as plain values: `viewer.page("/runs/demo/steps/3")`."""
-        from flows.viewer.pages import PAGES
-        from flows.viewer.rendering import parsed_address
+        from flows.viewer.rendering import PAGES, parsed_address
 
         name, asked = parsed_address(address)
         found: dict[str, Any] = plain(PAGES[name](self.library.still(), asked).values)

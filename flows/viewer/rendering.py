@@ -7,6 +7,7 @@ import base64
 import hashlib
 import json
 import re
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -14,16 +15,52 @@ from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 
 from configs.run import RunConfig
 from flows.queries.request import BadQuestion, NotThere, PageRequest, plain
 from flows.queries.store_reader import StoreReader
 from flows.reporting import formats
-from flows.reporting.texts import visible
+from flows.reporting.formats import visible
 from flows.viewer import addresses
 from flows.viewer.addresses import PATTERNS, Page
-from flows.viewer.pages import PAGES
-from flows.viewer.svg import DRAWINGS
+from flows.viewer.pages.batch import batch_page, row_page
+from flows.viewer.pages.compare import compare_choice_page, compare_page, compare_step_page
+from flows.viewer.pages.example import compare_example_page, example_page
+from flows.viewer.pages.runs import metric_page, run_page, runs_page
+from flows.viewer.pages.step import evaluation_page, step_page
+from flows.viewer.pages.trace import any_trace_page, trace_page
+from flows.viewer.svg.charts import chart, ledger, sparkline, timeline
+from flows.viewer.svg.rollouts import attempts, message_graph, packed_row, trace_time
+
+PAGES: Mapping[str, Callable[[StoreReader, PageRequest], Page]] = {
+    "runs": runs_page,
+    "run": run_page,
+    "metric": metric_page,
+    "step": step_page,
+    "evaluation": evaluation_page,
+    "batch": batch_page,
+    "row": row_page,
+    "example": example_page,
+    "trace": trace_page,
+    "any_trace": any_trace_page,
+    "compare_choice": compare_choice_page,
+    "compare": compare_page,
+    "compare_step": compare_step_page,
+    "compare_example": compare_example_page,
+}
+"""What reads a page, by the names of `addresses.PATTERNS`. Each raises NotThere and BadQuestion."""
+DRAWINGS: dict[str, Callable[..., Markup]] = {
+    "packed_row": packed_row,
+    "chart": chart,
+    "ledger_picture": ledger,
+    "sparkline": sparkline,
+    "timeline_picture": timeline,
+    "attempts_picture": attempts,
+    "message_graph": message_graph,
+    "trace_time": trace_time,
+}
+"""What templates may draw, by name."""
 
 HERE = Path(__file__).parent
 TEMPLATES, STATIC = HERE / "templates", HERE / "static"

@@ -87,10 +87,14 @@ def _end(sig: int, frame: Any) -> None:
 
 def names(host: str) -> tuple[str, ...]:
     """Return the names, as a browser sends them, that a viewer on a host answers to beside the loopback's."""
-    written = f"[{host}]" if ":" in host and not host.startswith("[") else host
     if is_loopback(host):
-        return (written,)
-    return tuple(dict.fromkeys((written, socket.gethostname(), socket.getfqdn())))
+        return (_bracketed(host),)
+    return tuple(dict.fromkeys((_bracketed(host), socket.gethostname(), socket.getfqdn())))
+
+
+def _bracketed(host: str) -> str:
+    """Return a host as it stands in an address: numbers of IPv6, which have colons, in brackets."""
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host
 
 
 def is_loopback(host: str) -> bool:
@@ -128,7 +132,7 @@ def listen(host: str, port: int | None = None) -> socket.socket:
 def address(host: str, port: int, run: str, token: str) -> str:
     """Return what to open in a browser: of all addresses of a machine its name, which others know it by."""
     anywhere = host.strip("[]") in ("0.0.0.0", "::", "")
-    shown = socket.gethostname() if anywhere else f"[{host}]" if ":" in host and not host.startswith("[") else host
+    shown = socket.gethostname() if anywhere else _bracketed(host)
     path = addresses.run(run) if run else addresses.runs()
     shown_token = "?token=" + quote(token, safe="", errors="replace") if token else ""
     return f"http://{shown}:{port}{path}{shown_token}"

@@ -17,10 +17,10 @@ from flows.queries.request import BadQuestion, NotThere, PageRequest
 from flows.queries.row_lineage import policy_names, policy_version
 from flows.queries.run_state import any_going
 from flows.queries.store_reader import StoreReader, expired_rows, lost
+from flows.reporting.svg import diverging, sequential
 from flows.viewer import addresses
 from flows.viewer.addresses import Crumb, Page
 from flows.viewer.pages.step import neighbours
-from flows.viewer.svg.colours import diverging, sequential
 
 COLOURS = ("advantage", "reward", "sample", "environment")
 """By what samples are coloured."""
@@ -38,7 +38,6 @@ def batch_page(library: StoreReader, asked: PageRequest) -> Page:
     rows = batch.rows(library, of)
     size = rows_per_page(rows)
     start = asked.number("page", 0, most=max(len(rows) - 1, 0) // size) * size
-    shown = drawn_rows(library, of, rows.slice(start, size))
     values = {
         "run": run,
         "step": step,
@@ -46,10 +45,10 @@ def batch_page(library: StoreReader, asked: PageRequest) -> Page:
         "colour": asked.one_of("colour", COLOURS, "sample" if told["largest"] is None else "advantage"),
         "colours": COLOURS,
         "updates": _updates(library, of, rows),
-        "rows": shown,
+        "rows": drawn_rows(library, of, rows.slice(start, size)),
         "denominators": DENOMINATORS,
         "measures": MEASURED,
-        "decisions": [_decision(each) for each in decisions(library, of)],
+        "decisions": [{**each, "figures": json.loads(each["figures"])} for each in decisions(library, of)],
         "first_row": start,
         "page_number": start // size,
         "num_pages": -(-len(rows) // size),
@@ -77,7 +76,6 @@ def crumbs(run: str, step: int) -> tuple[Crumb, ...]:
 def overview(library: StoreReader, of: PackedStep) -> dict[str, Any]:
     """Return what is told of a batch as a whole."""
     rows, samples = batch.rows(library, of), batch.samples(library, of)
-    tokens = int(rows["num_tokens"].sum())
     return {
         "state": _state(library, of),
         "policy": _policy(library, of),
@@ -89,7 +87,7 @@ def overview(library: StoreReader, of: PackedStep) -> dict[str, Any]:
         "num_padding": int((rows["num_samples"] == 0).sum()),
         "num_samples": len(samples),
         "num_traces": samples["trace_id"].n_unique(),
-        "num_tokens": tokens,
+        "num_tokens": int(rows["num_tokens"].sum()),
         "fill": rows["fill"].mean(),
         "environments": _environments(samples),
         "largest": _largest(samples),
@@ -183,10 +181,6 @@ def _measured(update: dict[str, Any] | None) -> dict[str, Any] | None:
     return {name: update[name] for name in MEASURED} | {"further": json.loads(update["metrics"] or "{}")}
 
 
-def _decision(row: dict[str, Any]) -> dict[str, Any]:
-    return {**row, "figures": json.loads(row["figures"])}
-
-
 TOKEN_COLOURS = ("advantage", "logprob", "component")
 """By what tokens are coloured."""
 MOST_TOKENS = 2000
@@ -210,7 +204,7 @@ def row_page(library: StoreReader, asked: PageRequest) -> Page:
         "run": run,
         "step": step,
         "row": drawn_rows(library, of, own)[0] | {name: own[name][0] for name in DENOMINATORS},
-        "samples": _samples(library, of, number),
+        "samples": [each | {"address": trace_of(of.run, each)} for each in row_samples(library, of, number).to_dicts()],
         "colour": asked.one_of("colour", TOKEN_COLOURS, "component" if whole["largest"] is None else "advantage"),
         "colours": TOKEN_COLOURS,
         **{name: whole[name] for name in ("state", "policy", "key", "capacity", "largest", "rewards", "environments")},
@@ -221,11 +215,6 @@ def row_page(library: StoreReader, asked: PageRequest) -> Page:
     }
     way = (*crumbs(run, step), Crumb("batch", addresses.batch(run, step)))
     return Page("row.html", f"Row {number}", values, way, may_change(library, of))
-
-
-def _samples(library: StoreReader, of: PackedStep, number: int) -> list[dict[str, Any]]:
-    found = row_samples(library, of, number).to_dicts()
-    return [each | {"address": trace_of(of.run, each)} for each in found]
 
 
 def _shown_samples(

@@ -21,9 +21,9 @@ from flows.queries.compare_traces import BOTH, compared_groups, compared_samples
 from flows.queries.request import BadQuestion, PageRequest
 from flows.queries.run_state import any_going
 from flows.queries.store_reader import StoreReader, expired_rows_of_runs
+from flows.reporting.svg import sequential
 from flows.viewer import addresses
 from flows.viewer.addresses import Crumb, Page
-from flows.viewer.svg.colours import sequential
 from tasks.metrics.figures import MEANINGS
 
 LINES = {

@@ -7,10 +7,20 @@ from typing import Any
 
 from markupsafe import Markup
 
-from flows.reporting.formats import number, seconds
-from flows.reporting.svg import Scale, around, label, link, quoted, short, svg_document, tag, text
-from flows.reporting.texts import one_line
-from flows.viewer.svg.colours import diverging, sequential
+from flows.reporting.formats import number, one_line, seconds
+from flows.reporting.svg import (
+    Scale,
+    around,
+    diverging,
+    label,
+    link,
+    quoted,
+    sequential,
+    short,
+    svg_document,
+    tag,
+    text,
+)
 
 ATTEMPTS_WIDTH, ATTEMPTS_HEIGHT = 320.0, 120.0
 LEFT, RIGHT, TOP, BOTTOM = 34.0, 8.0, 8.0, 20.0
@@ -76,23 +86,14 @@ def _point(each: Mapping[str, Any], across: float, y: Scale) -> str:
 
 
 ACROSS, DOWN, EDGE, LABEL = 15.0, 18.0, 12.0, 26.0
-MOST_BRANCHES, MOST_ACROSS = 40, 90
-"""Larger graphs are not drawn: the branches can be read one by one."""
 RADIUS = 4.2
 
 
-def drawable(paths: Sequence[Sequence[int]]) -> bool:
-    """Say whether a graph has forks, and is small enough to be seen as a whole."""
-    return 1 < len(paths) <= MOST_BRANCHES and max(len(path) for path in paths) <= MOST_ACROSS
-
-
 def message_graph(paths: Sequence[Sequence[int]], roles: Mapping[str, str], addresses: Sequence[str]) -> Markup:
-    """Return the ways from a root to each leaf: what they share is drawn once; nothing where it is not `drawable`.
+    """Return the ways from a root to each leaf: what they share is drawn once.
 
     `roles` are the classes of messages by number, `addresses` where each branch is read.
     """
-    if not drawable(paths):
-        return Markup("")
     places: dict[int, tuple[float, float]] = {}
     edges, dots, names = [], [], []
     for branch, path in enumerate(paths):
@@ -126,12 +127,6 @@ def _dot(message: int, role: str, at: tuple[float, float]) -> str:
     return link(
         f"#m{message}", tag("circle", tag("title", f"message {message}"), cx=at[0], cy=at[1], r=RADIUS, class_=role)
     )
-
-
-def classes(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return the class of each message by its number: that of its role, if it is one of the known ones."""
-    known = ("system", "user", "assistant", "tool")
-    return {str(row["message"]): f"by-{row['role'] if row['role'] in known else 'other'}" for row in rows}
 
 
 TIME_WIDTH, TIME_HEIGHT, TIME_GAP = 320.0, 16.0, 1.0

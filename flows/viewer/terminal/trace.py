@@ -1,6 +1,6 @@
 """`stagecoach trace`: what became of a rollout, its rewards, its messages, and its tokens in colour.
 
-Texts that a model or an environment wrote are made visible (flows.reporting.texts) and put into rich texts, which are
+Texts that a model or an environment wrote are made visible (flows.reporting.formats) and put into rich texts, which are
 never read as markup. Into a pipe, or with NO_COLOR, goes plain text without any escape.
 """
 
@@ -22,11 +22,9 @@ from flows.queries.sentences import sentence
 from flows.queries.store_reader import StoreReader
 from flows.queries.tokens import tokens
 from flows.queries.trace import FoundTrace, other_runs, outcome_of, trace_use
-from flows.reporting.formats import number, seconds
-from flows.reporting.texts import cut, one_line, visible
+from flows.reporting.formats import cut, number, one_line, seconds, visible
 from flows.viewer import addresses
-from flows.viewer.terminal.style import MEASURES, Indented, Wanted
-from flows.viewer.terminal.trace_body import conversation, token_list
+from flows.viewer.terminal.trace_body import MEASURES, Indented, Wanted, conversation, token_list
 from storage.errors import border
 
 WIDTH = 120

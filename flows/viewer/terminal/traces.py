@@ -21,7 +21,7 @@ from flows.queries.step import figures as figures_of_step
 from flows.queries.step import written_of
 from flows.queries.store_reader import StoreReader
 from flows.reporting import formats
-from flows.reporting.texts import one_line
+from flows.reporting.formats import one_line
 from storage.errors import border
 from tasks.metrics.names import Values
 

@@ -19,8 +19,8 @@ from flows.queries.tokens import tokens
 from flows.queries.trace import find_trace
 from flows.viewer import addresses
 from flows.viewer.app import respond
-from flows.viewer.pages import PAGES
-from flows.viewer.trace_facts import trained_in
+from flows.viewer.pages.trace import trained_in
+from flows.viewer.rendering import PAGES
 from storage.read.frames import Frames
 from storage.store import open_store
 from tasks.filtering import stage as filtering

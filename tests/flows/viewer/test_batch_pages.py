@@ -10,12 +10,12 @@ import pytest
 
 from flows.queries.request import PageRequest
 from flows.queries.store_reader import StoreReader
+from flows.reporting.svg import diverging, sequential
 from flows.viewer import addresses
 from flows.viewer.app import respond
-from flows.viewer.pages import PAGES
 from flows.viewer.pages import batch as row_page
 from flows.viewer.pages.batch import trace_of
-from flows.viewer.svg.colours import diverging, sequential
+from flows.viewer.rendering import PAGES
 from flows.viewer.svg.rollouts import packed_row
 from tests.fixtures.rehearsal import rehearse
 

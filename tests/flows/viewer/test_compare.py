@@ -13,10 +13,10 @@ from flows.queries.compare import FIGURES, compare, compared, compared_evaluatio
 from flows.queries.compare_summary import ledger_cells, replayed_settings, summary_sentences
 from flows.queries.compare_traces import compared_attempts
 from flows.queries.request import NotThere, PageRequest
+from flows.queries.run_state import any_going
 from flows.queries.store_reader import StoreReader
 from flows.viewer.app import respond
-from flows.viewer.pages import PAGES
-from flows.viewer.pages.run import any_going
+from flows.viewer.rendering import PAGES
 from storage.read.frames import existing_store
 from tests.fixtures.evaluations import HELD_OUT, Sampler, train
 from tests.fixtures.rehearsal import rehearse

@@ -19,8 +19,7 @@ from flows.queries.store_reader import StoreReader
 from flows.queries.trace import find_trace
 from flows.viewer.addresses import Page
 from flows.viewer.app import respond
-from flows.viewer.pages import PAGES
-from flows.viewer.rendering import as_html
+from flows.viewer.rendering import PAGES, as_html
 from tests.flows.viewer import compared_runs
 
 pytestmark = pytest.mark.engine  # see test_compare

@@ -14,7 +14,7 @@ from flows.queries.compare_traces import compared_groups, compared_samples, comp
 from flows.queries.request import NotThere, PageRequest
 from flows.queries.store_reader import StoreReader
 from flows.viewer.app import respond
-from flows.viewer.pages import PAGES
+from flows.viewer.rendering import PAGES
 from tasks.runtime.stage import Policy, Tables
 from tests.fixtures.rehearsal import rehearse
 from tests.flows.viewer import compared_runs

@@ -11,7 +11,7 @@ from flows.queries.rollouts import attempts, by_step, example
 from flows.queries.store_reader import StoreReader
 from flows.viewer import addresses
 from flows.viewer.app import respond
-from flows.viewer.pages import PAGES
+from flows.viewer.rendering import PAGES
 from tests.fixtures import builders
 from tests.flows.viewer.hand_made import RUN, HandMade, batch, credit, update
 

@@ -13,8 +13,7 @@ from flows.queries.store_reader import StoreReader
 from flows.viewer import addresses
 from flows.viewer.addresses import PATTERNS
 from flows.viewer.app import respond
-from flows.viewer.pages import PAGES
-from flows.viewer.rendering import parsed_address
+from flows.viewer.rendering import PAGES, parsed_address
 from tasks.metrics.names import ALL
 from tests.fixtures.builders import message, trace
 from tests.fixtures.rehearsal import rehearse

@@ -10,9 +10,9 @@ from flows.queries.request import PageRequest
 from flows.queries.store_reader import StoreReader
 from flows.viewer import addresses, rendering, serving
 from flows.viewer.app import respond
-from flows.viewer.pages import PAGES
 from flows.viewer.pages import batch as batches
 from flows.viewer.pages import trace as traces
+from flows.viewer.rendering import PAGES
 from flows.viewer.svg.charts import chart
 from storage.errors import StoreError
 from tests.fixtures.rehearsal import rehearse

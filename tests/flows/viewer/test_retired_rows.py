@@ -15,8 +15,7 @@ from flows.queries.store_reader import StoreReader
 from flows.queries.tokens import tokens
 from flows.queries.trace import find_trace
 from flows.viewer.app import respond
-from flows.viewer.pages import PAGES
-from flows.viewer.rendering import parsed_address
+from flows.viewer.rendering import PAGES, parsed_address
 from storage.maintenance.sweep import Retention, expire
 from storage.store import open_store
 from tests.fixtures import builders

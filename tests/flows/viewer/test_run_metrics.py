@@ -10,8 +10,8 @@ from flows.queries.metrics import ABOUT, About, about, ends, matching, metrics, 
 from flows.queries.request import NotThere, PageRequest
 from flows.queries.store_reader import StoreReader
 from flows.viewer import addresses
-from flows.viewer.pages import run as metric_page
-from flows.viewer.pages import run as run_page
+from flows.viewer.pages import runs as metric_page
+from flows.viewer.pages import runs as run_page
 from tests.fixtures.builders import trace
 from tests.fixtures.rehearsal import rehearse
 from tests.flows.viewer.hand_made import RUN, HandMade

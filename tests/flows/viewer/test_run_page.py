@@ -16,7 +16,7 @@ from flows.queries.store_reader import StoreReader
 from flows.reporting.formats import DASH
 from flows.viewer import addresses
 from flows.viewer.addresses import Page
-from flows.viewer.pages.run import run_page
+from flows.viewer.pages.runs import run_page
 from storage.store import open_store
 from tests.fixtures.builders import trace
 from tests.fixtures.evaluations import Sampler, evaluate, train
@@ -277,7 +277,7 @@ def test_an_environment_has_one_colour_in_all_charts(tmp_path: Path) -> None:
 def test_a_long_run_has_its_last_numbers_until_all_are_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flows.viewer.pages.run.MOST_NUMBERS", 1)
+    monkeypatch.setattr("flows.viewer.pages.runs.MOST_NUMBERS", 1)
     made = HandMade(tmp_path)
     for step in range(2):
         made.work("rollout", {"traces": [trace(f"t{step}")]}, step)

@@ -13,7 +13,7 @@ import pytest
 from flows.cli import run_summary as show
 from flows.queries.metrics import numbers, series, steps
 from flows.queries.store_reader import StoreReader
-from flows.reporting.events import MonitorWatcher
+from flows.reporting.tracking import MonitorWatcher
 from flows.runtime import pipeline
 from flows.runtime.session import record_run
 from flows.runtime.step_report import finish_step

@@ -13,8 +13,8 @@ from flows.queries.rollouts import MISMATCH, MISMATCH_TITLE, lineages_of, traces
 from flows.queries.store_reader import StoreReader
 from flows.viewer import addresses
 from flows.viewer.app import respond
-from flows.viewer.pages import PAGES
 from flows.viewer.pages.step import step_page
+from flows.viewer.rendering import PAGES
 from tests.fixtures.builders import message, trace
 from tests.flows.viewer.hand_made import FORKED, PATHS, RUN, HandMade, batch, credit, forked, update
 

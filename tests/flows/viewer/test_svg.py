@@ -10,8 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from flows.reporting.svg import MOST_POINTS, Scale, around, attributes, label, text, thinned, ticks
-from flows.viewer.svg.charts import chart, sparkline
-from flows.viewer.svg.runs import cell_class, ledger, timeline
+from flows.viewer.svg.charts import cell_class, chart, ledger, sparkline, timeline
 
 HOSTILE = "</text><script>alert(1)</script>\"' onload=x \x1b[31m\u202e&"
 

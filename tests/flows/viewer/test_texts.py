@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flows.reporting.texts import MOST_BACK, MOST_MARKS, cut, one_line, visible
+from flows.reporting.formats import MOST_BACK, MOST_MARKS, cut, one_line, visible
 
 FAMILY = "👩\u200d👩\u200d👧"
 TEXTS = st.text(

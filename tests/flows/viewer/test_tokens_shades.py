@@ -7,7 +7,7 @@ import pytest
 
 from flows.queries.shown_tokens import COLOURINGS, NONE, default_colouring, drawn_text, largest, plain_number
 from flows.queries.tokens import TOKENS
-from flows.viewer.terminal.style import MEASURES
+from flows.viewer.terminal.trace_body import MEASURES
 
 BY_NAME = {each.name: each for each in COLOURINGS}
 

@@ -18,8 +18,8 @@ from configs.run import RunConfig
 from flows import cli
 from flows.queries.store_reader import StoreReader
 from flows.queries.trace import trace_use
-from flows.viewer.terminal.style import LONG, MEASURES, Colours, Indented, Wanted
 from flows.viewer.terminal.trace import terminal, trace_parts
+from flows.viewer.terminal.trace_body import LONG, MEASURES, Colours, Indented, Wanted
 from tests.fixtures import builders
 from tests.fixtures.hostile import ALL, acting
 from tests.flows.viewer.hand_made import FORKED, PATHS, RUN, HandMade, batch, credit, forked, update

@@ -16,7 +16,7 @@ from flows.queries.request import PageRequest
 from flows.queries.store_reader import StoreReader
 from flows.viewer import addresses
 from flows.viewer.app import respond
-from flows.viewer.pages import PAGES
+from flows.viewer.rendering import PAGES
 from tests.fixtures import builders
 from tests.flows.viewer.hand_made import FORKED, PATHS, RUN, HandMade, batch, credit, forked, update
 

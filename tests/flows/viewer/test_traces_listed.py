@@ -16,7 +16,7 @@ from flows.reporting.formats import DASH
 from flows.viewer.app import respond
 from flows.viewer.pages import step as step_page
 from flows.viewer.terminal import traces as listing
-from flows.viewer.terminal.style import MEASURES
+from flows.viewer.terminal.trace_body import MEASURES
 from flows.viewer.terminal.traces import _ending, _that_fit
 from tests.flows.viewer.hand_made import RUN
 from tests.flows.viewer.stepped import HOSTILE, SAID, begun, stepped

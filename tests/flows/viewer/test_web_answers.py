@@ -13,9 +13,8 @@ from flows.queries.request import PageRequest
 from flows.queries.store_reader import StoreReader
 from flows.viewer import app as web
 from flows.viewer.addresses import PATTERNS, Page
-from flows.viewer.pages import PAGES
-from flows.viewer.rendering import parsed_address
-from flows.viewer.security import HEADERS
+from flows.viewer.app import HEADERS
+from flows.viewer.rendering import PAGES, parsed_address
 from storage.errors import StoreUnavailable
 from tests.fixtures.rehearsal import rehearse
 from tests.fixtures.waiting import PATIENCE

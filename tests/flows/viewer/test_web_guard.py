@@ -7,7 +7,7 @@ import pytest
 from starlette.responses import PlainTextResponse
 from starlette.testclient import TestClient
 
-from flows.viewer.security import HEADERS, Guard, host_name
+from flows.viewer.app import HEADERS, Guard, host_name
 from flows.viewer.serving import address, is_loopback, names
 
 TOKEN = "a secret token"

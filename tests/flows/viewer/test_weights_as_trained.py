@@ -21,8 +21,7 @@ from flows.queries.trace import FoundTrace, find_trace, samples
 from flows.viewer import addresses
 from flows.viewer.app import respond
 from flows.viewer.notebook import open_viewer
-from flows.viewer.pages import PAGES
-from flows.viewer.rendering import save_page
+from flows.viewer.rendering import PAGES, save_page
 from storage.schemas.stage_tables import BATCHES
 from tests.fixtures.rehearsal import rehearse
 
