@@ -10,7 +10,7 @@ from flows.queries.step_history import StepHistory
 from storage.read.frames import Frames
 from storage.store import open_store
 from tasks.metrics.accounting import EVALUATED, PENDING, REFUSED, TRAINED, account
-from tests.flows.asking.asked import UNFIT
+from tests.flows.queries.every_outcome import UNFIT
 
 RUNS = ("base", "branch", "gated", "regraded", "begun", "hurried")
 Figures = dict[tuple[str, str], tuple[int, int, int]]

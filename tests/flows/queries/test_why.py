@@ -11,7 +11,7 @@ from flows import cli
 from flows.queries.outcomes import explain, outcomes
 from flows.queries.sentences import SENTENCES, head, sentence
 from storage.read.frames import Frames
-from tests.flows.asking.asked import REASON, UNFIT
+from tests.flows.queries.every_outcome import REASON, UNFIT
 
 
 def told(frames: Frames, trace: str, run: str, step: int = 0) -> str:
