@@ -38,7 +38,13 @@ def compare(library: StoreReader, a: str, b: str, step: int | None = None) -> di
     pieces = compared_keys(*works)
     pairs = dict(_pairs(library, works))
     parted = by_step(pieces)
-    steps = [{"step": each, **_parted(parted, each), **_both(pair)} for each, pair in pairs.items()]
+    averages = [_averages(library, run) for run in runs]
+    steps = [
+        {"step": each, "first_difference": None, "only": None}
+        | {name: value for name, value in parted.get(each, {}).items() if name != "pieces"}
+        | _both(pair)
+        for each, pair in pairs.items()
+    ]
     found = {
         "runs": [_described(library.store, *each) for each in zip(runs, configs, works, strict=True)],
         "config": compared_configs(*configs),
@@ -48,9 +54,17 @@ def compare(library: StoreReader, a: str, b: str, step: int | None = None) -> di
         "steps": steps,
         "together": _together(works, pairs),
         "weights_part_at": next((each["step"] for each in steps if each["between"]["weights_equal"] is False), None),
-        "evaluations": _paired_averages(*(_averages(library, run) for run in runs)),
+        "evaluations": [
+            {"version": version, "a": averages[0].get(version), "b": averages[1].get(version)}
+            for version in sorted({*averages[0], *averages[1]})
+        ],
     }
-    return found if step is None else found | {"detail": step_detail(*_pair_of(step, pairs))}
+    if step is None:
+        return found
+    if step not in pairs:
+        known = ", ".join(map(str, pairs)) or "none"
+        raise ConfigError([f"step {step}: neither run has it; there are the steps {known}"])
+    return found | {"detail": step_detail(*pairs[step])}
 
 
 def _pairs(library: StoreReader, works: Sequence[Works]) -> Iterator[tuple[int, tuple[StepRows, StepRows]]]:
@@ -193,11 +207,6 @@ def _state(one: str | None, other: str | None) -> str:
     return SAME if one == other else DIFFERENT
 
 
-def _parted(parted: Mapping[int, Mapping[str, Any]], step: int) -> dict[str, Any]:
-    own = parted.get(step, {})
-    return {name: own.get(name) for name in ("first_difference", "only")}
-
-
 def _both(pair: tuple[StepRows, StepRows]) -> dict[str, Any]:
     a, b = pair
     return {"a": a.figures(), "b": b.figures(), "between": differences_between(a, b)}
@@ -217,18 +226,6 @@ def _averages(library: StoreReader, run: str) -> dict[int, float | None]:
         traces = scores.traces
         found[recorded.version] = pc.mean(traces.filter(pc.is_null(traces["error_class"]))["reward"]).as_py()
     return found
-
-
-def _paired_averages(a: Mapping[int, float | None], b: Mapping[int, float | None]) -> list[dict[str, Any]]:
-    return [{"version": version, "a": a.get(version), "b": b.get(version)} for version in sorted({*a, *b})]
-
-
-def _pair_of(step: int, pairs: Mapping[int, tuple[StepRows, StepRows]]) -> tuple[StepRows, StepRows]:
-    if step not in pairs:
-        raise ConfigError(
-            [f"step {step}: neither run has it; there are the steps {', '.join(map(str, pairs)) or 'none'}"]
-        )
-    return pairs[step]
 
 
 FIGURES = (*MEANINGS, *MEASURES)
@@ -309,15 +306,9 @@ def state_of(library: StoreReader, run: str) -> tuple[Any, ...]:
 
 def _step_row(found: Mapping[str, Any]) -> dict[str, Any]:
     row = {name: found[name] for name in ("step", "first_difference", "only")}
-    for name in FIGURES:
-        one, other = found["a"].get(name), found["b"].get(name)
-        row |= {f"{name}_a": one, f"{name}_b": other, f"{name}_difference": difference(one, other)}
+    for each in figures_of(found):
+        row |= {f"{each['figure']}_{side}": each[side] for side in ("a", "b", "difference")}
     return row | {name: found["between"][name] for name in BETWEEN}
-
-
-def difference(a: float | None, b: float | None) -> float | None:
-    """Return b - a; None where either was not measured."""
-    return None if a is None or b is None else b - a
 
 
 def _paired_evaluations(
@@ -353,10 +344,11 @@ def _evaluation_row(
 
 
 def figures_of(both: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the figures that `a` or `b` has, of a step or of several together, with b - a."""
+    """Return the figures that `a` or `b` has, of a step or of several together, with b - a; null where not measured."""
     rows = []
     for name in FIGURES:
         if name in both["a"] or name in both["b"]:
             one, other = both["a"].get(name), both["b"].get(name)
-            rows.append({"figure": name, "a": one, "b": other, "difference": difference(one, other)})
+            difference = None if one is None or other is None else other - one
+            rows.append({"figure": name, "a": one, "b": other, "difference": difference})
     return rows

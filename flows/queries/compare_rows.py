@@ -10,9 +10,8 @@ import pyarrow as pa
 
 from flows.queries.metrics import read_metrics
 from flows.queries.store_reader import StoreReader
-from storage.read.frames import Frames, files_of_attempts
+from storage.read.frames import Frames
 from storage.read.lineage import Work
-from storage.schemas.stage_tables import TABLES
 from storage.store import Store
 from tasks.metrics.figures import (
     BATCH_COLUMNS,
@@ -72,10 +71,9 @@ class StepRows:
     @property
     def weights(self) -> str | None:
         """The digest of the weights that the last update made."""
-        digests: Sequence[str] | pl.Series = (
-            [] if self.updates is None else self.updates.sort("version", "update")["weights_sha256"]
-        )
-        return str(digests[-1]) if len(digests) else None
+        if self.updates is None or self.updates.is_empty():
+            return None
+        return str(self.updates.sort("version", "update")["weights_sha256"][-1])
 
     def figures(self) -> dict[str, Any]:
         """Return the figures of `tasks.metrics.figures`, counts by reason, means of measures, weights digest.
@@ -106,7 +104,8 @@ class StepRows:
             found |= trace_figures(as_arrow(self.traces))
         if self.traces is not None and self.verdicts is not None:
             found |= verdict_figures(as_arrow(self.traces), as_arrow(self.verdicts))
-            found["reasons"] = _reasons(self.verdicts)
+            left_out = self.verdicts.filter(~pl.col("keep")).group_by("reason").len().sort("reason")
+            found["reasons"] = {str(reason): count for reason, count in left_out.iter_rows()}
         if self.samples is not None:
             found |= credit_figures(as_arrow(self.samples))
         if self.batches is not None:
@@ -119,10 +118,10 @@ class StepRows:
 
 def read_steps(store: Store, steps: Iterable[Mapping[str, Work]]) -> list[StepRows]:
     """Return what the work of each of the given steps, by stage, has made; the tables are read together."""
-    steps = list(steps)
+    steps, frames = list(steps), Frames(store)
     found = [_by_table(step) for step in steps]
-    rows = {name: _read(store, name, [work for each in found for work in each.get(name, ())]) for name in READ_COLUMNS}
-    metrics = read_metrics(Frames(store), [step["metrics"] for step in steps if "metrics" in step])
+    rows = {name: _read(frames, name, [work for each in found for work in each.get(name, ())]) for name in READ_COLUMNS}
+    metrics = read_metrics(frames, [step["metrics"] for step in steps if "metrics" in step])
     return [
         replace(_step_rows(step, works, rows), metrics=metrics.get(step["metrics"].key) if "metrics" in step else None)
         for step, works in zip(steps, found, strict=True)
@@ -132,7 +131,8 @@ def read_steps(store: Store, steps: Iterable[Mapping[str, Work]]) -> list[StepRo
 def join_steps(parts: Iterable[StepRows]) -> StepRows:
     """Return the rows of several steps as one."""
     steps = list(parts)
-    tables: dict[str, Any] = {name: _joined([getattr(step, name) for step in steps]) for name in READ_COLUMNS}
+    made = {name: [rows for step in steps if (rows := getattr(step, name)) is not None] for name in READ_COLUMNS}
+    tables: dict[str, Any] = {name: pl.concat(parts, rechunk=True) for name, parts in made.items() if parts}
     return StepRows(**tables, capacity=sum(step.capacity for step in steps), several=True)
 
 
@@ -151,28 +151,11 @@ def _by_table(step: Mapping[str, Work]) -> dict[str, list[Work]]:
     }
 
 
-def _read(store: Store, table: str, works: Iterable[Work]) -> dict[str, pl.DataFrame]:
-    """Return the rows of finished works by attempt; attempts without rows are not there."""
-    columns = ["attempt", "seq", *READ_COLUMNS[table]]
-    empty = pl.DataFrame(TABLES[table].stored.empty_table().select(columns))
-    wanted: dict[str, set[str]] = {}
-    for piece in (each for work in works for each in work.slices_of(table) if each.rows):
-        wanted.setdefault(piece.run, set()).add(piece.attempt)
-    # A table that nothing was written to is not made by looking for its rows.
-    rows = _scanned(store, table, wanted).select(columns).collect() if wanted else empty
-    parts = rows.sort("seq").drop("seq").partition_by("attempt", as_dict=True, include_key=False)
-    return {str(name): part for (name,), part in parts.items()} | {"": empty.drop("attempt", "seq")}
-
-
-def _scanned(store: Store, table: str, wanted: Mapping[str, set[str]]) -> pl.LazyFrame:
-    """Return the rows of attempts, given by run, out of the files that hold them: columns are pushed down."""
-    stored = store.table(table)
-    places = [store.root.child(f"{stored.place}/{each.path}") for each in files_of_attempts(stored, wanted)]
-    if not places:
-        return pl.DataFrame(stored.data_schema.empty_table()).lazy()
-    options = dict(store.root.options) or None
-    rows = pl.scan_parquet(places, glob=False, hive_partitioning=False, storage_options=options)
-    return rows.filter(pl.col("attempt").is_in(sorted(set[str]().union(*wanted.values()))))
+def _read(frames: Frames, table: str, works: Iterable[Work]) -> dict[str, pl.DataFrame]:
+    """Return the rows of finished works by attempt, and without rows under the empty name."""
+    rows = frames.rows(works, table).select("attempt", "seq", *READ_COLUMNS[table]).collect().sort("seq").drop("seq")
+    parts = rows.partition_by("attempt", as_dict=True, include_key=False)
+    return {str(name): part for (name,), part in parts.items()} | {"": rows.clear().drop("attempt")}
 
 
 def _step_rows(
@@ -188,18 +171,6 @@ def _of(table: str, works: Sequence[Work], rows: Mapping[str, pl.DataFrame]) -> 
     pieces = [(piece.attempt, work.key) for work in works for piece in work.slices_of(table)]
     parts = [(rows[""], ""), *((rows[attempt], key) for attempt, key in pieces if attempt in rows)]
     return pl.concat([part.with_columns(key=pl.lit(key)) for part, key in parts])
-
-
-def _joined(tables: Iterable[pl.DataFrame | None]) -> pl.DataFrame | None:
-    frames = [frame for frame in tables if frame is not None]
-    return pl.concat(frames, rechunk=True) if frames else None
-
-
-def _reasons(verdicts: pl.DataFrame) -> dict[str, int]:
-    if verdicts["keep"].all():
-        return {}
-    left_out = verdicts.filter(~pl.col("keep")).group_by("reason").len().sort("reason")
-    return {str(reason): count for reason, count in left_out.iter_rows()}
 
 
 def rows_of_steps(library: StoreReader, works: Sequence[Mapping[str, Work]]) -> list[StepRows]:
@@ -231,7 +202,8 @@ def differences_between(a: StepRows, b: StepRows) -> dict[str, Any]:
 
     Traces are the same where their ids are: those that were sampled anew have ids of their own.
     """
-    return {**_trace_differences(a, b), **_sample_differences(a, b), "weights_equal": _weights_equal(a, b)}
+    equal = None if None in (a.weights, b.weights) else a.weights == b.weights
+    return {**_trace_differences(a, b), **_sample_differences(a, b), "weights_equal": equal}
 
 
 def step_detail(a: StepRows, b: StepRows, most: int = SHOWN) -> dict[str, Any]:
@@ -260,12 +232,11 @@ def changed_advantages(a: StepRows, b: StepRows) -> pl.DataFrame:
 
 def changed_groups(a: StepRows, b: StepRows) -> pl.DataFrame:
     """Return the shared groups that differ: each run's mean reward and traces kept, the greatest difference first."""
-    one, other = _groups(a), _groups(b)
-    joined = one.join(other, on="group_id", suffix="_b")
+    farthest = pl.col("difference").abs().max().alias("max_advantage_difference")
+    advantages = shared_advantages(a, b).group_by("group_id").agg(farthest)
+    joined = _groups(a).join(_groups(b), on="group_id", suffix="_b").join(advantages, on="group_id", how="left")
     apart = (pl.col("reward_mean_b") - pl.col("reward_mean")).abs().fill_null(0)
     kept = (pl.col("num_kept_b") - pl.col("num_kept")).abs().fill_null(0)
-    advantage = _group_advantages(a, b)
-    joined = joined.join(advantage, on="group_id", how="left")
     moved = pl.col("max_advantage_difference").fill_null(0)
     differing = joined.filter((apart > 0) | (kept > 0) | (moved > 0))
     ordered = differing.sort(moved, apart, kept, "group_id", descending=[True, True, True, False])
@@ -305,19 +276,15 @@ def shared_advantages(a: StepRows, b: StepRows) -> pl.DataFrame:
     return both.with_columns((pl.col("b") - pl.col("a")).alias("difference"))
 
 
-def _group_advantages(a: StepRows, b: StepRows) -> pl.DataFrame:
-    size = pl.col("difference").abs().max().alias("max_advantage_difference")
-    return shared_advantages(a, b).group_by("group_id").agg(size)
-
-
 def _groups(rows: StepRows) -> pl.DataFrame:
     traces = table_columns(rows.traces, "group_id", "trace_id", "reward")
-    outcomes = trace_verdicts(rows)
-    kept = (
-        pl.when(pl.col("outcome").count() > 0).then((pl.col("outcome") == KEPT).sum().cast(pl.Int64)).alias("num_kept")
-    )
-    joined = traces.join(outcomes, on="trace_id", how="left")
-    return joined.group_by("group_id").agg(pl.col("reward").mean().alias("reward_mean"), kept)
+    joined = traces.join(trace_verdicts(rows), on="trace_id", how="left")
+    return joined.group_by("group_id").agg(reward_mean=pl.col("reward").mean(), num_kept=num_kept(pl.col("outcome")))
+
+
+def num_kept(outcome: pl.Expr) -> pl.Expr:
+    """Return how many were kept, by their `outcome`; null where nothing was judged."""
+    return pl.when(outcome.count() > 0).then((outcome == KEPT).sum().cast(pl.Int64))
 
 
 def trace_verdicts(rows: StepRows) -> pl.DataFrame:
@@ -333,7 +300,3 @@ def table_columns(frame: pl.DataFrame | None, *columns: str) -> pl.DataFrame:
     if frame is None:
         return pl.DataFrame(schema={name: types.get(name, pl.String) for name in columns})
     return frame.select(columns)
-
-
-def _weights_equal(a: StepRows, b: StepRows) -> bool | None:
-    return None if None in (a.weights, b.weights) else a.weights == b.weights

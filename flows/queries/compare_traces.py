@@ -10,7 +10,7 @@ from typing import Any
 import polars as pl
 
 from flows.queries.compare import step_pair
-from flows.queries.compare_rows import KEPT, StepRows, shared_advantages, table_columns, trace_verdicts
+from flows.queries.compare_rows import StepRows, num_kept, shared_advantages, table_columns, trace_verdicts
 from flows.queries.messages import Images, branches, messages, read_message
 from flows.queries.request import NotThere
 from flows.queries.row_lineage import nearest
@@ -123,11 +123,10 @@ def _numbered(rows: pl.DataFrame) -> pl.Series:
 def _of_side(side: str) -> dict[str, pl.Expr]:
     mine = pl.col("side").is_in([BOTH, side])
     outcome = pl.col(f"outcome_{side}").filter(mine)
-    kept = pl.when(outcome.count() > 0).then((outcome == KEPT).sum().cast(pl.Int64))
     return {
         f"num_{side}": mine.sum().cast(pl.Int64),
         f"reward_{side}": pl.col(f"reward_{side}").mean(),
-        f"kept_{side}": kept,
+        f"kept_{side}": num_kept(outcome),
     }
 
 
