@@ -293,7 +293,11 @@ def compared_evaluations(library: StoreReader, a: str, b: str) -> pl.DataFrame:
     for here, there in _paired_evaluations(list(one), list(other)):
         (before, scores_a), (after, scores_b) = one[here], other[there]
         same = [each.key for each in before.rounds] == [each.key for each in after.rounds]
-        rows += [_evaluation_row(here, there, figure, same) for figure in compare_scores(scores_a, scores_b)]
+        shared = {"set": here[0], "version_a": here[1], "version_b": there[1], "same_work": same}
+        for figure in compare_scores(scores_a, scores_b):
+            own = {name: figure[name] for name in ("environment", "figure", "difference", "num_examples")}
+            bounds = figure["interval"] or {"low": None, "high": None}
+            rows.append({**shared, **own, "a": figure["before"], "b": figure["after"], **bounds})
     return pl.DataFrame(rows, schema=EVALUATIONS, orient="row")
 
 
@@ -321,26 +325,6 @@ def _paired_evaluations(
         if lasts[0] is not None and lasts[1] is not None and lasts[0] != lasts[1]:
             pairs.append((lasts[0], lasts[1]))
     return pairs
-
-
-def _evaluation_row(
-    one: tuple[str, int], other: tuple[str, int], figure: Mapping[str, Any], same: bool
-) -> dict[str, Any]:
-    interval = figure["interval"] or {}
-    return {
-        "set": one[0],
-        "version_a": one[1],
-        "version_b": other[1],
-        "environment": figure["environment"],
-        "figure": figure["figure"],
-        "a": figure["before"],
-        "b": figure["after"],
-        "difference": figure["difference"],
-        "low": interval.get("low"),
-        "high": interval.get("high"),
-        "num_examples": figure["num_examples"],
-        "same_work": same,
-    }
 
 
 def figures_of(both: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:

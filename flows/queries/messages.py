@@ -6,7 +6,8 @@ Parts are as a person reads them: thoughts, texts, tool calls with their results
 import base64
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -212,21 +213,15 @@ def refusal(media_type: str, data: bytes) -> str | None:
 
 def images(library: StoreReader, found: FoundTrace, bodies: Iterable[str]) -> Images:
     """Return the images that some messages of a trace refer to; nothing is read where they refer to none."""
-    mark = f"{REFERENCE}sha256:"
-    digests = {body[at + len(mark) :][:64] for body in bodies for at in _places(body, mark)}
+    digests = {
+        digest for body in bodies for digest in re.findall(f"{re.escape(REFERENCE)}sha256:([0-9a-f]{{64}})", body)
+    }
     if not digests:
         return Images(())
     rows = library.frames().rows(message_works(library, found, "images"), "images")
     rows = rows.filter((pl.col("group_id") == found.row["group_id"]) & pl.col("digest").is_in(sorted(digests)))
     read = rows.select("digest", "media_type", "data").collect().to_dicts()
     return Images(row for row in read if row["digest"] == _digest(row))
-
-
-def _places(text: str, mark: str) -> Iterable[int]:
-    at = text.find(mark)
-    while at >= 0:
-        yield at
-        at = text.find(mark, at + 1)
 
 
 def _digest(row: Mapping[str, Any]) -> str:
@@ -257,13 +252,14 @@ def read_message(row: Mapping[str, Any], images: Images) -> Values:
         content = row["content"]
     rest = {name: value for name, value in body.items() if name not in KNOWN}
     rest |= {"provider_state": body["provider_state"]} if body.get("provider_state") else {}
-    thoughts = body.get("reasoning_content")
+    pieces = content if isinstance(content, list) else [] if content is None else [content]
+    thoughts, calls = body.get("reasoning_content"), body.get("tool_calls")
     return {
         **{name: row[name] for name in ("message", "parent", "role", "sampled", "num_tokens", "num_sampled")},
         "name": body.get("name") if isinstance(body.get("name"), str) else None,
         "thoughts": long_text(_as_text(thoughts)) if thoughts else None,
-        "parts": [each for piece in _pieces(content) if (each := part(piece, images))],
-        "calls": [_call(each) for each in _list(body.get("tool_calls"))],
+        "parts": [each for piece in pieces if (each := part(piece, images))],
+        "calls": [_call(each) for each in calls] if isinstance(calls, list) else [],
         "answers": body.get("tool_call_id") if isinstance(body.get("tool_call_id"), str) else None,
         "rest": long_text(_as_text(rest)) if rest else None,
     }
@@ -321,17 +317,6 @@ def _arguments(arguments: Any) -> str:
         except (ValueError, RecursionError):
             return str(arguments)
     return _as_text(arguments)
-
-
-def _pieces(content: Any) -> Iterator[Any]:
-    if isinstance(content, list):
-        yield from content
-    elif content is not None:
-        yield content
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
 
 
 def _as_text(value: Any) -> str:

@@ -5,21 +5,20 @@ its stages hold. Here the whole store is looked at, finished or not: what is not
 """
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import polars as pl
 
 from flows.queries.row_lineage import identify, policy_names, policy_version
-from flows.queries.step_history import StepHistory, StepLineage
+from flows.queries.step_history import StepHistory, StepLineage, present
 from storage.read.frames import Derivation, Frames
 from storage.read.lineage import Work
 from tasks.inference.sampling.failures import STRAGGLER
-from tasks.metrics.accounting import EVALUATED, NO_WEIGHT, TRAINED, outcome_of
+from tasks.metrics.accounting import EVALUATED, NO_WEIGHT, PENDING, REFUSED, TRAINED, outcome_of
 
-PENDING, REFUSED, EXPIRED = "pending", "refused", "expired"
-"""Not through all stages yet; held back by a gate; not known any more, as the rows that would say it were dropped for
-their age (storage.expired_slices)."""
+EXPIRED = "expired"
+"""Not known any more, as the rows that would say it were dropped for their age (storage.expired_slices)."""
 OUTCOMES = {
     "run": pl.String,
     "step": pl.Int64,
@@ -123,14 +122,14 @@ def outcome_of_packed(lineage: StepLineage, against: Collection[str]) -> str:
 
 def refusals(frames: Frames, found: Sequence[StepLineage]) -> set[str]:
     """Return the decisions that were against a batch of some lineages, by key."""
-    decisions = frames.rows(_present(each.decision for each in found), "decisions")
+    decisions = frames.rows(present(*(each.decision for each in found)), "decisions")
     return set(decisions.filter(~pl.col("approved")).select("key").collect()["key"])
 
 
 def _traces(frames: Frames, found: Sequence[StepLineage]) -> pl.DataFrame:
     spans = (pl.col(f"{name}_seconds") for name in ("setup", "generation", "scoring"))
     return (
-        frames.rows(_present(each.traces for each in found), "traces")
+        frames.rows(present(*(each.traces for each in found)), "traces")
         .select(
             "key",
             "step",
@@ -147,7 +146,7 @@ def _traces(frames: Frames, found: Sequence[StepLineage]) -> pl.DataFrame:
 
 
 def _reasons(frames: Frames, found: Sequence[StepLineage]) -> pl.DataFrame:
-    verdicts = frames.rows(_present(each.verdicts for each in found), "verdicts")
+    verdicts = frames.rows(present(*(each.verdicts for each in found)), "verdicts")
     return verdicts.select(pl.col("key").alias("verdicts"), "trace_id", "reason").collect()
 
 
@@ -155,17 +154,12 @@ def packed(frames: Frames, found: Sequence[StepLineage]) -> pl.DataFrame:
     """Return the rollouts that have a sample in a batch, by the key of the batch."""
     pairs = [(each.samples.key, each.batches.key) for each in found if each.samples and each.batches]
     keys = pl.DataFrame(sorted(set(pairs)), schema={"samples": pl.String, "batches": pl.String}, orient="row")
-    credits = frames.rows(_present(each.samples for each in found), "samples")
+    credits = frames.rows(present(*(each.samples for each in found)), "samples")
     samples = credits.select(pl.col("key").alias("samples"), "sample_id", "trace_id")
-    rows = frames.rows(_present(each.batches for each in found), "batches")
+    rows = frames.rows(present(*(each.batches for each in found)), "batches")
     packed = rows.select(pl.col("key").alias("batches"), pl.col("sample_ids").alias("sample_id")).explode("sample_id")
     joined = packed.join(keys.lazy(), on="batches").join(samples, on=["samples", "sample_id"])
     return joined.select("batches", "trace_id", packed=pl.lit(True)).unique().collect()
-
-
-def _present(works: Iterable[Work | None]) -> list[Work]:
-    """Return the work that there is, each once."""
-    return list({work.key: work for work in works if work is not None}.values())
 
 
 TRACE = (
@@ -187,6 +181,9 @@ TRACE = (
     "error_message",
 )
 """What is told of a rollout."""
+
+
+SAMPLE = ("sample_id", "branch", "path", "reward", "baseline", "advantage", "num_tokens")
 
 
 def explain(frames: Frames, text: str) -> dict[str, Any]:
@@ -281,21 +278,24 @@ def _rows(frames: Frames, work: Work | None, table: str, trace: Mapping[str, Any
     yield from rows.drop("run", "step", "key", "attempt", "seq").collect().to_dicts()
 
 
+def packed_samples(frames: Frames, lineage: StepLineage, trace_id: str) -> pl.DataFrame:
+    """Return the samples of a rollout by branch: columns of `SAMPLE`, and the `row` and `update` that each is in.
+
+    Row and update are null where a sample was not packed: none of its tokens has a weight, or it was not yet. There
+    are no rows where the rollout has no credit.
+    """
+    credited = frames.rows(present(lineage.samples), "samples").filter(pl.col("trace_id") == trace_id)
+    own = credited.select(SAMPLE).sort("branch").collect()
+    rows = frames.rows(present(lineage.batches), "batches").select("row", "update", sample_id="sample_ids")
+    named = pl.col("sample_id").is_in(own["sample_id"].to_list())
+    return own.join(
+        rows.explode("sample_id").filter(named).collect(), on="sample_id", how="left", maintain_order="left"
+    )
+
+
 def _samples(frames: Frames, lineage: StepLineage, trace: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the rollout's samples with the batch row that each is in; the row is None where it was not packed."""
-    if lineage.samples is None:
-        return []
-    numbers = ("sample_id", "reward", "baseline", "advantage", "num_tokens")
-    own = frames.rows([lineage.samples], "samples").filter(pl.col("trace_id") == trace["trace_id"])
-    packed = frames.rows([lineage.batches] if lineage.batches else [], "batches")
-    rows = packed.select("row", "update", pl.col("sample_ids").alias("sample_id")).explode("sample_id")
-    return (
-        own.sort("seq")
-        .select(numbers)
-        .join(rows, on="sample_id", how="left", maintain_order="left")
-        .collect()
-        .to_dicts()
-    )
+    return packed_samples(frames, lineage, trace["trace_id"]).drop("branch", "path").to_dicts()
 
 
 def _group(frames: Frames, work: Work, trace: Mapping[str, Any]) -> dict[str, Any]:

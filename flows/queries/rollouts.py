@@ -4,7 +4,7 @@ Text search and the mismatch of engine and learner are of such a frame too, one 
 """
 
 import json
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from flows.queries.outcomes import EXPIRED, outcomes_of
 from flows.queries.request import NotThere, parsed
 from flows.queries.row_lineage import nearest
 from flows.queries.scores import first_round, set_name
-from flows.queries.step_history import StepLineage
+from flows.queries.step_history import StepLineage, present
 from flows.queries.store_reader import StoreReader
 from flows.queries.trace import FoundTrace, by_sample, index
 from storage.read.lineage import Work, row_identities
@@ -127,14 +127,14 @@ def _in_order(read: pl.LazyFrame, found: list[StepLineage]) -> pl.DataFrame:
 
 
 def _verdicts(library: StoreReader, run: str, found: list[StepLineage]) -> pl.DataFrame:
-    rows = library.frames(run).rows(_present(lineage.verdicts for lineage in found), "verdicts")
+    rows = library.frames(run).rows(present(*(lineage.verdicts for lineage in found)), "verdicts")
     read = rows.select(pl.col("key").alias("of"), "trace_id", "keep", "reason", "detected").collect()
     return _of_traces(read, {lineage.traces.key: lineage.verdicts for lineage in found})
 
 
 def _samples(library: StoreReader, run: str, found: list[StepLineage]) -> pl.DataFrame:
     """Return what the samples of each trace say of it; its advantage and baseline are the same in all of them."""
-    rows = library.frames(run).rows(_present(lineage.samples for lineage in found), "samples")
+    rows = library.frames(run).rows(present(*(lineage.samples for lineage in found)), "samples")
     read = rows.select(pl.col("key").alias("of"), "trace_id", "advantage", "baseline").collect()
     each = read.group_by("of", "trace_id").agg(
         pl.col("advantage").drop_nulls().first(),
@@ -149,10 +149,6 @@ def _of_traces(rows: pl.DataFrame, made: dict[str, Work | None]) -> pl.DataFrame
     pairs = [(key, work.key) for key, work in made.items() if work is not None]
     keys = pl.DataFrame(pairs, schema={"key": pl.String, "of": pl.String}, orient="row")
     return rows.join(keys, on="of").drop("of").unique(["key", "trace_id"])
-
-
-def _present(works: Iterable[Work | None]) -> list[Work]:
-    return list({work.key: work for work in works if work is not None}.values())
 
 
 MATE = (
@@ -285,11 +281,13 @@ def with_mismatch(
 def by_trace(library: StoreReader, run: str, lineages: Sequence[StepLineage]) -> pl.DataFrame:
     """Return `trace_id` and `mismatch_kl` of what was trained on with rl weight; see `with_mismatch`."""
     frames = library.frames(run)
-    rows = frames.rows(_once(lineage.batches for lineage in lineages), "batches").select(OF_ROW).collect()
-    measured = frames.rows(_once(lineage.updates for lineage in lineages), "token_statistics")
+    rows = frames.rows(present(*(lineage.batches for lineage in lineages)), "batches").select(OF_ROW).collect()
+    measured = frames.rows(present(*(lineage.updates for lineage in lineages)), "token_statistics")
     learner = measured.select("sample_id", learner="logprobs").collect()
     named = (
-        frames.rows(_once(lineage.samples for lineage in lineages), "samples").select("sample_id", "trace_id").collect()
+        frames.rows(present(*(lineage.samples for lineage in lineages)), "samples")
+        .select("sample_id", "trace_id")
+        .collect()
     )
     own = by_sample(rows, ("logprobs", "rl_weights"))
     flat = own.join(learner, on="sample_id").join(named.unique("sample_id"), on="sample_id")
@@ -298,10 +296,6 @@ def by_trace(library: StoreReader, run: str, lineages: Sequence[StepLineage]) ->
     with np.errstate(over="ignore", invalid="ignore"):
         values = np.expm1(apart) - apart  # numpy, as polars has no exact expm1
     return flat.select("trace_id", pl.Series(MISMATCH, values)).group_by("trace_id").agg(pl.col(MISMATCH).mean())
-
-
-def _once(works: Iterable[Work | None]) -> list[Work]:
-    return list({work.key: work for work in works if work is not None}.values())
 
 
 PASS_REWARD = 1.0

@@ -17,6 +17,8 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
+from operator import eq
 from typing import Any
 
 import polars as pl
@@ -234,15 +236,10 @@ def identify(frames: Frames, text: str, kind: str = "") -> RowTree:
 def nearest(text: str, pool: Iterable[str]) -> list[str]:
     """Return the ids that are most like `text`: those that begin like it, and names that differ by a letter or two."""
     known = list(dict.fromkeys(pool))
-    begins = [(_common(text, each), each) for each in known]
+    begins = [(sum(1 for _ in takewhile(bool, map(eq, text, each))), each) for each in known]
     alike = [each for length, each in sorted(begins, key=lambda pair: (-pair[0], pair[1])) if length >= 3]
     close = difflib.get_close_matches(text, alike[:200] or known[:2000], NEAREST, 0.6)
     return list(dict.fromkeys((*close, *alike)))[:NEAREST]
-
-
-def _common(one: str, other: str) -> int:
-    """Return how many characters two texts begin with in common."""
-    return next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 def _find(frames: Frames, kind: str, text: str) -> RowTree:

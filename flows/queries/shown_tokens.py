@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from flows.queries.request import plain
 from flows.queries.rollouts import largest_advantage
 from flows.queries.store_reader import StoreReader
 from flows.queries.tokens import TRAINED_WEIGHTS, tokens, with_texts
@@ -345,9 +346,9 @@ def plain_number(value: Any, exact: bool = False) -> Any:
     """Return a number in `DIGITS` digits, or all, what is not finite by its name; everything else as it is."""
     if not isinstance(value, float):
         return value
-    if not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    return value if exact else float(f"{value:.{DIGITS}g}")
+    if exact or not math.isfinite(value):
+        return plain(value)
+    return float(f"{value:.{DIGITS}g}")
 
 
 def drawn_text(text: str | None, number: int) -> str:

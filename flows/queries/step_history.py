@@ -402,6 +402,11 @@ def step_history(store: Store, run: str, graph: Graph | None = None) -> StepHist
     return StepHistory(graph, run, source, trains_along, refills)
 
 
+def present(*works: Work | None) -> list[Work]:
+    """Return the work that there is, each once, in order."""
+    return list({work.key: work for work in works if work is not None}.values())
+
+
 def policy_of(work: Work, step: int) -> Policy:
     """Return the policy that finished work of training or import made; weights that came in are those of `step`."""
     return Policy(work.key, work.step + 1 if work.stage == "training" else step)

@@ -7,8 +7,9 @@ import polars as pl
 
 from flows.queries.messages import message_works
 from flows.queries.outcomes import expired
+from flows.queries.step_history import present
 from flows.queries.store_reader import StoreReader, lost
-from flows.queries.trace import FoundTrace, packed_weights, samples, works
+from flows.queries.trace import FoundTrace, packed_weights, samples
 from tasks.inference.trace_rows.token_texts import TokenizerUnreadable, TokenTexts, tokenizer_of
 
 TEXTS = {"text": pl.String, "special": pl.Boolean}
@@ -190,7 +191,7 @@ def _credited(library: StoreReader, found: FoundTrace) -> pl.DataFrame:
     """Return, by message and place, the streams of the sample that the token belongs to."""
     own = samples(library, found)
     places = _places(library, found, own)
-    rows = library.frames().rows(works(found.lineage.samples), "samples").filter(pl.col("trace_id") == found.trace_id)
+    rows = library.frames().rows(present(found.lineage.samples), "samples").filter(pl.col("trace_id") == found.trace_id)
     streams = rows.select("sample_id", *STREAMS).collect()
     flat = _exploded(streams.rename(STREAMS)).join(
         _measured(library, found, own), on=("sample_id", "position"), how="left"
@@ -226,8 +227,8 @@ def _measured(library: StoreReader, found: FoundTrace, own: pl.DataFrame) -> pl.
     made = found.lineage.updates
     named = pl.col("sample_id").is_in(own["sample_id"].to_list())
     frames = library.frames()
-    read = frames.rows(works(made), "token_statistics").filter(named).select("sample_id", *MEASURED).collect()
-    masks = frames.rows(works(made), "token_masks").filter(named).select("sample_id", outside="masked").collect()
+    read = frames.rows(present(made), "token_statistics").filter(named).select("sample_id", *MEASURED).collect()
+    masks = frames.rows(present(made), "token_masks").filter(named).select("sample_id", outside="masked").collect()
     flat = _exploded(read.rename(MEASURED))
     # Statistics may have been dropped for their age, and masks are not there where nothing was outside.
     return flat.join(_exploded(masks), on=("sample_id", "position"), how="full", coalesce=True)

@@ -6,10 +6,10 @@ from typing import Any
 
 import polars as pl
 
-from flows.queries.outcomes import quarantines_of, use_of
+from flows.queries.outcomes import packed_samples, quarantines_of, use_of
 from flows.queries.request import NotThere
 from flows.queries.row_lineage import NEAREST, SHORTEST_PREFIX, nearest
-from flows.queries.step_history import StepLineage
+from flows.queries.step_history import StepLineage, present
 from flows.queries.store_reader import StoreReader, lost
 from storage.read.lineage import Work
 
@@ -167,22 +167,12 @@ def trace_use(library: StoreReader, trace_id: str, run: str = "") -> FoundTrace:
     return next((each for each in found if each.run == each.lineage.traces.computed_by), found[0])
 
 
-SAMPLE = ("sample_id", "branch", "path", "reward", "baseline", "advantage", "num_tokens")
 WEIGHTS = ("rl_weights", "ce_weights", "ref_kl_weights")
 
 
 def samples(library: StoreReader, found: FoundTrace) -> pl.DataFrame:
-    """Return the samples of a trace by branch: columns of `SAMPLE`, and the `row` and `update` that each is in.
-
-    Row and update are null where a sample was not packed: none of its tokens has a weight, or it was not yet. There
-    are no rows where the trace has no credit.
-    """
-    frames = library.frames()
-    own = frames.rows(works(found.lineage.samples), "samples").filter(pl.col("trace_id") == found.trace_id)
-    packed = frames.rows(works(found.lineage.batches), "batches").select("row", "update", sample_id="sample_ids")
-    credited = own.select(SAMPLE).sort("branch").collect()
-    rows = packed.explode("sample_id").filter(pl.col("sample_id").is_in(credited["sample_id"].to_list())).collect()
-    return credited.join(rows, on="sample_id", how="left", maintain_order="left")
+    """Return the samples of a trace with their places in the batch; see `packed_samples`."""
+    return packed_samples(library.frames(), found.lineage, found.trace_id)
 
 
 def packed_weights(library: StoreReader, found: FoundTrace, own: pl.DataFrame) -> pl.DataFrame:
@@ -191,7 +181,7 @@ def packed_weights(library: StoreReader, found: FoundTrace, own: pl.DataFrame) -
     `own` are its `samples`. Columns: `sample_id`, and a list by token for each of `WEIGHTS`: as the learner was given
     them, scaled where losses are divided by constant lengths (tasks.packing.stage), 0 at the first token.
     """
-    batches = library.frames().rows(works(found.lineage.batches), "batches")
+    batches = library.frames().rows(present(found.lineage.batches), "batches")
     read = batches.filter(pl.col("row").is_in(own["row"].drop_nulls().unique().to_list()))
     cut = by_sample(read.select("sample_ids", "cu_seqlens", *WEIGHTS).collect(), WEIGHTS)
     return cut.filter(pl.col("sample_id").is_in(own["sample_id"].to_list()))
@@ -205,8 +195,3 @@ def by_sample(rows: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
     )
     each = rows.rename({"sample_ids": "sample_id"}).explode("sample_id", "start", "length")
     return each.select("sample_id", *(pl.col(name).list.slice("start", "length") for name in names))
-
-
-def works(work: Work | None) -> Sequence[Work]:
-    """Return a piece of work as a list, which is empty where it is not done."""
-    return [work] if work else []
