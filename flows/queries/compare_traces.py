@@ -13,11 +13,11 @@ from flows.queries.compare import step_pair
 from flows.queries.compare_rows import StepRows, num_kept, shared_advantages, table_columns, trace_verdicts
 from flows.queries.messages import Images, branches, messages, read_message
 from flows.queries.request import NotThere
-from flows.queries.row_lineage import nearest
+from flows.queries.rollouts import index_of_example, nearest_examples
 from flows.queries.step import natural
 from flows.queries.store_reader import StoreReader
 from flows.queries.tokens import PLACE, tokens
-from flows.queries.trace import FoundTrace, index
+from flows.queries.trace import FoundTrace
 from flows.reporting.formats import cut
 
 OF_TRACE = ("trace_id", "key", "group_id", "environment", "example_id", "agent")
@@ -155,7 +155,9 @@ def compared_attempts(library: StoreReader, a: str, b: str, environment: str, ex
     sides = [_attempts(library, side, run, environment, example_id) for side, run in (("a", a), ("b", b))]
     found = pl.concat(sides)
     if found.is_empty():
-        raise NotThere(_nowhere(library, (a, b), environment, example_id))
+        near = nearest_examples(library, (a, b), environment, example_id)
+        told = f"; the nearest examples are {', '.join(near)}" if near else ""
+        raise NotThere(f"neither {a!r} nor {b!r} tried the example {example_id!r} of {environment!r}{told}")
     shared = set(sides[0]["trace_id"]) & set(sides[1]["trace_id"])
     return found.with_columns(in_both=pl.col("trace_id").is_in(list(shared))).select(*ATTEMPTS)
 
@@ -176,23 +178,9 @@ def typical(attempts: pl.DataFrame) -> Mapping[str, Any] | None:
 
 
 def _attempts(library: StoreReader, side: str, run: str, environment: str, example_id: str) -> pl.DataFrame:
-    lineages = library.history(run).lineages
-    rows = index(library, [lineage.traces for lineage in lineages])
-    rows = rows.filter((pl.col("environment") == environment) & (pl.col("example_id") == example_id))
-    training = [lineage.traces.key for lineage in lineages if lineage.for_training]
-    rows = rows.with_columns(side=pl.lit(side), run=pl.lit(run), for_training=pl.col("key").is_in(training))
-    kinds = {name: kind for name, kind in ATTEMPTS.items() if name != "in_both"}
-    return rows.sort("step", "for_training", maintain_order=True).select(
-        pl.col(name).cast(kind) for name, kind in kinds.items()
-    )
-
-
-def _nowhere(library: StoreReader, runs: tuple[str, str], environment: str, example_id: str) -> str:
-    rows = pl.concat([index(library, [lineage.traces for lineage in library.history(run).lineages]) for run in runs])
-    known = rows.select(pl.concat_str("environment", "example_id", separator="/").unique(maintain_order=True))
-    near = nearest(f"{environment}/{example_id}", known.to_series())
-    told = f"; the nearest examples are {', '.join(near)}" if near else ""
-    return f"neither {runs[0]!r} nor {runs[1]!r} tried the example {example_id!r} of {environment!r}{told}"
+    rows = index_of_example(library, run, environment, example_id)
+    rows = rows.with_columns(side=pl.lit(side), run=pl.lit(run))
+    return rows.select(pl.col(name).cast(kind) for name, kind in ATTEMPTS.items() if name != "in_both")
 
 
 MOST_TURNS = 30

@@ -89,9 +89,13 @@ def numbers(library: StoreReader, run: str) -> list[StepNumbers]:
     found = library.history(run).sampled_steps
     written = written_metrics(library, found)
     return [
-        StepNumbers(each, {**values, **ledger_metrics(_spans(each))})
+        StepNumbers(each, {**values, **ledger_metrics([_span(work.entry) for work in each.works if work.finished])})
         for each, values in zip(found, written, strict=True)
     ]
+
+
+def _span(entry: Entry) -> Span:
+    return Span(entry.stage, (entry.finished_at - entry.started_at).total_seconds(), entry.tokens)
 
 
 def written_metrics(library: StoreReader, steps: Sequence[RecordedStep]) -> list[Values]:
@@ -129,15 +133,6 @@ def series(library: StoreReader, run: str) -> pl.DataFrame:
         for (scope, name), value in sorted(each.values.items())
     ]
     return pl.DataFrame(rows, schema=LONG | {"value": pl.Float64}, orient="row")
-
-
-def _spans(step: RecordedStep) -> list[Span]:
-    """Return what the ledger says of the work of a step that is done."""
-    return [Span(each.stage, _seconds_of(each.entry), each.entry.tokens) for each in step.works if each.finished]
-
-
-def _seconds_of(entry: Entry) -> float:
-    return (entry.finished_at - entry.started_at).total_seconds()
 
 
 class About(NamedTuple):

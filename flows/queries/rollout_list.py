@@ -350,12 +350,12 @@ def offered(frame: pl.DataFrame, shown: list[str]) -> list[dict[str, Any]]:
     """Return the columns that can be shown, each with the list of columns that choosing, or leaving it out, gives."""
     named = [column(name, frame) for name, _ in named_columns(frame)[:MOST_NAMED]]
     plain = [each for each in COLUMNS if each.name in frame.columns and each.name != "trace_id"]
-    search_mask = []
+    found = []
     for each in (*plain, *named):
         on = each.name in shown
         left = [name for name in shown if name != each.name] if on else [*shown, each.name]
-        search_mask.append({"name": each.name, "title": each.title, "on": on, "columns": written_names(left)})
-    return search_mask
+        found.append({"name": each.name, "title": each.title, "on": on, "columns": written_names(left)})
+    return found
 
 
 SET = "set"

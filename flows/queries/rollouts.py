@@ -4,7 +4,7 @@ Text search and the mismatch of engine and learner are of such a frame too, one 
 """
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -191,12 +191,19 @@ def history(library: StoreReader, found: FoundTrace) -> pl.DataFrame:
 
     Columns: those of `INDEX`, and `for_training`: false where the attempt scored a policy.
     """
-    lineages = library.history(found.run).lineages
+    environment, example_id = found.row["environment"], found.row["example_id"]
+    return index_of_example(library, found.run, environment, example_id).filter(agent=found.row["agent"])
+
+
+def index_of_example(library: StoreReader, run: str, environment: str, example_id: str) -> pl.DataFrame:
+    """Return all attempts of a run at an example, by step; columns as in `history`. Raises NotThere."""
+    lineages = library.history(run).lineages
     rows = index(library, [lineage.traces for lineage in lineages])
     training = [lineage.traces.key for lineage in lineages if lineage.for_training]
-    same = [pl.col(name) == found.row[name] for name in ("environment", "example_id", "agent")]
-    rows = rows.filter(*same).with_columns(for_training=pl.col("key").is_in(training))
-    return rows.sort("step", "for_training", maintain_order=True)
+    rows = rows.filter(environment=environment, example_id=example_id)
+    return rows.with_columns(for_training=pl.col("key").is_in(training)).sort(
+        "step", "for_training", maintain_order=True
+    )
 
 
 def _member() -> pl.Expr:
@@ -249,11 +256,11 @@ def said_beside(body: str) -> list[str]:
     """Return what a message says beside its content: its thoughts, and names and arguments of its tool calls."""
     said = parsed(body)
     calls = said.get("tool_calls")
-    search_mask = [said.get("reasoning_content")]
+    beside = [said.get("reasoning_content")]
     for call in calls if isinstance(calls, list) else ():
         inner = call.get("function", call) if isinstance(call, dict) else {}
-        search_mask += [inner.get("name"), inner.get("arguments")] if isinstance(inner, dict) else []
-    return [each if isinstance(each, str) else json.dumps(each, ensure_ascii=False) for each in search_mask if each]
+        beside += [inner.get("name"), inner.get("arguments")] if isinstance(inner, dict) else []
+    return [each if isinstance(each, str) else json.dumps(each, ensure_ascii=False) for each in beside if each]
 
 
 MISMATCH, MISMATCH_TITLE = "mismatch_kl", "mismatch KL"
@@ -273,8 +280,8 @@ def with_mismatch(
     if not trained or not {MISMATCH, MISMATCH_TITLE} & set(names):
         return frame.with_columns(pl.lit(None, pl.Float64).alias(MISMATCH))
     known = tuple(row_identities(lineage.works) for lineage in trained)
-    search_mask = library.cached(("step_mismatch", known), lambda: by_trace(library, run, trained))
-    told = frame.join(search_mask, on="trace_id", how="left", maintain_order="left")
+    measured = library.cached(("step_mismatch", known), lambda: by_trace(library, run, trained))
+    told = frame.join(measured, on="trace_id", how="left", maintain_order="left")
     return told.with_columns(pl.when(pl.col("policy_key") != "").then(MISMATCH).alias(MISMATCH))
 
 
@@ -343,20 +350,26 @@ def attempts(library: StoreReader, run: str, environment: str, example_id: str) 
 
     Columns as in `ATTEMPT`; `set` is null in training. Raises NotThere, with the nearest examples, where there is none.
     """
-    lineages = library.history(run).lineages
-    known = index(library, [lineage.traces for lineage in lineages])
-    own = known.filter((pl.col("environment") == environment) & (pl.col("example_id") == example_id))
+    own = index_of_example(library, run, environment, example_id)
     if own.is_empty() and example(library, run, environment, example_id) is None:
-        raise NotThere(_nowhere(run, environment, example_id, known))
+        near = nearest_examples(library, (run,), environment, example_id)
+        told = f"; the nearest that it tried are {', '.join(near)}" if near else ""
+        raise NotThere(f"run {run!r} has no example {example_id!r} of {environment!r}{told}")
     keys = set(own["key"])
-    of_example = [lineage for lineage in lineages if lineage.traces.key in keys]
-    rows = traces_of(library, run, of_example)
-    rows = rows.filter((pl.col("environment") == environment) & (pl.col("example_id") == example_id))
+    of_example = [lineage for lineage in library.history(run).lineages if lineage.traces.key in keys]
+    rows = traces_of(library, run, of_example).filter(environment=environment, example_id=example_id)
     scoring = [lineage.traces for lineage in of_example if not lineage.for_training]
     sets = rounds_of(library, run, scoring).select("key", "set")
     rows = rows.join(sets, on="key", how="left", maintain_order="left")
     rows = rows.with_columns(for_training=~pl.col("key").is_in([work.key for work in scoring]))
     return rows.sort("step", ~pl.col("for_training"), maintain_order=True).select(ATTEMPT)
+
+
+def nearest_examples(library: StoreReader, runs: Iterable[str], environment: str, example_id: str) -> list[str]:
+    """Return the examples that some runs tried, as ENVIRONMENT/EXAMPLE, whose names are most like that of one."""
+    works = [lineage.traces for run in runs for lineage in library.history(run).lineages]
+    names = index(library, works).select(pl.concat_str("environment", "example_id", separator="/"))
+    return nearest(f"{environment}/{example_id}", names.to_series())
 
 
 def by_step(rows: pl.DataFrame) -> pl.DataFrame:
@@ -376,10 +389,3 @@ def by_step(rows: pl.DataFrame) -> pl.DataFrame:
         num_passed=passed,
         pass_rate=pl.when(reward.count() > 0).then(passed / reward.count()),
     )
-
-
-def _nowhere(run: str, environment: str, example_id: str, known: pl.DataFrame) -> str:
-    names = known.select(pl.concat_str("environment", "example_id", separator="/").unique(maintain_order=True))
-    near = nearest(f"{environment}/{example_id}", names.to_series())
-    told = f"; the nearest that it tried are {', '.join(near)}" if near else ""
-    return f"run {run!r} has no example {example_id!r} of {environment!r}{told}"

@@ -258,18 +258,18 @@ def group_page(frame: pl.DataFrame, asked: PageRequest) -> dict[str, Any]:
     sort = asked.one_of("group_sort", SORTS, "group")
     order = asked.one_of("group_order", (ASCENDING, DESCENDING), ASCENDING)
     page = asked.number("group_page", 1, least=1)
-    search_mask = in_order(of_traces(frame), sort, order == DESCENDING)
-    pages = max(-(-search_mask.height // GROUPS_PER_PAGE), 1)
+    ordered = in_order(of_traces(frame), sort, order == DESCENDING)
+    pages = max(-(-ordered.height // GROUPS_PER_PAGE), 1)
     if page > pages:
         raise BadQuestion(f"group_page={page}: there are {pages} of {GROUPS_PER_PAGE} groups each")
-    rows = search_mask.slice((page - 1) * GROUPS_PER_PAGE, GROUPS_PER_PAGE)
+    rows = ordered.slice((page - 1) * GROUPS_PER_PAGE, GROUPS_PER_PAGE)
     return {
         "rows": _with_cells(rows, frame),
-        "num_groups": search_mask["group_id"].n_unique(),
-        "num_rows": search_mask.height,
-        "num_agents": search_mask["agent"].n_unique(),
-        "num_environments": search_mask["environment"].n_unique(),
-        "largest": search_mask["num_traces"].max(),
+        "num_groups": ordered["group_id"].n_unique(),
+        "num_rows": ordered.height,
+        "num_agents": ordered["agent"].n_unique(),
+        "num_environments": ordered["environment"].n_unique(),
+        "largest": ordered["num_traces"].max(),
         "sort": sort,
         "order": order,
         "page": page,
