@@ -115,6 +115,7 @@ def work_of(library: StoreReader, run: str) -> Works:
         if "examples" in work:  # are of the run, not of each step
             found[0] = {"examples": work.pop("examples")} | found.get(0, {})
     if history.first_policy is not None:
+        # Not of the step that asks for it: a replay of later steps brings its weights in at the first of them.
         found.setdefault(0, {})["policy_import"] = history.first_policy
     for recorded in reversed(recorded_evaluations(library.store, run, library.config(run))):
         if (tried := history.find(recorded.rounds[0].key)) is not None:  # the first set stands for all
@@ -144,6 +145,7 @@ def counting(pieces: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 def parting(pieces: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     """Return the first piece of work, in a step that both runs have, that is not the same; None where there is none."""
+    # A run that is longer does not part from the other: only steps of both can.
     both = {piece["step"] for piece in pieces if piece["a"] and piece["b"] and piece["stage"] != "examples"}
     for piece in counting(pieces):
         if piece["state"] != SAME and piece["step"] in both:
@@ -321,6 +323,7 @@ def _paired_evaluations(
     """Return the evaluations, by set and version, that are set side by side."""
     pairs = [(each, each) for each in one if each in other]
     for name in dict.fromkeys(name for name, _ in one):
+        # Runs of different length: their last policies are what one wants to know of.
         lasts = [max((each for each in known if each[0] == name), default=None) for known in (one, other)]
         if lasts[0] is not None and lasts[1] is not None and lasts[0] != lasts[1]:
             pairs.append((lasts[0], lasts[1]))

@@ -143,6 +143,7 @@ def as_arrow(frame: pl.DataFrame) -> pa.Table:
 
 def _by_table(step: Mapping[str, Work]) -> dict[str, list[Work]]:
     """Return, by table, the work that made it: several pieces of a stage where groups of the step were refilled."""
+    # Traces are made by several stages: scored again, those count rather than what was sampled.
     made_by = {name: next((stage for stage in makers(name) if stage in step), None) for name in READ_COLUMNS}
     return {
         name: [work for other, work in step.items() if other.partition(".")[0] == stage]
@@ -162,6 +163,7 @@ def _step_rows(
     step: Mapping[str, Work], works: Mapping[str, Sequence[Work]], rows: Mapping[str, Mapping[str, pl.DataFrame]]
 ) -> StepRows:
     tables: dict[str, Any] = {name: _of(name, own, rows[name]) for name, own in works.items()}
+    # As it was when it was packed: the config may be another one after a resume.
     budget = step["packing"].entry.section["packing"]["tokens_per_row"] if "packing" in step else 0
     return StepRows(**tables, capacity=budget * len(tables.get("batches", ())))
 

@@ -105,6 +105,7 @@ def _step_traces(rows: StepRows) -> pl.DataFrame:
 
 def _group() -> pl.Expr:
     """Return what names a group in both runs: its example, which of the example's groups it is, and the agent."""
+    # Runs that sampled apart have groups of other ids at the same example: the first is held against the first.
     number = pl.col("group_id").rank("dense").over("environment", "example_id")
     return pl.concat_str("environment", "example_id", number, "agent", separator="\0").alias("group")
 
@@ -193,6 +194,7 @@ def turns(library: StoreReader, found: FoundTrace) -> list[Turn]:
     """Return the turns of a trace along its last way from a root to a leaf."""
     rows = messages(library, found)
     ways = branches(rows)
+    # A broken graph has no ways: then the messages stand as they are numbered.
     way = rows.filter(pl.col("message").is_in(ways[-1])).sort("message") if ways else rows
     given: list[dict[str, str]] = []
     done: list[Turn] = []
@@ -258,6 +260,7 @@ def compared_words(a: str, b: str) -> tuple[list[Piece], list[Piece]]:
     The pieces of a text are the text again, as far as it is shown: its first LONGEST characters.
     """
     one, other = (_WORDS.findall(cut(each, LONGEST)[0]) for each in (a, b))
+    # Equal ends are cut off first: the time of what is left grows with its square.
     head = sum(1 for _ in takewhile(bool, map(eq, one, other)))
     tail = sum(1 for _ in takewhile(bool, map(eq, reversed(one[head:]), reversed(other[head:]))))
     middle = [words[head : len(words) - tail] for words in (one, other)]

@@ -70,6 +70,7 @@ def ledger(library: StoreReader, run: str, num_steps: int = 0) -> dict[str, Any]
     computed = Counter(work.computed_by for own in by_step.values() for each in own.values() for work in each)
     runs = [run, *(other for other, _ in computed.most_common() if other != run)]
     steps = sorted(by_step) or [0]
+    # Steps that are planned are columns too, so that the grid shows how far the run is.
     last = max(steps[-1], num_steps - 1)
     columns = [
         {"step": step, "cells": [_cell(by_step[step].get(stage), runs) for stage in stages] if step in by_step else []}
@@ -134,6 +135,7 @@ def stage_times(library: StoreReader, run: str) -> pl.DataFrame:
 
 
 def _span(library: StoreReader, work: Work) -> tuple[datetime, datetime, int]:
+    # A finished entry spans all its parts; before that they are all there is.
     entries = [work.entry] if work.finished else library.store.ledger.parts(work.key) or [work.entry]
     tokens = sum(each.tokens for each in entries)
     return min(each.started_at for each in entries), max(each.finished_at for each in entries), tokens
@@ -193,6 +195,7 @@ class _Shown:
     def __init__(self, spans: Sequence[tuple[float, float]]) -> None:
         busy = _merged(spans)
         work = sum(end - start for start, end in busy) or 1.0
+        # Measured by the time of work, not by all time: else a night of standing still would hide every other pause.
         pieces = _merged(spans, CUT_SHARE * work)
         self.cuts: list[dict[str, float]] = []
         self._pieces: list[tuple[float, float, float]] = []
@@ -225,6 +228,7 @@ class _Shown:
             first = int(-(-start // width))
             for number in range(first, int(end // width) + 1):
                 place = self.at(number * width)
+                # Beside a cut, round numbers that are far apart lie close together: labels must not overlap.
                 if not found or place - found[-1]["at"] > 0.6 * width:
                     found.append({"at": place, "seconds": number * width})
         return found
@@ -245,6 +249,7 @@ def _rows(bars: list[dict[str, Any]]) -> dict[str, Any]:
     """Return bars in as few rows as keep them apart."""
     ends: list[float] = []
     for bar in sorted(bars, key=lambda bar: (bar["start"], bar["end"])):
+        # The first row that is free, in order of starts, takes as few rows as can be.
         row = next((number for number, end in enumerate(ends) if end <= bar["start"]), len(ends))
         ends[row:] = [bar["end"], *ends[row + 1 :]]
         bar["row"] = row

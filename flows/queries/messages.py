@@ -198,6 +198,7 @@ class Images:
             why = "the page shows enough images already"
         if why is not None:
             return told | {"why": why}
+        # Images stand in the page itself, as data: bytes are what has to be bounded.
         self._left -= len(data)
         return told | {"url": f"data:{kind};base64,{base64.b64encode(data).decode()}", "why": None}
 
@@ -206,6 +207,7 @@ def refusal(media_type: str, data: bytes) -> str | None:
     """Return why an image is not shown; None where its kind is one that is and its bytes begin like it."""
     if media_type not in MAGIC:
         return "images of this type are not shown"
+    # A browser goes by the bytes, not by the type that is said; RIFF is the beginning of sound files too.
     if not data.startswith(MAGIC[media_type]) or (media_type == "image/webp" and data[8:12] != b"WEBP"):
         return "its bytes are no image of this type"
     return f"it has more than {LARGEST // 2**20} MiB" if len(data) > LARGEST else None
@@ -221,6 +223,7 @@ def images(library: StoreReader, found: FoundTrace, bodies: Iterable[str]) -> Im
     rows = library.frames().rows(message_works(library, found, "images"), "images")
     rows = rows.filter((pl.col("group_id") == found.row["group_id"]) & pl.col("digest").is_in(sorted(digests)))
     read = rows.select("digest", "media_type", "data").collect().to_dicts()
+    # Bytes that do not have the digest they are stored under are not the image that the policy saw.
     return Images(row for row in read if row["digest"] == _digest(row))
 
 
@@ -248,6 +251,7 @@ def read_message(row: Mapping[str, Any], images: Images) -> Values:
     """
     body = parsed(row["body"])
     content = body.get("content", row["content"])
+    # A body that holds calls alone says nothing else; any other without content is told by the message's own column.
     if content is None and not body.get("tool_calls"):
         content = row["content"]
     rest = {name: value for name, value in body.items() if name not in KNOWN}

@@ -287,6 +287,7 @@ def ends(values: Sequence[float | None], steps: Sequence[int]) -> dict[str, Any]
     What is not finite is the first or the last, but never the least or the most.
     """
     known = [(value, step) for value, step in zip(values, steps, strict=True) if value is not None]
+    # One infinite value would be the most for ever; NaN compares with nothing.
     finite = [pair for pair in known if abs(pair[0]) < float("inf")]
     picked = {
         "first": known[0] if known else None,
@@ -317,6 +318,7 @@ class _Columns:
     def filled(self, scope: str, measure: str) -> list[float | None]:
         """Return a measure by step, with the zeros that have no entry."""
         values = self.values[scope, measure]
+        # A step that counted its rollouts and has no entry had none of that kind: zero, and not unknown.
         head = measure.partition("/")[0]
         if head == "accounting":
             return _where(self._accounted, values)
@@ -331,6 +333,7 @@ def _where(counted: Iterable[bool], values: Iterable[float | None]) -> list[floa
 
 def _shown(scopes: set[str], several: bool) -> list[str]:
     """Return the scopes that are told, all rollouts first."""
+    # Of one environment alone its numbers are those of all, and a second curve would hide the first.
     alone = not several and ALL in scopes
     return sorted(scopes, key=lambda scope: (scope not in ("", ALL), scope))[: 1 if alone else None]
 

@@ -67,10 +67,12 @@ def outcomes_of(frames: Frames, found: Sequence[StepLineage]) -> pl.DataFrame:
     rows = _lineages(frames, found).join(_traces(frames, found), on="key")
     rows = rows.join(_reasons(frames, found), on=["verdicts", "trace_id"], how="left")
     rows = rows.join(packed(frames, found), on=["batches", "trace_id"], how="left")
+    # Packing leaves out what has no weight: that is known only once there is a batch.
     waits = pl.col("for_training").not_() | pl.col("batches").is_null() | pl.col("packed").is_not_null()
     dropped = pl.col("expired") & pl.col("for_training") & pl.col("packed").is_null()
     of_others = pl.when(dropped).then(pl.lit(EXPIRED)).when(waits).then("of_packed").otherwise(pl.lit(NO_WEIGHT))
     rows = rows.with_columns(otherwise=of_others)
+    # The rule is plain Python and the combinations are few, so it is asked once for each and joined; null is a value.
     given = ["error_class", "reason", "otherwise"]
     return rows.join(_ruled(rows.select(given).unique()), on=given, nulls_equal=True).select(*OUTCOMES)
 
@@ -105,6 +107,7 @@ def _lineages(frames: Frames, found: Sequence[StepLineage]) -> pl.DataFrame:
 
 def expired(frames: Frames, lineage: StepLineage) -> bool:
     """Say whether rows of a lineage were dropped for their age that say what became of its rollouts after sampling."""
+    # What was trained was approved: then nobody needs the decision's row any more.
     decided = None if lineage.updates else lineage.decision
     made = {"verdicts": lineage.verdicts, "samples": lineage.samples, "batches": lineage.batches, "decisions": decided}
     pieces = [piece for table, work in made.items() if work for piece in work.slices_of(table)]
@@ -157,6 +160,7 @@ def packed(frames: Frames, found: Sequence[StepLineage]) -> pl.DataFrame:
     credits = frames.rows(present(*(each.samples for each in found)), "samples")
     samples = credits.select(pl.col("key").alias("samples"), "sample_id", "trace_id")
     rows = frames.rows(present(*(each.batches for each in found)), "batches")
+    # Samples made again have the same ids: a batch is joined with those alone that it was packed from.
     packed = rows.select(pl.col("key").alias("batches"), pl.col("sample_ids").alias("sample_id")).explode("sample_id")
     joined = packed.join(keys.lazy(), on="batches").join(samples, on=["samples", "sample_id"])
     return joined.select("batches", "trace_id", packed=pl.lit(True)).unique().collect()
@@ -228,6 +232,7 @@ def use_of(frames: Frames, lineage: StepLineage, trace: Mapping[str, Any]) -> di
         if not lineage.for_training or not lineage.batches or weighted
         else NO_WEIGHT
     )
+    # Only what cannot be read from the rows that are left is unknown: a packed sample proves that it was trained on.
     if lineage.for_training and not weighted and expired(frames, lineage):
         otherwise = EXPIRED
     outcome, detail = outcome_of(trace["error_class"], verdict["reason"] if verdict else None, otherwise)
@@ -303,6 +308,7 @@ def _group(frames: Frames, work: Work, trace: Mapping[str, Any]) -> dict[str, An
     rows = frames.rows([work], "traces").filter(pl.col("group_id") == trace["group_id"])
     rewards = rows.select("reward", "error_class").collect()
     reward = rewards["reward"].drop_nulls()
+    # Stopped rollouts carry an error class for a mark, but they did not fail.
     stopped = int((rewards["error_class"] == STRAGGLER).sum())
     return {
         "group_id": trace["group_id"],

@@ -64,6 +64,7 @@ def evaluation_traces(library: StoreReader, run: str, version: int, set_name: st
     found = evaluation_lineages(library, run, version)
     rounds = rounds_of(library, run, [lineage.traces for lineage in found])
     rows = traces_of(library, run, found).join(rounds, on="key", how="left", maintain_order="left")
+    # A rollout that is made again answers the same assignment in a later round.
     later = rows.select("set", "assignment_id", pl.col("round").alias("later")).unique()
     again = rows.join(later, on=["set", "assignment_id"]).filter(pl.col("later") > pl.col("round"))
     rows = rows.with_columns(replaced=pl.col("trace_id").is_in(again["trace_id"].implode()))
@@ -103,6 +104,7 @@ def _at(library: StoreReader, run: str, step: int, for_training: bool) -> list[S
 
 def traces_of(library: StoreReader, run: str, found: Sequence[StepLineage]) -> pl.DataFrame:
     """Return the traces of some lineages of a run in their order, with columns as in `traces`; read once and held."""
+    # By all work that the columns come from: as soon as a step is judged or trained, it is another name.
     known = tuple(row_identities(lineage.works) for lineage in found)
     return library.cached(("step_traces", known), lambda: _joined(library, run, list(found)))
 
@@ -120,6 +122,7 @@ def _joined(library: StoreReader, run: str, found: list[StepLineage]) -> pl.Data
 def _in_order(read: pl.LazyFrame, found: list[StepLineage]) -> pl.DataFrame:
     """Return rows of traces by lineage, then as the parts of the work were handed over; tables keep no order."""
     pieces = [piece.attempt for lineage in found for piece in lineage.traces.slices_of("traces")]
+    # The ledger lists slices as they were handed over; a table may give them back in any order.
     order = pl.DataFrame({"attempt": pieces}, schema={"attempt": pl.String}).with_row_index("part")
     rows = read.select("key", "attempt", "step", "seq", *NAMES).collect()
     rows = rows.join(order, on="attempt").sort("part", "seq", maintain_order=True).drop("part", "attempt", "seq")
@@ -226,6 +229,7 @@ def search_mask(library: StoreReader, run: str, frame: pl.DataFrame, text: str) 
     if not text:
         return None
     works = [library.graph.works[key] for key in frame["key"].unique(maintain_order=True)]
+    # Half a letter, as a terminal may hand it over, is no text that polars takes.
     pattern = "(?i)" + pl.escape_regex(text.encode("utf-8", "replace").decode())
     name = ("step_search", text, row_identities(works))
     saying = library.cached(name, lambda: _saying(library, run, works, pattern))
@@ -296,6 +300,7 @@ def by_trace(library: StoreReader, run: str, lineages: Sequence[StepLineage]) ->
         .select("sample_id", "trace_id")
         .collect()
     )
+    # Weights and the engine's log-probs are those of the batch row, as the learner had them.
     own = by_sample(rows, ("logprobs", "rl_weights"))
     flat = own.join(learner, on="sample_id").join(named.unique("sample_id"), on="sample_id")
     flat = flat.explode("logprobs", "rl_weights", "learner").filter(pl.col("rl_weights") != 0)

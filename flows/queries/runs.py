@@ -90,6 +90,7 @@ def parent_of(name: str, event: Event, steps: Sequence[RecordedStep], known: Con
     """
     if event.parent_run:
         return event.parent_run if event.parent_run in known else None
+    # Rollouts alone: they are what costs, and what a fork is made to share.
     others = Counter(work.computed_by for each in steps for work in each.traces if work.computed_by != name)
     return next((other for other, _ in others.most_common() if other in known), None)
 
@@ -139,6 +140,7 @@ def section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 def policy_of(library: StoreReader, config: Mapping[str, Any]) -> str | None:
     """Return the name RUN:VERSION of the policy that a run starts from; None where no run of the store made it."""
     path = str(section(config, "model").get("path") or "")
+    # Weights of a store lie in a folder that is named by the key of the work that made them.
     work = library.graph.works.get(path.rstrip("/").rpartition("/")[2])
     made = work is not None and work.stage == "training"
     return f"{work.computed_by}:{policy_version(work)}" if work is not None and made else None
@@ -210,6 +212,7 @@ def _settings(config: RunConfig) -> dict[str, Any]:
 
 def branched_off(library: StoreReader) -> dict[str, str | None]:
     """Return the run that each run says it branched off, if any."""
+    # By the mark, for any commit may be an event of a run.
     runs = library.store.runs
     return library.cached(
         ("branched off", library.mark), lambda: {name: runs.events(name)[-1].parent_run for name in runs.names()}

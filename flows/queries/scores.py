@@ -102,6 +102,7 @@ def recorded_evaluations(store: Store, run: str, config: RunConfig) -> list[Reco
     assigned = {each.key: each for each in entries if each.stage == EVALUATION_ASSIGNMENT}
     rounds: dict[tuple[str, str], dict[int, Entry]] = {}
     for each in entries:
+        # Rounds that try errors again are one evaluation: they go back to the same first assignment.
         if each.stage == ROLLOUT and scores_policy(each.inputs):
             first, number = first_round(assigned, each.inputs[EVALUATION_ASSIGNMENT])
             rounds.setdefault((each.inputs.get("policy", ""), first), {})[number] = each
@@ -110,6 +111,7 @@ def recorded_evaluations(store: Store, run: str, config: RunConfig) -> list[Reco
         name, own = set_name(config, assigned.get(first)), tuple(by_number[number] for number in sorted(by_number))
         pass_at = config.evaluation.of_sets().get(name, config.evaluation).pass_at
         found.append(RecordedEvaluation(name, own[0].step, policy, assigned.get(first), own, pass_at))
+    # A set that the config does not name any more, as it was changed on a resume, comes first.
     order = list(config.evaluation.of_sets())
     return sorted(found, key=lambda each: (each.version, order.index(each.set_name) if each.set_name in order else -1))
 

@@ -212,6 +212,7 @@ def _no_weight(found: Found, use: Found) -> str:
 
 
 def _pending(found: Found, use: Found) -> str:
+    # From the end: the furthest stage that is done.
     last = next((stage for stage in reversed(PENDING_STAGES) if stage in use["keys"]), "the rollouts")
     return (
         f"Run {use['run']} has not trained on it: of step {use['step']} nothing is done after {last}. "
@@ -281,6 +282,7 @@ def _again(use: Found) -> list[str]:
 
 def _noted(use: Found) -> list[str]:
     detected = (use["verdict"] or {}).get("detected", [])
+    # The filter that decided is told already, and a quarantine has a sentence of its own.
     noted = [f"{name}{_evidence(use, name)}" for name in detected if name not in (use["detail"], QUARANTINED)]
     return [f"Noted, without keeping it out: {'; '.join(noted)}."] if noted else []
 

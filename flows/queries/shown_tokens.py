@@ -48,6 +48,7 @@ def relative(column: str) -> Callable[[pl.DataFrame, float], str]:
     def shades(tokens: pl.DataFrame, largest: float) -> str:
         values = tokens[column].cast(pl.Float64).to_numpy()
         share = np.abs(values) / (largest or 1.0)
+        # A little less, or a share that is a whole step would round up to the next one.
         steps = np.clip(np.ceil(np.nan_to_num(share) * STEPS - 1e-6), 1, STEPS).astype(int)
         return _signed(values, np.where(values == 0, 0, steps))
 
@@ -57,6 +58,7 @@ def relative(column: str) -> Callable[[pl.DataFrame, float], str]:
 def ratio(tokens: pl.DataFrame, largest: float) -> str:
     """Return shades of the importance ratio around one, by the size of its logarithm."""
     values = tokens["log_ratio"].to_numpy()
+    # Infinite ratios have the deepest shade; what is NaN becomes NONE later, whatever its step.
     return _signed(values, np.searchsorted(LOG_RATIO, np.abs(np.nan_to_num(values, posinf=9, neginf=-9)), "right"))
 
 
@@ -282,6 +284,7 @@ def shown_tokens(
     whole = _in_order(tokens(library, found, within=messages, texts=False), messages)
     if start and messages:
         whole = whole.filter((pl.col("message") != messages[0]) | (pl.col("place") >= start))
+    # Texts of those tokens alone that are drawn: a tokenizer is slower than all else here.
     drawn = with_texts(library, found, whole.head(DRAWN))
     sizes = {each.name: _largest(library, found, drawn, each.column) for each in COLOURINGS}
     shades = {each.name: each.shades(drawn, sizes[each.name]) for each in COLOURINGS}
@@ -339,6 +342,7 @@ def scaled(drawn: pl.DataFrame) -> list[str]:
 
 def _largest(library: StoreReader, found: FoundTrace, drawn: pl.DataFrame, column: str) -> float:
     own = largest(drawn, column)
+    # By the batch, so that the same shade means the same in every trace of it.
     return max(own, largest_advantage(library, found) or 0.0) if column == "advantage" else own
 
 

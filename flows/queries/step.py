@@ -180,6 +180,7 @@ def _policy(library: StoreReader, run: str, key: str, version: int) -> dict[str,
     """Return a policy with its name RUN:VERSION, of this run where it has it; None for one that the store lacks."""
     work: Work | None = library.graph.works.get(key)
     names = policy_names(work) if work else []
+    # Runs that share work have a name each for one policy: who looks at this run wants its own.
     own = [name for name in names if name.rpartition(":")[0] == run]
     return {"key": key, "version": version, "name": next(iter((*own, *names)), None)}
 
@@ -205,6 +206,7 @@ def groups(library: StoreReader, run: str, step: int) -> pl.DataFrame:
 def of_traces(frame: pl.DataFrame) -> pl.DataFrame:
     """Return the groups of a frame of traces in order of their ids, numbers in them by value; see `groups`."""
     reward = pl.col("reward").filter(pl.col("outcome") != STOPPED)
+    # A leave-one-out baseline differs from member to member: then a group has none.
     baselines = pl.col("baseline").drop_nulls().unique()
     counts = {name: (pl.col("outcome") == outcome).sum() for name, outcome in _OUTCOMES.items()}
     found = frame.group_by("group_id", "agent", maintain_order=True).agg(
@@ -239,6 +241,7 @@ def in_order(rows: pl.DataFrame, sort: str, descending: bool) -> pl.DataFrame:
 def natural(text: str) -> list[tuple[int, int, str]]:
     """Return a key by which texts sort as people count: 3-10 after 3-2."""
     parts = _DIGITS.split(text)
+    # Ids are texts that others wrote: int() of very many digits would take long, and 18 tell enough apart.
     return [(1, int(part[:18]), part) if at % 2 else (0, 0, part) for at, part in enumerate(parts)]
 
 
@@ -299,6 +302,7 @@ def _spans(frame: pl.DataFrame) -> dict[str, tuple[float, float]]:
 
 def level(reward: float | None, span: tuple[float, float] | None) -> int | None:
     """Return the level of colour of a reward, 0 to LEVELS; None where there is no finite reward."""
+    # Not equal to itself is NaN.
     if reward is None or span is None or reward != reward or abs(reward) == float("inf"):
         return None
     low, high = span

@@ -160,6 +160,7 @@ def _by_policy(found: FoundTrace) -> bool:
 def _ratios(log_ratio: pl.Series) -> list[pl.Series]:
     """Return the importance ratio and the mismatch; both null where the log ratio is."""
     values = log_ratio.to_numpy()
+    # Far apart, a ratio is infinite: that is a finding to be shown and no fault of the page.
     with np.errstate(over="ignore", invalid="ignore"):
         ratio, mismatch = np.exp(values), np.expm1(values) - values
     return [
@@ -192,6 +193,8 @@ def _credited(library: StoreReader, found: FoundTrace) -> pl.DataFrame:
     own = samples(library, found)
     places = _places(library, found, own)
     rows = library.frames().rows(present(found.lineage.samples), "samples").filter(pl.col("trace_id") == found.trace_id)
+    # Streams stand by sample, messages by trace: a token that branches share is in several samples, the first one
+    # counts.
     streams = rows.select("sample_id", *STREAMS).collect()
     flat = _exploded(streams.rename(STREAMS)).join(
         _measured(library, found, own), on=("sample_id", "position"), how="left"
@@ -238,6 +241,7 @@ def _masks_known(library: StoreReader, found: FoundTrace) -> bool:
     """Say whether a sample without a row in token_masks had no masked token, rather than that none were kept."""
     if found.lineage.updates is None:
         return False
+    # Masks are written of samples with a masked token alone: no row is an answer only where rows were kept.
     if "token_masks" in found.lineage.updates.tables:
         return not lost(library, [found.lineage.updates], "token_masks")
     rows = library.frames().rows([found.lineage.updates], "updates").select("masked_fraction").collect()

@@ -29,6 +29,7 @@ INDEX = (
 
 def index(library: StoreReader, works: Iterable[Work]) -> pl.DataFrame:
     """Return one row for each trace that some works made, columns as in `INDEX`, work by work."""
+    # Held work by work: of a run that goes on only what is new is read.
     named = {work.identity: work for work in works}
     unread = library.frames().rows([], "traces").select(INDEX).collect()
 
@@ -77,6 +78,7 @@ def find_trace(library: StoreReader, run: str, trace_id: str, key: str = "") -> 
     Raises NotThere, with the nearest ids and the runs that have it, and where the beginning is that of several.
     """
     lineages = library.history(run).lineages
+    # A link names the work that made the trace: one index is read instead of that of every step.
     hinted = [lineage for lineage in lineages if key and lineage.traces.key.startswith(key)]
     for some in (hinted, lineages):
         found = _matching(index(library, [lineage.traces for lineage in some]), trace_id)
@@ -84,6 +86,7 @@ def find_trace(library: StoreReader, run: str, trace_id: str, key: str = "") -> 
             raise NotThere(f"{trace_id!r} is the beginning of several traces of run {run!r}: {_listed(found)}")
         if found:
             ((whole, keys),) = found.items()
+            # Rollouts of one id may have been made at several steps, as in a replay: the last one counts.
             lineage = max((each for each in some if each.traces.key in keys), key=lambda each: each.traces.step)
             return FoundTrace(run, lineage, _row(library, lineage.traces, whole))
     raise NotThere(_nowhere(library, run, trace_id))
@@ -164,6 +167,7 @@ def trace_use(library: StoreReader, trace_id: str, run: str = "") -> FoundTrace:
         near = nearest(trace_id, index(library, library.graph.makers("traces"))["trace_id"])
         told = f"; the nearest ids are {', '.join(near)}" if near else "; `stagecoach traces RUN` lists those of a run"
         raise NotThere(f"no run of {library.store.root.address} has a trace {trace_id!r}{told}")
+    # The run that made it may have been removed since; then the first that uses it.
     return next((each for each in found if each.run == each.lineage.traces.computed_by), found[0])
 
 
