@@ -1,8 +1,6 @@
 """Two runs side by side: the same values as the command's, and the pages that show them; evaluations in pairs."""
 
 import json
-import re
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +10,14 @@ import pytest
 from flows.queries.compare import FIGURES, compare, compared, compared_evaluations, compared_steps
 from flows.queries.compare_summary import ledger_cells, replayed_settings, summary_sentences
 from flows.queries.compare_traces import compared_attempts
-from flows.queries.request import NotThere, PageRequest
+from flows.queries.request import NotThere
 from flows.queries.run_state import any_going
 from flows.queries.store_reader import StoreReader
-from flows.viewer.app import respond
-from flows.viewer.rendering import PAGES
+from flows.viewer import addresses
 from storage.read.frames import existing_store
 from tests.fixtures.evaluations import HELD_OUT, Sampler, train
 from tests.fixtures.rehearsal import rehearse
-from tests.flows.viewer import compared_runs
+from tests.flows.viewer import compared_runs, looking
 
 pytestmark = pytest.mark.engine  # ten runs are walked, a third of a second each
 PAIRS = [
@@ -42,8 +39,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> StoreReader:
 
 
 def answer(library: StoreReader, a: str, b: str, **query: str) -> tuple[int, str]:
-    found = respond(PAGES["compare"], library, PageRequest(f"/compare/{a}/{b}", {"a": a, "b": b}, query))
-    return found.status_code, bytes(found.body).decode()
+    return looking.answer(library, addresses.compare(a, b), **query)
 
 
 @pytest.mark.parametrize(("a", "b"), PAIRS)
@@ -124,13 +120,6 @@ def test_the_ledger_of_both_is_one_picture_of_states(library: StoreReader) -> No
         "training": ["only in a", "only in a"],
     }
     assert drawn["counts"] == {"same key": 7, "different key": 4, "only in a": 3, "only in b": 0}
-    _, html = answer(library, "base", "credited")
-    cells = re.findall(r'<a class="cell (\w+)"[^>]* href="([^"]+)"', html)
-    assert (
-        sorted(where for _, where in cells)
-        == ["/compare/base/credited/steps/0"] * 8 + ["/compare/base/credited/steps/1"] * 6
-    )
-    assert Counter(state for state, _ in cells) == {"same": 7, "different": 4, "lone_a": 3}
 
 
 def test_a_run_that_failed_in_the_middle_has_no_figures_of_what_it_did_not_do(library: StoreReader) -> None:
@@ -248,16 +237,9 @@ def test_averages_are_those_of_the_command_and_a_run_beside_itself_is_the_same_w
     assert itself["same_work"].all() and set(itself["difference"]) == {0.0} and set(itself["low"]) == {None}
 
 
-def test_the_page_shows_differences_with_their_intervals(evaluated: StoreReader) -> None:
-    asked = PageRequest("/compare/one/two", {"a": "one", "b": "two"})
-    html = bytes(respond(PAGES["compare"], evaluated, asked).body).decode()
-    assert 'href="/runs/one/evaluations/1">1</a> and <a href="/runs/two/evaluations/2">2</a>' in html
-
-
 def test_held_out_attempts_of_two_versions_stand_beside_each_other(evaluated: StoreReader) -> None:
     rows = compared_attempts(evaluated, "two", "two", "reverse_text", "held-1")
     assert set(rows["for_training"]) == {False} and rows.filter(side="a")["step"].to_list() == [0, 0, 1, 1, 2, 2]
-    query = {"environment": "reverse_text", "id": "held-1", "version_a": "0", "version_b": "2"}
-    asked = PageRequest("/compare/two/two/example", {"a": "two", "b": "two"}, query)
-    html = bytes(respond(PAGES["compare_example"], evaluated, asked).body).decode()
+    beside = addresses.compare_example("two", "two", "reverse_text", "held-1", version_a="0", version_b="2")
+    _, html = looking.answer(evaluated, beside)
     assert "held out, policy 0" in html and "held out, policy 2" in html and "version_a=0" in html

@@ -1,6 +1,5 @@
 """Two policies on the same example: which attempts stand beside each other, and what of them is told."""
 
-import json
 from typing import Any
 
 import polars as pl
@@ -17,10 +16,10 @@ from flows.queries.compare_traces import (
 from flows.queries.request import NotThere, PageRequest
 from flows.queries.store_reader import StoreReader
 from flows.queries.trace import find_trace
+from flows.viewer import addresses
 from flows.viewer.addresses import Page
-from flows.viewer.app import respond
-from flows.viewer.rendering import PAGES, as_html
-from tests.flows.viewer import compared_runs
+from flows.viewer.rendering import as_html
+from tests.flows.viewer import compared_runs, looking
 
 pytestmark = pytest.mark.engine  # see test_compare
 
@@ -41,18 +40,11 @@ def example(library: StoreReader) -> tuple[str, str]:
 
 
 def answer(library: StoreReader, a: str, b: str, example: tuple[str, str], **query: str) -> tuple[int, str]:
-    asked = {"environment": example[0], "id": example[1], **query}
-    found = respond(
-        PAGES["compare_example"], library, PageRequest(f"/compare/{a}/{b}/example", {"a": a, "b": b}, asked)
-    )
-    return found.status_code, bytes(found.body).decode()
+    return looking.answer(library, addresses.compare_example(a, b, *example), **query)
 
 
 def values(library: StoreReader, a: str, b: str, example: tuple[str, str], **query: str) -> dict[str, Any]:
-    status, text = answer(library, a, b, example, format="json", **query)
-    assert status == 200, text
-    found: dict[str, Any] = json.loads(text)
-    return found
+    return looking.values(library, addresses.compare_example(a, b, *example), **query)
 
 
 def test_attempts_are_those_of_both_runs_in_order(library: StoreReader, example: tuple[str, str]) -> None:

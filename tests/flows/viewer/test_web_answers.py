@@ -90,6 +90,7 @@ def test_every_address_answers_in_every_form(library: StoreReader, client: TestC
         ("/traces/" + "x" * 60_000, 404),
         ("/runs/..%2F..%2Fetc%2Fpasswd", 404),
         ("/compare/base/none", 404),
+        ("/compare?a=base", 400),
         ("/static/nothing.css", 404),
         ("/static/..%2Fapp.py", 404),
         ("/static/%2e%2e/app.py", 404),
