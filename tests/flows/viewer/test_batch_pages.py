@@ -82,13 +82,10 @@ def test_of_a_sample_without_end_the_beginning_is_drawn_and_the_rest_counted(
 @pytest.mark.parametrize(
     ("address", "status"),
     [
-        (addresses.batch("run", 9), 404),
-        (addresses.row("run", 0, 99), 404),
-        (f"{BATCH}?colour=taste", 400),
-        (f"{BATCH}?page=7", 400),
-        (f"{ROW}?first=99", 400),
+        (addresses.batch("run", 9), 404), (addresses.row("run", 0, 99), 404), (f"{BATCH}?colour=taste", 400),
+        (f"{BATCH}?page=7", 400), (f"{ROW}?first=99", 400),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_answered_says_so(library: StoreReader, address: str, status: int) -> None:
     assert answer(library, address)[0] == status
 

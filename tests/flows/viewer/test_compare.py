@@ -21,16 +21,9 @@ from tests.flows.viewer import compared_runs, looking
 
 pytestmark = pytest.mark.engine  # ten runs are walked, a third of a second each
 PAIRS = [
-    ("base", "twin"),
-    ("base", "credited"),
-    ("credited", "base"),
-    ("base", "seeded"),
-    ("base", "longer"),
-    ("base", "broken"),
-    ("first", "later"),
-    ("strict", "faster"),
-    ("base", "base"),
-]
+    ("base", "twin"), ("base", "credited"), ("credited", "base"), ("base", "seeded"), ("base", "longer"),
+    ("base", "broken"), ("first", "later"), ("strict", "faster"), ("base", "base"),
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -110,15 +103,11 @@ def test_the_ledger_of_both_is_one_picture_of_states(library: StoreReader) -> No
     drawn = ledger_cells(compared(library, "base", "credited")["pieces"])
     assert drawn["steps"] == [0, 1]
     assert {row["stage"]: row["states"] for row in drawn["rows"]} == {
-        "policy_import": ["only in a", None],
-        "examples": ["same key", None],
-        "assignment": ["same key", "same key"],
-        "rollout": ["same key", "same key"],
-        "filtering": ["same key", "same key"],
-        "advantage": ["different key", "different key"],
-        "packing": ["different key", "different key"],
+        "policy_import": ["only in a", None], "examples": ["same key", None], "assignment": ["same key", "same key"],
+        "rollout": ["same key", "same key"], "filtering": ["same key", "same key"],
+        "advantage": ["different key", "different key"], "packing": ["different key", "different key"],
         "training": ["only in a", "only in a"],
-    }
+    }  # fmt: skip
     assert drawn["counts"] == {"same key": 7, "different key": 4, "only in a": 3, "only in b": 0}
 
 

@@ -20,23 +20,12 @@ from flows.viewer.pages.runs import run_page
 from storage.store import open_store
 from tests.fixtures.builders import trace
 from tests.fixtures.evaluations import Sampler, evaluate, train
-from tests.fixtures.rehearsal import rehearse
-from tests.fixtures.replays import RLOO, ask, walk
 from tests.flows.viewer.hand_made import RUN, HandMade, batch, credit, update
 from tests.flows.viewer.looking import Elements, visitor
 from tests.flows.viewer.stepped import begun
 
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
 HOSTILE = "</p><script>alert(1)</script>\x1b[31mred\u202e\n" + "long " * 200 + "end"
-
-
-@pytest.fixture(scope="module")
-def forked(tmp_path_factory: pytest.TempPathFactory) -> StoreReader:
-    """A run of two steps, and a replay of it with another algorithm, up to packing."""
-    root = tmp_path_factory.mktemp("run") / "store"
-    rehearse(root, "base", steps=2)
-    walk(ask(root, name="fork", overrides=[RLOO]))
-    return StoreReader.at(root)
 
 
 def told(library: StoreReader, run: str, **query: str) -> Page:

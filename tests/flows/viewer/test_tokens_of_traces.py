@@ -36,13 +36,9 @@ REFERENCES = [
 ]
 SAMPLES = [credit(FORKED, 0, PATHS[0], FIRST), credit(FORKED, 1, PATHS[1], SECOND)]
 WHOLE: dict[str, Any] = {
-    "samples": SAMPLES,
-    "batches": [batch(SAMPLES[:1]), batch(["other/0", SAMPLES[1]], row=1, scale=0.5)],
-    "updates": [update()],
-    "token_statistics": STATISTICS,
-    "token_masks": MASKS,
-    "references": REFERENCES,
-}
+    "samples": SAMPLES, "batches": [batch(SAMPLES[:1]), batch(["other/0", SAMPLES[1]], row=1, scale=0.5)],
+    "updates": [update()], "token_statistics": STATISTICS, "token_masks": MASKS, "references": REFERENCES,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,16 @@
+"""A store of a run and of its replay, for all tests of the viewer that only look at one."""
+
+import pytest
+
+from flows.queries.store_reader import StoreReader
+from tests.fixtures.rehearsal import rehearse
+from tests.fixtures.replays import RLOO, ask, walk
+
+
+@pytest.fixture(scope="session")
+def forked(tmp_path_factory: pytest.TempPathFactory) -> StoreReader:
+    """A run of two steps, and a replay of it with another algorithm, up to packing."""
+    root = tmp_path_factory.mktemp("forked") / "store"
+    rehearse(root, "base", steps=2)
+    walk(ask(root, name="fork", overrides=[RLOO]))
+    return StoreReader.at(root)
