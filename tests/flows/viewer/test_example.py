@@ -42,7 +42,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> StoreReader:
     return StoreReader.at(hand.store.root.address)
 
 
-def test_attempts_are_those_at_the_example_alone_in_training_and_in_evaluations(library: StoreReader) -> None:
+def test_attempts_are_those_at_the_example_alone_and_each_step_is_counted(library: StoreReader) -> None:
     found = attempts(library, RUN, ENVIRONMENT, "wanted")
     assert found.select("step", "for_training", "agent", "reward", "outcome").rows() == [
         (0, True, "agent", 1.0, "trained"), (0, True, "agent", 0.5, "no weight"),
@@ -51,9 +51,6 @@ def test_attempts_are_those_at_the_example_alone_in_training_and_in_evaluations(
     ]  # fmt: skip
     assert found["advantage"].to_list() == [0.5, *[None] * 5]
     assert found["set"].to_list() == [None] * 4 + [""] * 2
-
-
-def test_each_step_is_counted_and_what_was_not_scored_is_no_zero(library: StoreReader) -> None:
     steps = by_step(attempts(library, RUN, ENVIRONMENT, "wanted"))
     told = steps.select("step", "num_attempts", "num_scored", "reward", "lowest", "highest", "num_passed", "pass_rate")
     assert told.rows() == [

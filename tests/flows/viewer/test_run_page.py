@@ -56,7 +56,7 @@ def test_the_charts_hold_what_was_measured(forked: StoreReader) -> None:
     assert "Reward by environment" not in known, "there is one environment"
 
 
-def test_a_fork_shows_what_it_shares(forked: StoreReader) -> None:
+def test_a_fork_shows_what_it_shares_and_planned_steps_have_empty_columns(forked: StoreReader) -> None:
     found = ledger(forked, "fork")
     assert found["stages"] == ["assignment", "rollout", "filtering", "advantage", "packing", "metrics"]
     assert found["runs"] == ["fork", "base"] and found["num_pieces"] == [6, 6]
@@ -70,6 +70,7 @@ def test_a_fork_shows_what_it_shares(forked: StoreReader) -> None:
     assert sorted(own) == ["advantage", "metrics", "packing"]
     shared = frame.filter(~pl.col("own") & (pl.col("stage") == "rollout"))
     assert set(shared["computed_by"]) == {"base"} and shared["used_by"].to_list()[0] == ["base", "fork"]
+    assert [len(each["cells"]) for each in ledger(forked, "base", 4)["columns"]] == [7, 7, 0, 0]
 
 
 def test_a_fork_tells_what_was_set_otherwise(forked: StoreReader) -> None:
@@ -82,10 +83,6 @@ def test_a_fork_tells_what_was_set_otherwise(forked: StoreReader) -> None:
         "packing",
         "metrics",
     }, "what another run computed was done in that run's time"
-
-
-def test_steps_that_are_planned_have_empty_columns(forked: StoreReader) -> None:
-    assert [len(each["cells"]) for each in ledger(forked, "base", 4)["columns"]] == [7, 7, 0, 0]
 
 
 def test_times_are_those_of_the_ledger(forked: StoreReader) -> None:

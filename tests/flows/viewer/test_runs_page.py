@@ -70,11 +70,6 @@ def test_without_a_word_a_parent_is_who_computed_most_and_is_still_there(forked:
     assert parent_of("fork", event("started", parent_run="gone"), steps, {"fork", "base"}) is None
 
 
-def test_forks_stand_below_what_they_branched_off(forked: StoreReader) -> None:
-    shown = listed(forked)
-    assert [(row["run"], row["depth"]) for row in shown] == [("broken", 0), ("base", 0), ("fork", 1)]
-
-
 def row(name: str, parent: str | None, minutes: int) -> dict[str, Any]:
     return {"run": name, "parent": parent, "changed_at": T0 + timedelta(minutes=minutes)}
 
@@ -87,7 +82,7 @@ def test_a_tree_has_every_run_once() -> None:
     assert sorted(each["run"] for each in tree(ring)) == ["x", "y"], "two that took of each other are shown, once"
 
 
-def test_the_list_is_filtered_and_sorted(forked: StoreReader) -> None:
+def test_the_list_is_filtered_and_sorted_and_forks_stand_below_what_they_branched_off(forked: StoreReader) -> None:
     assert [row["run"] for row in listed(forked, q="RLOO")] == ["fork"]
     assert [row["run"] for row in listed(forked, q="reverse_text grpo")] == ["base"]
     assert listed(forked, q="nothing like it") == []
@@ -97,6 +92,8 @@ def test_the_list_is_filtered_and_sorted(forked: StoreReader) -> None:
     assert [row["run"] for row in listed(forked, sort="reward", down="1")][-1] == "broken"
     with pytest.raises(BadQuestion, match="sort='colour' is not known"):
         listed(forked, sort="colour")
+    shown = listed(forked)
+    assert [(row["run"], row["depth"]) for row in shown] == [("broken", 0), ("base", 0), ("fork", 1)]
 
 
 def test_all_runs_are_read_in_one_look_and_not_again(forked: StoreReader, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,14 +35,8 @@ def test_a_line_goes_through_its_values_and_leaves_gaps() -> None:
     assert len([each for each in svg.iter("circle")]) == 5, "the point alone between gaps is a dot too"
     heights = [float(y) for y in re.findall(r"[ML][\d.]+ ([\d.]+)", line)]
     assert heights == sorted(heights, reverse=True), "more is higher"
-
-
-def test_a_gap_is_no_zero() -> None:
     assert lines(drawn([1.0, None, 1.0])) == [], "no line over a gap, not even down to zero"
     assert lines(drawn([1.0, 0.0, 1.0]))[0].count("L") == 2
-
-
-def test_one_point_is_a_point() -> None:
     svg = drawn([0.5])
     assert lines(svg) == [] and len(list(svg.iter("circle"))) == 1
 
@@ -129,9 +123,6 @@ def test_texts_stay_in_their_place() -> None:
     assert series["name"].startswith("</text>") and not {"\x1b", "\u202e"} & set(series["name"]), (
         "the tip shows it as it is"
     )
-
-
-def test_attributes_and_texts_are_escaped() -> None:
     assert attributes(a_b='"<', class_=None, x=1.04) == ' a-b="&#34;&lt;" x="1"'
     assert text(1, 2, "<b>\x00") == '<text x="1" y="2">&lt;b&gt;␀</text>'
 

@@ -120,9 +120,6 @@ def test_the_top_says_what_became_of_it_and_leads_there(library: StoreReader) ->
     assert found["samples"][0]["address"] == addresses.row(RUN, 0, 0)
     assert [each["trained"] for each in found["samples"]] == [True, False]
     assert found["policies"]["made"]["version"] == 0, "its training names no policy as input here"
-
-
-def test_reward_parts_tell_null_from_zero(library: StoreReader) -> None:
     assert values(library)["reward_parts"] == [
         {"name": "good", "score": 0.5, "weight": 2.0, "product": 1.0},
         {"name": "unscored", "score": None, "weight": None, "product": None},
@@ -229,12 +226,9 @@ def test_tokens_beyond_what_a_page_draws_are_told(library: StoreReader, monkeypa
     assert "message=1&amp;at=1" in html(library)
 
 
-def test_a_trace_of_one_run_is_found_without_its_run(library: StoreReader) -> None:
+def test_a_trace_is_found_without_its_run_and_an_unknown_one_refused_with_the_nearest(library: StoreReader) -> None:
     found = looking.values(library, addresses.any_trace(FORKED[:8]))
     assert found["trace_id"] == FORKED and found["run"] == RUN
     assert "has a trace" in refused(library, addresses.any_trace("mote"))
-
-
-def test_an_unknown_trace_is_refused_with_the_nearest(library: StoreReader) -> None:
     assert "the nearest ids are mate" in refused(library, addresses.trace(RUN, "mat"))
     assert values(library, FORKED, key="f" * 32)["trace_id"] == FORKED, "a hint that is wrong is no error"

@@ -180,11 +180,6 @@ def test_a_page_that_is_saved_is_not_served(
     assert cli.main(["view", "--save", "/", str(file), "--store", str(root)]) == 0 and file.exists()
 
 
-def test_a_command_that_is_offered_runs_nothing_of_a_rollout() -> None:
-    found = {"num_chosen": 1, "num_all": 1, "num_found": None, "num_pages": 1, "id_length": 12}
-    assert _ending({**found, "rows": [{"trace_id": "$(reboot);x y z"}]}).endswith("stagecoach trace '$(reboot);x '")
-
-
 def test_a_run_that_has_just_begun(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     begun(tmp_path / "store", 0)
     assert lines(capsys, tmp_path / "store", status=2) == ["stagecoach: run 'hand' has no rollouts yet"]
@@ -192,7 +187,9 @@ def test_a_run_that_has_just_begun(capsys: pytest.CaptureFixture[str], tmp_path:
     assert ids(lines(capsys, tmp_path / "store")) == ["p0-0", "p0-1"]
 
 
-def test_a_cut_id_is_long_enough_to_name_its_trace() -> None:
+def test_a_cut_id_names_its_trace_and_a_command_that_is_offered_runs_nothing_of_a_rollout() -> None:
     row, column = {"trace_id": "abcdefgh-1"}, {"name": "trace_id", "kind": "text"}
     assert listing.cell_text(row, column, 8, piped=False) == "abcdefgh"
     assert listing.cell_text(row, column, 8, piped=True) == "abcdefgh-1"
+    found = {"num_chosen": 1, "num_all": 1, "num_found": None, "num_pages": 1, "id_length": 12}
+    assert _ending({**found, "rows": [{"trace_id": "$(reboot);x y z"}]}).endswith("stagecoach trace '$(reboot);x '")

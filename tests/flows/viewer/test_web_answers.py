@@ -130,7 +130,7 @@ def test_an_id_of_any_text_reaches_the_page(made: Any, written: str) -> None:
     assert client.get(address).text.count(f"{address}?format=") == 2  # the page's own links to JSON and file
 
 
-def test_a_fault_of_the_viewer_is_no_traceback_on_the_page(made: Any) -> None:
+def test_a_fault_of_the_viewer_is_no_traceback_and_no_half_of_a_page(made: Any) -> None:
     def fails(library: StoreReader, asked: PageRequest) -> Page:
         raise KeyError("a secret of the store")
 
@@ -142,9 +142,6 @@ def test_a_fault_of_the_viewer_is_no_traceback_on_the_page(made: Any) -> None:
     loud = TestClient(client.app, base_url="http://127.0.0.1")
     with pytest.raises(KeyError, match="secret"):  # so that the server writes it to its log
         loud.get("/traces/x")
-
-
-def test_a_template_that_lacks_a_value_is_a_fault_and_not_half_a_page(made: Any) -> None:
     client = made(lambda library, asked: Page("mistake.html", "x", {}))
     assert client.get("/traces/x").status_code == 500
 
