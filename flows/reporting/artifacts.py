@@ -159,6 +159,7 @@ class RunArtifacts:
         create_markdown_artifact(page, key=artifact_key("run", name), description=f"Run {escaped(name)}")
         create_table_artifact(rows, key=artifact_key("stages", name), description="Rows, tokens and seconds by stage")
         percent = min(100.0, 100.0 * len(steps) / max(1, self.num_steps))
+        # A progress is one row that is updated; of the others Prefect keeps every version by its key.
         if self._progress is None:
             self._progress = create_progress_artifact(percent, key=artifact_key("progress", name))
         else:
@@ -190,6 +191,7 @@ class ArtifactWatcher:
 
     def __call__(self, event: str, facts: Mapping[str, Any]) -> None:
         """Collect finished steps; publish them once in a while and at the end, while there is a Prefect API."""
+        # Events before this one come from a session that has no API to publish to.
         if event == "prefect":
             self._prefect = True
         if event == "comparison" and self._prefect and facts["rows"]:

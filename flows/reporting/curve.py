@@ -67,8 +67,10 @@ def _picture(curves: Sequence[Sequence[Point]], title: str, *beside: str) -> str
     body: list[str] = [text(WIDTH / 2, HEIGHT / 2, "no scored step yet", text_anchor="middle")]
     if points:
         first, last = min(point.step for point in points), max(point.step for point in points)
+        # Most rewards lie between 0 and 1: with both in view two curves can be compared at a glance.
         low = min(0.0, *(point.mean - point.spread for point in points))
         high = max(1.0, *(point.mean + point.spread for point in points))
+        # One step alone still needs a width.
         x = Scale(first, max(first + 1, last), LEFT, WIDTH - RIGHT)
         y = Scale(low, high, HEIGHT - BOTTOM, TOP)
         body = [grid(x, y), *(_curve(number, own, x, y) for number, own in enumerate(curves)), *beside]

@@ -84,6 +84,7 @@ def seconds(value: float | None) -> str:
     """A time span in the unit that fits it."""
     if value is None:
         return DASH
+    # The borders are where rounding would write 1000 ms, and 60.0 s below.
     if value < 0.9995:
         return f"{1000 * value:.0f} ms"
     if value < 59.95:
@@ -136,6 +137,7 @@ def size(value: float | None) -> str:
 
 def _scaled(value: float, base: float, units: tuple[str, ...]) -> str:
     unit, rest = 0, float(value)
+    # Below ten thousand every digit is shown: 1234 says more than 1.23 k.
     while rest >= (base if unit else 10 * base) and unit < len(units) - 1:
         rest, unit = rest / base, unit + 1
     return f"{rest:.0f}{units[unit]}" if unit == 0 or rest >= 100 else f"{rest:.3g}{units[unit]}"

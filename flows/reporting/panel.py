@@ -57,6 +57,7 @@ class Panel:
         """What the number of a step is: reward, or loss where there are no rewards."""
         self._stream = stream or sys.stdout
         self._clock = clock
+        # Notes come from several threads and rich draws in one of its own; a draw may be asked for while it is held.
         self._lock = threading.RLock()
         self._begun = clock()
         self._now = ""
@@ -108,6 +109,7 @@ class Panel:
         with self._lock:
             live, self._live = self._live, None
             self._now = ""
+        # Outside of the lock: it waits for rich's own thread, which takes the lock to draw.
         if live is not None:
             live.stop()
 
@@ -131,6 +133,7 @@ class Panel:
 
     def _start_live(self) -> Live:
         console = Console(file=self._stream)
+        # What others print to stderr stands above the panel instead of tearing it.
         live = Live(self, console=console, refresh_per_second=REFRESHES_PER_SECOND, redirect_stderr=True)
         live.start()
         return live
@@ -146,6 +149,7 @@ class Panel:
 
     def _left(self) -> float | None:
         """Seconds to the end at the pace of the last steps; None before the first."""
+        # The first steps load and compile: an average over all would promise too late an end for long.
         recent = self._seconds[-5:]
         return sum(recent) / len(recent) * max(0, self.num_steps - len(self._seconds)) if recent else None
 

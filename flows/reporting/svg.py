@@ -111,6 +111,7 @@ def around(values: Iterable[float], zero: bool = False) -> tuple[float, float]:
     if low == high:
         room = abs(low) / 2 or 0.5
         return (low, high + 2 * room) if zero and low == 0 else (low - room, high + room)
+    # So that lines do not run along the edge.
     room = (high - low) * 0.06
     return (low if zero and low == 0 else low - room), (high if zero and high == 0 else high + room)
 
@@ -136,6 +137,7 @@ def thinned(series: Sequence[Sequence[float | None]], most: int = MOST_POINTS) -
     length = len(series[0]) if series else 0
     if length <= most:
         return list(range(length))
+    # Of each stretch two points of every series stay.
     stretches = max(10, most // (2 * len(series)))
     width = math.ceil(length / stretches)
     kept = {0, length - 1}
@@ -166,6 +168,7 @@ def diverging(value: float | None, largest: float | None) -> str:
     if value == 0:
         return "0"
     reach = 1.0 if not largest else min(abs(value) / largest, 1.0)
+    # A quarter of the largest has the first step, whatever the division rounds to.
     return f"{'p' if value > 0 else 'n'}{max(1, math.ceil(COLOUR_STEPS * reach - 1e-9))}"
 
 

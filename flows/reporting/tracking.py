@@ -103,9 +103,11 @@ def _init(config: WandbConfig, run_name: str, directory: Path, settings: Mapping
                 project=config.project,
                 name=run_name,
                 id=run_name,
+                # Files of an offline run are joined by their id when they are synced; resuming would ask the network.
                 resume="allow" if config.mode == "online" else None,
                 dir=str(directory),
                 config=dict(settings),
+                # Nothing leaves the machine but what is logged: no code, no state of git, no statistics of the machine.
                 settings=wandb.Settings(
                     console="off", silent=True, disable_git=True, disable_code=True, x_disable_stats=True
                 ),
@@ -120,6 +122,7 @@ def _init(config: WandbConfig, run_name: str, directory: Path, settings: Mapping
 @contextmanager
 def _marked() -> Iterator[None]:
     """Let processes started within be known as this flow's, so that a sweep finds them if it is killed."""
+    # wandb starts its process by itself and hands the environment on: the mark can only go through there.
     before = os.environ.get(OWNER)
     os.environ[OWNER] = identity()
     try:

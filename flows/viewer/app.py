@@ -59,12 +59,14 @@ def application(library: StoreReader, hosts: tuple[str, ...] = (), token: str = 
 
     `hosts` are the names that it answers to beside those of the loopback; with a `token`, only who brings it is let in.
     """
+    # FastAPI's own pages load scripts from elsewhere, which our policy forbids.
     app = FastAPI(title="Stagecoach", docs_url=None, redoc_url=None, openapi_url=None)
     app.mount("/static", StaticFiles(directory=rendering.STATIC), name="static")
     app.add_api_route("/mark", lambda: {"mark": library.mark}, methods=METHODS)
     app.add_exception_handler(HTTPException, _unanswered)
     app.add_exception_handler(Exception, _broken)
     register_url_convertor("rest", Rest())
+    # One for all addresses: what is short is the processor, whichever page takes it.
     turns = BoundedSemaphore(AT_ONCE)
     for name, pattern in PATTERNS.items():
         path = pattern.replace(":path}", ":rest}")
@@ -95,6 +97,7 @@ def respond(read: Callable[[StoreReader, PageRequest], Page], library: StoreRead
     try:
         form = asked.one_of("format", FORMATS, "html")
         with border("reading the tables", library.store.root.address):
+            # One moment for the whole page: a run may commit while it is being read.
             now = library.still()
             return _formed(read(now, asked), form, asked, now.mark)
     except NotThere as error:
@@ -129,6 +132,7 @@ def _formed(page: Page, form: str, asked: PageRequest, mark: str) -> Response:
 
 
 def _mistake(status: int, title: str, message: str, form: str) -> Response:
+    # The form is whatever was asked for, which may be what is wrong: all but json is answered as HTML.
     said: Mapping[str, Any] = {"status": status, "error": title, "message": cut(message, MOST_SAID)[0]}
     page = Page("mistake.html", title, said)
     if form == "json":
@@ -179,6 +183,7 @@ class Guard:
 
     def _refusal(self, scope: Scope) -> Response | None:
         headers = Headers(scope=scope)
+        # The name comes first: who brings another host's is not even told whether a token is asked for.
         if not self._answers_to(host_name(headers.get("host", ""))):
             return PlainTextResponse("This viewer does not answer to that name; see --host.\n", 421)
         if scope["method"] not in ("GET", "HEAD"):
@@ -190,6 +195,7 @@ class Guard:
 
     def _unknown(self, scope: Scope, headers: Headers) -> Response | None:
         """Turn away who brings no token; who brings it in the address gets it as a cookie and the address without."""
+        # Empty values are kept: the rest of the question goes along as it was asked.
         asked = parse_qsl(scope["query_string"].decode("ascii", "replace"), keep_blank_values=True)
         if any(name == "token" and _same(value, self._token) for name, value in asked):
             answer = RedirectResponse(_without_token(scope, asked), 303)
@@ -240,6 +246,7 @@ def _bearer(headers: Headers) -> str:
 
 
 def _same(given: str, token: str) -> bool:
+    # It takes as long however much of the token is right, so that nobody finds it letter by letter.
     return secrets.compare_digest(_bytes(given), _bytes(token))
 
 

@@ -109,6 +109,7 @@ class Viewer:
 
     def page(self, address: str) -> dict[str, Any]:
         """All that the page of an address says, as plain values: `viewer.page("/runs/demo/steps/3")`."""
+        # Not at the top: a notebook that never asks for a page needs no templates.
         from flows.viewer.rendering import PAGES, parsed_address
 
         name, asked = parsed_address(address)

@@ -87,6 +87,7 @@ def templates() -> Environment:
     found = Environment(
         loader=FileSystemLoader(TEMPLATES),
         autoescape=True,
+        # A value that a page forgot is a fault that is seen, and not an empty place that reads as nothing.
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -138,6 +139,7 @@ def _inlined(text: str, pattern: re.Pattern[str], tag: str) -> tuple[str, str]:
 
     def put(found: re.Match[str]) -> str:
         source = (STATIC / found[1]).read_text(encoding="utf-8")
+        # A policy by digest lets these scripts count and nothing that a text might smuggle in between.
         digest = base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()
         hashes.append(f"'sha256-{digest}'")
         return f"<{tag}>{source}</{tag}>"
@@ -147,6 +149,7 @@ def _inlined(text: str, pattern: re.Pattern[str], tag: str) -> tuple[str, str]:
 
 def file_name(page: Page) -> str:
     """Return a name for the file: letters, digits and dashes of the title alone."""
+    # 80 characters: names of files end at 255 bytes, and a title may hold any text of any length.
     return (re.sub(r"[^A-Za-z0-9]+", "-", page.title).strip("-")[:80] or "page") + ".html"
 
 
@@ -177,6 +180,7 @@ def parsed_address(address: str) -> tuple[str, PageRequest]:
         fits = re.sub(r"\{(\w+)(?::path)?\}", r"(?P<\1>[^/]+)", pattern)
         if match := re.fullmatch(fits, parts.path):
             path = {key: unquote(value) for key, value in match.groupdict().items()}
+            # Who saves a page says its form, and a token is nobody else's: neither belongs into what is asked.
             asked = {key: value for key, value in parse_qsl(parts.query) if key not in ("format", "token")}
             return name, PageRequest(parts.path, path, asked)
     raise NotThere(f"there is no page at {address!r}; pages are at {', '.join(PATTERNS.values())}")

@@ -120,6 +120,7 @@ def _policy(library: StoreReader, of: PackedStep) -> dict[str, Any] | None:
     version = policy_version(of.updates)
     before = library.graph.works.get(of.updates.inputs.get("policy", ""))
     names = policy_names(before) if before else []
+    # A policy has a name in every run that shares it; that of this run says most.
     own = [name for name in names if name.rpartition(":")[0] == of.run]
     return {
         "made": f"{of.run}:{version}",
@@ -131,6 +132,7 @@ def _policy(library: StoreReader, of: PackedStep) -> dict[str, Any] | None:
 
 def drawn_rows(library: StoreReader, of: PackedStep, rows: pl.DataFrame) -> list[dict[str, Any]]:
     """Return rows of a batch with their samples, ready to be drawn."""
+    # The samples of the shown rows alone: a batch may hold a hundred thousand.
     wanted = rows["row"].to_list()
     own = batch.samples(library, of).filter(pl.col("row").is_in(wanted))
     environments = _environments(batch.samples(library, of))
@@ -239,6 +241,7 @@ def _shown_samples(
     return {
         "first": first,
         "last": first + shown - 1,
+        # Counted backwards from here, so that each part is as full as it can be in this direction too.
         "before": max(first - _fitting(lengths[:first][::-1]), 0) if first else None,
         "after": first + shown if first + shown < len(samples) else None,
         "samples": pieces,

@@ -131,6 +131,7 @@ def compare_step_page(library: StoreReader, asked: PageRequest) -> Page:
     made = step_pair(library, a, b, step)
     traces = compared_traces(library, a, b, step)
     tables = {each: _table(library, asked, each, traces, step) for each in VIEWS}
+    # By size the largest come first unless told: they are what one looks for.
     down = asked.flag("down") if asked.text("sort") or asked.text("down") else sort == "size"
     known, steps = steps_of_both(library, a, b), {"a": made[0].figures(), "b": made[1].figures()}
     place = known.index(step)

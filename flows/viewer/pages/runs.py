@@ -145,6 +145,7 @@ def _chart(run: str, chart: Mapping[str, Any]) -> dict[str, Any]:
     """Return a chart whose series know their colours, and over which steps it is drawn where not all."""
     series = [{**each, "colour": _colour(number, each)} for number, each in enumerate(chart["series"])]
     versions = chart.get("versions")
+    # What was measured by step shares the steps of the page; evaluations have their own, by version.
     if versions is None:
         return {**chart, "series": series, "steps": None}
     places = [{"step": each, "address": addresses.evaluation(run, each), "finished": True} for each in versions]
@@ -171,10 +172,9 @@ def _timeline(library: StoreReader, run: str, span: str, happened: list[dict[str
 def _ledger(library: StoreReader, run: str, told: Mapping[str, Any]) -> dict[str, Any]:
     planned = told["steps_planned"] if told["kind"] in ("train", "sft") else 0
     found = ledger(library, run, planned)
-    names = zip(found["runs"], found["num_pieces"], strict=True)
     legend = [
         {"run": name, "class": cell_class(number), "num_pieces": count, "address": addresses.run(name)}
-        for number, (name, count) in enumerate(names)
+        for number, (name, count) in enumerate(zip(found["runs"], found["num_pieces"], strict=True))
     ]
     return {**found, "legend": legend}
 
@@ -190,6 +190,7 @@ def _totals(measured: Sequence[StepNumbers]) -> dict[str, float | None]:
     """Return sums over all steps, and the last reward and loss; rollouts without those that were stopped."""
     counts = [count for each in measured if (count := each.value("rollouts", "all")) is not None]
     return {
+        # Steps of which none has counted yet are unknown; no step at all is really none.
         "rollouts": sum(counts) if counts or not measured else None,
         **tokens_of([each.values if each.work.finished else {} for each in measured]),
         "reward": _last(measured, "reward/mean", "all"),
@@ -254,14 +255,8 @@ def _metric_place(known: Sequence[Metric], run: str, name: str, gone: bool) -> i
 def _metric_series(number: int, each: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return a series as charts take it, with its ends."""
     told = ends(each["values"], [step["step"] for step in steps])
-    return {
-        "name": each["scope"] or each["name"],
-        "metric": each["name"],
-        "scope": each["scope"],
-        "values": each["values"],
-        "colour": colour(number),
-        **told,
-    }
+    names = {"name": each["scope"] or each["name"], "metric": each["name"], "scope": each["scope"]}
+    return {**names, "values": each["values"], "colour": colour(number), **told}
 
 
 def _neighbour(known: Sequence[Metric], run: str, place: int) -> dict[str, str] | None:

@@ -101,12 +101,10 @@ def trace_page(library: StoreReader, asked: PageRequest) -> Page:
 
 def _crumbs(found: FoundTrace, beside: TraceNeighbours) -> tuple[Crumb, ...]:
     """Return the way to a trace; over the list that it was opened from, as that was."""
-    of_step = (
-        Crumb(f"step {found.step}", addresses.step(found.run, found.step, **beside.chosen))
-        if found.lineage.for_training
-        else Crumb(f"evaluation of policy {found.step}", addresses.evaluation(found.run, found.step, **beside.chosen))
-    )
-    return Crumb(found.run, addresses.run(found.run)), of_step
+    training = found.lineage.for_training
+    where, named = (addresses.step, "step") if training else (addresses.evaluation, "evaluation of policy")
+    above = Crumb(f"{named} {found.step}", where(found.run, found.step, **beside.chosen))
+    return Crumb(found.run, addresses.run(found.run)), above
 
 
 def _folded(text: str) -> Values | None:
@@ -117,10 +115,9 @@ def _folded(text: str) -> Values | None:
 def _error(row: Mapping[str, Any]) -> Values | None:
     if row["error_class"] is None:
         return None
-    names = {"class": "error_class", "type": "error_type"}
-    told = {name: row[column] for name, column in names.items()}
     texts = {"message": row["error_message"], "traceback": row["error_traceback"]}
-    return told | {name: long_text(text) if text else None for name, text in texts.items()}
+    shown = {name: long_text(text) if text else None for name, text in texts.items()}
+    return {"class": row["error_class"], "type": row["error_type"], **shown}
 
 
 def outcome(library: StoreReader, found: FoundTrace) -> Values:
@@ -129,19 +126,13 @@ def outcome(library: StoreReader, found: FoundTrace) -> Values:
     verdict = use["verdict"]
     return {
         "sentence": sentence({"trace": found.row}, use),
-        "outcome": use["outcome"],
-        "detail": use["detail"],
+        **{name: use[name] for name in ("outcome", "detail", "group", "decision", "regrade", "quarantines", "keys")},
         "tone": TONES.get(use["outcome"], ""),
         "verdict": verdict and {name: verdict[name] for name in ("keep", "reason", "detected")},
         "evidence": [
             {"filter": name, "numbers": [{"name": path, "value": value} for path, value in flat(numbers)]}
             for name, numbers in (verdict or {"evidence": {}})["evidence"].items()
         ],
-        "group": use["group"],
-        "decision": use["decision"],
-        "regrade": use["regrade"],
-        "quarantines": use["quarantines"],
-        "keys": use["keys"],
     }
 
 
@@ -156,6 +147,7 @@ def reward_parts(text: str) -> list[Values]:
 def _scored(each: Any) -> Values:
     given = each if isinstance(each, Mapping) else {}
     score, weight = given.get("score"), given.get("weight")
+    # A run's environments write these: anything may stand where a number is due.
     product = score * weight if isinstance(score, (int, float)) and isinstance(weight, (int, float)) else None
     return {"score": score, "weight": weight, "product": product}
 
@@ -248,14 +240,11 @@ def _walked(beside: TraceNeighbours) -> Values:
 
 
 def _linked(found: FoundTrace, rows: pl.DataFrame) -> list[Values]:
-    return [
-        {
-            **row,
-            "here": row["trace_id"] == found.trace_id,
-            "address": addresses.trace(found.run, row["trace_id"], row["key"]),
-        }
-        for row in rows.to_dicts()
-    ]
+    shown = rows.to_dicts()
+    for row in shown:
+        row["here"] = row["trace_id"] == found.trace_id
+        row["address"] = addresses.trace(found.run, row["trace_id"], row["key"])
+    return shown
 
 
 def _conversation(library: StoreReader, found: FoundTrace, asked: PageRequest) -> Values:
@@ -318,6 +307,7 @@ def _window(
     to = asked.one_of("to", JUMPS, "")
     if to:
         start = _jump(library, found, told, to)
+    # An address may be older than the branch that is shown now: it opens the end, not an error.
     start = min(start, max(len(told.lines) - 1, 0))
     return start, told.lines[start : start + WINDOW]
 
@@ -327,6 +317,7 @@ def _jump(library: StoreReader, found: FoundTrace, told: MessageView, to: str) -
         own = tokens(library, found, texts=False).filter("trained")["message"].unique()
         trained = set(own)
         return next((place for place, line in enumerate(told.lines) if line.message in trained), 0)
+    # What went wrong ended the rollout, so its error is where the messages end.
     return max(len(told.lines) - WINDOW, 0) if to in ("last", "error") else 0
 
 
@@ -370,17 +361,13 @@ def any_trace_page(library: StoreReader, asked: PageRequest) -> Page:
     given = asked.path["trace"]
     found = uses(library, given)
     if not found:
-        known = index(library, library.graph.makers("traces"))["trace_id"]
-        near = nearest(given, known)
+        near = nearest(given, index(library, library.graph.makers("traces"))["trace_id"])
         told = f"; the nearest ids are {', '.join(near)}" if near else ""
         raise NotThere(f"no run of {library.store.root.address} has a trace {given!r}{told}")
     trace_id = found[0].trace_id
     if len(found) == 1:
-        (only,) = found
-        path = {"run": only.run, "trace": trace_id}
-        return trace_page(
-            library, PageRequest(addresses.trace(only.run, trace_id), path, {**asked.query, "key": only.key})
-        )
+        path, query = {"run": found[0].run, "trace": trace_id}, {**asked.query, "key": found[0].key}
+        return trace_page(library, PageRequest(addresses.trace(found[0].run, trace_id), path, query))
     values = {"trace_id": trace_id, "uses": [_use(library, each) for each in found]}
     return Page("any_trace.html", f"Trace {trace_id[:8]}", values)
 
@@ -395,9 +382,7 @@ def _use(library: StoreReader, found: FoundTrace) -> dict[str, object]:
         "key": found.key,
         "reward": found.row["reward"],
         "advantage": samples[0]["advantage"] if samples else None,
-        "outcome": made["outcome"],
-        "detail": made["detail"],
-        "policy": made["policy"],
+        **{name: made[name] for name in ("outcome", "detail", "policy")},
         "computed_by": found.lineage.traces.computed_by,
         "address": addresses.trace(found.run, found.trace_id, found.key),
     }

@@ -45,6 +45,7 @@ Chart = Mapping[str, Any]
 
 def chart(drawn: Chart, steps: Steps) -> Markup:
     """Return a chart over steps; what was drawn lately is not drawn again: most charts are looked at more than once."""
+    # Dictionaries cannot be keys of a cache; their JSON can, and is made far quicker than a drawing.
     return _chart_once(json.dumps((drawn, steps)))
 
 
@@ -62,6 +63,7 @@ def _picture(drawn: Chart, steps: Steps) -> Markup:
     if series and series[0].get("kind") == "bars":
         parts.append(_bars(series, steps, places, x, y))
     else:
+        # Points of several series stand side by side around their step, or they would hide each other.
         middle = (len(series) - 1) / 2
         parts += [series_svg(n, each, steps, places, x, y, BESIDE * (n - middle)) for n, each in enumerate(series)]
     parts += [_hits(steps, places, x, y), tag("g", class_="cursor")]
@@ -91,6 +93,7 @@ def text_of(drawn: Chart, steps: Steps) -> str:
 def _across(steps: Steps, width: float) -> Scale:
     numbers = [each["step"] for each in steps] or [0]
     low, high = min(numbers), max(numbers)
+    # Half a step at least, so that the first and the last bar are not cut.
     room = 0.5 if high == low else max(0.5, (high - low) * 0.01)
     return Scale(low - room, high + room, LEFT, width - RIGHT)
 
@@ -117,6 +120,7 @@ def _bars(series: Sequence[Mapping[str, Any]], steps: Steps, places: Sequence[in
             if value is not None and math.isfinite(value) and math.isfinite(below):
                 top, foot = y.at(below + value), y.at(below)
                 at = x.at(steps[place]["step"]) - width / 2
+                # Whatever is there is seen: 0.2 units are a hair line.
                 bars.append(tag("rect", x=at, y=top, width=width, height=max(0.2, foot - top)))
         parts.append(tag("g", *bars, class_=f"bar {each.get('colour') or colour(number)}"))
     return "".join(parts)
@@ -158,6 +162,7 @@ def _values(drawn: Chart, steps: Steps, places: Sequence[int], x: Scale, y: Scal
 
 
 def _json_number(value: float | None) -> float | str | None:
+    # Five digits are more than a tip shows, and keep a page of many charts small.
     if value is None or math.isfinite(value):
         return None if value is None else float(f"{value:.5g}")
     return "NaN" if math.isnan(value) else "∞" if value > 0 else "-∞"
@@ -190,7 +195,7 @@ def _spark(values: tuple[float | None, ...], title: str) -> Markup:
     return svg_document(SPARK_WIDTH, SPARK_HEIGHT, [body], class_="spark", role="img", aria_label=title)
 
 
-LEDGER_LEFT, LEDGER_TOP, LEDGER_BOTTOM, LEDGER_ROW = 142.0, 4.0, 20.0, 18.0
+STAGES_LEFT, LEDGER_TOP, LEDGER_BOTTOM, LEDGER_ROW = 142.0, 4.0, 20.0, 18.0
 LEAST_COLUMN, MOST_COLUMN, LEDGER_WIDTH = 4.0, 26.0, 1110.0
 """Least and most of a column, and what all of them take where there are few enough."""
 MOST_USERS = 6
@@ -201,36 +206,20 @@ def ledger(told: Mapping[str, Any], addresses: Mapping[str, str]) -> Markup:
     columns, stages = told["columns"], told["stages"]
     width = max(LEAST_COLUMN, min(MOST_COLUMN, LEDGER_WIDTH / max(1, len(columns))))
     height = LEDGER_TOP + LEDGER_ROW * len(stages)
-    names = [
-        text(
-            LEDGER_LEFT - 10,
-            LEDGER_TOP + LEDGER_ROW * row + LEDGER_ROW / 2 + 3.5,
-            stage.replace("_", " "),
-            text_anchor="end",
-            class_="name",
-        )
-        for row, stage in enumerate(stages)
-    ]
-    cells = [
-        link(
-            addresses.get(str(column["step"])),
-            *_column(column, stages, told["runs"], LEDGER_LEFT + width * place, width),
-            tabindex="-1",
-        )
-        for place, column in enumerate(columns)
-    ]
+    names = [_stage_name(stage, LEDGER_TOP + LEDGER_ROW * (row + 0.5)) for row, stage in enumerate(stages)]
+    cells = []
+    for place, column in enumerate(columns):
+        drawn = _column(column, stages, told["runs"], STAGES_LEFT + width * place, width)
+        cells.append(link(addresses.get(str(column["step"])), *drawn, tabindex="-1"))
     body = [*names, *cells, tag("g", *_step_numbers(columns, width, height), class_="ticks")]
-    total = LEDGER_LEFT + width * len(columns) + 6
-    return svg_document(
-        total,
-        height + LEDGER_BOTTOM,
-        body,
-        class_="ledger",
-        role="group",
-        aria_label="Slices by step and stage",
-        width=total,
-        height=height + LEDGER_BOTTOM,
-    )
+    across, down = STAGES_LEFT + width * len(columns) + 6, height + LEDGER_BOTTOM
+    named = "Slices by step and stage"
+    return svg_document(across, down, body, class_="ledger", role="group", aria_label=named, width=across, height=down)
+
+
+def _stage_name(stage: str, middle: float) -> str:
+    """Return the name of a stage at the left of its row."""
+    return text(STAGES_LEFT - 10, middle + 3.5, stage.replace("_", " "), text_anchor="end", class_="name")
 
 
 def cell_class(by: int) -> str:
@@ -243,8 +232,10 @@ def _column(
 ) -> list[str]:
     """Return the cells of a step from top to bottom; of one that is not begun, empty ones."""
     cells = column["cells"] or [None] * len(stages)
+    # An evaluation is of the policy before the step, so it says nothing about whether the step has begun.
     begun = any(cell for stage, cell in zip(stages, cells, strict=True) if stage != EVALUATION)
     after = bool(column["cells"]) and not begun  # the last policy was evaluated; there is no such step
+    # The gap shrinks with the column: narrow columns would be nothing but gap.
     place = {"x": at, "width": width - min(1.5, 0.2 * width), "height": LEDGER_ROW - 2, "rx": "2"}
     found = []
     for row, (stage, cell) in enumerate(zip(stages, cells, strict=True)):
@@ -253,9 +244,8 @@ def _column(
                 look = "cell missing" if begun else "cell planned"
                 found.append(tag("rect", **place, y=LEDGER_TOP + LEDGER_ROW * row, class_=look))
             continue
-        look = (
-            f"cell {cell_class(cell['by'])}{' shared' if cell['by'] else ''}{'' if cell['finished'] else ' unfinished'}"
-        )
+        shared, unfinished = " shared" if cell["by"] else "", "" if cell["finished"] else " unfinished"
+        look = f"cell {cell_class(cell['by'])}{shared}{unfinished}"
         told = title(_cell_title(column["step"], stage, cell, runs))
         found.append(tag("rect", told, **place, y=LEDGER_TOP + LEDGER_ROW * row, class_=look))
     return found
@@ -277,13 +267,13 @@ def _step_numbers(columns: Sequence[Mapping[str, Any]], width: float, height: fl
     first, last = columns[0]["step"], columns[-1]["step"]
     wanted = {each for each in ticks(first, last, 12) if each == int(each)}
     return [
-        text(LEDGER_LEFT + width * (place + 0.5), height + 14, label(column["step"]), text_anchor="middle")
+        text(STAGES_LEFT + width * (place + 0.5), height + 14, label(column["step"]), text_anchor="middle")
         for place, column in enumerate(columns)
         if column["step"] in wanted
     ]
 
 
-TIMELINE_WIDTH, TIMELINE_LEFT, TIMELINE_RIGHT = 1320.0, 142.0, 14.0
+TIMELINE_WIDTH, TIMELINE_RIGHT = 1320.0, 14.0
 LANE_ROW, LANE_GAP, TIMELINE_TOP, TIMELINE_BOTTOM = 15.0, 7.0, 30.0, 24.0
 
 
@@ -292,7 +282,7 @@ def timeline(told: Mapping[str, Any], addresses: Mapping[str, str]) -> Markup:
 
     `addresses` are those of steps and, under `v` and the version, of evaluations. A lane's `colour` is its number.
     """
-    x = Scale(0.0, told["length"], TIMELINE_LEFT, TIMELINE_WIDTH - TIMELINE_RIGHT)
+    x = Scale(0.0, told["length"], STAGES_LEFT, TIMELINE_WIDTH - TIMELINE_RIGHT)
     top, parts = TIMELINE_TOP, []
     for lane in told["lanes"]:
         parts.append(_lane(lane, x, top, addresses))
@@ -305,25 +295,17 @@ def timeline(told: Mapping[str, Any], addresses: Mapping[str, str]) -> Markup:
     ]
     marks = _events(told, x, top) + _cuts(told, x, top)
     body = [tag("g", *grid, class_="grid"), tag("g", *below, class_="ticks"), *parts, *marks]
-    return svg_document(
-        TIMELINE_WIDTH,
-        top + TIMELINE_BOTTOM,
-        body,
-        class_="timeline",
-        role="group",
-        aria_label="Work of the run by stage over time",
-    )
+    named = "Work of the run by stage over time"
+    return svg_document(TIMELINE_WIDTH, top + TIMELINE_BOTTOM, body, class_="timeline", role="group", aria_label=named)
 
 
 def _lane(lane: Mapping[str, Any], x: Scale, top: float, addresses: Mapping[str, str]) -> str:
-    name = text(
-        TIMELINE_LEFT - 10, top + LANE_ROW / 2 + 3.5, lane["stage"].replace("_", " "), text_anchor="end", class_="name"
-    )
     bars = "".join(_bar(bar, lane["stage"], x, top + bar["row"] * LANE_ROW, addresses) for bar in lane["bars"])
-    return name + tag("g", bars, class_=colour(lane["colour"]))
+    return _stage_name(lane["stage"], top + LANE_ROW / 2) + tag("g", bars, class_=colour(lane["colour"]))
 
 
 def _bar(bar: Mapping[str, Any], stage: str, x: Scale, top: float, addresses: Mapping[str, str]) -> str:
+    # Work of milliseconds in a run of days is still to be seen and pointed at.
     start, width = x.at(bar["start"]), max(1.2, x.at(bar["end"]) - x.at(bar["start"]))
     evaluated = stage.startswith("evaluation")
     what = f"policy {bar['step']}" if evaluated else f"step {bar['step']}"
@@ -332,6 +314,7 @@ def _bar(bar: Mapping[str, Any], stage: str, x: Scale, top: float, addresses: Ma
     told = f"{what}: {stage.replace('_', ' ')}, {seconds(bar['seconds'])}{tokens}{unfinished}, key {bar['key'][:8]}"
     shades = f"bar{' odd' if bar['step'] % 2 else ''}{'' if bar['finished'] else ' unfinished'}"
     rect = tag("rect", title(told), x=start, y=top, width=width, height=LANE_ROW - 2, rx="2", class_=shades)
+    # A digit is about 6 units wide; a number that does not fit would cover the neighbours.
     room = width > 8 + 6 * len(str(bar["step"]))
     number = text(start + width / 2, top + LANE_ROW / 2 + 3, str(bar["step"]), text_anchor="middle") if room else ""
     address = addresses.get(f"v{bar['step']}" if evaluated else str(bar["step"]))
@@ -343,31 +326,25 @@ def _events(told: Mapping[str, Any], x: Scale, bottom: float) -> list[str]:
     found, free = [], 0.0
     for event in told["events"]:
         at = x.at(event["at"])
-        look = f"event {event['look']}"
-        line = tag(
-            "path", title(event["event"]), d=f"M{short(at)} {short(TIMELINE_TOP - 12)}V{short(bottom)}", class_="stem"
-        )
+        stem = f"M{short(at)} {short(TIMELINE_TOP - 12)}V{short(bottom)}"
+        line = tag("path", title(event["event"]), d=stem, class_="stem")
         words = ""
+        # Names that would overlap are left out: the line tells them when it is pointed at.
         if at >= free:
-            near = at > TIMELINE_WIDTH - 90
-            words = text(
-                at + (-3 if near else 3), TIMELINE_TOP - 15, event["event"], text_anchor="end" if near else "start"
-            )
+            beside, anchor = (-3, "end") if at > TIMELINE_WIDTH - 90 else (3, "start")
+            words = text(at + beside, TIMELINE_TOP - 15, event["event"], text_anchor=anchor)
             free = at + 7 * len(event["event"]) + 12
-        found.append(tag("g", line, words, class_=look))
+        found.append(tag("g", line, words, class_=f"event {event['look']}"))
     return found
 
 
 def _cuts(told: Mapping[str, Any], x: Scale, bottom: float) -> list[str]:
-    return [
-        tag(
-            "path",
-            title(f"nothing was done for {seconds(cut['seconds'])}"),
-            d=f"M{short(x.at(cut['at']))} {short(TIMELINE_TOP - 4)}V{short(bottom)}",
-            class_="cut",
-        )
-        for cut in told["cuts"]
-    ]
+    top = short(TIMELINE_TOP - 4)
+    found = []
+    for cut in told["cuts"]:
+        idle = title(f"nothing was done for {seconds(cut['seconds'])}")
+        found.append(tag("path", idle, d=f"M{short(x.at(cut['at']))} {top}V{short(bottom)}", class_="cut"))
+    return found
 
 
 def _elapsed(value: float) -> str:

@@ -9,6 +9,7 @@ from markupsafe import Markup
 
 from flows.reporting.formats import number, one_line, seconds
 from flows.reporting.svg import (
+    NUM_COLOURS,
     Scale,
     around,
     diverging,
@@ -47,6 +48,7 @@ def attempts(rows: Sequence[Mapping[str, Any]]) -> Markup:
     whole = sorted({int(each) for each in x.ticks(6) if min(steps) <= each <= max(steps) and each == int(each)})
     below = [text(x.at(each), ATTEMPTS_HEIGHT - 4, f"{each}", text_anchor="middle") for each in whole]
     apart = [*zip(rows, _apart(rows, x), strict=True)]
+    # The one that is looked at is drawn last, over the others.
     points = [_point(each, at, y) for each, at in sorted(apart, key=lambda pair: bool(pair[0]["here"]))]
     told = f"rewards of {len(rows)} attempts by step"
     grid = tag("g", *lines, class_="grid"), tag("g", *left, *below, class_="ticks")
@@ -100,6 +102,7 @@ def message_graph(paths: Sequence[Sequence[int]], roles: Mapping[str, str], addr
         y = EDGE + branch * DOWN
         names.append(link(addresses[branch], text(0, y + 4, str(branch)), aria_label=f"branch {branch}"))
         for depth, message in enumerate(path):
+            # It was drawn with a branch above: what branches share is there once.
             if message in places:
                 continue
             places[message] = at = (LABEL + depth * ACROSS, y)
@@ -116,17 +119,13 @@ def message_graph(paths: Sequence[Sequence[int]], roles: Mapping[str, str], addr
 
 def _edge(begin: tuple[float, float], end: tuple[float, float]) -> str:
     (x, y), (a, b) = begin, end
-    if y == b:
-        return tag("path", d=f"M{short(x)} {short(y)}H{short(a)}")
-    return tag(
-        "path", d=f"M{short(x)} {short(y)}C{short(x + 9)} {short(b)} {short(x)} {short(b)} {short(a)} {short(b)}"
-    )
+    bend = f"C{short(x + 9)} {short(b)} {short(x)} {short(b)} {short(a)} {short(b)}"
+    return tag("path", d=f"M{short(x)} {short(y)}{f'H{short(a)}' if y == b else bend}")
 
 
 def _dot(message: int, role: str, at: tuple[float, float]) -> str:
-    return link(
-        f"#m{message}", tag("circle", tag("title", f"message {message}"), cx=at[0], cy=at[1], r=RADIUS, class_=role)
-    )
+    dot = tag("circle", tag("title", f"message {message}"), cx=at[0], cy=at[1], r=RADIUS, class_=role)
+    return link(f"#m{message}", dot)
 
 
 TIME_WIDTH, TIME_HEIGHT, TIME_GAP = 320.0, 16.0, 1.0
@@ -145,6 +144,7 @@ def trace_time(spans: Sequence[Mapping[str, Any]]) -> Markup:
         parts.append(_span(each["name"], each["seconds"], at, width))
         inside = each["inside"]
         if inside and each["seconds"] > 0:
+            # The model's time is measured apart from the span, and may come out a little longer.
             share = min(inside["seconds"] / each["seconds"], 1.0)
             parts.append(_span(inside["name"], inside["seconds"], at, width * share))
         at += width
@@ -153,12 +153,10 @@ def trace_time(spans: Sequence[Mapping[str, Any]]) -> Markup:
 
 
 def _span(name: str, length: float, at: float, width: float) -> str:
+    if not width:
+        return ""
     title = tag("title", f"{name}: {seconds(length)}")
-    return (
-        tag("rect", title, x=at, y=0.0, width=max(width - TIME_GAP, 0.5), height=TIME_HEIGHT, class_=name)
-        if width
-        else ""
-    )
+    return tag("rect", title, x=at, y=0.0, width=max(width - TIME_GAP, 0.5), height=TIME_HEIGHT, class_=name)
 
 
 ROW_HEIGHT = 18
@@ -170,6 +168,7 @@ def packed_row(row: Mapping[str, Any], capacity: int | None, largest: float | No
     `capacity` are the tokens that fill the width (None: the row's own), `largest` the size of the batch's largest
     advantage, `rewards` its lowest and highest reward: what the colours are measured by.
     """
+    # Without a capacity the row is as wide as its samples.
     longest = max([capacity or 1, *(each["start"] + each["num_tokens"] for each in row["samples"])])
     drawn = Markup("").join(_segment(each, longest, largest, rewards) for each in row["samples"])
     room = "" if capacity is None else f" of {capacity}"
@@ -182,15 +181,9 @@ def packed_row(row: Mapping[str, Any], capacity: int | None, largest: float | No
 
 def _segment(sample: Mapping[str, Any], longest: int, largest: float | None, rewards: tuple[Any, Any]) -> Markup:
     start, width = (100 * sample[name] / longest for name in ("start", "num_tokens"))
-    classes = " ".join(
-        (
-            "seg",
-            f"adv-{diverging(sample['advantage'], largest)}",
-            f"rew-{sequential(sample['reward'], *rewards)}",
-            f"own-{sample['place'] % 8}",
-            f"env-{'none' if sample['of_environment'] is None else sample['of_environment'] % 8}",
-        )
-    )
+    environment = "none" if sample["of_environment"] is None else sample["of_environment"] % NUM_COLOURS
+    shades = f"adv-{diverging(sample['advantage'], largest)} rew-{sequential(sample['reward'], *rewards)}"
+    classes = f"seg {shades} own-{sample['place'] % NUM_COLOURS} env-{environment}"
     inner = Markup('<rect class="{}" x="{:.4f}%" width="{:.4f}%" height="{}"><title>{}</title></rect>').format(
         classes, start, width, ROW_HEIGHT, _sample_title(sample)
     )

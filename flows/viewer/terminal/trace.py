@@ -54,6 +54,7 @@ def main(
     with border("reading the tables", library.store.root.address):
         found = trace_use(library, text, library.latest() if run == "latest" else run)
         if save:
+            # Templates and pages are loaded for this alone: the command answers sooner without them.
             from flows.viewer.rendering import save_page
 
             parts: list[RenderableType] = [
@@ -103,6 +104,7 @@ def within(rows: pl.DataFrame, wanted: Wanted) -> pl.DataFrame:
 
 def _ends(span: str) -> tuple[int, int | None]:
     first, colon, last = span.partition(":")
+    # int() would take digits of other scripts and underscores too, which are mistakes here.
     if not all(each == "" or (each.isascii() and each.isdecimal()) for each in (first, last)) or span == ":":
         raise BadQuestion(f"--messages {span}: write 4, 3:7, 3: or :7; both ends are included")
     if not colon:
@@ -124,6 +126,7 @@ def as_values(library: StoreReader, found: FoundTrace, wanted: Wanted) -> dict[s
         "messages": own.to_dicts(),
         "tokens": tokens(library, found, own["message"].to_list()).to_dicts(),
     }
+    # Times and the like become texts once, here, so that whoever prints it has JSON values alone.
     shown: dict[str, Any] = json.loads(json.dumps(plain(values), default=str))
     return shown
 

@@ -96,6 +96,7 @@ class Colours:
         self.measure = MEASURES[name]
         values = tokens[self.measure.column] if self.measure.scale in ("around", "up", "down") else None
         sizes = [abs(value) for value in values.drop_nulls() if math.isfinite(value)] if values is not None else []
+        # One scale for all traces of a step, so that they can be compared; of other measures its own tokens decide.
         known = [largest] if name == "advantage" and largest else []
         self.reach = max([self.measure.least, *sizes, *known])
         self.any = bool(sizes) or values is None
@@ -190,6 +191,7 @@ def conversation(
     wished = set(own["message"])
     lines = [line for line in read.lines if line.message in wished]
     shown, gap = _shown(lines, wanted.whole)
+    # No images: a terminal shows none, and reading them would be most of the work.
     told = {row["message"]: read_message(row, Images([])) for row in _rows(rows, [line.message for line in shown])}
     linked(list(told.values()))
     drawn: dict[int, list[dict[str, Any]]] = {}
@@ -213,6 +215,7 @@ def _shown(lines: Sequence[Line], whole: bool) -> tuple[Sequence[Line], int]:
     """Return the lines that are printed, and before which of them some are left out; 0 for nowhere."""
     if whole or len(lines) <= MOST_MESSAGES:
         return lines, 0
+    # A rollout is understood by its task, at the begin, and by what came of it, at the end.
     half = MOST_MESSAGES // 2
     return [*lines[:half], *lines[-half:]], half
 
@@ -230,6 +233,7 @@ def _drawn_tokens(
     texts, why = tokenizer(library, found)
     if texts is None:
         return scale, {}, why
+    # Of what was neither sampled nor weighed no token says anything: it is read as a text.
     counts = pl.any_horizontal("sampled", *(pl.col(name).fill_null(0) != 0 for name in COMPONENTS))
     drawn = own.filter(counts.any().over("message"))
     drawn = drawn if "text" in drawn.columns else with_texts(library, found, drawn)
@@ -332,6 +336,7 @@ def token_list(
     colour = wanted.colour or default_colouring(read)
     scale = Colours(colour, read, largest_advantage(library, found))
     shown = read if wanted.whole else read.head(MOST_LISTED_TOKENS)
+    # False sorts before True: the column that colours the tokens comes first, and is never left out.
     every = sorted((name for name in COLUMNS if _says_something(read, name)), key=MEASURES[colour].column.__ne__)
     room = max(1, (out.width - len(_columns(("", "", ""), "", ()))) // VALUE)
     known = every[:room]

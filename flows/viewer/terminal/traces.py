@@ -57,6 +57,7 @@ def main(
     if as_json:
         print(json.dumps(plain({"run": name, "of": title, "figures": figures, "traces": found})))
         return 0
+    # In a pipe no line is wrapped: a line is a trace, to be searched and counted.
     piped = not sys.stdout.isatty()
     out = Console(width=100_000 if piped else None, markup=False, emoji=False, highlight=False)
     out.print(Text(_headline(name, title, figures)))
@@ -100,6 +101,7 @@ def _print_rows(out: Console, found: Mapping[str, Any], chosen_by_user: bool, pi
         each["name"]: min(max(cell_len(text) for text in (each["title"], *cells[each["name"]])), widest)
         for each in columns
     }
+    # Columns that somebody named are shown though lines get too long; the usual ones give way.
     shown = [each["name"] for each in columns] if chosen_by_user else _that_fit(widths, out.width)
     table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, show_edge=False)
     left_out = [each["name"] for each in columns if each["name"] not in shown]

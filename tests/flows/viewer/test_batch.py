@@ -73,7 +73,9 @@ def test_samples_stand_where_the_borders_say_and_know_their_traces(library: Stor
         assert (each["key"], each["example_id"]) == (trace["key"], trace["example_id"])
 
 
-def test_a_rows_tokens_and_weights_are_those_it_was_packed_with(library: StoreReader) -> None:
+def test_a_rows_tokens_and_weights_are_those_it_was_packed_with_and_padding_has_none(
+    library: StoreReader,
+) -> None:
     of = packed(library, "run", 0)
     row = next(each for each in stored(library, "batches", 0) if len(each["sample_ids"]) > 1)
     found = batch.tokens(library, of, row["row"])
@@ -87,9 +89,6 @@ def test_a_rows_tokens_and_weights_are_those_it_was_packed_with(library: StoreRe
         assert sums["rl_weights"][place] == pytest.approx(sum(weights)) and sum(weights) > 0
         assert sums["num_weighted"][place] == sum(weight != 0 for weight in weights)
         assert sums["ce_weights"][place] == 0
-
-
-def test_a_padding_row_has_tokens_of_no_sample(library: StoreReader) -> None:
     of = packed(library, "wide", 0)
     number = next(row["row"] for row in stored(library, "batches", 0, "wide") if not row["sample_ids"])
     assert batch.tokens(library, of, number)["place"].to_list() == [None, None]

@@ -1,23 +1,18 @@
 """The pages of a batch and of a row: what they say as values and as HTML, and that each leads to the others."""
 
-import json
 import re
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from flows.queries.request import PageRequest
 from flows.queries.store_reader import StoreReader
 from flows.reporting.svg import diverging, sequential
 from flows.viewer import addresses
-from flows.viewer.app import respond
 from flows.viewer.pages import batch as row_page
 from flows.viewer.pages.batch import trace_of
-from flows.viewer.rendering import PAGES
 from flows.viewer.svg.rollouts import packed_row
 from tests.fixtures.rehearsal import rehearse
+from tests.flows.viewer.looking import answer, values
 
 
 @pytest.fixture(scope="module")
@@ -27,43 +22,13 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> StoreReader:
     return StoreReader.at(root)
 
 
-def answer(library: StoreReader, of: str, path: Mapping[str, str], **query: str) -> tuple[int, str]:
-    where = getattr(addresses, of)(*(int(v) if v.isdecimal() else v for v in path.values()))
-    found = respond(PAGES[of], library, PageRequest(where, path, query))
-    return found.status_code, bytes(found.body).decode()
-
-
-def values(library: StoreReader, of: str, path: Mapping[str, str], **query: str) -> dict[str, Any]:
-    status, text = answer(library, of, path, **query, format="json")
-    assert status == 200, text
-    found: dict[str, Any] = json.loads(text)
-    return found
-
-
-STEP = {"run": "run", "step": "0"}
-
-
-def test_a_batch_leads_to_its_rows_and_traces_and_a_row_leads_back(library: StoreReader) -> None:
-    said = values(library, "batch", STEP)
-    rows = said["rows"]
-    assert sum(len(row["samples"]) for row in rows) == said["num_samples"] == 12
-    status, text = answer(library, "batch", STEP)
-    assert status == 200
-    for row in rows:
-        assert f'href="{addresses.row("run", 0, row["row"])}"' in text
-        for sample in row["samples"]:
-            assert f'href="{addresses.trace("run", sample["trace_id"], sample["key"])}"' in text
-    status, text = answer(library, "row", {**STEP, "row": "0"})
-    assert status == 200
-    for back in (addresses.batch("run", 0), addresses.step("run", 0), addresses.row("run", 0, 1)):
-        assert f'href="{back}"' in text
-    assert "stagecoach lineage run:0:0" in text
+BATCH, ROW = addresses.batch("run", 0), addresses.row("run", 0, 0)
 
 
 def test_a_batch_says_what_was_measured_and_which_policy_came_of_it(library: StoreReader) -> None:
-    said = values(library, "batch", {"run": "run", "step": "1"})
+    said = values(library, addresses.batch("run", 1))
     assert (said["state"], said["policy"]["made"], said["policy"]["from"]) == ("trained", "run:2", "run:1")
-    assert (said["previous"], said["next"]) == (0, None)
+    assert (said["previous"], said["next"], said["num_samples"]) == (0, None, 12)
     (update,) = said["updates"]
     assert update["measured"]["loss"] == 0.1, "what the learner that is played says of step 1"
     assert update["rl_tokens"] > 0 and update["ce_tokens"] == 0
@@ -72,7 +37,7 @@ def test_a_batch_says_what_was_measured_and_which_policy_came_of_it(library: Sto
 
 
 def test_a_row_tells_every_token_and_leaves_what_was_not_measured_open(library: StoreReader) -> None:
-    said = values(library, "row", {**STEP, "row": "0"})
+    said = values(library, ROW)
     tokens = [token for piece in said["drawn"]["samples"] for token in piece["tokens"]]
     assert len(tokens) == said["row"]["num_tokens"] == sum(sample["num_tokens"] for sample in said["samples"])
     assert said["drawn"]["after"] is None
@@ -94,10 +59,10 @@ def test_a_token_that_was_certain_is_not_one_that_was_not_sampled(rl_weight: flo
 def test_long_rows_are_drawn_in_parts_that_join(library: StoreReader, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flows.viewer.pages.batch.MOST_TOKENS", 20)
     narrow = StoreReader.at(library.store.root.address)
-    row = next(row["row"] for row in values(narrow, "batch", STEP)["rows"] if len(row["samples"]) > 1)
+    row = next(row["row"] for row in values(narrow, BATCH)["rows"] if len(row["samples"]) > 1)
     seen, first = [], 0
     while first is not None:
-        drawn = values(narrow, "row", {**STEP, "row": str(row)}, first=str(first))["drawn"]
+        drawn = values(narrow, addresses.row("run", 0, row), first=str(first))["drawn"]
         seen += [piece["place"] for piece in drawn["samples"]]
         assert sum(len(piece["tokens"]) for piece in drawn["samples"]) <= 20
         first = drawn["after"]
@@ -108,53 +73,36 @@ def test_of_a_sample_without_end_the_beginning_is_drawn_and_the_rest_counted(
     library: StoreReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("flows.viewer.pages.batch.MOST_TOKENS", 4)
-    said = values(library, "row", {**STEP, "row": "0"})
+    said = values(library, ROW)
     (piece,) = said["drawn"]["samples"]
     assert len(piece["tokens"]) == 4 and piece["left_out"] == said["samples"][0]["num_tokens"] - 4 > 0
-    assert f"{piece['left_out']} more tokens" in answer(library, "row", {**STEP, "row": "0"})[1]
+    assert f"{piece['left_out']} more tokens" in answer(library, ROW)[1]
 
 
 @pytest.mark.parametrize(
-    ("page", "path", "query", "status"),
+    ("address", "status"),
     [
-        ("batch", {"run": "run", "step": "9"}, {}, 404),
-        ("row", {**STEP, "row": "99"}, {}, 404),
-        ("batch", STEP, {"colour": "taste"}, 400),
-        ("batch", STEP, {"page": "7"}, 400),
-        ("row", {**STEP, "row": "0"}, {"first": "99"}, 400),
+        (addresses.batch("run", 9), 404), (addresses.row("run", 0, 99), 404), (f"{BATCH}?colour=taste", 400),
+        (f"{BATCH}?page=7", 400), (f"{ROW}?first=99", 400),
     ],
-)
-def test_what_cannot_be_answered_says_so(
-    library: StoreReader, page: str, path: dict[str, str], query: dict[str, str], status: int
-) -> None:
-    assert answer(library, page, path, **query)[0] == status
+)  # fmt: skip
+def test_what_cannot_be_answered_says_so(library: StoreReader, address: str, status: int) -> None:
+    assert answer(library, address)[0] == status
 
 
 def test_steps_of_colour_keep_signs_zeros_and_nothing_apart() -> None:
     assert [diverging(value, 2.0) for value in (-2.0, -0.001, 0.0, None, 0.5, 0.51, 9.0)] == [
         "n4", "n1", "0", "none", "p1", "p2", "p4",
     ]  # fmt: skip
-    assert [sequential(value, 0.0, 1.0) for value in (None, 0.0, 0.49, 0.5, 1.0, 7.0)] == [
-        "none",
-        "0",
-        "1",
-        "2",
-        "4",
-        "4",
-    ]
+    shades = [sequential(value, 0.0, 1.0) for value in (None, 0.0, 0.49, 0.5, 1.0, 7.0)]
+    assert shades == ["none", "0", "1", "2", "4", "4"]
     assert sequential(1.0, 1.0, 1.0) == "4"
 
 
-def test_a_bar_escapes_what_environments_named(tmp_path: Path) -> None:
+def test_a_bar_escapes_what_environments_named() -> None:
     hostile = '"><script>alert(1)</script>\u202e'
-    sample: dict[str, Any] = {
-        "place": 0,
-        "start": 0,
-        "num_tokens": 3,
-        "advantage": None,
-        "reward": None,
-        "baseline": None,
-    }
+    sample: dict[str, Any] = {"place": 0, "start": 0, "num_tokens": 3}
+    sample |= dict.fromkeys(("advantage", "reward", "baseline"))
     sample |= {"sample_id": f"{hostile}/0", "trace_id": hostile, "environment": hostile, "example_id": hostile}
     sample |= {"of_environment": 0, "address": addresses.trace("run", hostile)}
     drawn = packed_row({"row": 0, "num_samples": 1, "num_tokens": 3, "samples": [sample]}, 6, None, (None, None))

@@ -14,14 +14,13 @@ from flows.queries.sentences import sentence
 from flows.queries.store_reader import StoreReader
 from flows.queries.tokens import tokens
 from flows.queries.trace import find_trace
-from flows.viewer.app import respond
-from flows.viewer.rendering import PAGES, parsed_address
+from flows.viewer.rendering import parsed_address
 from storage.maintenance.sweep import Retention, expire
 from storage.store import open_store
 from tests.fixtures import builders
 from tests.fixtures.rehearsal import rehearse
 from tests.flows.viewer.hand_made import FORKED, PATHS, RUN, HandMade, batch, credit, forked, update
-from tests.flows.viewer.looking import everything
+from tests.flows.viewer.looking import answer, everything
 
 TABLES = ("assignments", "traces", "messages", "verdicts", "samples", "batches", "updates")
 Without = Callable[[str], StoreReader]
@@ -49,18 +48,16 @@ def without(tmp_path_factory: pytest.TempPathFactory) -> Without:
 def test_every_page_opens_and_says_which_rows_went(without: Without, table: str) -> None:
     library, told = without(table), {}
     for address in everything(without("")):
-        name, question = parsed_address(address)
-        answer = respond(PAGES[name], library, question)
-        assert answer.status_code in (200, 404), address
-        if answer.status_code == 404:
-            assert b"dropped for their age" in answer.body or name.startswith(("any_trace", "compare")), address
+        name = parsed_address(address)[0]
+        status, text = answer(library, address)
+        assert status in (200, 404), address
+        if status == 404:
+            assert "dropped for their age" in text or name.startswith(("any_trace", "compare")), address
         else:
-            told[name] = b"rows dropped" in answer.body
+            told[name] = "rows dropped" in text
     assert told["run"] and told["compare"]
     assert told["step"] == (table != "assignments")
-    assert not any(
-        b"rows dropped" in respond(PAGES[n], without(""), q).body for n, q in map(parsed_address, ["/runs/run"])
-    )
+    assert "rows dropped" not in answer(without(""), "/runs/run")[1]
 
 
 @pytest.mark.parametrize("table", ["verdicts", "samples", "batches"])
@@ -82,9 +79,8 @@ def test_tokens_of_runs_outlive_the_rows_that_they_were_counted_in(without: With
     assert whole["tokens_sampled"] > 0 and whole["tokens_trained"] is not None
     for table in ("traces", "updates"):
         kept = runs(without(table)).row(0, named=True)
-        assert {name: kept[name] for name in ("tokens_sampled", "tokens_trained", "rewards", "losses")} == {
-            name: whole[name] for name in ("tokens_sampled", "tokens_trained", "rewards", "losses")
-        }
+        for name in ("tokens_sampled", "tokens_trained", "rewards", "losses"):
+            assert kept[name] == whole[name]
     lost = runs(without("metrics")).row(0, named=True)
     assert (lost["tokens_sampled"], lost["tokens_trained"]) == (None, None), "unknown is not zero"
 

@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 
-from flows.queries.metrics import ABOUT, About, about, ends, matching, metrics, numbers, said, steps
+from flows.queries.metrics import ABOUT, About, about, ends, matching, metrics, numbers, steps
 from flows.queries.request import NotThere, PageRequest
 from flows.queries.store_reader import StoreReader
 from flows.viewer import addresses
-from flows.viewer.pages import runs as metric_page
-from flows.viewer.pages import runs as run_page
+from flows.viewer.pages.runs import metric_page, run_page
 from tests.fixtures.builders import trace
 from tests.fixtures.rehearsal import rehearse
 from tests.flows.viewer.hand_made import RUN, HandMade
@@ -42,21 +41,17 @@ def two(tmp_path: Path) -> StoreReader:
 
 
 def listed(library: StoreReader, words: str = "") -> dict[str, Any]:
-    values = run_page.run_page(library, PageRequest(addresses.run(RUN), {"run": RUN}, {"metric": words})).values[
-        "metrics"
-    ]
-    return {each["name"]: each for group in values["groups"] for each in group["metrics"]}
+    found = run_page(library, PageRequest(addresses.run(RUN), {"run": RUN}, {"metric": words})).values["metrics"]
+    return {each["name"]: each for group in found["groups"] for each in group["metrics"]}
 
 
 def charts(library: StoreReader) -> dict[str, Any]:
-    values = run_page.run_page(library, PageRequest(addresses.run(RUN), {"run": RUN})).values
+    values = run_page(library, PageRequest(addresses.run(RUN), {"run": RUN})).values
     return {each["title"]: each for section in values["sections"] for each in section["charts"]}
 
 
 def opened(library: StoreReader, name: str) -> Any:
-    return metric_page.metric_page(
-        library, PageRequest(addresses.metric(RUN, name), {"run": RUN, "metric": name})
-    ).values
+    return metric_page(library, PageRequest(addresses.metric(RUN, name), {"run": RUN, "metric": name})).values
 
 
 def test_every_number_of_every_step_is_there(two: StoreReader) -> None:
@@ -89,35 +84,10 @@ def test_words_find_metrics_by_name_unit_and_environment(two: StoreReader) -> No
     assert set(listed(two, "timeout")) == {"errored_rollout/timeout", "accounting/errored/timeout"}
 
 
-def test_what_is_sifted_while_typing_is_what_the_page_searches(two: StoreReader) -> None:
-    with visitor(two) as client:
-        page = Elements(client.get(addresses.run(RUN)).text)
-    shown = [value.casefold() for tag, name, value in page.values if (tag, name) == ("li", "data-said")]
-    searched = [said(each) for each in metrics(numbers(two, RUN)) if HOSTILE not in each["name"]]
-    assert len(shown) == len(searched) + 1 and set(searched) < set(shown)
-    assert any("debate" in each for each in searched), "environments are found too"
-
-
-def test_a_list_entry_leads_to_its_chart_and_neighbours(walked: StoreReader) -> None:
-    with visitor(walked) as client:
-        text = client.get(addresses.run(RUN)).text
-        names = list(listed(walked))
-        assert names[0].startswith("reward/") and len(names) > 60
-        assert all(f'href="{addresses.metric(RUN, name)}"' in text for name in names)
-        assert text.count('class="spark"') == len(names), "a small curve each, and no chart of its own"
-        assert 'id="metric-fold">' in text and " open>" not in text.partition('id="metric-fold"')[2][:40]
-        sought = client.get(f"{addresses.run(RUN)}?metric=entropy").text
-        assert 'id="metric-fold" open>' in sought and sought.count('class="spark"') == len(listed(walked, "entropy"))
-        page = Elements(client.get(addresses.metric(RUN, names[1])).text)
-        hrefs = [value for tag, name, value in page.values if (tag, name) == ("a", "href")]
-        assert page.odd == [] and {addresses.metric(RUN, names[0]), addresses.metric(RUN, names[2])} <= set(hrefs)
-        assert {addresses.step(RUN, 0), addresses.step(RUN, 1)} <= set(hrefs)
-        assert {"data-next", "data-previous"} <= {name for _, name, _ in page.values}
-
-
 def test_a_metric_is_named_by_its_measure_or_in_full(two: StoreReader) -> None:
     short, full = opened(two, "reward/mean"), opened(two, "reward/debate/mean")
     assert short == full and short["metric"]["name"] == "reward/mean"
+    assert short["previous"] is None or short["previous"]["address"].startswith(f"/runs/{RUN}/metrics/")
     assert short["metric"]["series"][0]["last"] == {"value": 1.0, "step": 1}
     with pytest.raises(NotThere, match=r"has the metric 'reward/men'; the nearest names are .*reward/mean"):
         opened(two, "reward/men")
@@ -168,6 +138,3 @@ def test_every_line_of_a_chart_leads_to_a_metric_that_is_there(walked: StoreRead
     known = set(listed(walked))
     named = {one.get("measure") for each in charts(walked).values() for one in each["series"]} - {None}
     assert len(named) > 20 and named <= known
-    with visitor(walked) as client:
-        text = client.get(addresses.run(RUN)).text
-    assert all(f'href="{addresses.metric(RUN, name)}"' in text.partition('id="metrics"')[0] for name in named)

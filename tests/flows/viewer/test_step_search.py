@@ -32,35 +32,15 @@ def holding(library: StoreReader, text: str, step: int = 0) -> list[str]:
 @pytest.mark.parametrize(
     ("text", "names"),
     [
-        ("quick BROWN", ["plain"]),
-        ("100%", ["percent"]),
-        ("%", ["percent"]),
-        ("a_b", ["percent"]),
-        ("a.b", []),
-        ("c.*d", ["percent"]),
-        (".*", ["percent"]),
-        ("[e] (f)", ["percent"]),
-        ("\\g ^h$", ["percent"]),
-        ("'i' \"j\"", ["percent"]),
-        ("ΟΔΌΣ", ["greek"]),
-        ("οδος", ["greek"]),
-        ("STRAßE", ["street"]),
-        ("istanbul", ["street"]),
-        ("<SCRIPT>", ["hostile"]),
-        ("[bold red]\x1b", ["hostile"]),
-        ("\u202e", ["hostile"]),
-        ("\x00", ["hostile"]),
-        ("first\nsecond", ["lines"]),
-        ("second\t", ["lines"]),
-        ("nowhere", []),
-        ("later", []),
-        ("E1", ["street", "hostile", "lines"]),
-        ("G0", ["plain", "percent", "greek"]),
-        ("PERCENT", ["percent"]),
-        ("readtimeout", ["silent"]),
-        ("[ANSWER]\x1b[2j", ["silent"]),
+        ("quick BROWN", ["plain"]), ("100%", ["percent"]), ("%", ["percent"]), ("a_b", ["percent"]), ("a.b", []),
+        ("c.*d", ["percent"]), (".*", ["percent"]), ("[e] (f)", ["percent"]), ("\\g ^h$", ["percent"]),
+        ("'i' \"j\"", ["percent"]), ("ΟΔΌΣ", ["greek"]), ("οδος", ["greek"]), ("STRAßE", ["street"]),
+        ("istanbul", ["street"]), ("<SCRIPT>", ["hostile"]), ("[bold red]\x1b", ["hostile"]), ("\u202e", ["hostile"]),
+        ("\x00", ["hostile"]), ("first\nsecond", ["lines"]), ("second\t", ["lines"]), ("nowhere", []), ("later", []),
+        ("E1", ["street", "hostile", "lines"]), ("G0", ["plain", "percent", "greek"]), ("PERCENT", ["percent"]),
+        ("readtimeout", ["silent"]), ("[ANSWER]\x1b[2j", ["silent"]),
     ],
-)
+)  # fmt: skip
 def test_text_is_found_as_it_is_written(library: StoreReader, text: str, names: list[str]) -> None:
     assert holding(library, text) == names
 
@@ -92,19 +72,16 @@ def test_tool_calls_and_thoughts_are_searched(tmp_path: Path) -> None:
     assert holding(library, "call_7") == holding(library, "reasoning_content") == []
 
 
-def test_nothing_to_look_for_is_no_search(library: StoreReader) -> None:
-    frame = traces(library, RUN, 0)
-    assert search_mask(library, RUN, frame, "") is None
-    assert choose(frame, TraceChoice(), None).num_found is None
-    half = search_mask(library, RUN, frame, "quick \ud800")  # half a letter, as a terminal may give it
-    assert half is not None and half.sum() == 0
-
-
 def test_how_many_hold_it_is_told_beside_how_many_were_chosen(library: StoreReader) -> None:
     frame = traces(library, RUN, 0)
     found = search_mask(library, RUN, frame, "e")
     chosen = choose(frame, TraceChoice(group="g0", search="e"), found)
     assert chosen.num_found == len(holding(library, "e")) > chosen.rows.height == 3
+    frame = traces(library, RUN, 0)
+    assert search_mask(library, RUN, frame, "") is None
+    assert choose(frame, TraceChoice(), None).num_found is None
+    half = search_mask(library, RUN, frame, "quick \ud800")  # half a letter, as a terminal may give it
+    assert half is not None and half.sum() == 0
 
 
 LETTERS = st.sampled_from("aAbB%_.*+?()[]{}|^$\\-# \n\tß\u03a3\u03c3\u03c2éÉжЖ\u202e\x1b<>&\"'")

@@ -36,13 +36,9 @@ REFERENCES = [
 ]
 SAMPLES = [credit(FORKED, 0, PATHS[0], FIRST), credit(FORKED, 1, PATHS[1], SECOND)]
 WHOLE: dict[str, Any] = {
-    "samples": SAMPLES,
-    "batches": [batch(SAMPLES[:1]), batch(["other/0", SAMPLES[1]], row=1, scale=0.5)],
-    "updates": [update()],
-    "token_statistics": STATISTICS,
-    "token_masks": MASKS,
-    "references": REFERENCES,
-}
+    "samples": SAMPLES, "batches": [batch(SAMPLES[:1]), batch(["other/0", SAMPLES[1]], row=1, scale=0.5)],
+    "updates": [update()], "token_statistics": STATISTICS, "token_masks": MASKS, "references": REFERENCES,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -186,19 +182,16 @@ def test_the_first_token_of_a_sample_has_no_weight_in_its_batch(tmp_path: Path) 
     assert found["learner_logprob"].to_list() == [None, -1]
 
 
-def test_a_window_has_the_same_tokens_as_the_whole(library: StoreReader, found: pl.DataFrame) -> None:
-    some = tokens(library, find_trace(library, RUN, FORKED), within=[1, 4])
-    assert some.equals(found.filter(pl.col("message").is_in([1, 4])))
-
-
-def test_messages_have_texts_and_counts_and_ways_to_their_leaves(library: StoreReader) -> None:
-    found = find_trace(library, RUN, FORKED)
-    rows = messages(library, found)
+def test_messages_have_texts_and_counts_and_a_window_the_same_tokens(library: StoreReader, found: pl.DataFrame) -> None:
+    trace = find_trace(library, RUN, FORKED)
+    rows = messages(library, trace)
     assert rows["num_tokens"].to_list() == [3, 3, 1, 2, 2] and rows["num_sampled"].to_list() == [0, 2, 0, 2, 2]
     assert branches(rows) == [list(way) for way in PATHS]
-    assert rejected(found, rows) == []
-    packed = samples(library, found).select("branch", "row", "update").rows()
+    assert rejected(trace, rows) == []
+    packed = samples(library, trace).select("branch", "row", "update").rows()
     assert packed == [(0, 0, 0), (1, 1, 0)]
+    some = tokens(library, trace, within=[1, 4])
+    assert some.equals(found.filter(pl.col("message").is_in([1, 4])))
 
 
 def test_a_rejected_attempt_is_named(tmp_path: Path) -> None:
