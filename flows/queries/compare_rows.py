@@ -29,15 +29,8 @@ from tasks.stages import EVALUATION, makers
 
 REASONS = "reasons/"
 MEASURES = (
-    "loss",
-    "rl_loss",
-    "ce_loss",
-    "ref_kl_loss",
-    "grad_norm",
-    "entropy",
-    "mismatch_kl",
-    "masked_fraction",
-    "learning_rate",
+    *("loss", "rl_loss", "ce_loss", "ref_kl_loss", "grad_norm", "entropy", "mismatch_kl", "masked_fraction"),
+    *("learning_rate",),
 )
 """What the learner measures of an update; of several updates their mean counts."""
 READ_COLUMNS = {

@@ -167,22 +167,9 @@ def packed(frames: Frames, found: Sequence[StepLineage]) -> pl.DataFrame:
 
 
 TRACE = (
-    "trace_id",
-    "assignment_id",
-    "environment",
-    "example_id",
-    "group_id",
-    "agent",
-    "trainable",
-    "policy_key",
-    "policy_version",
-    "staleness",
-    "reward",
-    "num_input_tokens",
-    "num_output_tokens",
-    "error_class",
-    "error_type",
-    "error_message",
+    *("trace_id", "assignment_id", "environment", "example_id", "group_id", "agent", "trainable", "policy_key"),
+    *("policy_version", "staleness", "reward", "num_input_tokens", "num_output_tokens", "error_class"),
+    *("error_type", "error_message"),
 )
 """What is told of a rollout."""
 

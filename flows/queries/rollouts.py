@@ -155,17 +155,8 @@ def _of_traces(rows: pl.DataFrame, made: dict[str, Work | None]) -> pl.DataFrame
 
 
 MATE = (
-    "trace_id",
-    "key",
-    "agent",
-    "episode_id",
-    "assignment_id",
-    "reward",
-    "advantage",
-    "outcome",
-    "detail",
-    "error_class",
-    "num_output_tokens",
+    *("trace_id", "key", "agent", "episode_id", "assignment_id", "reward", "advantage", "outcome", "detail"),
+    *("error_class", "num_output_tokens"),
 )
 
 
@@ -313,28 +304,9 @@ def by_trace(library: StoreReader, run: str, lineages: Sequence[StepLineage]) ->
 PASS_REWARD = 1.0
 """What an attempt that passes earns at least, as evaluations count it (tasks.evaluation.stage.estimates)."""
 ATTEMPT = (
-    "step",
-    "for_training",
-    "set",
-    "trace_id",
-    "key",
-    "agent",
-    "trainable",
-    "reward",
-    "advantage",
-    "outcome",
-    "detail",
-    "error_class",
-    "stop_condition",
-    "num_turns",
-    "num_input_tokens",
-    "num_output_tokens",
-    "policy_version",
-    "staleness",
-    "group_id",
-    "assignment_id",
-    "started_at",
-    "seconds",
+    *("step", "for_training", "set", "trace_id", "key", "agent", "trainable", "reward", "advantage", "outcome"),
+    *("detail", "error_class", "stop_condition", "num_turns", "num_input_tokens", "num_output_tokens"),
+    *("policy_version", "staleness", "group_id", "assignment_id", "started_at", "seconds"),
 )
 """What is told of an attempt; of an evaluation, `step` is the version of the policy that was scored."""
 

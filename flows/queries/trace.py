@@ -14,16 +14,8 @@ from flows.queries.store_reader import StoreReader, lost
 from storage.read.lineage import Work
 
 INDEX = (
-    "key",
-    "trace_id",
-    "step",
-    "environment",
-    "example_id",
-    "agent",
-    "group_id",
-    "reward",
-    "error_class",
-    "policy_version",
+    *("key", "trace_id", "step", "environment", "example_id", "agent", "group_id", "reward", "error_class"),
+    *("policy_version",),
 )
 
 
