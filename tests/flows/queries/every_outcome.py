@@ -31,6 +31,7 @@ from tests.fixtures import fixed
 from tests.fixtures.builders import example, exchange, failed, message, table
 from tests.fixtures.rehearsal import SOURCE, Played, Rehearsal, session_for, trained
 
+RUNS = ("base", "branch", "gated", "regraded", "begun", "hurried")
 UNFIT = "trace-0-0-0"
 """The rollout that is in quarantine."""
 REASON = "the verifier took an empty answer"

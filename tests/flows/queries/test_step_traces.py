@@ -15,9 +15,8 @@ from storage.read.frames import Frames
 from tasks.metrics.accounting import EVALUATED
 from tests.fixtures import fixed
 from tests.flows.queries import every_outcome
+from tests.flows.queries.every_outcome import RUNS
 from tests.flows.viewer.looking import what_is_read
-
-RUNS = ("base", "branch", "gated", "regraded", "begun", "hurried")
 
 
 @pytest.fixture(scope="module")
