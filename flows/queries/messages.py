@@ -186,18 +186,12 @@ class Images:
 
     def _shown(self, row: Mapping[str, Any]) -> dict[str, Any]:
         kind, data = row["media_type"].partition(";")[0].strip().lower(), row["data"]
-        told = {
-            "digest": row["digest"],
-            "media_type": row["media_type"],
-            "size": len(data),
-            "url": None,
-            "address": None,
-        }
+        told = {"digest": row["digest"], "media_type": row["media_type"], "size": len(data), "address": None}
         why = refusal(kind, data)
         if why is None and len(data) > self._left:
             why = "the page shows enough images already"
         if why is not None:
-            return told | {"why": why}
+            return told | {"url": None, "why": why}
         # Images stand in the page itself, as data: bytes are what has to be bounded.
         self._left -= len(data)
         return told | {"url": f"data:{kind};base64,{base64.b64encode(data).decode()}", "why": None}

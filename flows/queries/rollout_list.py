@@ -140,16 +140,9 @@ def with_named(frame: pl.DataFrame, names: Iterable[str]) -> pl.DataFrame:
     """Return the frame with the columns of named rewards and metrics added that are among `names`."""
     asked = dict.fromkeys(name for name in names if name.startswith((REWARD, METRIC)))
     for name in asked:
-        table, key = (
-            ("rewards", name.removeprefix(REWARD))
-            if name.startswith(REWARD)
-            else (
-                "metrics",
-                name.removeprefix(METRIC),
-            )
-        )
+        start, table = (REWARD, "rewards") if name.startswith(REWARD) else (METRIC, "metrics")
         # In Python, not by a JSON path: names may hold dots, quotes and brackets.
-        values = [_number(parsed(text).get(key)) for text in frame[table]]
+        values = [_number(parsed(text).get(name.removeprefix(start))) for text in frame[table]]
         frame = frame.with_columns(pl.Series(name, values, pl.Float64))
     return frame
 
