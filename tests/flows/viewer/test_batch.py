@@ -79,9 +79,7 @@ def test_samples_stand_where_the_borders_say_and_know_their_traces(library: Stor
         assert (each["key"], each["example_id"]) == (trace["key"], trace["example_id"])
 
 
-def test_a_rows_tokens_and_weights_are_those_it_was_packed_with_and_padding_has_none(
-    library: StoreReader,
-) -> None:
+def test_a_rows_tokens_and_weights_are_those_it_was_packed_with_and_padding_has_none(library: StoreReader) -> None:
     of = packed(library, "run", 0)
     row = next(each for each in stored(library, "batches", 0) if len(each["sample_ids"]) > 1)
     found = batch.tokens(library, of, row["row"])
