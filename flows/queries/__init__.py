@@ -4,7 +4,8 @@
 - step_history: which stage results belong to which step
 - row_lineage, sentences: what a typed id names, which row came from which, and rows in words
 - outcomes: what became of every rollout, and why
-- runs, run_state, scores, ledger: all runs, the state of one, what its policies scored, its slices and the times of its stages
+- runs, run_state, scores: all runs, the state of one, what its policies scored
+- ledger: its slices, whom they are shared with, and when its stages were at work
 - metrics, charts: the numbers of steps out of table `metrics`, as series and as charts
 - step, rollouts, rollout_list: a step, the rollouts of a step, of an evaluation or of an example, and lists of them
 - trace, messages: one rollout and its conversation

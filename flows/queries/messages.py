@@ -6,7 +6,8 @@ Parts are as a person reads them: thoughts, texts, tool calls with their results
 import base64
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -197,6 +198,7 @@ class Images:
             why = "the page shows enough images already"
         if why is not None:
             return told | {"why": why}
+        # Images stand in the page itself, as data: bytes are what has to be bounded.
         self._left -= len(data)
         return told | {"url": f"data:{kind};base64,{base64.b64encode(data).decode()}", "why": None}
 
@@ -205,6 +207,7 @@ def refusal(media_type: str, data: bytes) -> str | None:
     """Return why an image is not shown; None where its kind is one that is and its bytes begin like it."""
     if media_type not in MAGIC:
         return "images of this type are not shown"
+    # A browser goes by the bytes, not by the type that is said; RIFF is the beginning of sound files too.
     if not data.startswith(MAGIC[media_type]) or (media_type == "image/webp" and data[8:12] != b"WEBP"):
         return "its bytes are no image of this type"
     return f"it has more than {LARGEST // 2**20} MiB" if len(data) > LARGEST else None
@@ -212,21 +215,16 @@ def refusal(media_type: str, data: bytes) -> str | None:
 
 def images(library: StoreReader, found: FoundTrace, bodies: Iterable[str]) -> Images:
     """Return the images that some messages of a trace refer to; nothing is read where they refer to none."""
-    mark = f"{REFERENCE}sha256:"
-    digests = {body[at + len(mark) :][:64] for body in bodies for at in _places(body, mark)}
+    digests = {
+        digest for body in bodies for digest in re.findall(f"{re.escape(REFERENCE)}sha256:([0-9a-f]{{64}})", body)
+    }
     if not digests:
         return Images(())
     rows = library.frames().rows(message_works(library, found, "images"), "images")
     rows = rows.filter((pl.col("group_id") == found.row["group_id"]) & pl.col("digest").is_in(sorted(digests)))
     read = rows.select("digest", "media_type", "data").collect().to_dicts()
+    # Bytes that do not have the digest they are stored under are not the image that the policy saw.
     return Images(row for row in read if row["digest"] == _digest(row))
-
-
-def _places(text: str, mark: str) -> Iterable[int]:
-    at = text.find(mark)
-    while at >= 0:
-        yield at
-        at = text.find(mark, at + 1)
 
 
 def _digest(row: Mapping[str, Any]) -> str:
@@ -253,17 +251,19 @@ def read_message(row: Mapping[str, Any], images: Images) -> Values:
     """
     body = parsed(row["body"])
     content = body.get("content", row["content"])
+    # A body that holds calls alone says nothing else; any other without content is told by the message's own column.
     if content is None and not body.get("tool_calls"):
         content = row["content"]
     rest = {name: value for name, value in body.items() if name not in KNOWN}
     rest |= {"provider_state": body["provider_state"]} if body.get("provider_state") else {}
-    thoughts = body.get("reasoning_content")
+    pieces = content if isinstance(content, list) else [] if content is None else [content]
+    thoughts, calls = body.get("reasoning_content"), body.get("tool_calls")
     return {
         **{name: row[name] for name in ("message", "parent", "role", "sampled", "num_tokens", "num_sampled")},
         "name": body.get("name") if isinstance(body.get("name"), str) else None,
         "thoughts": long_text(_as_text(thoughts)) if thoughts else None,
-        "parts": [each for piece in _pieces(content) if (each := part(piece, images))],
-        "calls": [_call(each) for each in _list(body.get("tool_calls"))],
+        "parts": [each for piece in pieces if (each := part(piece, images))],
+        "calls": [_call(each) for each in calls] if isinstance(calls, list) else [],
         "answers": body.get("tool_call_id") if isinstance(body.get("tool_call_id"), str) else None,
         "rest": long_text(_as_text(rest)) if rest else None,
     }
@@ -321,17 +321,6 @@ def _arguments(arguments: Any) -> str:
         except (ValueError, RecursionError):
             return str(arguments)
     return _as_text(arguments)
-
-
-def _pieces(content: Any) -> Iterator[Any]:
-    if isinstance(content, list):
-        yield from content
-    elif content is not None:
-        yield content
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
 
 
 def _as_text(value: Any) -> str:

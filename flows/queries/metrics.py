@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import polars as pl
 
 from flows.queries.step_history import RecordedStep
-from flows.queries.store_reader import StoreReader, each_once
+from flows.queries.store_reader import StoreReader
 from storage.read.frames import Frames
 from storage.read.lineage import Work
 from storage.refs import Entry
@@ -89,9 +89,13 @@ def numbers(library: StoreReader, run: str) -> list[StepNumbers]:
     found = library.history(run).sampled_steps
     written = written_metrics(library, found)
     return [
-        StepNumbers(each, {**values, **ledger_metrics(_spans(each))})
+        StepNumbers(each, {**values, **ledger_metrics([_span(work.entry) for work in each.works if work.finished])})
         for each, values in zip(found, written, strict=True)
     ]
+
+
+def _span(entry: Entry) -> Span:
+    return Span(entry.stage, (entry.finished_at - entry.started_at).total_seconds(), entry.tokens)
 
 
 def written_metrics(library: StoreReader, steps: Sequence[RecordedStep]) -> list[Values]:
@@ -102,7 +106,7 @@ def written_metrics(library: StoreReader, steps: Sequence[RecordedStep]) -> list
         values = read_metrics(library.frames(), [works[name] for name in names])
         return {name: values.get(works[name].key, {}) for name in names}
 
-    known = each_once(library, "metrics", list(works), read)
+    known = library.cache.each_once("metrics", list(works), read)
     return [known[each.metrics.identity] if each.metrics is not None else {} for each in steps]
 
 
@@ -129,15 +133,6 @@ def series(library: StoreReader, run: str) -> pl.DataFrame:
         for (scope, name), value in sorted(each.values.items())
     ]
     return pl.DataFrame(rows, schema=LONG | {"value": pl.Float64}, orient="row")
-
-
-def _spans(step: RecordedStep) -> list[Span]:
-    """Return what the ledger says of the work of a step that is done."""
-    return [Span(each.stage, _seconds_of(each.entry), each.entry.tokens) for each in step.works if each.finished]
-
-
-def _seconds_of(entry: Entry) -> float:
-    return (entry.finished_at - entry.started_at).total_seconds()
 
 
 class About(NamedTuple):
@@ -292,6 +287,7 @@ def ends(values: Sequence[float | None], steps: Sequence[int]) -> dict[str, Any]
     What is not finite is the first or the last, but never the least or the most.
     """
     known = [(value, step) for value, step in zip(values, steps, strict=True) if value is not None]
+    # One infinite value would be the most for ever; NaN compares with nothing.
     finite = [pair for pair in known if abs(pair[0]) < float("inf")]
     picked = {
         "first": known[0] if known else None,
@@ -322,6 +318,7 @@ class _Columns:
     def filled(self, scope: str, measure: str) -> list[float | None]:
         """Return a measure by step, with the zeros that have no entry."""
         values = self.values[scope, measure]
+        # A step that counted its rollouts and has no entry had none of that kind: zero, and not unknown.
         head = measure.partition("/")[0]
         if head == "accounting":
             return _where(self._accounted, values)
@@ -336,6 +333,7 @@ def _where(counted: Iterable[bool], values: Iterable[float | None]) -> list[floa
 
 def _shown(scopes: set[str], several: bool) -> list[str]:
     """Return the scopes that are told, all rollouts first."""
+    # Of one environment alone its numbers are those of all, and a second curve would hide the first.
     alone = not several and ALL in scopes
     return sorted(scopes, key=lambda scope: (scope not in ("", ALL), scope))[: 1 if alone else None]
 

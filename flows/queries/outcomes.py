@@ -5,21 +5,20 @@ its stages hold. Here the whole store is looked at, finished or not: what is not
 """
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import polars as pl
 
 from flows.queries.row_lineage import identify, policy_names, policy_version
-from flows.queries.step_history import StepHistory, StepLineage
+from flows.queries.step_history import StepHistory, StepLineage, present
 from storage.read.frames import Derivation, Frames
 from storage.read.lineage import Work
 from tasks.inference.sampling.failures import STRAGGLER
-from tasks.metrics.accounting import EVALUATED, NO_WEIGHT, TRAINED, outcome_of
+from tasks.metrics.accounting import EVALUATED, NO_WEIGHT, PENDING, REFUSED, TRAINED, outcome_of
 
-PENDING, REFUSED, EXPIRED = "pending", "refused", "expired"
-"""Not through all stages yet; held back by a gate; not known any more, as the rows that would say it were dropped for
-their age (storage.expired_slices)."""
+EXPIRED = "expired"
+"""Not known any more, as the rows that would say it were dropped for their age (storage.expired_slices)."""
 OUTCOMES = {
     "run": pl.String,
     "step": pl.Int64,
@@ -68,10 +67,12 @@ def outcomes_of(frames: Frames, found: Sequence[StepLineage]) -> pl.DataFrame:
     rows = _lineages(frames, found).join(_traces(frames, found), on="key")
     rows = rows.join(_reasons(frames, found), on=["verdicts", "trace_id"], how="left")
     rows = rows.join(packed(frames, found), on=["batches", "trace_id"], how="left")
+    # Packing leaves out what has no weight: that is known only once there is a batch.
     waits = pl.col("for_training").not_() | pl.col("batches").is_null() | pl.col("packed").is_not_null()
     dropped = pl.col("expired") & pl.col("for_training") & pl.col("packed").is_null()
     of_others = pl.when(dropped).then(pl.lit(EXPIRED)).when(waits).then("of_packed").otherwise(pl.lit(NO_WEIGHT))
     rows = rows.with_columns(otherwise=of_others)
+    # The rule is plain Python and the combinations are few, so it is asked once for each and joined; null is a value.
     given = ["error_class", "reason", "otherwise"]
     return rows.join(_ruled(rows.select(given).unique()), on=given, nulls_equal=True).select(*OUTCOMES)
 
@@ -106,6 +107,7 @@ def _lineages(frames: Frames, found: Sequence[StepLineage]) -> pl.DataFrame:
 
 def expired(frames: Frames, lineage: StepLineage) -> bool:
     """Say whether rows of a lineage were dropped for their age that say what became of its rollouts after sampling."""
+    # What was trained was approved: then nobody needs the decision's row any more.
     decided = None if lineage.updates else lineage.decision
     made = {"verdicts": lineage.verdicts, "samples": lineage.samples, "batches": lineage.batches, "decisions": decided}
     pieces = [piece for table, work in made.items() if work for piece in work.slices_of(table)]
@@ -123,14 +125,14 @@ def outcome_of_packed(lineage: StepLineage, against: Collection[str]) -> str:
 
 def refusals(frames: Frames, found: Sequence[StepLineage]) -> set[str]:
     """Return the decisions that were against a batch of some lineages, by key."""
-    decisions = frames.rows(_present(each.decision for each in found), "decisions")
+    decisions = frames.rows(present(*(each.decision for each in found)), "decisions")
     return set(decisions.filter(~pl.col("approved")).select("key").collect()["key"])
 
 
 def _traces(frames: Frames, found: Sequence[StepLineage]) -> pl.DataFrame:
     spans = (pl.col(f"{name}_seconds") for name in ("setup", "generation", "scoring"))
     return (
-        frames.rows(_present(each.traces for each in found), "traces")
+        frames.rows(present(*(each.traces for each in found)), "traces")
         .select(
             "key",
             "step",
@@ -147,7 +149,7 @@ def _traces(frames: Frames, found: Sequence[StepLineage]) -> pl.DataFrame:
 
 
 def _reasons(frames: Frames, found: Sequence[StepLineage]) -> pl.DataFrame:
-    verdicts = frames.rows(_present(each.verdicts for each in found), "verdicts")
+    verdicts = frames.rows(present(*(each.verdicts for each in found)), "verdicts")
     return verdicts.select(pl.col("key").alias("verdicts"), "trace_id", "reason").collect()
 
 
@@ -155,38 +157,24 @@ def packed(frames: Frames, found: Sequence[StepLineage]) -> pl.DataFrame:
     """Return the rollouts that have a sample in a batch, by the key of the batch."""
     pairs = [(each.samples.key, each.batches.key) for each in found if each.samples and each.batches]
     keys = pl.DataFrame(sorted(set(pairs)), schema={"samples": pl.String, "batches": pl.String}, orient="row")
-    credits = frames.rows(_present(each.samples for each in found), "samples")
+    credits = frames.rows(present(*(each.samples for each in found)), "samples")
     samples = credits.select(pl.col("key").alias("samples"), "sample_id", "trace_id")
-    rows = frames.rows(_present(each.batches for each in found), "batches")
+    rows = frames.rows(present(*(each.batches for each in found)), "batches")
+    # Samples made again have the same ids: a batch is joined with those alone that it was packed from.
     packed = rows.select(pl.col("key").alias("batches"), pl.col("sample_ids").alias("sample_id")).explode("sample_id")
     joined = packed.join(keys.lazy(), on="batches").join(samples, on=["samples", "sample_id"])
     return joined.select("batches", "trace_id", packed=pl.lit(True)).unique().collect()
 
 
-def _present(works: Iterable[Work | None]) -> list[Work]:
-    """Return the work that there is, each once."""
-    return list({work.key: work for work in works if work is not None}.values())
-
-
 TRACE = (
-    "trace_id",
-    "assignment_id",
-    "environment",
-    "example_id",
-    "group_id",
-    "agent",
-    "trainable",
-    "policy_key",
-    "policy_version",
-    "staleness",
-    "reward",
-    "num_input_tokens",
-    "num_output_tokens",
-    "error_class",
-    "error_type",
-    "error_message",
+    *("trace_id", "assignment_id", "environment", "example_id", "group_id", "agent", "trainable", "policy_key"),
+    *("policy_version", "staleness", "reward", "num_input_tokens", "num_output_tokens", "error_class"),
+    *("error_type", "error_message"),
 )
 """What is told of a rollout."""
+
+
+SAMPLE = ("sample_id", "branch", "path", "reward", "baseline", "advantage", "num_tokens")
 
 
 def explain(frames: Frames, text: str) -> dict[str, Any]:
@@ -231,6 +219,7 @@ def use_of(frames: Frames, lineage: StepLineage, trace: Mapping[str, Any]) -> di
         if not lineage.for_training or not lineage.batches or weighted
         else NO_WEIGHT
     )
+    # Only what cannot be read from the rows that are left is unknown: a packed sample proves that it was trained on.
     if lineage.for_training and not weighted and expired(frames, lineage):
         otherwise = EXPIRED
     outcome, detail = outcome_of(trace["error_class"], verdict["reason"] if verdict else None, otherwise)
@@ -281,21 +270,24 @@ def _rows(frames: Frames, work: Work | None, table: str, trace: Mapping[str, Any
     yield from rows.drop("run", "step", "key", "attempt", "seq").collect().to_dicts()
 
 
+def packed_samples(frames: Frames, lineage: StepLineage, trace_id: str) -> pl.DataFrame:
+    """Return the samples of a rollout by branch: columns of `SAMPLE`, and the `row` and `update` that each is in.
+
+    Row and update are null where a sample was not packed: none of its tokens has a weight, or it was not yet. There
+    are no rows where the rollout has no credit.
+    """
+    credited = frames.rows(present(lineage.samples), "samples").filter(pl.col("trace_id") == trace_id)
+    own = credited.select(SAMPLE).sort("branch").collect()
+    rows = frames.rows(present(lineage.batches), "batches").select("row", "update", sample_id="sample_ids")
+    named = pl.col("sample_id").is_in(own["sample_id"].to_list())
+    return own.join(
+        rows.explode("sample_id").filter(named).collect(), on="sample_id", how="left", maintain_order="left"
+    )
+
+
 def _samples(frames: Frames, lineage: StepLineage, trace: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the rollout's samples with the batch row that each is in; the row is None where it was not packed."""
-    if lineage.samples is None:
-        return []
-    numbers = ("sample_id", "reward", "baseline", "advantage", "num_tokens")
-    own = frames.rows([lineage.samples], "samples").filter(pl.col("trace_id") == trace["trace_id"])
-    packed = frames.rows([lineage.batches] if lineage.batches else [], "batches")
-    rows = packed.select("row", "update", pl.col("sample_ids").alias("sample_id")).explode("sample_id")
-    return (
-        own.sort("seq")
-        .select(numbers)
-        .join(rows, on="sample_id", how="left", maintain_order="left")
-        .collect()
-        .to_dicts()
-    )
+    return packed_samples(frames, lineage, trace["trace_id"]).drop("branch", "path").to_dicts()
 
 
 def _group(frames: Frames, work: Work, trace: Mapping[str, Any]) -> dict[str, Any]:
@@ -303,6 +295,7 @@ def _group(frames: Frames, work: Work, trace: Mapping[str, Any]) -> dict[str, An
     rows = frames.rows([work], "traces").filter(pl.col("group_id") == trace["group_id"])
     rewards = rows.select("reward", "error_class").collect()
     reward = rewards["reward"].drop_nulls()
+    # Stopped rollouts carry an error class for a mark, but they did not fail.
     stopped = int((rewards["error_class"] == STRAGGLER).sum())
     return {
         "group_id": trace["group_id"],

@@ -148,6 +148,7 @@ def with_named(frame: pl.DataFrame, names: Iterable[str]) -> pl.DataFrame:
                 name.removeprefix(METRIC),
             )
         )
+        # In Python, not by a JSON path: names may hold dots, quotes and brackets.
         values = [_number(parsed(text).get(key)) for text in frame[table]]
         frame = frame.with_columns(pl.Series(name, values, pl.Float64))
     return frame
@@ -251,6 +252,7 @@ def ordered(rows: pl.DataFrame, by: RolloutColumn | None, descending: bool) -> p
     value = pl.col(by.name)
     if by.kind == "names":
         value = pl.when(value.list.len() > 0).then(value.list.join(", "))
+    # NaN is more than every number to polars: as null it comes last in both orders.
     if rows.schema[by.name].is_float():
         value = pl.when(value.is_not_nan()).then(value)
     return rows.sort(value, descending=descending, nulls_last=True, maintain_order=True)
@@ -285,6 +287,7 @@ def _check(frame: pl.DataFrame, choice: TraceChoice) -> None:
     known: Mapping[str, Iterable[str]] = known_values(frame)
     always = {"outcome": OUTCOMES, "error": ERRORS, "trained": (YES, NO), "order": (ASCENDING, DESCENDING)}
     for name in ("environment", "agent", "outcome", "filter", "reason", "error", "trained", "order"):
+        # Known kinds may be asked for where none is there: no error in a step is an answer, a typing mistake is not.
         there = [*dict.fromkeys((*always.get(name, ()), *known.get(name, ())))]
         if (value := getattr(choice, name)) and value not in there:
             raise BadQuestion(f"{name}={value!r} is not known here; there are {', '.join(there) or 'none'}")
@@ -350,12 +353,12 @@ def offered(frame: pl.DataFrame, shown: list[str]) -> list[dict[str, Any]]:
     """Return the columns that can be shown, each with the list of columns that choosing, or leaving it out, gives."""
     named = [column(name, frame) for name, _ in named_columns(frame)[:MOST_NAMED]]
     plain = [each for each in COLUMNS if each.name in frame.columns and each.name != "trace_id"]
-    search_mask = []
+    found = []
     for each in (*plain, *named):
         on = each.name in shown
         left = [name for name in shown if name != each.name] if on else [*shown, each.name]
-        search_mask.append({"name": each.name, "title": each.title, "on": on, "columns": written_names(left)})
-    return search_mask
+        found.append({"name": each.name, "title": each.title, "on": on, "columns": written_names(left)})
+    return found
 
 
 SET = "set"
@@ -389,6 +392,7 @@ def neighbours_of_trace(library: StoreReader, found: FoundTrace, list_asked: str
     chosen = {name: value for name, value in parse_qsl(list_asked) if name in known}
     if chosen:
         rows = _listed(library, found, PageRequest("", {}, chosen))
+        # The list may have changed since the link was made: a run that goes on decides outcomes.
         if found.trace_id in rows["trace_id"]:
             return _around(rows, found, chosen)
     return _around(traces_of(library, found.run, [found.lineage]), found, {})

@@ -10,34 +10,25 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from configs.run import content
 from flows.queries.outcomes import EXPIRED, outcomes_of
 from flows.queries.request import NotThere, parsed
 from flows.queries.row_lineage import nearest
-from flows.queries.step_history import StepLineage
+from flows.queries.scores import first_round, set_name
+from flows.queries.step_history import StepLineage, present
 from flows.queries.store_reader import StoreReader
 from flows.queries.trace import FoundTrace, by_sample, index
-from storage.keys import canonical_json
-from storage.read.lineage import Graph, Work, row_identities
+from storage.read.lineage import Work, row_identities
 from tasks.metrics.accounting import TRAINED
 from tasks.stages import EVALUATION_ASSIGNMENT
 
 
 def rounds_of(library: StoreReader, run: str, works: Sequence[Work]) -> pl.DataFrame:
     """Return for each work of rollouts its `key`, the `set` (empty for the one without a name) and the `round`."""
-    sets = library.config(run).evaluation.of_sets()
-    names = {canonical_json(content(each)): name for name, each in reversed(sets.items())}
-    rows = [(work.key, *_place(library.graph, work, names)) for work in works]
+    config = library.config(run)
+    assigned = {key: work.entry for key, work in library.graph.works.items() if work.stage == EVALUATION_ASSIGNMENT}
+    firsts = [(work.key, *first_round(assigned, work.inputs[EVALUATION_ASSIGNMENT])) for work in works]
+    rows = [(key, set_name(config, assigned.get(first)), number) for key, first, number in firsts]
     return pl.DataFrame(rows, schema={"key": pl.String, "set": pl.String, "round": pl.Int64}, orient="row")
-
-
-def _place(graph: Graph, work: Work, names: dict[str, str]) -> tuple[str, int]:
-    """Go back to the first assignment of an evaluation: later ones try again what failed before."""
-    assigned, number = graph.works.get(work.inputs[EVALUATION_ASSIGNMENT]), 0
-    while assigned and assigned.inputs.get(EVALUATION_ASSIGNMENT) in graph.works:
-        assigned, number = graph.works[assigned.inputs[EVALUATION_ASSIGNMENT]], number + 1
-    said = assigned.entry.section.get("evaluation") if assigned else None
-    return (names.get(canonical_json(said), "") if said is not None else ""), number
 
 
 NAMES = (
@@ -73,6 +64,7 @@ def evaluation_traces(library: StoreReader, run: str, version: int, set_name: st
     found = evaluation_lineages(library, run, version)
     rounds = rounds_of(library, run, [lineage.traces for lineage in found])
     rows = traces_of(library, run, found).join(rounds, on="key", how="left", maintain_order="left")
+    # A rollout that is made again answers the same assignment in a later round.
     later = rows.select("set", "assignment_id", pl.col("round").alias("later")).unique()
     again = rows.join(later, on=["set", "assignment_id"]).filter(pl.col("later") > pl.col("round"))
     rows = rows.with_columns(replaced=pl.col("trace_id").is_in(again["trace_id"].implode()))
@@ -112,6 +104,7 @@ def _at(library: StoreReader, run: str, step: int, for_training: bool) -> list[S
 
 def traces_of(library: StoreReader, run: str, found: Sequence[StepLineage]) -> pl.DataFrame:
     """Return the traces of some lineages of a run in their order, with columns as in `traces`; read once and held."""
+    # By all work that the columns come from: as soon as a step is judged or trained, it is another name.
     known = tuple(row_identities(lineage.works) for lineage in found)
     return library.cached(("step_traces", known), lambda: _joined(library, run, list(found)))
 
@@ -129,6 +122,7 @@ def _joined(library: StoreReader, run: str, found: list[StepLineage]) -> pl.Data
 def _in_order(read: pl.LazyFrame, found: list[StepLineage]) -> pl.DataFrame:
     """Return rows of traces by lineage, then as the parts of the work were handed over; tables keep no order."""
     pieces = [piece.attempt for lineage in found for piece in lineage.traces.slices_of("traces")]
+    # The ledger lists slices as they were handed over; a table may give them back in any order.
     order = pl.DataFrame({"attempt": pieces}, schema={"attempt": pl.String}).with_row_index("part")
     rows = read.select("key", "attempt", "step", "seq", *NAMES).collect()
     rows = rows.join(order, on="attempt").sort("part", "seq", maintain_order=True).drop("part", "attempt", "seq")
@@ -136,14 +130,14 @@ def _in_order(read: pl.LazyFrame, found: list[StepLineage]) -> pl.DataFrame:
 
 
 def _verdicts(library: StoreReader, run: str, found: list[StepLineage]) -> pl.DataFrame:
-    rows = library.frames(run).rows(_present(lineage.verdicts for lineage in found), "verdicts")
+    rows = library.frames(run).rows(present(*(lineage.verdicts for lineage in found)), "verdicts")
     read = rows.select(pl.col("key").alias("of"), "trace_id", "keep", "reason", "detected").collect()
     return _of_traces(read, {lineage.traces.key: lineage.verdicts for lineage in found})
 
 
 def _samples(library: StoreReader, run: str, found: list[StepLineage]) -> pl.DataFrame:
     """Return what the samples of each trace say of it; its advantage and baseline are the same in all of them."""
-    rows = library.frames(run).rows(_present(lineage.samples for lineage in found), "samples")
+    rows = library.frames(run).rows(present(*(lineage.samples for lineage in found)), "samples")
     read = rows.select(pl.col("key").alias("of"), "trace_id", "advantage", "baseline").collect()
     each = read.group_by("of", "trace_id").agg(
         pl.col("advantage").drop_nulls().first(),
@@ -160,22 +154,9 @@ def _of_traces(rows: pl.DataFrame, made: dict[str, Work | None]) -> pl.DataFrame
     return rows.join(keys, on="of").drop("of").unique(["key", "trace_id"])
 
 
-def _present(works: Iterable[Work | None]) -> list[Work]:
-    return list({work.key: work for work in works if work is not None}.values())
-
-
 MATE = (
-    "trace_id",
-    "key",
-    "agent",
-    "episode_id",
-    "assignment_id",
-    "reward",
-    "advantage",
-    "outcome",
-    "detail",
-    "error_class",
-    "num_output_tokens",
+    *("trace_id", "key", "agent", "episode_id", "assignment_id", "reward", "advantage", "outcome", "detail"),
+    *("error_class", "num_output_tokens"),
 )
 
 
@@ -204,12 +185,19 @@ def history(library: StoreReader, found: FoundTrace) -> pl.DataFrame:
 
     Columns: those of `INDEX`, and `for_training`: false where the attempt scored a policy.
     """
-    lineages = library.history(found.run).lineages
+    environment, example_id = found.row["environment"], found.row["example_id"]
+    return index_of_example(library, found.run, environment, example_id).filter(agent=found.row["agent"])
+
+
+def index_of_example(library: StoreReader, run: str, environment: str, example_id: str) -> pl.DataFrame:
+    """Return all attempts of a run at an example, by step; columns as in `history`. Raises NotThere."""
+    lineages = library.history(run).lineages
     rows = index(library, [lineage.traces for lineage in lineages])
     training = [lineage.traces.key for lineage in lineages if lineage.for_training]
-    same = [pl.col(name) == found.row[name] for name in ("environment", "example_id", "agent")]
-    rows = rows.filter(*same).with_columns(for_training=pl.col("key").is_in(training))
-    return rows.sort("step", "for_training", maintain_order=True)
+    rows = rows.filter(environment=environment, example_id=example_id)
+    return rows.with_columns(for_training=pl.col("key").is_in(training)).sort(
+        "step", "for_training", maintain_order=True
+    )
 
 
 def _member() -> pl.Expr:
@@ -232,6 +220,7 @@ def search_mask(library: StoreReader, run: str, frame: pl.DataFrame, text: str) 
     if not text:
         return None
     works = [library.graph.works[key] for key in frame["key"].unique(maintain_order=True)]
+    # Half a letter, as a terminal may hand it over, is no text that polars takes.
     pattern = "(?i)" + pl.escape_regex(text.encode("utf-8", "replace").decode())
     name = ("step_search", text, row_identities(works))
     saying = library.cached(name, lambda: _saying(library, run, works, pattern))
@@ -262,11 +251,11 @@ def said_beside(body: str) -> list[str]:
     """Return what a message says beside its content: its thoughts, and names and arguments of its tool calls."""
     said = parsed(body)
     calls = said.get("tool_calls")
-    search_mask = [said.get("reasoning_content")]
+    beside = [said.get("reasoning_content")]
     for call in calls if isinstance(calls, list) else ():
         inner = call.get("function", call) if isinstance(call, dict) else {}
-        search_mask += [inner.get("name"), inner.get("arguments")] if isinstance(inner, dict) else []
-    return [each if isinstance(each, str) else json.dumps(each, ensure_ascii=False) for each in search_mask if each]
+        beside += [inner.get("name"), inner.get("arguments")] if isinstance(inner, dict) else []
+    return [each if isinstance(each, str) else json.dumps(each, ensure_ascii=False) for each in beside if each]
 
 
 MISMATCH, MISMATCH_TITLE = "mismatch_kl", "mismatch KL"
@@ -286,20 +275,23 @@ def with_mismatch(
     if not trained or not {MISMATCH, MISMATCH_TITLE} & set(names):
         return frame.with_columns(pl.lit(None, pl.Float64).alias(MISMATCH))
     known = tuple(row_identities(lineage.works) for lineage in trained)
-    search_mask = library.cached(("step_mismatch", known), lambda: by_trace(library, run, trained))
-    told = frame.join(search_mask, on="trace_id", how="left", maintain_order="left")
+    measured = library.cached(("step_mismatch", known), lambda: by_trace(library, run, trained))
+    told = frame.join(measured, on="trace_id", how="left", maintain_order="left")
     return told.with_columns(pl.when(pl.col("policy_key") != "").then(MISMATCH).alias(MISMATCH))
 
 
 def by_trace(library: StoreReader, run: str, lineages: Sequence[StepLineage]) -> pl.DataFrame:
     """Return `trace_id` and `mismatch_kl` of what was trained on with rl weight; see `with_mismatch`."""
     frames = library.frames(run)
-    rows = frames.rows(_once(lineage.batches for lineage in lineages), "batches").select(OF_ROW).collect()
-    measured = frames.rows(_once(lineage.updates for lineage in lineages), "token_statistics")
+    rows = frames.rows(present(*(lineage.batches for lineage in lineages)), "batches").select(OF_ROW).collect()
+    measured = frames.rows(present(*(lineage.updates for lineage in lineages)), "token_statistics")
     learner = measured.select("sample_id", learner="logprobs").collect()
     named = (
-        frames.rows(_once(lineage.samples for lineage in lineages), "samples").select("sample_id", "trace_id").collect()
+        frames.rows(present(*(lineage.samples for lineage in lineages)), "samples")
+        .select("sample_id", "trace_id")
+        .collect()
     )
+    # Weights and the engine's log-probs are those of the batch row, as the learner had them.
     own = by_sample(rows, ("logprobs", "rl_weights"))
     flat = own.join(learner, on="sample_id").join(named.unique("sample_id"), on="sample_id")
     flat = flat.explode("logprobs", "rl_weights", "learner").filter(pl.col("rl_weights") != 0)
@@ -309,35 +301,12 @@ def by_trace(library: StoreReader, run: str, lineages: Sequence[StepLineage]) ->
     return flat.select("trace_id", pl.Series(MISMATCH, values)).group_by("trace_id").agg(pl.col(MISMATCH).mean())
 
 
-def _once(works: Iterable[Work | None]) -> list[Work]:
-    return list({work.key: work for work in works if work is not None}.values())
-
-
 PASS_REWARD = 1.0
 """What an attempt that passes earns at least, as evaluations count it (tasks.evaluation.stage.estimates)."""
 ATTEMPT = (
-    "step",
-    "for_training",
-    "set",
-    "trace_id",
-    "key",
-    "agent",
-    "trainable",
-    "reward",
-    "advantage",
-    "outcome",
-    "detail",
-    "error_class",
-    "stop_condition",
-    "num_turns",
-    "num_input_tokens",
-    "num_output_tokens",
-    "policy_version",
-    "staleness",
-    "group_id",
-    "assignment_id",
-    "started_at",
-    "seconds",
+    *("step", "for_training", "set", "trace_id", "key", "agent", "trainable", "reward", "advantage", "outcome"),
+    *("detail", "error_class", "stop_condition", "num_turns", "num_input_tokens", "num_output_tokens"),
+    *("policy_version", "staleness", "group_id", "assignment_id", "started_at", "seconds"),
 )
 """What is told of an attempt; of an evaluation, `step` is the version of the policy that was scored."""
 
@@ -358,20 +327,26 @@ def attempts(library: StoreReader, run: str, environment: str, example_id: str) 
 
     Columns as in `ATTEMPT`; `set` is null in training. Raises NotThere, with the nearest examples, where there is none.
     """
-    lineages = library.history(run).lineages
-    known = index(library, [lineage.traces for lineage in lineages])
-    own = known.filter((pl.col("environment") == environment) & (pl.col("example_id") == example_id))
+    own = index_of_example(library, run, environment, example_id)
     if own.is_empty() and example(library, run, environment, example_id) is None:
-        raise NotThere(_nowhere(run, environment, example_id, known))
+        near = nearest_examples(library, (run,), environment, example_id)
+        told = f"; the nearest that it tried are {', '.join(near)}" if near else ""
+        raise NotThere(f"run {run!r} has no example {example_id!r} of {environment!r}{told}")
     keys = set(own["key"])
-    of_example = [lineage for lineage in lineages if lineage.traces.key in keys]
-    rows = traces_of(library, run, of_example)
-    rows = rows.filter((pl.col("environment") == environment) & (pl.col("example_id") == example_id))
+    of_example = [lineage for lineage in library.history(run).lineages if lineage.traces.key in keys]
+    rows = traces_of(library, run, of_example).filter(environment=environment, example_id=example_id)
     scoring = [lineage.traces for lineage in of_example if not lineage.for_training]
     sets = rounds_of(library, run, scoring).select("key", "set")
     rows = rows.join(sets, on="key", how="left", maintain_order="left")
     rows = rows.with_columns(for_training=~pl.col("key").is_in([work.key for work in scoring]))
     return rows.sort("step", ~pl.col("for_training"), maintain_order=True).select(ATTEMPT)
+
+
+def nearest_examples(library: StoreReader, runs: Iterable[str], environment: str, example_id: str) -> list[str]:
+    """Return the examples that some runs tried, as ENVIRONMENT/EXAMPLE, whose names are most like that of one."""
+    works = [lineage.traces for run in runs for lineage in library.history(run).lineages]
+    names = index(library, works).select(pl.concat_str("environment", "example_id", separator="/"))
+    return nearest(f"{environment}/{example_id}", names.to_series())
 
 
 def by_step(rows: pl.DataFrame) -> pl.DataFrame:
@@ -391,10 +366,3 @@ def by_step(rows: pl.DataFrame) -> pl.DataFrame:
         num_passed=passed,
         pass_rate=pl.when(reward.count() > 0).then(passed / reward.count()),
     )
-
-
-def _nowhere(run: str, environment: str, example_id: str, known: pl.DataFrame) -> str:
-    names = known.select(pl.concat_str("environment", "example_id", separator="/").unique(maintain_order=True))
-    near = nearest(f"{environment}/{example_id}", names.to_series())
-    told = f"; the nearest that it tried are {', '.join(near)}" if near else ""
-    return f"run {run!r} has no example {example_id!r} of {environment!r}{told}"

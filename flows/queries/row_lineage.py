@@ -17,6 +17,8 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
+from operator import eq
 from typing import Any
 
 import polars as pl
@@ -129,6 +131,7 @@ def traverse(frames: Frames, start: RowTree, up: bool) -> RowTree:
     for edge in reversed(EDGES) if up else EDGES:
         near, far = (edge.lower, edge.upper) if up else (edge.upper, edge.lower)
         nodes = [node for node in tree.facts if node.kind == near]
+        # An edge may lead to rows of the same kind, a trace that was scored again: until nothing new comes.
         while nodes:
             known = set(tree.facts)
             for node, reached, facts in _step(frames, edge, far, nodes, tree, up):
@@ -146,6 +149,7 @@ def _step(
     works = {work.key: work for found in ways.values() for work in found}
     columns = [(pair[0], pair[1]) if up else (pair[1], pair[0]) for pair in edge.on]
     wanted = [(there, sorted({v for n in nodes for v in _values(tree.facts[n], here)})) for here, there in columns]
+    # One read for all rows of a kind, joined in memory: a read for each row would open the files again and again.
     index: dict[tuple[Any, ...], list[tuple[RowNode, dict[str, Any]]]] = {}
     for node, facts in _rows(frames, far, works.values(), wanted) if works else ():
         for values in _combinations(facts, [there for _, there in columns]):
@@ -214,6 +218,7 @@ def identify(frames: Frames, text: str, kind: str = "") -> RowTree:
     """
     if kind and kind not in NAMED:
         raise UnknownId(f"{kind!r} is no kind of thing that an id can name; there are {', '.join(NAMED)}")
+    # Every reading is tried, not the first that fits: an id that names two things is refused rather than guessed.
     found = {each: tree for each in ([kind] if kind else NAMED) if (tree := _find(frames, each, text)).roots}
     if not found:
         near = nearest(text, _pool(frames))
@@ -234,15 +239,11 @@ def identify(frames: Frames, text: str, kind: str = "") -> RowTree:
 def nearest(text: str, pool: Iterable[str]) -> list[str]:
     """Return the ids that are most like `text`: those that begin like it, and names that differ by a letter or two."""
     known = list(dict.fromkeys(pool))
-    begins = [(_common(text, each), each) for each in known]
+    begins = [(sum(1 for _ in takewhile(bool, map(eq, text, each))), each) for each in known]
     alike = [each for length, each in sorted(begins, key=lambda pair: (-pair[0], pair[1])) if length >= 3]
+    # difflib goes letter by letter and is slow: only those that begin alike, else the first ones, are compared.
     close = difflib.get_close_matches(text, alike[:200] or known[:2000], NEAREST, 0.6)
     return list(dict.fromkeys((*close, *alike)))[:NEAREST]
-
-
-def _common(one: str, other: str) -> int:
-    """Return how many characters two texts begin with in common."""
-    return next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 def _find(frames: Frames, kind: str, text: str) -> RowTree:
@@ -258,6 +259,7 @@ def _find(frames: Frames, kind: str, text: str) -> RowTree:
 
 def _policies(frames: Frames, text: str) -> list[Work]:
     named = [work for work in frames.graph.makers("policies") if text in policy_names(work)]
+    # The graph lists makers by step: the last one made the policy of the last step.
     last = frames.graph.of_run(text).makers("policies")[-1:] if text in frames.run_names else []
     by_key = [work for work in _by_key(frames, text) if "policies" in work.tables]
     return list({work.key: work for work in (*named, *last, *by_key)}.values())
@@ -303,6 +305,7 @@ def _by_id(frames: Frames, kind: str, text: str) -> RowTree:
     name = pl.concat_str(described.row_id, separator="/")
     rows = frames[described.table].select(*described.row_id, "key")
     found = rows.filter(name == text).collect()
+    # A whole id goes first: it may itself be the beginning of another one.
     if not len(found) and kind == "trace" and len(text) >= SHORTEST_PREFIX:
         found = rows.filter(name.str.starts_with(text)).collect()
     made: dict[tuple[str, ...], list[Work]] = {}

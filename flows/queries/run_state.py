@@ -17,6 +17,7 @@ def process_gone(event: Event) -> bool:
 
     A process that began after the event is another one with the same number.
     """
+    # A process id means nothing on another machine.
     if event.event not in GOING or event.host != socket.gethostname():
         return False
     return not was_alive(event.pid, event.at)
@@ -62,6 +63,7 @@ def seconds_at_work(events: Sequence[Event], last_work: datetime | None) -> floa
     for event, later in zip(events, (*events[1:], None), strict=True):
         if event.event not in GOING:
             continue
+        # A start after a start: the process died without an event, and its last work alone says how far it came.
         until = last_work if later is None or later.event in GOING else later.at
         if later is not None and until is not None:
             until = min(until, later.at)

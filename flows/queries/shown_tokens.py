@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from flows.queries.request import plain
 from flows.queries.rollouts import largest_advantage
 from flows.queries.store_reader import StoreReader
 from flows.queries.tokens import TRAINED_WEIGHTS, tokens, with_texts
@@ -47,6 +48,7 @@ def relative(column: str) -> Callable[[pl.DataFrame, float], str]:
     def shades(tokens: pl.DataFrame, largest: float) -> str:
         values = tokens[column].cast(pl.Float64).to_numpy()
         share = np.abs(values) / (largest or 1.0)
+        # A little less, or a share that is a whole step would round up to the next one.
         steps = np.clip(np.ceil(np.nan_to_num(share) * STEPS - 1e-6), 1, STEPS).astype(int)
         return _signed(values, np.where(values == 0, 0, steps))
 
@@ -56,6 +58,7 @@ def relative(column: str) -> Callable[[pl.DataFrame, float], str]:
 def ratio(tokens: pl.DataFrame, largest: float) -> str:
     """Return shades of the importance ratio around one, by the size of its logarithm."""
     values = tokens["log_ratio"].to_numpy()
+    # Infinite ratios have the deepest shade; what is NaN becomes NONE later, whatever its step.
     return _signed(values, np.searchsorted(LOG_RATIO, np.abs(np.nan_to_num(values, posinf=9, neginf=-9)), "right"))
 
 
@@ -137,108 +140,52 @@ def legend_of_pairs(*pairs: tuple[str, str]) -> Callable[[float], Legend]:
     return lambda largest: list(pairs)
 
 
-def _weight(component: str, of: str) -> Colouring:
-    column = f"{component}_weight"
-    told = f"Weight of the token in the {of} component, as the advantage stage gave it; zero: no member."
-    return Colouring(column, f"{component} weight", told, column, relative(column), around)
+def _around_zero(name: str, label: str, told: str) -> Colouring:
+    """Return a colouring of a column of its own name, which has two signs."""
+    return Colouring(name, label, told, name, relative(name), around)
 
 
-_MASK = (("s", "sampled"), ("p", "given: text"), ("t", "given: template"), ("u", "given"))
+def _likelihood(name: str, label: str, told: str) -> Colouring:
+    """Return a colouring of log-probs; the column is named after who measured them."""
+    column = f"{name}_logprob"
+    return Colouring(name, label, told, column, unlikely(column), likely)
+
+
+def _size(name: str, label: str, told: str, edges: Sequence[float]) -> Colouring:
+    """Return a colouring of a column of its own name, which is never below zero."""
+    return Colouring(name, label, told, name, rising(name, edges), from_edges(edges))
+
+
+_GIVEN = "component, as the advantage stage gave it; zero: no member."
+_AS_TRAINED = "Weight in the rl component as the batch row has it: scaled where losses are divided by constant lengths."
+_ADVANTAGE = "Advantage of the token in the rl component. The deepest shade is the largest of its batch of rollouts."
+_ENGINE = "How likely the token was to the engine that sampled it, temperature applied; deeper is less likely."
+_LEARNER = "How likely it was to the learner before the update, at the same temperature; deeper is less likely."
+_RATIO = "Probability by the learner over that by the engine: exp(learner log-prob - engine log-prob)."
+_MISMATCH = "r - 1 - log r of the importance ratio r: its mean over rl tokens is the step's mismatch KL."
+_SIGNAL = "The reference's log-prob less the engine's: what the reference-KL component pulls by."
+_OUTSIDE = "Outside, clipped, or in a sequence that was left out: the rl loss gave the token no gradient."
+_WROTE = "Who wrote the token: the policy, or the environment."
+_MASK = legend_of_pairs(("s", "sampled"), ("p", "given: text"), ("t", "given: template"), ("u", "given"))
+_INSIDE = legend_of_pairs(("x", "outside"), ("i", "inside"))
+_TRAINED = legend_of_pairs(("y", "trained on"), ("n", "not"))
+_MADE = "Whether an update was made with the token in its loss."
 COLOURINGS = (
-    Colouring(
-        "advantage",
-        "advantage",
-        "Advantage of the token in the rl component. The deepest shade is the largest of its batch of rollouts.",
-        "advantage",
-        relative("advantage"),
-        around,
-    ),
-    _weight("rl", "rl"),
-    _weight("ce", "cross-entropy"),
-    _weight("ref_kl", "reference-KL"),
-    Colouring(
-        "trained_rl_weight",
-        "rl weight as trained",
-        "Weight in the rl component as the batch row has it: scaled where losses are divided by constant lengths.",
-        "trained_rl_weight",
-        relative("trained_rl_weight"),
-        around,
-    ),
-    Colouring(
-        "engine",
-        "engine log-prob",
-        "How likely the token was to the engine that sampled it, temperature applied; deeper is less likely.",
-        "engine_logprob",
-        unlikely("engine_logprob"),
-        likely,
-    ),
-    Colouring(
-        "learner",
-        "learner log-prob",
-        "How likely it was to the learner before the update, at the same temperature; deeper is less likely.",
-        "learner_logprob",
-        unlikely("learner_logprob"),
-        likely,
-    ),
-    Colouring(
-        "ratio",
-        "importance ratio",
-        "Probability by the learner over that by the engine: exp(learner log-prob - engine log-prob).",
-        "ratio",
-        ratio,
-        around_one,
-    ),
-    Colouring(
-        "mismatch",
-        "mismatch KL",
-        "r - 1 - log r of the importance ratio r: its mean over rl tokens is the step's mismatch KL.",
-        "mismatch",
-        rising("mismatch", MISMATCH),
-        from_edges(MISMATCH),
-    ),
-    Colouring(
-        "entropy",
-        "entropy",
-        "Entropy of the learner's distribution before the token, in nats.",
-        "entropy",
-        rising("entropy", ENTROPY),
-        from_edges(ENTROPY),
-    ),
-    Colouring(
-        "reference",
-        "reference log-prob",
-        "How likely it was to the frozen reference; deeper is less likely.",
-        "reference_logprob",
-        unlikely("reference_logprob"),
-        likely,
-    ),
-    Colouring(
-        "signal",
-        "reference signal",
-        "The reference's log-prob less the engine's: what the reference-KL component pulls by.",
-        "signal",
-        relative("signal"),
-        around,
-    ),
-    Colouring(
-        "outside",
-        "trust region",
-        "Outside, clipped, or in a sequence that was left out: the rl loss gave the token no gradient.",
-        "outside",
-        flag("outside", "x", "i"),
-        legend_of_pairs(("x", "outside"), ("i", "inside")),
-    ),
-    Colouring(
-        "mask", "mask", "Who wrote the token: the policy, or the environment.", "sampled", mask, legend_of_pairs(*_MASK)
-    ),
-    Colouring(
-        "trained",
-        "trained",
-        "Whether an update was made with the token in its loss.",
-        "trained",
-        flag("trained", "y", "n"),
-        legend_of_pairs(("y", "trained on"), ("n", "not")),
-    ),
+    _around_zero("advantage", "advantage", _ADVANTAGE),
+    _around_zero("rl_weight", "rl weight", f"Weight of the token in the rl {_GIVEN}"),
+    _around_zero("ce_weight", "ce weight", f"Weight of the token in the cross-entropy {_GIVEN}"),
+    _around_zero("ref_kl_weight", "ref_kl weight", f"Weight of the token in the reference-KL {_GIVEN}"),
+    _around_zero("trained_rl_weight", "rl weight as trained", _AS_TRAINED),
+    _likelihood("engine", "engine log-prob", _ENGINE),
+    _likelihood("learner", "learner log-prob", _LEARNER),
+    Colouring("ratio", "importance ratio", _RATIO, "ratio", ratio, around_one),
+    _size("mismatch", "mismatch KL", _MISMATCH, MISMATCH),
+    _size("entropy", "entropy", "Entropy of the learner's distribution before the token, in nats.", ENTROPY),
+    _likelihood("reference", "reference log-prob", "How likely it was to the frozen reference; deeper is less likely."),
+    _around_zero("signal", "reference signal", _SIGNAL),
+    Colouring("outside", "trust region", _OUTSIDE, "outside", flag("outside", "x", "i"), _INSIDE),
+    Colouring("mask", "mask", _WROTE, "sampled", mask, _MASK),
+    Colouring("trained", "trained", _MADE, "trained", flag("trained", "y", "n"), _TRAINED),
 )
 NAMES = ("none", *(each.name for each in COLOURINGS))
 SHARED = {"advantage": "rl_weight", "ce_weight": "ce_weight", "engine": "engine_logprob"}
@@ -281,6 +228,7 @@ def shown_tokens(
     whole = _in_order(tokens(library, found, within=messages, texts=False), messages)
     if start and messages:
         whole = whole.filter((pl.col("message") != messages[0]) | (pl.col("place") >= start))
+    # Texts of those tokens alone that are drawn: a tokenizer is slower than all else here.
     drawn = with_texts(library, found, whole.head(DRAWN))
     sizes = {each.name: _largest(library, found, drawn, each.column) for each in COLOURINGS}
     shades = {each.name: each.shades(drawn, sizes[each.name]) for each in COLOURINGS}
@@ -338,6 +286,7 @@ def scaled(drawn: pl.DataFrame) -> list[str]:
 
 def _largest(library: StoreReader, found: FoundTrace, drawn: pl.DataFrame, column: str) -> float:
     own = largest(drawn, column)
+    # By the batch, so that the same shade means the same in every trace of it.
     return max(own, largest_advantage(library, found) or 0.0) if column == "advantage" else own
 
 
@@ -345,9 +294,9 @@ def plain_number(value: Any, exact: bool = False) -> Any:
     """Return a number in `DIGITS` digits, or all, what is not finite by its name; everything else as it is."""
     if not isinstance(value, float):
         return value
-    if not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    return value if exact else float(f"{value:.{DIGITS}g}")
+    if exact or not math.isfinite(value):
+        return plain(value)
+    return float(f"{value:.{DIGITS}g}")
 
 
 def drawn_text(text: str | None, number: int) -> str:

@@ -2,11 +2,12 @@
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import polars as pl
 
+from flows.queries.metrics import written_metrics
 from flows.queries.request import BadQuestion, PageRequest
 from flows.queries.rollout_list import (
     ASCENDING,
@@ -18,6 +19,7 @@ from flows.queries.step_history import StepLineage
 from flows.queries.store_reader import StoreReader
 from storage.read.lineage import Work, row_identities
 from tasks.metrics.accounting import ERRORED, FILTERED, STOPPED
+from tasks.metrics.names import ALL, Values
 
 BINS = 20
 MEASURED = (
@@ -27,14 +29,37 @@ MEASURED = (
 """What is told of an optimizer step; as in `storage.schemas.learner_tables.UPDATES`."""
 
 
-def figures(frame: pl.DataFrame) -> dict[str, Any]:
+WRITTEN_REWARDS = {"mean": "reward/mean", "spread": "reward/std", "min": "reward/min", "max": "reward/max"}
+WRITTEN_MEANS = {
+    "num_input_tokens": "num_input_tokens",
+    "num_output_tokens": "num_output_tokens",
+    "num_turns": "num_turns",
+    "truncated": "is_truncated",
+    "staleness_mean": "staleness",
+}
+"""Figures of a step that stand in table `metrics`, by the names that they have there."""
+
+
+def written_of(library: StoreReader, run: str, found: Sequence[StepLineage]) -> Values:
+    """Return the metrics that a step has written of the rollouts of these lineages, and of no others; else nothing.
+
+    Nothing is written of a step that goes on, of an evaluation, or of groups that were replaced.
+    """
+    keys = {lineage.traces.key for lineage in found}
+    steps = [each for each in library.history(run).sampled_steps if {work.key for work in each.traces} == keys]
+    return written_metrics(library, steps)[0] if steps else {}
+
+
+def figures(frame: pl.DataFrame, written: Values | None = None) -> dict[str, Any]:
     """Return what the traces of a step, or of an evaluation, say together, as plain values.
 
     Rewards are over those that were scored and not stopped; lengths over all that were not stopped, as in
-    `tasks.metrics.rollouts`. What nothing was measured of is None.
+    `tasks.metrics.rollouts`. What nothing was measured of is None. What the step has `written` of it is told as it
+    stands there: rows may have been dropped for their age since.
     """
+    written = written or {}
     ended = frame.filter(pl.col("outcome") != STOPPED)
-    told = ended.select(
+    means = ended.select(
         num_input_tokens=pl.col("num_input_tokens").mean(),
         num_output_tokens=pl.col("num_output_tokens").mean(),
         num_turns=pl.col("num_turns").mean(),
@@ -43,30 +68,37 @@ def figures(frame: pl.DataFrame) -> dict[str, Any]:
         staleness_max=pl.col("staleness").max(),
         seconds=pl.col("seconds").mean(),
     ).to_dicts()[0]
+    means |= _in_place(written, ALL, WRITTEN_MEANS)
     return {
         "num_traces": frame.height,
         "num_groups": frame["group_id"].n_unique(),
         "num_examples": frame.select("environment", "example_id").n_unique(),
-        "reward": rewards(ended),
-        "environments": _environments(ended),
+        "reward": rewards(ended) | _in_place(written, ALL, WRITTEN_REWARDS),
+        "environments": _environments(ended, written),
         "num_judged": frame["keep"].count(),
         "num_kept": frame["keep"].sum() if frame["keep"].count() else None,
         "num_trained": None if frame["trained"].has_nulls() else frame["trained"].sum(),
         "tokens": int(frame["num_tokens"].sum()),
-        "means": told,
+        "means": means,
         "outcomes": _counts(frame, "outcome", "detail"),
         "errors": _counts(frame.filter(pl.col("outcome") != STOPPED), "error_class"),
         "filters": _found(frame),
     }
 
 
-def _environments(ended: pl.DataFrame) -> list[dict[str, Any]]:
+def _in_place(written: Values, scope: str, names: Mapping[str, str]) -> dict[str, float]:
+    """Return the figures of a scope that were written, by the names that they are shown by."""
+    return {name: written[scope, measure] for name, measure in names.items() if (scope, measure) in written}
+
+
+def _environments(ended: pl.DataFrame, written: Values) -> list[dict[str, Any]]:
     """Return the rewards by environment and, where several agents play, by agent: one wins what another loses."""
     found = []
     for (name,), rows in sorted(ended.group_by("environment")):
         by_agent = [{"agent": agent, **rewards(own)} for (agent,), own in sorted(rows.group_by("agent"))]
         agents = by_agent if len(by_agent) > 1 else []
-        found.append({"environment": name, "num_traces": rows.height, **rewards(rows), "agents": agents})
+        earned = rewards(rows) | _in_place(written, str(name), WRITTEN_REWARDS)
+        found.append({"environment": name, "num_traces": rows.height, **earned, "agents": agents})
     return found
 
 
@@ -148,6 +180,7 @@ def _policy(library: StoreReader, run: str, key: str, version: int) -> dict[str,
     """Return a policy with its name RUN:VERSION, of this run where it has it; None for one that the store lacks."""
     work: Work | None = library.graph.works.get(key)
     names = policy_names(work) if work else []
+    # Runs that share work have a name each for one policy: who looks at this run wants its own.
     own = [name for name in names if name.rpartition(":")[0] == run]
     return {"key": key, "version": version, "name": next(iter((*own, *names)), None)}
 
@@ -173,6 +206,7 @@ def groups(library: StoreReader, run: str, step: int) -> pl.DataFrame:
 def of_traces(frame: pl.DataFrame) -> pl.DataFrame:
     """Return the groups of a frame of traces in order of their ids, numbers in them by value; see `groups`."""
     reward = pl.col("reward").filter(pl.col("outcome") != STOPPED)
+    # A leave-one-out baseline differs from member to member: then a group has none.
     baselines = pl.col("baseline").drop_nulls().unique()
     counts = {name: (pl.col("outcome") == outcome).sum() for name, outcome in _OUTCOMES.items()}
     found = frame.group_by("group_id", "agent", maintain_order=True).agg(
@@ -207,6 +241,7 @@ def in_order(rows: pl.DataFrame, sort: str, descending: bool) -> pl.DataFrame:
 def natural(text: str) -> list[tuple[int, int, str]]:
     """Return a key by which texts sort as people count: 3-10 after 3-2."""
     parts = _DIGITS.split(text)
+    # Ids are texts that others wrote: int() of very many digits would take long, and 18 tell enough apart.
     return [(1, int(part[:18]), part) if at % 2 else (0, 0, part) for at, part in enumerate(parts)]
 
 
@@ -226,18 +261,18 @@ def group_page(frame: pl.DataFrame, asked: PageRequest) -> dict[str, Any]:
     sort = asked.one_of("group_sort", SORTS, "group")
     order = asked.one_of("group_order", (ASCENDING, DESCENDING), ASCENDING)
     page = asked.number("group_page", 1, least=1)
-    search_mask = in_order(of_traces(frame), sort, order == DESCENDING)
-    pages = max(-(-search_mask.height // GROUPS_PER_PAGE), 1)
+    ordered = in_order(of_traces(frame), sort, order == DESCENDING)
+    pages = max(-(-ordered.height // GROUPS_PER_PAGE), 1)
     if page > pages:
         raise BadQuestion(f"group_page={page}: there are {pages} of {GROUPS_PER_PAGE} groups each")
-    rows = search_mask.slice((page - 1) * GROUPS_PER_PAGE, GROUPS_PER_PAGE)
+    rows = ordered.slice((page - 1) * GROUPS_PER_PAGE, GROUPS_PER_PAGE)
     return {
         "rows": _with_cells(rows, frame),
-        "num_groups": search_mask["group_id"].n_unique(),
-        "num_rows": search_mask.height,
-        "num_agents": search_mask["agent"].n_unique(),
-        "num_environments": search_mask["environment"].n_unique(),
-        "largest": search_mask["num_traces"].max(),
+        "num_groups": ordered["group_id"].n_unique(),
+        "num_rows": ordered.height,
+        "num_agents": ordered["agent"].n_unique(),
+        "num_environments": ordered["environment"].n_unique(),
+        "largest": ordered["num_traces"].max(),
         "sort": sort,
         "order": order,
         "page": page,
@@ -267,6 +302,7 @@ def _spans(frame: pl.DataFrame) -> dict[str, tuple[float, float]]:
 
 def level(reward: float | None, span: tuple[float, float] | None) -> int | None:
     """Return the level of colour of a reward, 0 to LEVELS; None where there is no finite reward."""
+    # Not equal to itself is NaN.
     if reward is None or span is None or reward != reward or abs(reward) == float("inf"):
         return None
     low, high = span

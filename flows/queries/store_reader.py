@@ -34,6 +34,7 @@ def recorded_config(store: Store, name: str) -> RunConfig | None:
     """Return the config that the run `name` used last; None where the store has no such run."""
     if not name or name not in store.runs.names():
         return None
+    # By the loader of config files: it fills in defaults and refuses what another version wrote.
     return from_json(canonical_json(store.runs.config(name)))
 
 
@@ -55,6 +56,7 @@ def flat(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
         yield from flat(item, f"{key}.{name}" if key else str(name))
 
 
+# A viewer often runs on the machine that trains: what it holds stays small beside a model.
 MOST_BYTES = 512 * 2**20
 Name = TypeVar("Name", bound=Hashable)
 Value = TypeVar("Value")
@@ -77,6 +79,7 @@ class Cache:
                 self._things.move_to_end(name)
                 found: Value = self._things[name][0]
                 return found
+        # Outside the lock: what takes long would hold up every other thread. At worst two of them make the same.
         return self.put(name, make())
 
     def put(self, name: Hashable, value: Value) -> Value:
@@ -85,6 +88,7 @@ class Cache:
         with self._lock:
             self.num_bytes += weighs - self._things.pop(name, (None, 0))[1]
             self._things[name] = value, weighs
+            # The newest stays even where it alone is too large: it was asked for just now.
             while self.num_bytes > self._most_bytes and len(self._things) > 1:
                 self.num_bytes -= self._things.popitem(last=False)[1][1]
         return value
@@ -101,7 +105,8 @@ class Cache:
     ) -> dict[Name, Value]:
         """Return what belongs to each name; `read` is asked once, for all names at once of which nothing is held.
 
-        A name that `read` leaves out has no entry.
+        Names hold what names the rows that the values are derived from (`storage.read.lineage.row_identities`). A name
+        that `read` leaves out has no entry.
         """
         held = {name: self.held((purpose, name)) for name in names}
         new = [name for name, value in held.items() if value is None]
@@ -133,6 +138,7 @@ def size_in_bytes(value: Any) -> int:
 
     What is held twice in it counts once. Of long lists and dictionaries some items alone are weighed.
     """
+    # By identity, for equal things may be apart; a list of what waits, for values may lie deeper than Python's stack.
     seen: set[int] = set()
     total, waiting = 0.0, [(value, 1.0)]
     while waiting:
@@ -161,6 +167,7 @@ def _items(value: Any) -> Iterator[tuple[Any, float]]:
         for items in (value.keys(), value.values()) if isinstance(value, Mapping) else (value,):
             yield from ((item, like) for item in islice(items, 0, None, apart))
         return
+    # Each class that an object comes of may have added slots of its own.
     slots = (name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ()))
     yield getattr(value, "__dict__", None), 1.0
     yield from ((getattr(value, name, None), 1.0) for name in slots)
@@ -261,10 +268,6 @@ class StoreReader:
         """
         return self.cache.once(name, make)
 
-    def held(self, name: Hashable) -> Any | None:
-        """What `kept` has under a name; None where it would have to be made."""
-        return self.cache.held(name)
-
     def cached_while(self, name: Hashable, state: Hashable, make: Callable[[], Value]) -> Value:
         """What `make` returns, made anew when `state` is another: for what of a run changes while it goes on."""
         return self.cache.while_same(name, state, make)
@@ -276,17 +279,6 @@ class StoreReader:
             raise NotThere(str(error)) from error
 
 
-def each_once(
-    library: StoreReader, purpose: Hashable, names: Sequence[Name], read: Callable[[list[Name]], Mapping[Name, Value]]
-) -> dict[Name, Value]:
-    """Return what belongs to each name; `read` is asked once, for all names at once of which nothing is kept.
-
-    Names hold what names the rows that the values are derived from (`storage.read.lineage.row_identities`). A name
-    that `read` leaves out has no entry.
-    """
-    return library.cache.each_once(purpose, names, read)
-
-
 def expired_rows(library: StoreReader, works: Iterable[Work | None]) -> list[dict[str, Any]]:
     """Return what some work has lost, by table: table, num_rows, `at` (the last time) and hours (its retention then).
 
@@ -295,6 +287,7 @@ def expired_rows(library: StoreReader, works: Iterable[Work | None]) -> list[dic
     once = {work.key: work for work in works if work is not None}
     pieces = [piece for work in once.values() for piece in work.slices]
     found: dict[str, dict[str, Any]] = {}
+    # A slice may lose rows several times: in order of time, the last one says when and by which retention.
     for each in sorted(library.store.slices.expired_slices.find(pieces), key=lambda each: (each.table, each.at)):
         before = found.get(each.table, {"num_rows": 0})
         told = {"table": each.table, "num_rows": before["num_rows"] + each.rows, "at": each.at, "hours": each.hours}

@@ -17,13 +17,13 @@ from flows.queries.rollouts import (
     with_mismatch,
 )
 from flows.queries.run_state import any_going
-from flows.queries.scores import recorded_evaluations
-from flows.queries.step import figures, group_page, histogram, policies, updates
+from flows.queries.scores import scored_evaluations
+from flows.queries.step import figures, group_page, histogram, policies, updates, written_of
 from flows.queries.step_history import StepLineage
 from flows.queries.store_reader import StoreReader, expired_rows
 from flows.viewer import addresses
 from flows.viewer.addresses import Crumb, Page
-from storage.read.lineage import row_identities
+from tasks.metrics.names import Values
 
 CARRIED = ("sort", "order", "columns", "size", "group_sort", "group_order")
 """What stays in the address on the way to the step before or after."""
@@ -42,7 +42,7 @@ def step_page(library: StoreReader, asked: PageRequest) -> Page:
         "evaluation": None,
         "retired": expired_rows(library, [work for lineage in lineages for work in lineage.works]),
         **_step_values(library, run, lineages, frame),
-        **list_values(library, run, frame, asked),
+        **list_values(library, run, frame, asked, written_of(library, run, lineages)),
         **neighbours(steps_of(library, run), step),
         "compared": _parent(library, run, step),
         "carried": {name: asked.query[name] for name in CARRIED if asked.query.get(name)},
@@ -50,12 +50,14 @@ def step_page(library: StoreReader, asked: PageRequest) -> Page:
     return Page("step.html", f"Step {step}", values, crumbs(run), any_going(library, run))
 
 
-def list_values(library: StoreReader, run: str, frame: pl.DataFrame, asked: PageRequest) -> dict[str, Any]:
+def list_values(
+    library: StoreReader, run: str, frame: pl.DataFrame, asked: PageRequest, metrics: Values | None = None
+) -> dict[str, Any]:
     """Return what the traces of a step, or of an evaluation, come to: figures, rewards, groups and the list."""
     choice = choice_of(asked)
     chosen = choose(frame, choice, search_mask(library, run, frame, choice.search))
     return {
-        "figures": figures(frame),
+        "figures": figures(frame, metrics),
         "histogram": histogram(frame),
         "groups": group_page(frame, asked),
         "traces": listed(frame, chosen, choice),
@@ -152,11 +154,6 @@ def _chosen_set(asked: PageRequest, sets: list[str]) -> str | None:
 
 def _scores(library: StoreReader, run: str, version: int, set_name: str | None) -> list[dict[str, Any]]:
     """Return the scores of the sets, as `stagecoach evals` has them; those that are still going on have none."""
-    config = library.config(run)
-    found = [each for each in recorded_evaluations(library.store, run, config) if each.version == version]
-    wanted = [each for each in found if set_name in (None, each.set_name)]
-    # The config, which may be another after a resume, says which seats are scored.
-    rounds = tuple((each.set_name, row_identities(each.rounds)) for each in wanted)
-    name = ("scores", run, len(library.store.runs.events(run)), rounds)
-    scored = library.cached(name, lambda: [each.scored(library.store, config).described for each in wanted])
-    return [{"set": each["set"], **score} for each in scored for score in each["scores"]]
+    found = [scores.described for _, scores in scored_evaluations(library, run, version)]
+    wanted = [each for each in found if set_name in (None, each["set"])]
+    return [{"set": each["set"], **score} for each in wanted for score in each["scores"]]

@@ -18,10 +18,12 @@ from flows.queries.request import NotThere, plain
 from flows.queries.rollout_list import LEFT, TraceChoice, choose, listed
 from flows.queries.rollouts import evaluation_traces, lineages_of, search_mask, steps_of, traces_of, with_mismatch
 from flows.queries.step import figures as figures_of_step
+from flows.queries.step import written_of
 from flows.queries.store_reader import StoreReader
 from flows.reporting import formats
 from flows.reporting.formats import one_line
 from storage.errors import border
+from tasks.metrics.names import Values
 
 WIDEST, WIDEST_PIPED = 28, 400
 """Characters of one cell, on a terminal and in a pipe: there, a whole id has to be found."""
@@ -48,10 +50,10 @@ def main(
     library = StoreReader.at(store or RunConfig().store)
     with border("reading the tables", library.store.root.address):
         name = library.latest() if run == "latest" else run
-        title, frame = _frame(library, name, step, evaluation, set_name, (*choice.columns, choice.sort))
+        title, frame, written = _frame(library, name, step, evaluation, set_name, (*choice.columns, choice.sort))
         chosen = choose(frame, choice, search_mask(library, name, frame, choice.search))
         found = listed(frame, chosen, choice)
-        figures = figures_of_step(frame)
+        figures = figures_of_step(frame, written)
     if as_json:
         print(json.dumps(plain({"run": name, "of": title, "figures": figures, "traces": found})))
         return 0
@@ -66,15 +68,17 @@ def main(
 
 def _frame(
     library: StoreReader, run: str, step: int | None, evaluation: int | None, set_name: str | None, names: Sequence[str]
-) -> tuple[str, pl.DataFrame]:
+) -> tuple[str, pl.DataFrame, Values]:
+    """Return the title of a list, its traces, and the metrics that the step has written of them."""
     if evaluation is not None:
-        return f"evaluation of policy {evaluation}", evaluation_traces(library, run, evaluation, set_name)
+        return f"evaluation of policy {evaluation}", evaluation_traces(library, run, evaluation, set_name), {}
     steps = steps_of(library, run)
     if not steps:
         raise NotThere(f"run {run!r} has no rollouts yet")
     place = steps[-1] if step is None else step
     lineages = lineages_of(library, run, place)
-    return f"step {place}", with_mismatch(library, run, lineages, traces_of(library, run, lineages), names)
+    rows = with_mismatch(library, run, lineages, traces_of(library, run, lineages), names)
+    return f"step {place}", rows, written_of(library, run, lineages)
 
 
 def _headline(run: str, title: str, figures: Mapping[str, Any]) -> str:

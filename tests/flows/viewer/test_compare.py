@@ -178,7 +178,7 @@ def test_what_a_run_had_before_it_did_more_is_let_go(tmp_path: Path) -> None:
     rehearse(tmp_path / "store", "base", steps=2)
     second = compared(library, "base", "base")
     assert len(first["steps"]) == 1 and len(second["steps"]) == 2
-    assert library.held(("compared", "base", "base"))[1] is second
+    assert library.cache.held(("compared", "base", "base"))[1] is second
     assert [entry.step for entry in store.ledger.entries(run="base", stage="training")] == [0, 1]
 
 

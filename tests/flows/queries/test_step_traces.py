@@ -9,14 +9,14 @@ import pytest
 from flows.queries.outcomes import explain
 from flows.queries.request import NotThere
 from flows.queries.rollouts import evaluation_traces, lineages_of, steps_of, traces, traces_of
-from flows.queries.step import figures, groups, histogram, natural, of_traces, policies, scale, updates
+from flows.queries.step import figures, groups, histogram, natural, of_traces, policies, scale, updates, written_of
 from flows.queries.store_reader import StoreReader
 from storage.read.frames import Frames
 from tasks.metrics.accounting import EVALUATED
-from tests.flows.asking import asked
+from tests.fixtures import fixed
+from tests.flows.queries import every_outcome
+from tests.flows.queries.every_outcome import RUNS
 from tests.flows.viewer.looking import what_is_read
-
-RUNS = ("base", "branch", "gated", "regraded", "begun", "hurried")
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +78,7 @@ def test_what_is_regraded_has_the_reward_of_today(library: StoreReader) -> None:
     now = traces(library, "regraded", 0)
     both = now.join(before, on="trace_id").drop_nulls(["reward", "old"])
     assert both.height > 10 and (both["reward"] - both["old"]).to_list() == pytest.approx([0.5] * both.height)
-    (unfit,) = now.filter(trace_id=asked.UNFIT).to_dicts()
+    (unfit,) = now.filter(trace_id=every_outcome.UNFIT).to_dicts()
     assert (unfit["outcome"], unfit["reason"]) == ("quarantined", "quarantined")
 
 
@@ -137,6 +137,25 @@ def test_stopped_rollouts_are_in_no_mean(library: StoreReader) -> None:
     group = of_traces(loud).filter(pl.col("num_stopped") > 0).to_dicts()[0]
     assert group["num_stopped"] == 5 and group["reward_max"] < 100
     assert "straggler" not in {each["error_class"] for each in figures(frame)["errors"]}
+
+
+@pytest.mark.parametrize("run", ["base", "branch", "gated", "hurried"])
+def test_figures_of_a_finished_step_are_those_that_it_has_written(library: StoreReader, run: str) -> None:
+    lineages = lineages_of(library, run, 0)
+    frame, written = traces_of(library, run, lineages), written_of(library, run, lineages)
+    counted, shown = figures(frame), figures(frame, written)
+    assert shown["reward"]["mean"] == written["all", "reward/mean"]
+    for name in ("reward", "means"):
+        assert shown[name] == pytest.approx(counted[name], nan_ok=True)
+    parts = {("all", "reward/std"): 7.0, ("all", "num_turns"): 8.0, (fixed.ENVIRONMENT, "reward/min"): -9.0}
+    other = figures(frame, parts)
+    assert (other["reward"]["spread"], other["means"]["num_turns"], other["environments"][0]["min"]) == (7.0, 8.0, -9.0)
+    assert other["reward"]["mean"] == counted["reward"]["mean"], "what is not written is counted"
+
+
+@pytest.mark.parametrize("run", ["begun", "regraded"])
+def test_nothing_is_written_of_a_step_that_is_not_finished(library: StoreReader, run: str) -> None:
+    assert written_of(library, run, lineages_of(library, run, 0)) == {}
 
 
 def test_the_updates_and_policies_of_a_step(library: StoreReader) -> None:
