@@ -32,11 +32,8 @@ def reward_curve(steps: Steps, title: str) -> str:
 
     A run without rewards, supervised training, shows the loss of each step's last update instead.
     """
-    points = [
-        Point(step["step"], step["reward"], step.get("reward_std") or 0.0)
-        for step in steps
-        if step.get("reward") is not None
-    ]
+    scored = [step for step in steps if step.get("reward") is not None]
+    points = [Point(step["step"], step["reward"], step.get("reward_std") or 0.0) for step in scored]
     losses = {step["step"]: (step.get("update") or {}).get("loss") for step in steps}
     if points or not any(loss is not None for loss in losses.values()):
         return curve_svg(points, f"{title}: mean reward by step")
@@ -60,9 +57,9 @@ def report(run_name: str, store: str, steps: Steps) -> str:
     ]
     for step in list(steps)[-SHOWN_STEPS:]:
         measured = {**(step.get("update") or {}), **step}
-        evaluation_cells = [compact_number(measured.get(name)) for name in _COLUMNS]
+        cells = [compact_number(measured.get(name)) for name in _COLUMNS]
         totals = [compact_number(_total(step.get(name))) for name in ("seconds", "tokens")]
-        lines.append(f"| {step['step']} | " + " | ".join([*evaluation_cells, *totals]) + " |")
+        lines.append(f"| {step['step']} | " + " | ".join([*cells, *totals]) + " |")
     lines += ["", f"Tables: {link(store)}", "", f"At a glance: stagecoach show {escaped(run_name)}"]
     lines += ["", f"In a browser: stagecoach view --run {escaped(run_name)}"]
     return "\n".join(lines)

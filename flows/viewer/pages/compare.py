@@ -107,14 +107,8 @@ PAGE_SIZES = {"groups": 20}
 PAGE_SIZE = 50
 SORTS = {
     "groups": (
-        "group",
-        "reward_a",
-        "reward_b",
-        "difference",
-        "kept_a",
-        "kept_b",
-        "num_shared",
-        "max_advantage_difference",
+        *("group", "reward_a", "reward_b", "difference", "kept_a", "kept_b"),
+        *("num_shared", "max_advantage_difference"),
     ),
     "verdicts": ("trace_id", "outcome_a", "outcome_b", "reward_a", "reward_b"),
     "samples": ("size", "sample_id", "a", "b", "difference"),

@@ -287,14 +287,12 @@ def timeline(told: Mapping[str, Any], addresses: Mapping[str, str]) -> Markup:
     for lane in told["lanes"]:
         parts.append(_lane(lane, x, top, addresses))
         top += lane["rows"] * LANE_ROW + LANE_GAP
-    grid = [
-        tag("path", d=f"M{short(x.at(each['at']))} {short(TIMELINE_TOP - 4)}V{short(top)}") for each in told["ticks"]
-    ]
-    below = [
-        text(x.at(each["at"]), top + 15, _elapsed(each["seconds"]), text_anchor="middle") for each in told["ticks"]
-    ]
+    lines, below = [], []
+    for each in told["ticks"]:
+        lines.append(tag("path", d=f"M{short(x.at(each['at']))} {short(TIMELINE_TOP - 4)}V{short(top)}"))
+        below.append(text(x.at(each["at"]), top + 15, _elapsed(each["seconds"]), text_anchor="middle"))
     marks = _events(told, x, top) + _cuts(told, x, top)
-    body = [tag("g", *grid, class_="grid"), tag("g", *below, class_="ticks"), *parts, *marks]
+    body = [tag("g", *lines, class_="grid"), tag("g", *below, class_="ticks"), *parts, *marks]
     named = "Work of the run by stage over time"
     return svg_document(TIMELINE_WIDTH, top + TIMELINE_BOTTOM, body, class_="timeline", role="group", aria_label=named)
 

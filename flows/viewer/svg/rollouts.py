@@ -41,9 +41,8 @@ def attempts(rows: Sequence[Mapping[str, Any]]) -> Markup:
     x = Scale(min(steps) - 0.5, max(steps) + 0.5, LEFT, ATTEMPTS_WIDTH - RIGHT)
     rewards = [each["reward"] for each in rows if each["reward"] is not None]
     y = Scale(*around(rewards), ATTEMPTS_HEIGHT - BOTTOM - 8, TOP)
-    lines = [
-        tag("path", d=f"M{short(LEFT)} {short(y.at(each))}H{short(ATTEMPTS_WIDTH - RIGHT)}") for each in y.ticks(3)
-    ]
+    right = short(ATTEMPTS_WIDTH - RIGHT)
+    lines = [tag("path", d=f"M{short(LEFT)} {short(y.at(each))}H{right}") for each in y.ticks(3)]
     left = [text(LEFT - 5, y.at(each) + 3.5, label(each), text_anchor="end") for each in y.ticks(3)]
     whole = sorted({int(each) for each in x.ticks(6) if min(steps) <= each <= max(steps) and each == int(each)})
     below = [text(x.at(each), ATTEMPTS_HEIGHT - 4, f"{each}", text_anchor="middle") for each in whole]

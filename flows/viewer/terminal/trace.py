@@ -22,9 +22,9 @@ from flows.queries.sentences import sentence
 from flows.queries.store_reader import StoreReader
 from flows.queries.tokens import tokens
 from flows.queries.trace import FoundTrace, other_runs, outcome_of, trace_use
-from flows.reporting.formats import cut, number, one_line, seconds, visible
+from flows.reporting.formats import number, one_line, seconds, visible
 from flows.viewer import addresses
-from flows.viewer.terminal.trace_body import MEASURES, Indented, Wanted, conversation, token_list
+from flows.viewer.terminal.trace_body import MEASURES, Indented, Wanted, conversation, text_cut, token_list
 from storage.errors import border
 
 WIDTH = 120
@@ -57,9 +57,8 @@ def main(
             # Templates and pages are loaded for this alone: the command answers sooner without them.
             from flows.viewer.rendering import save_page
 
-            parts: list[RenderableType] = [
-                save_page(library, addresses.trace(found.run, found.trace_id, found.key), Path(save))
-            ]
+            address = addresses.trace(found.run, found.trace_id, found.key)
+            parts: list[RenderableType] = [save_page(library, address, Path(save))]
         elif as_json:
             parts = [json.dumps(as_values(library, found, wanted), allow_nan=False)]
         else:
@@ -212,15 +211,10 @@ def _error(row: Mapping[str, Any], whole: bool) -> Iterator[RenderableType]:
     kind = f"{row['error_class']} error{': ' + row['error_type'] if row['error_type'] else ''}"
     yield Text(f"\n{one_line(kind, LINE)}", "bold red")
     if row["error_message"]:
-        yield Indented(Text(visible(_head(row["error_message"], whole))), 2)
+        yield Indented(text_cut(row["error_message"], whole, most=TRACEBACK), 2)
     if row["error_traceback"]:
         text = row["error_traceback"]
         shown = text if whole else text[-TRACEBACK:]
         left_out = len(text) - len(shown)
         note = f"... {left_out} characters before this (--whole shows all)\n" if left_out else ""
         yield Indented(Text.assemble((note, "dim"), visible(shown)), 2)
-
-
-def _head(text: str, whole: bool) -> str:
-    shown, left_out = (text, 0) if whole else cut(text, TRACEBACK)
-    return f"{shown}\n... {left_out} more characters (--whole shows all)" if left_out else shown

@@ -285,19 +285,20 @@ def _coloured(own: Sequence[dict[str, Any]], scale: Colours, whole: bool) -> Tex
 def _texts(message: dict[str, Any], whole: bool) -> Iterator[RenderableType]:
     """Yield what a message says, piece by piece."""
     if message["thoughts"]:
-        yield Indented(_cut(message["thoughts"]["text"], whole, "thinks: ", "italic"))
+        yield Indented(text_cut(message["thoughts"]["text"], whole, "thinks: ", "italic"))
     for part in message["parts"]:
         said = Text("[an image: the page shows it]", "dim") if part["kind"] == "image" else None
-        yield Indented(said or _cut(part["text"]["text"], whole))
+        yield Indented(said or text_cut(part["text"]["text"], whole))
     for call in message["calls"]:
         name = one_line(call["name"] or "a call without a name", 80)
-        yield Indented(_cut(call["arguments"]["text"], whole, f"calls {name} "))
+        yield Indented(text_cut(call["arguments"]["text"], whole, f"calls {name} "))
     if message["rest"]:
-        yield Indented(_cut(message["rest"]["text"], whole, "also: ", "dim"))
+        yield Indented(text_cut(message["rest"]["text"], whole, "also: ", "dim"))
 
 
-def _cut(text: str, whole: bool, label: str = "", style: str = "") -> Text:
-    shown, left_out = (text, 0) if whole else cut(text, MOST_CHARACTERS)
+def text_cut(text: str, whole: bool, label: str = "", style: str = "", most: int = MOST_CHARACTERS) -> Text:
+    """Return a text of others behind a label, cut with a count of what is left out unless the whole is wanted."""
+    shown, left_out = (text, 0) if whole else cut(text, most)
     found = Text().append(label, "yellow").append(visible(shown), style)
     return found.append(f"\n... {left_out} more characters (--whole shows all)", "dim") if left_out else found
 

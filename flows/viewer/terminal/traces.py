@@ -84,23 +84,19 @@ def _frame(
 def _headline(run: str, title: str, figures: Mapping[str, Any]) -> str:
     reward = figures["reward"]
     spread = f" ± {formats.number(reward['spread'])}" if reward["spread"] is not None else ""
-    outcomes = ", ".join(
-        f"{each['num_traces']} {' '.join(filter(None, (each['outcome'], one_line(each['detail'], 40))))}"
-        for each in figures["outcomes"]
-    )
+    counts = ((each["num_traces"], each["outcome"], one_line(each["detail"], 40)) for each in figures["outcomes"])
+    outcomes = ", ".join(" ".join(str(part) for part in each if part != "") for each in counts)
     return f"{one_line(run, 60)}, {title}: reward {formats.number(reward['mean'])}{spread}; {outcomes}"
 
 
 def _print_rows(out: Console, found: Mapping[str, Any], chosen_by_user: bool, piped: bool) -> None:
     """Print a line for each trace; of the usual columns as many as the width has room for."""
     columns, widest = found["columns"], WIDEST_PIPED if piped else WIDEST
-    cells = {
-        each["name"]: [cell_text(row, each, found["id_length"], piped) for row in found["rows"]] for each in columns
-    }
-    widths = {
-        each["name"]: min(max(cell_len(text) for text in (each["title"], *cells[each["name"]])), widest)
-        for each in columns
-    }
+    cells, widths = {}, {}
+    for each in columns:
+        own = [cell_text(row, each, found["id_length"], piped) for row in found["rows"]]
+        cells[each["name"]] = own
+        widths[each["name"]] = min(max(map(cell_len, (each["title"], *own))), widest)
     # Columns that somebody named are shown though lines get too long; the usual ones give way.
     shown = [each["name"] for each in columns] if chosen_by_user else _that_fit(widths, out.width)
     table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, show_edge=False)
@@ -110,10 +106,8 @@ def _print_rows(out: Console, found: Mapping[str, Any], chosen_by_user: bool, pi
         side: JustifyMethod = "left" if each["kind"] in LEFT else "right"
         table.add_column(Text(one_line(each["title"], widest)), justify=side, no_wrap=True, overflow="ellipsis")
     for at, row in enumerate(found["rows"]):
-        style = STYLES.get(row["outcome"], "")
-        table.add_row(
-            *(Text(cells[each["name"]][at], style=style if each["name"] == "outcome" else "") for each in columns)
-        )
+        styles = {"outcome": STYLES.get(row["outcome"], "")}
+        table.add_row(*(Text(cells[each["name"]][at], styles.get(each["name"], "")) for each in columns))
     if found["rows"]:
         out.print(table, no_wrap=True)
     if left_out:

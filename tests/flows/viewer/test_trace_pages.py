@@ -1,4 +1,4 @@
-"""The page of a trace: what it says, what it leads to, and that nothing a rollout wrote acts on it."""
+"""The page of a trace: what it says and where it leads, also from a list that was filtered, searched, sorted."""
 
 import base64
 import hashlib
@@ -6,6 +6,7 @@ import json
 import re
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 
@@ -16,6 +17,8 @@ from tests.fixtures import builders
 from tests.flows.viewer import looking
 from tests.flows.viewer.hand_made import FORKED, PATHS, RUN, HandMade, batch, credit, forked, update
 from tests.flows.viewer.looking import Elements
+from tests.flows.viewer.stepped import HOSTILE as ODD
+from tests.flows.viewer.stepped import SAID, stepped
 
 HOSTILE = (
     "<script>alert(1)</script>\x1b[31mred\x1b[0m\u202egnp.exe\u202c\x00 '\"><img src=x onerror=alert(2)>"
@@ -232,3 +235,74 @@ def test_a_trace_is_found_without_its_run_and_an_unknown_one_refused_with_the_ne
     assert "has a trace" in refused(library, addresses.any_trace("mote"))
     assert "the nearest ids are mate" in refused(library, addresses.trace(RUN, "mat"))
     assert values(library, FORKED, key="f" * 32)["trace_id"] == FORKED, "a hint that is wrong is no error"
+
+
+GREEK = addresses.trace(RUN, "greek")
+LISTED = "sort=reward&order=desc"
+
+
+@pytest.fixture(scope="module")
+def listed(tmp_path_factory: pytest.TempPathFactory) -> StoreReader:
+    """A step of a trace for each of SAID, in whose order rewards rise."""
+    return stepped(tmp_path_factory.mktemp("walk") / "store")
+
+
+def links(listed: StoreReader, address: str, **query: str) -> list[str]:
+    _, text = looking.answer(listed, address, **query)
+    return [value for _, name, value in Elements(text).values if name == "href"]
+
+
+def test_a_list_leads_through_its_traces_in_its_order_and_ends(listed: StoreReader) -> None:
+    by_reward = list(SAID)[::-1]
+    walked, here = [], by_reward[0]
+    while here:
+        walked.append(here)
+        found = values(listed, here, list=LISTED)
+        assert (found["place"], found["num_traces"]) == (len(walked) - 1, len(SAID))
+        assert found["previous"] == (walked[-2] if len(walked) > 1 else None)
+        here = found["next"]
+    assert walked == by_reward
+    assert values(listed, by_reward[0])["previous"] == by_reward[1], "without a list they are as they came"
+
+
+def test_what_was_searched_for_is_walked_alone(listed: StoreReader) -> None:
+    found = values(listed, "lines", list="search=S&trained=no&order=desc")
+    holding = [name for name in list(SAID)[::-1] if "s" in (name + SAID[name]).casefold()]
+    assert 1 < len(holding) < len(SAID)
+    assert (found["place"], found["num_traces"]) == (holding.index("lines"), len(holding))
+
+
+def test_the_list_goes_along_and_is_the_way_up(listed: StoreReader) -> None:
+    up = addresses.step(RUN, 0, sort="reward", order="desc")
+    assert up in links(listed, GREEK, list=LISTED)
+    (onward,) = [each for each in links(listed, GREEK, list=LISTED) if "/percent?" in each and "list=" in each]
+    assert dict(parse_qsl(urlsplit(onward).query))["list"] == LISTED
+    assert addresses.step(RUN, 0) in links(listed, GREEK)
+
+
+def test_the_list_of_a_step_says_what_it_was_asked_for(listed: StoreReader) -> None:
+    query = {"sort": "reward", "order": "desc", "page": "1", "size": "3", "columns": "reward", "group_sort": "mean"}
+    step = addresses.step(RUN, 0)
+    of_list = [each for each in links(listed, step, **query) if "/traces/" in each and "list=" in each]
+    assert len(of_list) == 3
+    assert {dict(parse_qsl(urlsplit(each).query))["list"] for each in of_list} == {LISTED}
+    assert "list=" not in " ".join(links(listed, step)), "an address says no more than was asked"
+
+
+@pytest.mark.parametrize("stale", ["outcome=errored", "nonsense", "page=9", "sort=reward&group=g2", ODD])
+def test_a_list_without_the_trace_counts_as_none(listed: StoreReader, stale: str) -> None:
+    found = values(listed, "plain", list=stale)
+    assert (found["place"], found["num_traces"], found["walking"]) == (0, len(SAID), {})
+    onward = links(listed, addresses.trace(RUN, "plain"), list=stale)
+    assert not [each for each in onward if "list=" in each and "/traces/percent" in each]
+
+
+def test_a_list_of_what_is_not_known_is_refused(listed: StoreReader) -> None:
+    status, text = looking.answer(listed, addresses.trace(RUN, "plain"), list="sort=rewrd")
+    assert status == 400 and "rewrd" in text
+
+
+def test_filters_keep_the_page_of_groups(listed: StoreReader) -> None:
+    _, text = looking.answer(listed, addresses.step(RUN, 0), group_page="1", group_sort="mean")
+    named = {value for tag, name, value in Elements(text).values if tag == "input" and name == "name"}
+    assert {"group_page", "group_sort", "search"} == named
